@@ -1,0 +1,1 @@
+"""Room events: formats, graph, storage, reading."""

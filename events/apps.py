@@ -1,0 +1,12 @@
+"""Registers the room ``events`` with Django."""
+
+from django.apps import AppConfig
+
+
+class EventsConfig(AppConfig):
+    """The ``events`` app: fixed label and key type, so that installing it elsewhere invents no migrations."""
+
+    name = "events"
+    label = "events"
+    verbose_name = "Events"
+    default_auto_field = "django.db.models.BigAutoField"

@@ -1,0 +1,171 @@
+"""Django settings of the site: the one place that reads the environment.
+
+Assumes nothing is running: importing this module opens no connection and starts no process. Without ``DATABASE_URL`` the
+database backend starts the embedded PostgreSQL at the first connection.
+Every variable is described in ``docs/reference/settings.md``.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import dj_database_url
+import structlog
+from django.core.exceptions import ImproperlyConfigured
+from django.core.management.utils import get_random_secret_key
+from environs import Env
+
+from migrations import MIGRATION_MODULES as _MIGRATION_MODULES
+
+BASE_DIR = Path(__file__).resolve().parent.parent
+env = Env()
+
+
+def _secret_key(data_dir: Path) -> str:
+    """The configured key, or one that is made once and kept in the data directory (owner-readable only)."""
+    if key := env.str("REPLSITE_SECRET_KEY", ""):
+        return key
+    path = data_dir / "secret_key"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fresh = path.with_name(f"{path.name}.{get_random_secret_key()[:8].encode().hex()}")
+        fresh.touch(mode=0o600)
+        fresh.write_text(get_random_secret_key())
+        try:
+            path.hardlink_to(fresh)  # several first processes at once: one key wins for all
+        except FileExistsError:
+            pass
+        finally:
+            fresh.unlink()
+    return path.read_text()
+
+
+def _database() -> dict[str, Any]:
+    """The server that ``DATABASE_URL`` names, or the embedded one."""
+    url = env.str("DATABASE_URL", "")
+    if not url:
+        return {"ENGINE": "replsite.postgres.backend", "NAME": "replsite"}
+    try:
+        return dict(dj_database_url.parse(url, conn_max_age=600, conn_health_checks=True))
+    except ValueError as error:
+        raise ImproperlyConfigured(
+            f"DATABASE_URL cannot be read: {error}. Write it as postgres://USER:PASSWORD@HOST:PORT/NAME."
+        ) from error
+
+
+# --- where things are ---------------------------------------------------------------------------------------------
+REPLSITE_DATA_DIR = Path(env.str("REPLSITE_DATA_DIR", str(BASE_DIR / ".data"))).absolute()
+REPLSITE_POSTGRES_BIN = env.str("REPLSITE_POSTGRES_BIN", "")
+
+# --- Django -------------------------------------------------------------------------------------------------------
+DEBUG = env.bool("REPLSITE_DEBUG", False)
+SECRET_KEY = _secret_key(REPLSITE_DATA_DIR)
+ALLOWED_HOSTS = env.list("REPLSITE_ALLOWED_HOSTS", ["localhost", "127.0.0.1", "[::1]"])
+CSRF_TRUSTED_ORIGINS = env.list("REPLSITE_TRUSTED_ORIGINS", [])
+INSTALLED_APPS = [
+    "daphne",
+    "unfold",
+    "django.contrib.admin",
+    "django.contrib.auth",
+    "django.contrib.contenttypes",
+    "django.contrib.sessions",
+    "django.contrib.messages",
+    "django.contrib.staticfiles",
+    "channels",
+    "django_prometheus",
+    "streams",
+    "state",
+    "events",
+    "pipeline",
+    "replsite",
+]
+MIDDLEWARE = [
+    "django_prometheus.middleware.PrometheusBeforeMiddleware",
+    "django.middleware.security.SecurityMiddleware",
+    "whitenoise.middleware.WhiteNoiseMiddleware",
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.middleware.common.CommonMiddleware",
+    "django.middleware.csrf.CsrfViewMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "django.contrib.messages.middleware.MessageMiddleware",
+    "django.middleware.clickjacking.XFrameOptionsMiddleware",
+    "django_prometheus.middleware.PrometheusAfterMiddleware",
+]
+ROOT_URLCONF = "replsite.urls"
+ASGI_APPLICATION = "replsite.asgi.application"
+TEMPLATES = [
+    {
+        "BACKEND": "django.template.backends.django.DjangoTemplates",
+        "DIRS": [BASE_DIR / "templates"],
+        "APP_DIRS": True,
+        "OPTIONS": {
+            "context_processors": [
+                "django.template.context_processors.request",
+                "django.contrib.auth.context_processors.auth",
+                "django.contrib.messages.context_processors.messages",
+            ],
+        },
+    },
+]
+DATABASES = {"default": _database()}
+MIGRATION_MODULES = dict(_MIGRATION_MODULES)
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+AUTH_PASSWORD_VALIDATORS = [
+    {"NAME": "django.contrib.auth.password_validation.UserAttributeSimilarityValidator"},
+    {"NAME": "django.contrib.auth.password_validation.MinimumLengthValidator"},
+    {"NAME": "django.contrib.auth.password_validation.CommonPasswordValidator"},
+]
+LANGUAGE_CODE = "en-us"
+TIME_ZONE = "UTC"
+USE_I18N = True
+USE_TZ = True
+STATIC_URL = "static/"
+WHITENOISE_USE_FINDERS = True
+WHITENOISE_AUTOREFRESH = False
+PROMETHEUS_EXPORT_MIGRATIONS = False
+SESSION_COOKIE_HTTPONLY = True
+SESSION_COOKIE_SAMESITE = "Lax"
+UNFOLD = {"SITE_TITLE": "replsite", "SITE_HEADER": "replsite", "SHOW_HISTORY": False}
+
+# --- replsite -----------------------------------------------------------------------------------------------------
+REPLSITE_INSTANCE = env.str("REPLSITE_INSTANCE", "master")
+REPLSITE_SERVER_NAME = env.str("REPLSITE_SERVER_NAME", "localhost")
+REPLSITE_WRITERS = env.json("REPLSITE_WRITERS", "{}")
+REPLSITE_PING_INTERVAL_SECONDS = env.float("REPLSITE_PING_INTERVAL_SECONDS", 5.0)
+REPLSITE_PING_TIMEOUT_SECONDS = env.float("REPLSITE_PING_TIMEOUT_SECONDS", 15.0)
+REPLSITE_SEND_BUFFER_LIMIT_BYTES = env.int("REPLSITE_SEND_BUFFER_LIMIT_BYTES", 16 * 1024 * 1024)
+REPLSITE_SEND_STALL_LIMIT_SECONDS = env.float("REPLSITE_SEND_STALL_LIMIT_SECONDS", 30.0)
+
+# --- logging ------------------------------------------------------------------------------------------------------
+REPLSITE_LOG_FORMAT = env.str("REPLSITE_LOG_FORMAT", "key-value")
+_processors: list[Any] = [
+    structlog.contextvars.merge_contextvars,
+    structlog.stdlib.add_logger_name,
+    structlog.stdlib.add_log_level,
+    structlog.processors.TimeStamper(fmt="iso", utc=True),
+    structlog.processors.format_exc_info,
+]
+structlog.configure(
+    processors=[*_processors, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+    logger_factory=structlog.stdlib.LoggerFactory(),
+    cache_logger_on_first_use=True,
+)
+_renderer = (
+    structlog.processors.JSONRenderer()
+    if REPLSITE_LOG_FORMAT == "json"
+    else structlog.processors.LogfmtRenderer(key_order=["timestamp", "level", "logger", "event"], bool_as_flag=False)
+)
+LOGGING = {
+    "version": 1,
+    "disable_existing_loggers": False,
+    "formatters": {
+        "structured": {
+            "()": structlog.stdlib.ProcessorFormatter,
+            "foreign_pre_chain": _processors,
+            "processors": [structlog.stdlib.ProcessorFormatter.remove_processors_meta, _renderer],
+        }
+    },
+    "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "structured"}},
+    "root": {"handlers": ["stderr"], "level": env.str("REPLSITE_LOG_LEVEL", "INFO")},
+}

@@ -1,0 +1,1 @@
+"""Room state: room versions, state groups and their deltas, event -> group."""

@@ -1,0 +1,69 @@
+"""The settings of the stream engine as one typed object.
+
+Values come from Django settings named ``REPLSITE_*``; a site that does not set one gets the default here.
+``streams.checks`` reports values that cannot work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+
+from django.conf import settings
+from django.core.signals import setting_changed
+
+__all__ = ["StreamSettings", "stream_settings"]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamSettings:
+    """Settings of the rooms' engine; each is documented in ``docs/reference/settings.md``."""
+
+    instance: str = "master"
+    """Name of this process as a writer; a pattern such as ``web-{n}`` takes the lowest free number."""
+    server_name: str = "localhost"
+    """Name that the replication server introduces itself with."""
+    database: str = "default"
+    """Django's alias of the database that holds the streams."""
+    writers: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Stream -> names or patterns that may write it; a stream that is not named may be written by every instance."""
+    announce_interval_seconds: float = 0.05
+    """An idle writer tells how far others got no more often than this."""
+    heartbeat_seconds: float = 1.0
+    """How often a process shows that it lives; three missed beats mean gone."""
+    lease_timeout_seconds: float = 10.0
+    """How long a starting writer waits for open transactions of an earlier process with its name."""
+    ping_interval_seconds: float = 5.0
+    """A PING is sent when nothing else was sent for this long."""
+    ping_timeout_seconds: float = 15.0
+    """A peer that sent PING once and then nothing for this long is closed."""
+    line_limit_bytes: int = 16_384
+    """Longest line on the wire, line feed not counted."""
+    send_buffer_limit_bytes: int = 16 * 1024 * 1024
+    """A peer with more unsent bytes than this is closed as slow."""
+    send_stall_limit_seconds: float = 30.0
+    """A peer that takes no byte for this long while some wait is closed as slow."""
+    connection_limit: int = 5_000
+    """Most replication connections that one server takes."""
+
+
+_cached: StreamSettings | None = None
+
+
+def stream_settings() -> StreamSettings:
+    """The settings in force, read once and again after Django's ``override_settings``."""
+    global _cached  # noqa: PLW0603 - one cache for the process
+    if _cached is None:
+        given = {f.name: f"REPLSITE_{f.name.upper()}" for f in fields(StreamSettings)}
+        _cached = StreamSettings(**{n: getattr(settings, s) for n, s in given.items() if hasattr(settings, s)})
+    return _cached
+
+
+def _forget(setting: str, **_: object) -> None:
+    """Read the settings again after a test changed one."""
+    global _cached  # noqa: PLW0603
+    if setting.startswith("REPLSITE_"):
+        _cached = None
+
+
+setting_changed.connect(_forget, dispatch_uid="streams.conf")

@@ -1,0 +1,70 @@
+"""What a stream is, as plain data (pure).
+
+A declaration says how a stream is called, which tables hold its facts and how one table row becomes the row that
+travels on the wire. The Django model binds to it, the wire and Spark read it; none of them describes a stream again.
+Assumes nothing but Python: no Django, no database.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+__all__ = ["Column", "ColumnKind", "FactTable", "StreamDeclaration"]
+
+
+class ColumnKind(StrEnum):
+    """The types a column of a fact may have."""
+
+    TEXT = "text"
+    BIGINT = "bigint"
+    BOOLEAN = "boolean"
+    JSON = "json"
+    TEXT_ARRAY = "text[]"
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column of a fact table that takes part in the wire row."""
+
+    name: str
+    kind: ColumnKind
+    nullable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FactTable:
+    """One table that holds facts of a stream.
+
+    ``row`` turns the values of ``columns``, in that order, into the JSON value that travels in RDATA.
+    ``where`` is an extra SQL condition for a table that serves several streams.
+    """
+
+    name: str
+    columns: tuple[Column, ...]
+    row: Callable[[Sequence[Any]], Any] = list
+    id_column: str = "stream_id"
+    writer_column: str = "instance_name"
+    received_column: str = "received_at"
+    where: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamDeclaration:
+    """A stream: its name, the union of tables that back it, and the sequence its IDs come from.
+
+    Rows of different tables with equal ID belong to one fact and are sent in the order of ``tables``.
+    The IDs of a ``backward`` stream are negative in its tables and positive everywhere else (``streams.md`` 2).
+    """
+
+    name: str
+    tables: tuple[FactTable, ...]
+    sequence: str
+    backward: bool = False
+
+    @property
+    def sign(self) -> int:
+        """Factor between an ID in the tables and the same ID everywhere else."""
+        return -1 if self.backward else 1
