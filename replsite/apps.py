@@ -1,6 +1,7 @@
 """Registers the site's own commands, checks and pages with Django; it has no models."""
 
 from django.apps import AppConfig
+from django.core.checks import register
 
 
 class ReplsiteConfig(AppConfig):
@@ -9,3 +10,9 @@ class ReplsiteConfig(AppConfig):
     name = "replsite"
     label = "replsite"
     default_auto_field = "django.db.models.BigAutoField"
+
+    def ready(self) -> None:
+        """Register the system checks."""
+        from replsite import checks  # noqa: PLC0415 - Django is ready only now
+
+        register(checks.check_databases)

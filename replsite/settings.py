@@ -57,12 +57,13 @@ def _database() -> dict[str, Any]:
 # --- where things are ---------------------------------------------------------------------------------------------
 REPLSITE_DATA_DIR = Path(env.str("REPLSITE_DATA_DIR", str(BASE_DIR / ".data"))).absolute()
 REPLSITE_POSTGRES_BIN = env.str("REPLSITE_POSTGRES_BIN", "")
+REPLSITE_POSTGRES_FSYNC = env.bool("REPLSITE_POSTGRES_FSYNC", True)  # off: fast, and a crash of the machine loses data
 
 # --- Django -------------------------------------------------------------------------------------------------------
 DEBUG = env.bool("REPLSITE_DEBUG", False)
 SECRET_KEY = _secret_key(REPLSITE_DATA_DIR)
 ALLOWED_HOSTS = env.list("REPLSITE_ALLOWED_HOSTS", ["localhost", "127.0.0.1", "[::1]"])
-CSRF_TRUSTED_ORIGINS = env.list("REPLSITE_TRUSTED_ORIGINS", [])
+CSRF_TRUSTED_ORIGINS: list[str] = env.list("REPLSITE_TRUSTED_ORIGINS", [])
 INSTALLED_APPS = [
     "daphne",
     "unfold",
@@ -131,7 +132,7 @@ UNFOLD = {"SITE_TITLE": "replsite", "SITE_HEADER": "replsite", "SHOW_HISTORY": F
 # --- replsite -----------------------------------------------------------------------------------------------------
 REPLSITE_INSTANCE = env.str("REPLSITE_INSTANCE", "master")
 REPLSITE_SERVER_NAME = env.str("REPLSITE_SERVER_NAME", "localhost")
-REPLSITE_WRITERS = env.json("REPLSITE_WRITERS", "{}")
+REPLSITE_WRITERS = env.json("REPLSITE_WRITERS", {})
 REPLSITE_PING_INTERVAL_SECONDS = env.float("REPLSITE_PING_INTERVAL_SECONDS", 5.0)
 REPLSITE_PING_TIMEOUT_SECONDS = env.float("REPLSITE_PING_TIMEOUT_SECONDS", 15.0)
 REPLSITE_SEND_BUFFER_LIMIT_BYTES = env.int("REPLSITE_SEND_BUFFER_LIMIT_BYTES", 16 * 1024 * 1024)

