@@ -39,7 +39,9 @@ class Account:
             return words
         prefix = ["setpriv", f"--reuid={self.uid}", f"--regid={self.gid}", "--clear-groups"]
         if self.capability:
+            # Without the securebit access(2), which the programs look for each other with, would not see the capability.
             prefix += [f"--inh-caps=+{self.capability}", f"--ambient-caps=+{self.capability}"]
+            prefix += ["--securebits=+no_setuid_fixup"]
         return [*prefix, "--", *words]
 
     def own(self, path: Path) -> None:
@@ -89,7 +91,8 @@ def _unprivileged_owner(cluster: Path) -> tuple[int, int]:
 
 def _refusal(account: Account, folder: Folder, programs: Path) -> str:
     """What the system says when the account tries the folder and a program; empty when both work."""
-    for attempt in (("test", "-x", f"{folder.path}/."), (programs / "postgres", "--version")):
+    postgres = programs / "postgres"
+    for attempt in (("ls", "-d", f"{folder.path}/."), ("test", "-x", postgres), (postgres, "--version")):
         done = subprocess.run(account.command(*attempt), capture_output=True, text=True, check=False)
         if done.returncode != 0:
             return done.stderr.strip() or "no permission"
