@@ -1,0 +1,87 @@
+"""The streams ``events`` and ``backfill``, declared (pure).
+
+``events`` is a union of two tables: new events (``["ev", …]``) and changes of rooms' current state (``["state",
+…]``); rows of one position are sent in that order (``protocol.md`` 7.1). ``backfill`` reads the same event table
+where the stream ordering is negative; its tokens are positive and ascend away from zero (``protocol.md`` 7.4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from streams.declaration import Column, ColumnKind, FactTable, StreamDeclaration
+
+__all__ = ["BACKFILL", "BACKFILL_SEQUENCE", "EVENTS", "EVENTS_SEQUENCE", "declarations"]
+
+EVENTS_SEQUENCE = "events_event_stream_seq"
+BACKFILL_SEQUENCE = "events_event_backfill_seq"
+
+_EVENT_COLUMNS = (
+    Column("event_id", ColumnKind.TEXT),
+    Column("room_id", ColumnKind.TEXT),
+    Column("type", ColumnKind.TEXT),
+    Column("state_key", ColumnKind.TEXT, nullable=True),
+    Column("redacts", ColumnKind.TEXT, nullable=True),
+    Column("relates_to", ColumnKind.TEXT, nullable=True),
+)
+
+
+def _event_row(values: Sequence[Any]) -> list[Any]:
+    """``["ev", [event_id, room_id, type, state_key, redacts, relates_to, membership, rejected]]``."""
+    *plain, rejected_reason = values
+    return ["ev", [*plain, rejected_reason is not None]]
+
+
+def _state_row(values: Sequence[Any]) -> list[Any]:
+    """``["state", [room_id, type, state_key, event_id]]``; a null event ID means that the entry was removed."""
+    return ["state", list(values)]
+
+
+EVENTS = StreamDeclaration(
+    name="events",
+    sequence=EVENTS_SEQUENCE,
+    tables=(
+        FactTable(
+            name="events_event",
+            columns=(
+                *_EVENT_COLUMNS,
+                Column("membership", ColumnKind.TEXT, nullable=True),
+                Column("rejected_reason", ColumnKind.TEXT, nullable=True),
+            ),
+            row=_event_row,
+            id_column="stream_ordering",
+            where="stream_ordering > 0",
+        ),
+        FactTable(
+            name="events_currentstatedelta",
+            columns=(
+                Column("room_id", ColumnKind.TEXT),
+                Column("type", ColumnKind.TEXT),
+                Column("state_key", ColumnKind.TEXT),
+                Column("event_id", ColumnKind.TEXT, nullable=True),
+            ),
+            row=_state_row,
+            id_column="stream_ordering",
+        ),
+    ),
+)
+
+BACKFILL = StreamDeclaration(
+    name="backfill",
+    sequence=BACKFILL_SEQUENCE,
+    backward=True,
+    tables=(
+        FactTable(
+            name="events_event",
+            columns=_EVENT_COLUMNS,
+            id_column="stream_ordering",
+            where="stream_ordering < 0",
+        ),
+    ),
+)
+
+
+def declarations() -> tuple[StreamDeclaration, ...]:
+    """The streams of this room, in the order of the protocol's stream table."""
+    return (EVENTS, BACKFILL)

@@ -1,0 +1,282 @@
+"""Tables of the room ``events``: rooms, events, their exact JSON, the graph, current state, visibility.
+
+Every text column holds a Matrix identifier of at most 255 bytes, ordered by code point, and no NUL character
+(``events.parsing`` refuses events that would need one); content lives in ``EventJson`` only, byte for byte. Stream
+orderings of live events are positive, those of backfilled events negative. Other services import these models and
+should only read them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from django.contrib.postgres.fields import ArrayField
+from django.db import models
+
+from events.catalog import BACKFILL, EVENTS
+from streams.facts import Fact
+from streams.registry import bind
+
+__all__ = [
+    "BackwardExtremity",
+    "CurrentState",
+    "CurrentStateDelta",
+    "Event",
+    "EventAuth",
+    "EventEdge",
+    "EventJson",
+    "EventVisibility",
+    "ForwardExtremity",
+    "Room",
+]
+
+
+def _identifier(**options: Any) -> models.TextField[str, str]:
+    """A Matrix identifier: at most 255 bytes, ordered by code point."""
+    return models.TextField(db_collation="C", **options)
+
+
+class Room(models.Model):
+    """A room that we hold events of.
+
+    ``current_state_unresolved``: the state at the forward extremities would have to be resolved and is not known,
+    so the room has no rows in ``CurrentState``. ``visibility_unresolved``: it has none in ``EventVisibility`` for
+    the same reason.
+    """
+
+    room_id = _identifier(primary_key=True)
+    room_version = models.TextField(help_text='"1" to "12"')
+    creator = _identifier(null=True, help_text="sender of the create event; null while that is not here")
+    create_event_id = _identifier(null=True)
+    current_state_unresolved = models.BooleanField(db_default=False)
+    visibility_unresolved = models.BooleanField(db_default=False)
+
+    class Meta:
+        db_table = "events_room"
+
+    def __str__(self) -> str:
+        return self.room_id
+
+
+@bind(BACKFILL)
+@bind(EVENTS)
+class Event(Fact):
+    """One event as this server holds it; its JSON is in ``EventJson``.
+
+    ``stream_ordering`` tells when it arrived (negative: by backfill), ``topological_ordering`` is the depth that
+    its sender claims. A room is read by (topological, stream). An event is shown to clients unless it is an
+    outlier, rejected or soft-failed, and visibility lets it pass; ``redacted_by`` says that the pruned form is to
+    be served.
+    """
+
+    id_field: ClassVar[str] = "stream_ordering"
+    stream_id = None  # type: ignore[assignment]  # Django's way to drop a field of the abstract base
+
+    stream_ordering = models.BigIntegerField(primary_key=True)
+    event_id = _identifier(unique=True)
+    room_id = _identifier()
+    type = _identifier()
+    state_key = _identifier(null=True, help_text="null: not a state event")
+    sender = _identifier()
+    topological_ordering = models.BigIntegerField(help_text="depth as claimed by the sender")
+    origin_server_ts = models.BigIntegerField(help_text="milliseconds since the epoch, as claimed by the sender")
+    membership = _identifier(null=True, help_text="content.membership of an m.room.member event")
+    redacts = _identifier(null=True, help_text="event that this m.room.redaction is about")
+    relates_to = _identifier(null=True, help_text="target of content.m.relates_to")
+    outlier = models.BooleanField(db_default=False, help_text="known by content only: no place in the graph")
+    rejected_reason = models.TextField(null=True, help_text="why the auth rules refused it; null: accepted")
+    soft_failed = models.BooleanField(db_default=False, help_text="fails against the room's state on arrival")
+    redacted_by = _identifier(null=True, help_text="redaction that applies to this event")
+    state_unresolved = models.BooleanField(db_default=False, help_text="its state needs resolution and is not known")
+
+    class Meta:
+        db_table = "events_event"
+        indexes: ClassVar = [
+            models.Index(fields=["room_id", "topological_ordering", "stream_ordering"], name="events_event_timeline"),
+            models.Index(fields=["room_id", "stream_ordering"], name="events_event_room_stream"),
+            models.Index(fields=["redacts"], name="events_event_redacts", condition=models.Q(redacts__isnull=False)),
+            models.Index(fields=["room_id"], name="events_event_unresolved", condition=models.Q(state_unresolved=True)),
+        ]
+        constraints: ClassVar = [
+            models.CheckConstraint(condition=~models.Q(stream_ordering=0), name="events_event_ordering_not_zero"),
+        ]
+
+    def __str__(self) -> str:
+        return self.event_id
+
+
+class EventJson(models.Model):
+    """The event byte for byte as it came in. It may hold an escaped NUL, so it is bytea and never jsonb."""
+
+    event_id = _identifier(primary_key=True)
+    room_version = models.TextField(help_text="tells the event's format")
+    json = models.BinaryField(help_text="UTF-8 JSON text")
+
+    class Meta:
+        db_table = "events_eventjson"
+
+    def __str__(self) -> str:
+        return self.event_id
+
+
+class EventEdge(models.Model):
+    """``event_id`` names ``prev_event_id`` among its prev events; the latter need not be here. Not kept for
+    outliers."""
+
+    pk = models.CompositePrimaryKey("event_id", "prev_event_id")
+    event_id = _identifier()
+    prev_event_id = _identifier()
+
+    class Meta:
+        db_table = "events_eventedge"
+        indexes: ClassVar = [models.Index(fields=["prev_event_id"], name="events_eventedge_prev")]
+
+    def __str__(self) -> str:
+        return f"{self.event_id} -> {self.prev_event_id}"
+
+
+class EventAuth(models.Model):
+    """The auth events of a *state* event, in its own order; auth chains lead through state events only.
+
+    In room version 12 the create event is implied and not listed.
+    """
+
+    event_id = _identifier(primary_key=True)
+    auth_event_ids = ArrayField(models.TextField(db_collation="C"))
+
+    class Meta:
+        db_table = "events_eventauth"
+
+    def __str__(self) -> str:
+        return self.event_id
+
+
+class ForwardExtremity(models.Model):
+    """A leaf of a room: an accepted event that no accepted event refers to."""
+
+    event_id = _identifier(primary_key=True)
+    room_id = _identifier()
+
+    class Meta:
+        db_table = "events_forwardextremity"
+        indexes: ClassVar = [models.Index(fields=["room_id"], name="events_forwardextremity_room")]
+
+    def __str__(self) -> str:
+        return self.event_id
+
+
+class BackwardExtremity(models.Model):
+    """A gap of a room: an event that an event here refers to, and that is not here or only as an outlier."""
+
+    room_id = _identifier()
+    event_id = _identifier()
+
+    class Meta:
+        db_table = "events_backwardextremity"
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=["room_id", "event_id"], name="events_backwardextremity_event"),
+        ]
+
+    def __str__(self) -> str:
+        return self.event_id
+
+
+class CurrentState(models.Model):
+    """One entry of a room's current state: the state at its forward extremities.
+
+    ``membership`` is set for m.room.member entries, whose ``state_key`` is the user: the index over both finds a
+    user's rooms.
+    """
+
+    room_id = _identifier()
+    type = _identifier()
+    state_key = _identifier()
+    event_id = _identifier()
+    membership = _identifier(null=True)
+
+    class Meta:
+        db_table = "events_currentstate"
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=["room_id", "type", "state_key"], name="events_currentstate_key"),
+        ]
+        indexes: ClassVar = [
+            models.Index(
+                fields=["state_key", "membership", "room_id"],
+                name="events_currentstate_user",
+                condition=models.Q(type="m.room.member"),
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.room_id} {self.type} {self.state_key!r}"
+
+
+@bind(EVENTS)
+class CurrentStateDelta(Fact):
+    """A fact of the stream ``events``: an entry of a room's current state changed with the event of this position.
+
+    Null ``event_id``: the entry was removed. Null ``prev_event_id``: there was none before.
+    """
+
+    id_field: ClassVar[str] = "stream_ordering"
+    stream_id = None  # type: ignore[assignment]  # Django's way to drop a field of the abstract base
+
+    stream_ordering = models.BigIntegerField(db_index=True)
+    room_id = _identifier()
+    type = _identifier()
+    state_key = _identifier()
+    event_id = _identifier(null=True)
+    prev_event_id = _identifier(null=True)
+
+    class Meta:
+        db_table = "events_currentstatedelta"
+        indexes: ClassVar = [
+            models.Index(fields=["room_id", "stream_ordering"], name="events_currentstatedelta_room"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.stream_ordering} {self.room_id} {self.type} {self.state_key!r}"
+
+
+class EventVisibility(models.Model):
+    """Who may see which events of a room, as ranges of stream positions, both ends included (``last`` null: open).
+
+    User U sees an event at position p of the room when p lies in a range of U (``user_id = U``), or in a room-wide
+    range (``user_id`` null) that admits U: ``world`` admits everyone, ``shared`` everyone with a membership record.
+    Single events overrule the ranges: ``shown`` and ``hidden`` (``first = last``), for one user or, with null, for
+    all. ``cut`` ends a user's view: positions above its ``first`` are hidden until a later ``joined`` range.
+    Outliers, rejected and soft-failed events lie in no range by definition: they are never shown.
+    """
+
+    class Kind(models.TextChoices):
+        """What makes the range visible."""
+
+        WORLD = "world", "world readable"
+        SHARED = "shared", "shared with members"
+        JOINED = "joined", "the user is joined"
+        INVITED = "invited", "invited, and invited members may read"
+        CUT = "cut", "the user has left or is banned"
+        SHOWN = "shown", "single event, shown"
+        HIDDEN = "hidden", "single event, hidden"
+
+    room_id = _identifier()
+    user_id = _identifier(null=True, help_text="null: room-wide")
+    kind = models.TextField(choices=Kind.choices)
+    first = models.BigIntegerField(help_text="stream position of the first event")
+    last = models.BigIntegerField(null=True, help_text="stream position of the last event; null: still open")
+
+    class Meta:
+        db_table = "events_eventvisibility"
+        indexes: ClassVar = [
+            models.Index(fields=["room_id", "user_id", "first"], name="events_eventvisibility_range"),
+            models.Index(fields=["user_id", "room_id"], name="events_eventvisibility_user"),
+        ]
+        constraints: ClassVar = [
+            models.CheckConstraint(
+                condition=models.Q(last__isnull=True) | models.Q(last__gte=models.F("first")),
+                name="events_eventvisibility_ascending",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.room_id} {self.user_id or 'everyone'} {self.kind} {self.first}..{self.last or ''}"
