@@ -8,12 +8,13 @@ should only read them.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from django.contrib.postgres.fields import ArrayField
 from django.db import models
 
 from events.catalog import BACKFILL, EVENTS
+from state.fields import IdentifierField
 from streams.facts import Fact
 from streams.registry import bind
 
@@ -31,11 +32,6 @@ __all__ = [
 ]
 
 
-def _identifier(**options: Any) -> models.TextField[str, str]:
-    """A Matrix identifier: at most 255 bytes, ordered by code point."""
-    return models.TextField(db_collation="C", **options)
-
-
 class Room(models.Model):
     """A room that we hold events of.
 
@@ -44,10 +40,10 @@ class Room(models.Model):
     the same reason.
     """
 
-    room_id = _identifier(primary_key=True)
+    room_id = IdentifierField(primary_key=True)
     room_version = models.TextField(help_text='"1" to "12"')
-    creator = _identifier(null=True, help_text="sender of the create event; null while that is not here")
-    create_event_id = _identifier(null=True)
+    creator = IdentifierField(null=True, help_text="sender of the create event; null while that is not here")
+    create_event_id = IdentifierField(null=True)
     current_state_unresolved = models.BooleanField(db_default=False)
     visibility_unresolved = models.BooleanField(db_default=False)
 
@@ -73,20 +69,20 @@ class Event(Fact):
     stream_id = None  # type: ignore[assignment]  # Django's way to drop a field of the abstract base
 
     stream_ordering = models.BigIntegerField(primary_key=True)
-    event_id = _identifier(unique=True)
-    room_id = _identifier()
-    type = _identifier()
-    state_key = _identifier(null=True, help_text="null: not a state event")
-    sender = _identifier()
+    event_id = IdentifierField(unique=True)
+    room_id = IdentifierField()
+    type = IdentifierField()
+    state_key = IdentifierField(null=True, help_text="null: not a state event")
+    sender = IdentifierField()
     topological_ordering = models.BigIntegerField(help_text="depth as claimed by the sender")
     origin_server_ts = models.BigIntegerField(help_text="milliseconds since the epoch, as claimed by the sender")
-    membership = _identifier(null=True, help_text="content.membership of an m.room.member event")
-    redacts = _identifier(null=True, help_text="event that this m.room.redaction is about")
-    relates_to = _identifier(null=True, help_text="target of content.m.relates_to")
+    membership = IdentifierField(null=True, help_text="content.membership of an m.room.member event")
+    redacts = IdentifierField(null=True, help_text="event that this m.room.redaction is about")
+    relates_to = IdentifierField(null=True, help_text="target of content.m.relates_to")
     outlier = models.BooleanField(db_default=False, help_text="known by content only: no place in the graph")
     rejected_reason = models.TextField(null=True, help_text="why the auth rules refused it; null: accepted")
     soft_failed = models.BooleanField(db_default=False, help_text="fails against the room's state on arrival")
-    redacted_by = _identifier(null=True, help_text="redaction that applies to this event")
+    redacted_by = IdentifierField(null=True, help_text="redaction that applies to this event")
     state_unresolved = models.BooleanField(db_default=False, help_text="its state needs resolution and is not known")
 
     class Meta:
@@ -108,7 +104,7 @@ class Event(Fact):
 class EventJson(models.Model):
     """The event byte for byte as it came in. It may hold an escaped NUL, so it is bytea and never jsonb."""
 
-    event_id = _identifier(primary_key=True)
+    event_id = IdentifierField(primary_key=True)
     room_version = models.TextField(help_text="tells the event's format")
     json = models.BinaryField(help_text="UTF-8 JSON text")
 
@@ -120,12 +116,11 @@ class EventJson(models.Model):
 
 
 class EventEdge(models.Model):
-    """``event_id`` names ``prev_event_id`` among its prev events; the latter need not be here. Not kept for
-    outliers."""
+    """``event_id`` names ``prev_event_id`` among its prev events; that one need not be here. Outliers have none."""
 
     pk = models.CompositePrimaryKey("event_id", "prev_event_id")
-    event_id = _identifier()
-    prev_event_id = _identifier()
+    event_id = IdentifierField()
+    prev_event_id = IdentifierField()
 
     class Meta:
         db_table = "events_eventedge"
@@ -141,8 +136,8 @@ class EventAuth(models.Model):
     In room version 12 the create event is implied and not listed.
     """
 
-    event_id = _identifier(primary_key=True)
-    auth_event_ids = ArrayField(models.TextField(db_collation="C"))
+    event_id = IdentifierField(primary_key=True)
+    auth_event_ids = ArrayField(IdentifierField())
 
     class Meta:
         db_table = "events_eventauth"
@@ -154,8 +149,8 @@ class EventAuth(models.Model):
 class ForwardExtremity(models.Model):
     """A leaf of a room: an accepted event that no accepted event refers to."""
 
-    event_id = _identifier(primary_key=True)
-    room_id = _identifier()
+    event_id = IdentifierField(primary_key=True)
+    room_id = IdentifierField()
 
     class Meta:
         db_table = "events_forwardextremity"
@@ -168,8 +163,8 @@ class ForwardExtremity(models.Model):
 class BackwardExtremity(models.Model):
     """A gap of a room: an event that an event here refers to, and that is not here or only as an outlier."""
 
-    room_id = _identifier()
-    event_id = _identifier()
+    room_id = IdentifierField()
+    event_id = IdentifierField()
 
     class Meta:
         db_table = "events_backwardextremity"
@@ -188,11 +183,11 @@ class CurrentState(models.Model):
     user's rooms.
     """
 
-    room_id = _identifier()
-    type = _identifier()
-    state_key = _identifier()
-    event_id = _identifier()
-    membership = _identifier(null=True)
+    room_id = IdentifierField()
+    type = IdentifierField()
+    state_key = IdentifierField()
+    event_id = IdentifierField()
+    membership = IdentifierField(null=True)
 
     class Meta:
         db_table = "events_currentstate"
@@ -222,11 +217,11 @@ class CurrentStateDelta(Fact):
     stream_id = None  # type: ignore[assignment]  # Django's way to drop a field of the abstract base
 
     stream_ordering = models.BigIntegerField(db_index=True)
-    room_id = _identifier()
-    type = _identifier()
-    state_key = _identifier()
-    event_id = _identifier(null=True)
-    prev_event_id = _identifier(null=True)
+    room_id = IdentifierField()
+    type = IdentifierField()
+    state_key = IdentifierField()
+    event_id = IdentifierField(null=True)
+    prev_event_id = IdentifierField(null=True)
 
     class Meta:
         db_table = "events_currentstatedelta"
@@ -259,8 +254,8 @@ class EventVisibility(models.Model):
         SHOWN = "shown", "single event, shown"
         HIDDEN = "hidden", "single event, hidden"
 
-    room_id = _identifier()
-    user_id = _identifier(null=True, help_text="null: room-wide")
+    room_id = IdentifierField()
+    user_id = IdentifierField(null=True, help_text="null: room-wide")
     kind = models.TextField(choices=Kind.choices)
     first = models.BigIntegerField(help_text="stream position of the first event")
     last = models.BigIntegerField(null=True, help_text="stream position of the last event; null: still open")

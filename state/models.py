@@ -19,12 +19,9 @@ from typing import ClassVar
 
 from django.db import models
 
+from state.fields import IdentifierField
+
 __all__ = ["EventStateGroup", "StateGroup", "StateGroupDelta"]
-
-
-def _identifier(**options: object) -> models.TextField:
-    """A Matrix identifier: at most 255 bytes, ordered by code point."""
-    return models.TextField(db_collation="C", **options)  # type: ignore[arg-type]
 
 
 class StateGroup(models.Model):
@@ -35,7 +32,7 @@ class StateGroup(models.Model):
     """
 
     id = models.BigAutoField(primary_key=True)
-    room_id = _identifier()
+    room_id = IdentifierField()
     prev_group = models.BigIntegerField(null=True, help_text="group this one is a delta of; null: stored in full")
     chain = models.BigIntegerField(help_text="ID of the first group of its chain")
     hops = models.SmallIntegerField(help_text="other chains that an expansion reads besides its own")
@@ -71,9 +68,9 @@ class StateGroupDelta(models.Model):
     pk = models.CompositePrimaryKey("chain", "state_group", "type", "state_key")
     chain = models.BigIntegerField()
     state_group = models.BigIntegerField()
-    type = _identifier()
-    state_key = _identifier()
-    event_id = _identifier(null=True)
+    type = IdentifierField()
+    state_key = IdentifierField()
+    event_id = IdentifierField(null=True)
 
     class Meta:
         db_table = "state_stategroupdelta"
@@ -88,7 +85,7 @@ class EventStateGroup(models.Model):
     Outliers have no row, neither have events whose state is not known (``Event.state_unresolved``).
     """
 
-    event_id = _identifier(primary_key=True)
+    event_id = IdentifierField(primary_key=True)
     state_group = models.BigIntegerField()
 
     class Meta:
