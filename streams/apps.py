@@ -1,12 +1,20 @@
 """Registers the room ``streams`` with Django."""
 
+import atexit
+
 from django.apps import AppConfig
 
 
 class StreamsConfig(AppConfig):
-    """The ``streams`` app: fixed label and key type, so that installing it elsewhere invents no migrations."""
+    """The engine: fixed label and key type, so that installing it elsewhere invents no migrations."""
 
     name = "streams"
     label = "streams"
     verbose_name = "Streams"
     default_auto_field = "django.db.models.BigAutoField"
+
+    def ready(self) -> None:
+        """Register the checks; leave all streams at an orderly exit, so that nobody waits for a process that is gone."""
+        from streams import checks, writers  # noqa: F401, PLC0415 - importing registers the checks
+
+        atexit.register(writers.retire_all)

@@ -39,7 +39,8 @@ class FactTable:
     """One table that holds facts of a stream.
 
     ``row`` turns the values of ``columns``, in that order, into the JSON value that travels in RDATA.
-    ``where`` is an extra SQL condition for a table that serves several streams.
+    ``where`` is an extra SQL condition for a table that serves several streams; ``then_by`` is the column that orders the
+    rows of one fact, empty when a fact has one row at most.
     """
 
     name: str
@@ -49,6 +50,7 @@ class FactTable:
     writer_column: str = "instance_name"
     received_column: str = "received_at"
     where: str = ""
+    then_by: str = "id"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,255 @@
+"""The background thread of a writing process: hear others, announce, ask about transactions, show signs of life.
+
+One thread, one loop, one connection (the writer's control connection). Other threads only ever put work down and wake it.
+Announcements are coalesced: while one is under way all positions that rise meanwhile wait and go out together in the next.
+
+Assumes that the writer's lock is taken for everything on the control connection.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from streams import database, heartbeat
+from streams.conf import stream_settings
+from streams.errors import StreamError
+from streams.readers import RETIRED, stored_positions
+
+if TYPE_CHECKING:
+    from streams.reservations import OpenTransaction
+    from streams.writers import WriterProcess
+
+__all__ = ["Background"]
+
+log = structlog.get_logger(__name__)
+#: A transaction open for longer than this is asked about, in case its hook never comes.
+ASK_AFTER_SECONDS = 1.0
+#: A transaction that seemed to have ended but has not is asked about again after this.
+ASK_AGAIN_SECONDS = 0.02
+RETRY_SECONDS = 0.2
+
+_ANNOUNCE = """
+WITH given AS (
+    SELECT * FROM unnest(%(streams)s::text[], %(positions)s::bigint[], %(last_writes)s::bigint[])
+        AS given (stream, position, last_write)
+), moved AS (
+    UPDATE streams_streamposition p SET
+        position = given.position,
+        last_write_position = CASE WHEN given.last_write = 0 THEN p.last_write_position ELSE given.last_write END,
+        last_advance_at = clock_timestamp(), updated_at = clock_timestamp()
+    FROM given, streams_instance i
+    WHERE p.stream = given.stream AND p.instance_name = %(name)s AND abs(given.position) > abs(p.position)
+      AND i.name = %(name)s AND i.lease = %(lease)s
+    RETURNING p.stream, p.position
+)
+SELECT pg_notify('replsite_streams', stream || ' ' || %(name)s || ' ' || abs(position)) FROM moved
+"""
+
+
+class Background:
+    """The loop and what other threads put down for it."""
+
+    def __init__(self, writer: WriterProcess) -> None:
+        self._writer = writer
+        self._thread: threading.Thread | None = None
+        self._stopping = False
+        self._wake_read, self._wake_write = -1, -1
+        self._open: dict[int, OpenTransaction] = {}
+        self._asked: deque[OpenTransaction] = deque()
+        self._hooks_lost: set[int] = set()
+        self._announced: dict[str, tuple[int, int]] = {}
+        self._idle_due = self._beat_due = self._ask_due = 0.0
+
+    # --- called by other threads ----------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the thread if it does not run."""
+        if self._thread is None:
+            self._wake_read, self._wake_write = os.pipe()
+            os.set_blocking(self._wake_read, False)
+            os.set_blocking(self._wake_write, False)
+            name = f"replsite-writer-{self._writer.name}"
+            self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+            self._thread.start()
+
+    def wake(self) -> None:
+        """Look at everything now."""
+        try:
+            os.write(self._wake_write, b"w")
+        except (BlockingIOError, OSError):
+            return  # full: it is about to wake up anyway; closed: the process gives the name up
+
+    def watch(self, record: OpenTransaction) -> None:
+        """Look after a transaction until its end is known."""
+        self._open[id(record)] = record
+
+    def ask(self, record: OpenTransaction) -> None:
+        """Ask the database how it ended, at once. May be called by the garbage collector: takes no lock."""
+        self._asked.append(record)
+        self.wake()
+
+    def drain(self, timeout_seconds: float) -> bool:
+        """Wait until nothing is pending and everything is announced; False when the time is up first."""
+        deadline = time.monotonic() + timeout_seconds
+        while time.monotonic() < deadline:
+            if not any(not record.ended for record in list(self._open.values())) and not self._due(idle_too=False):
+                return True
+            if self._thread is None or not self._thread.is_alive():
+                return False
+            self.wake()
+            time.sleep(0.002)
+        return False
+
+    def stop(self) -> None:
+        """End the thread and wait for it."""
+        self._stopping = True
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self.wake()
+            self._thread.join(timeout=10)
+            os.close(self._wake_read)
+            os.close(self._wake_write)
+            self._wake_write = -1
+
+    # --- the loop -------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        from streams.writers import Condition  # noqa: PLC0415 - the writer imports this module
+
+        while not self._stopping:
+            try:
+                if self._writer.condition is Condition.HOLDING:
+                    self._turn()
+                elif self._writer.condition is Condition.FENCED:
+                    self._pause(RETRY_SECONDS)
+                    self._announced = {}
+                    self._writer.hold_again()
+                    self._forget_ended()
+            except (StreamError, *database.connection_gone) as error:
+                log.debug("writer.retry", writer=self._writer.name, error=str(error))
+                self._pause(RETRY_SECONDS)
+            except Exception:
+                log.exception("writer.background_failed", writer=self._writer.name)
+                self._pause(RETRY_SECONDS)
+
+    def _turn(self) -> None:
+        self._wait()
+        now = time.monotonic()
+        with self._writer.control_cursor() as cursor:
+            self._hear(cursor)
+            self._ask_outcomes(cursor, now)
+            self._announce(cursor, now)
+            if now >= self._beat_due:
+                self._beat_due = now + stream_settings().heartbeat_seconds
+                self._forget_ended()
+                heartbeat.beat(cursor, self._writer, list(self._open.values()))
+
+    def _wait(self) -> None:
+        """Sleep until there is something to do: a wake-up, a notification, or the next due time."""
+        now = time.monotonic()
+        due = [self._beat_due]
+        if self._asked:
+            due.append(self._ask_due)
+        if self._due(idle_too=True):
+            due.append(self._idle_due)
+        try:
+            ready, _, _ = select.select([self._wake_read, self._writer.control], [], [], max(0.0, min(due) - now))
+        except (OSError, ValueError, *database.connection_gone) as error:
+            self._writer.fenced(f"control connection lost: {error}")
+            return
+        if self._wake_read in ready:
+            os.read(self._wake_read, 65536)
+
+    def _pause(self, seconds: float) -> None:
+        select.select([self._wake_read], [], [], seconds)
+        try:
+            os.read(self._wake_read, 65536)
+        except BlockingIOError:
+            return
+
+    # --- hear others ----------------------------------------------------------------------------------------------
+
+    def _hear(self, cursor: Any) -> None:
+        control = self._writer.control
+        control.poll()
+        while control.notifies:
+            parts = control.notifies.pop(0).payload.split(" ")
+            tracker = self._writer.trackers.get(parts[0])
+            if tracker is None:
+                continue
+            if len(parts) == 3:
+                tracker.advance(parts[1], int(parts[2]))
+            else:  # a writer came or went: look at the whole set
+                for writer, at in stored_positions(cursor, [parts[0]]).get(parts[0], {}).items():
+                    tracker.retire(writer) if at.state == RETIRED else tracker.advance(writer, at.position)
+
+    # --- ask how transactions ended -------------------------------------------------------------------------------
+
+    def _ask_outcomes(self, cursor: Any, now: float) -> None:
+        ask = {id(record): record for record in self._take_asked(now) if not record.ended}
+        if not ask:
+            return
+        unnumbered = [record for record in ask.values() if record.number is None]
+        for record in unnumbered:  # it ended before it reserved anything
+            record.end(written=False)
+        numbers = sorted({record.number for record in ask.values() if record.number is not None})
+        cursor.execute("SELECT n, pg_xact_status(n::text::xid8) FROM unnest(%s::bigint[]) AS n", [numbers])
+        outcome = dict(cursor.fetchall())
+        for record in ask.values():
+            status = outcome.get(record.number)
+            if status != "in progress" and not record.ended:
+                record.end(written=status == "committed")
+            elif id(record) in self._hooks_lost:
+                self._asked.append(record)
+
+    def _take_asked(self, now: float) -> list[OpenTransaction]:
+        if now < self._ask_due:
+            return []
+        self._ask_due = now + ASK_AGAIN_SECONDS
+        lost = [self._asked.popleft() for _ in range(len(self._asked))]
+        self._hooks_lost = {id(record) for record in lost}
+        old = time.time() - ASK_AFTER_SECONDS
+        return lost + [record for record in list(self._open.values()) if record.opened_at < old]
+
+    def _forget_ended(self) -> None:
+        for key, record in list(self._open.items()):
+            if record.ended:
+                self._open.pop(key, None)
+
+    # --- announce -------------------------------------------------------------------------------------------------
+
+    def _due(self, *, idle_too: bool) -> dict[str, tuple[int, int]]:
+        """Streams whose position is to be announced: (position, last own write)."""
+        due = {}
+        for stream, tracker in list(self._writer.trackers.items()):
+            now_at = (tracker.announceable, tracker.last_write)
+            position, last_write = self._announced.get(stream, (0, 0))
+            if now_at[0] > position and (idle_too or now_at[1] > last_write):
+                due[stream] = now_at
+        return due
+
+    def _announce(self, cursor: Any, now: float) -> None:
+        due = self._due(idle_too=now >= self._idle_due)
+        if not due:
+            return
+        from streams import registry  # noqa: PLC0415 - filled when the models are loaded
+
+        signs = [registry.get(stream).declaration.sign for stream in due]
+        cursor.execute(
+            _ANNOUNCE,
+            {
+                "streams": list(due),
+                "positions": [at * sign for (at, _), sign in zip(due.values(), signs, strict=True)],
+                "last_writes": [last * sign for (_, last), sign in zip(due.values(), signs, strict=True)],
+                "name": self._writer.name,
+                "lease": self._writer.lease,
+            },
+        )
+        self._announced.update(due)
+        self._idle_due = now + stream_settings().announce_interval_seconds

@@ -1,0 +1,81 @@
+"""System checks of the engine: settings that cannot work, and a site that forgot where the migrations are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from django.apps import AppConfig
+from django.conf import settings
+from django.core.checks import CheckMessage, Error, Warning, register
+
+from migrations import MIGRATION_MODULES
+from streams import registry
+from streams.conf import stream_settings
+from streams.names import check_name
+
+__all__ = ["check_declarations", "check_migration_modules", "check_settings"]
+
+
+@register()
+def check_migration_modules(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
+    """Without the mapping Django finds no migrations, makes no tables and says nothing: refuse loudly."""
+    mapped: dict[str, str] = getattr(settings, "MIGRATION_MODULES", {})
+    return [
+        Error(
+            f"MIGRATION_MODULES does not say where the migrations of {label!r} are, so its tables would never be made.",
+            hint="In the settings: from migrations import MIGRATION_MODULES (and merge it with your own mapping).",
+            id="streams.E001",
+        )
+        for label, module in MIGRATION_MODULES.items()
+        if label in {name.rsplit(".", 1)[-1] for name in settings.INSTALLED_APPS} and mapped.get(label) != module
+    ]
+
+
+@register()
+def check_settings(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
+    """Names that cannot travel, writers of unknown streams, times that make no sense."""
+    conf = stream_settings()
+    found: list[CheckMessage] = []
+    for name in [conf.instance, *(writer for writers in conf.writers.values() for writer in writers)]:
+        try:
+            check_name(name)
+        except ValueError as error:
+            found.append(Error(str(error), hint="See REPLSITE_INSTANCE and REPLSITE_WRITERS.", id="streams.E002"))
+    for stream in set(conf.writers) - set(registry.names()):
+        hint = f"Known streams: {', '.join(registry.names())}."
+        found.append(Error(f"REPLSITE_WRITERS names the unknown stream {stream!r}.", hint=hint, id="streams.E003"))
+    if conf.ping_timeout_seconds <= conf.ping_interval_seconds:
+        text = "REPLSITE_PING_TIMEOUT_SECONDS must be larger than REPLSITE_PING_INTERVAL_SECONDS."
+        found.append(Error(text, hint="The protocol uses 5 and 15.", id="streams.E004"))
+    if conf.instance == "":
+        found.append(Warning("REPLSITE_INSTANCE is empty.", id="streams.W001"))
+    return found
+
+
+@register()
+def check_declarations(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
+    """Every declared table has its model, and every declared column is a column of it."""
+    found: list[CheckMessage] = []
+    for stream in registry.all_streams():
+        models = {model._meta.db_table: model for model in stream.models}
+        for table in stream.declaration.tables:
+            model = models.get(table.name)
+            if model is None:
+                text = (
+                    f"Stream {stream.name!r} declares table {table.name!r}, but no model of that table is bound to it."
+                )
+                found.append(Error(text, hint="Decorate the model with streams.registry.bind.", id="streams.E005"))
+                continue
+            columns = {field.column for field in model._meta.concrete_fields}
+            wanted = {table.id_column, table.writer_column, table.received_column, *(c.name for c in table.columns)}
+            wanted |= {table.then_by} if table.then_by else set()
+            found += [
+                Error(
+                    f"Stream {stream.name!r}: table {table.name!r} has no column {name!r}.",
+                    obj=model,
+                    id="streams.E006",
+                )
+                for name in sorted(wanted - columns)
+            ]
+    return found

@@ -1,0 +1,87 @@
+"""The one module that knows the PostgreSQL driver: direct connections, advisory lock keys, connection strings.
+
+Direct connections are for locks and LISTEN: opened after fork, with keepalives so that the loss of a host is noticed, and not
+through a transaction pooler. Everything else goes through Django's connection.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import psycopg2
+from django.db import connections
+
+from streams.conf import stream_settings
+
+__all__ = [
+    "DatabaseError",
+    "OperationalError",
+    "append_key",
+    "connection_gone",
+    "direct_connection",
+    "dsn",
+    "start_key",
+    "writer_key",
+]
+
+DatabaseError = psycopg2.Error
+OperationalError = psycopg2.OperationalError
+#: What the driver raises when a connection is no longer there.
+connection_gone = (psycopg2.OperationalError, psycopg2.InterfaceError)
+
+_KEEPALIVES = {"keepalives": 1, "keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3}
+_NOT_LIBPQ = {
+    "cursor_factory",
+    "cursor_class",
+    "server_side_binding",
+    "isolation_level",
+    "assume_role",
+    "pool",
+    "context",
+}
+
+
+def _parameters(using: str | None) -> dict[str, Any]:
+    wrapper = connections[using or stream_settings().database]
+    parameters = {k: v for k, v in wrapper.get_connection_params().items() if k not in _NOT_LIBPQ}
+    if direct := wrapper.settings_dict.get("DIRECT", {}):
+        parameters |= direct  # HOST and PORT of the server behind a pooler
+    return parameters
+
+
+def direct_connection(using: str | None = None, *, application_name: str) -> Any:
+    """A new psycopg2 connection of the caller's own, in autocommit mode, to the server behind Django's alias.
+
+    Raises ``OperationalError`` when the server cannot be reached. ``application_name`` shows in ``pg_stat_activity``.
+    """
+    parameters = _parameters(using) | _KEEPALIVES | {"application_name": application_name[:63]}
+    connection = psycopg2.connect(**parameters, connect_timeout=10)
+    connection.autocommit = True
+    return connection
+
+
+def dsn(using: str | None = None) -> str:
+    """A libpq connection string for programs without Django, such as Spark executors. Holds the password."""
+    return str(psycopg2.extensions.make_dsn(**_parameters(using)))
+
+
+def _key(kind: str, name: str) -> int:
+    """64 bits for an advisory lock: two names share one with a chance of 1 in 10^19."""
+    digest = hashlib.blake2b(f"replsite.{kind}:{name}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big", signed=True)
+
+
+def writer_key(instance: str) -> int:
+    """Held by the process that owns the writer name, for its life, as a session lock."""
+    return _key("writer", instance)
+
+
+def append_key(instance: str) -> int:
+    """Held, shared, by every transaction that appends as this writer; whoever gets it exclusively knows none is open."""
+    return _key("append", instance)
+
+
+def start_key(stream: str) -> int:
+    """Held while a writer enters a stream or its sequence is repaired."""
+    return _key("start", stream)

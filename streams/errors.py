@@ -1,0 +1,100 @@
+"""Errors of the stream engine (pure).
+
+    StreamError
+    ├── UnknownStream            the registry has no stream of that name
+    ├── UnknownTable             a model that no stream is bound to
+    ├── WriterError
+    │   ├── WriterNotAllowed     the settings do not let this instance write the stream
+    │   ├── WriterNameTaken      another live process holds the name
+    │   ├── WriterBusy           a transaction of an earlier process with this name is still open
+    │   └── WriterFenced         this process lost its lock: somebody else may hold the name now
+    ├── ReservationError
+    │   ├── BadCount             fewer than one ID asked for
+    │   ├── ReservationEnded     writing under an ID that is complete
+    │   └── ForeignFact          a row of another stream, or under an ID that was not reserved for it
+    ├── FactIsFixed              changing or deleting a fact, or saving one without a reservation
+    ├── SequenceBehind           a stored position lies above the stream's sequence
+    └── TokenError               a token that cannot be read, or breaks a rule
+
+Every message says what, where (stream, writer, position) and what to do.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "BadCount",
+    "FactIsFixed",
+    "ForeignFact",
+    "ReservationEnded",
+    "ReservationError",
+    "SequenceBehind",
+    "StreamError",
+    "TokenError",
+    "UnknownStream",
+    "UnknownTable",
+    "WriterBusy",
+    "WriterError",
+    "WriterFenced",
+    "WriterNameTaken",
+    "WriterNotAllowed",
+]
+
+
+class StreamError(Exception):
+    """Base of all errors of the stream engine."""
+
+
+class UnknownStream(StreamError):
+    """The registry has no stream of that name."""
+
+
+class UnknownTable(StreamError):
+    """A model that no stream is bound to."""
+
+
+class WriterError(StreamError):
+    """This process may not write now."""
+
+
+class WriterNotAllowed(WriterError):
+    """The settings do not let this instance write the stream."""
+
+
+class WriterNameTaken(WriterError):
+    """Another live process holds the writer's name."""
+
+
+class WriterBusy(WriterError):
+    """A transaction of an earlier process with this name is still open."""
+
+
+class WriterFenced(WriterError):
+    """This process lost its lock on its name; somebody else may hold it now."""
+
+
+class ReservationError(StreamError):
+    """A reservation was asked for or used wrongly."""
+
+
+class BadCount(ReservationError):
+    """Fewer than one ID was asked for."""
+
+
+class ReservationEnded(ReservationError):
+    """A row was to be written under an ID that is complete."""
+
+
+class ForeignFact(ReservationError):
+    """A row of another stream, or under an ID that was not reserved here."""
+
+
+class FactIsFixed(StreamError):
+    """A fact was to be changed or deleted, or saved without a reservation."""
+
+
+class SequenceBehind(StreamError):
+    """A stored position lies above the stream's sequence: two streams share a name, or a backup was restored."""
+
+
+class TokenError(StreamError, ValueError):
+    """A token that cannot be read, or breaks a rule."""

@@ -1,0 +1,67 @@
+"""Signs of life of a writing process, with what is pending on its streams; written once a second.
+
+The update names the lease: a process whose name was taken over changes no row, and learns by that that it is fenced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from streams.reservations import OpenTransaction
+    from streams.writers import WriterProcess
+
+__all__ = ["beat"]
+
+_BEAT = """
+UPDATE streams_instance SET heartbeat_at = clock_timestamp() WHERE name = %(name)s AND lease = %(lease)s
+"""
+_PENDING = """
+UPDATE streams_streamposition p SET
+    pending_facts = given.pending, oldest_pending_id = given.oldest,
+    oldest_pending_at = to_timestamp(given.since), oldest_pending_transaction = given.transaction,
+    facts_written = p.facts_written + given.written, facts_rolled_back = p.facts_rolled_back + given.rolled_back,
+    updated_at = clock_timestamp()
+FROM unnest(%(streams)s::text[], %(pending)s::int[], %(oldest)s::bigint[], %(since)s::float8[], %(transactions)s::bigint[],
+            %(written)s::bigint[], %(rolled_back)s::bigint[])
+    AS given (stream, pending, oldest, since, transaction, written, rolled_back)
+WHERE p.stream = given.stream AND p.instance_name = %(name)s
+"""
+
+
+def beat(cursor: Any, writer: WriterProcess, open_transactions: Sequence[OpenTransaction]) -> None:
+    """Show that this process lives, and what it has pending; fences it when its lease is not the current one."""
+    cursor.execute(_BEAT, {"name": writer.name, "lease": writer.lease})
+    if cursor.rowcount == 0:
+        writer.fenced("another process holds the name under a newer lease")
+        return
+    rows = [_row(stream, writer, open_transactions) for stream in writer.trackers]
+    changed = [row for row in rows if row is not None]
+    if changed:
+        names = ("streams", "pending", "oldest", "since", "transactions", "written", "rolled_back")
+        columns = [list(column) for column in zip(*changed, strict=True)]
+        cursor.execute(_PENDING, dict(zip(names, columns, strict=True)) | {"name": writer.name})
+
+
+def _row(stream: str, writer: WriterProcess, open_transactions: Sequence[OpenTransaction]) -> tuple[Any, ...] | None:
+    """What changed on one stream since the last beat, None when nothing did."""
+    tracker = writer.trackers[stream]
+    written, rolled_back = tracker.take_counts()
+    pending = tracker.pending
+    shown = (pending[0] if pending else None, len(pending))
+    if writer.shown_pending.get(stream) == shown and not written and not rolled_back:
+        return None
+    writer.shown_pending[stream] = shown
+    holders = [(record.pending().get(stream), record) for record in open_transactions if not record.ended]
+    oldest = min((h for h in holders if h[0] is not None), key=lambda holder: holder[0] or 0, default=None)
+    since = oldest[1].opened_at if oldest and pending else None
+    return (
+        stream,
+        len(pending),
+        shown[0],
+        since,
+        oldest[1].number if oldest and pending else None,
+        written,
+        rolled_back,
+    )

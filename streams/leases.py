@@ -1,0 +1,159 @@
+"""SQL of holding a writer name: take, enter a stream, retire. Called with a cursor of a direct connection.
+
+A lease is the count of processes that have held the name. ``take`` runs outside a transaction (autocommit): its locks are
+session locks and its row must be visible at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from streams import database
+from streams.errors import WriterBusy, WriterNameTaken
+from streams.names import check_name, is_pattern, numbered_name
+from streams.stream import Stream
+
+__all__ = ["Held", "Identity", "describe_lock_holder", "retire", "store_entry", "take"]
+
+_MOST_NUMBERS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who this process is, for the error that a second process with the name gets."""
+
+    host: str
+    process_id: int
+    command: str
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A name that is held, and the number of its lease."""
+
+    name: str
+    lease: int
+
+
+def take(cursor: Any, pattern: str, identity: Identity, timeout_seconds: float) -> Held:
+    """Take the name, or the lowest free number of a pattern, and wait until nothing of an earlier holder is open.
+
+    Raises ``WriterNameTaken`` (naming the holder) or ``WriterBusy`` (naming the open transaction).
+    """
+    check_name(pattern)
+    name = _lock_free_name(cursor, pattern)
+    cursor.execute(
+        """
+        INSERT INTO streams_instance AS held (name, lease, state, host, process_id, lock_backend_pid, version, command,
+                                              started_at, heartbeat_at)
+        VALUES (%s, 1, 'active', %s, %s, pg_backend_pid(), '', %s, clock_timestamp(), clock_timestamp())
+        ON CONFLICT (name) DO UPDATE SET lease = held.lease + 1, state = 'active', host = excluded.host,
+            process_id = excluded.process_id, lock_backend_pid = excluded.lock_backend_pid, command = excluded.command,
+            started_at = excluded.started_at, heartbeat_at = excluded.heartbeat_at
+        RETURNING lease
+        """,
+        [name, identity.host, identity.process_id, identity.command],
+    )
+    lease = cursor.fetchone()[0]
+    _wait_for_open_transactions(cursor, name, timeout_seconds)
+    return Held(name, lease)
+
+
+def _lock_free_name(cursor: Any, pattern: str) -> str:
+    candidates = [numbered_name(pattern, n) for n in range(1, _MOST_NUMBERS)] if is_pattern(pattern) else [pattern]
+    for name in candidates:
+        cursor.execute("SELECT pg_try_advisory_lock(%s)", [database.writer_key(name)])
+        if cursor.fetchone()[0]:
+            return name
+    holder = describe_lock_holder(cursor, database.writer_key(candidates[0]))
+    raise WriterNameTaken(
+        f"Writer name {pattern!r} is taken: {_describe_instance(cursor, candidates[0])}{holder}. Stop that process, or give "
+        f"this one another name with REPLSITE_INSTANCE (a pattern such as web-{{n}} takes the lowest free number)."
+    )
+
+
+def _describe_instance(cursor: Any, name: str) -> str:
+    cursor.execute("SELECT process_id, host, started_at, command FROM streams_instance WHERE name = %s", [name])
+    row = cursor.fetchone()
+    return (
+        f"process {row[0]} on host {row[1]} ({row[3]}) holds it since {row[2]:%Y-%m-%d %H:%M:%S}"
+        if row
+        else "it is locked"
+    )
+
+
+def describe_lock_holder(cursor: Any, key: int) -> str:
+    """`` (server process N, address, state)`` of whoever holds that advisory lock, empty when nobody does."""
+    cursor.execute(
+        """
+        SELECT a.pid, coalesce(host(a.client_addr), 'local'), a.application_name, a.state, a.xact_start
+        FROM pg_locks l JOIN pg_stat_activity a USING (pid)
+        WHERE l.locktype = 'advisory' AND l.objsubid = 1 AND l.granted AND a.pid <> pg_backend_pid()
+          AND (l.classid::bigint << 32 | l.objid::bigint) = %s
+          AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+        LIMIT 1
+        """,
+        [key],
+    )
+    row = cursor.fetchone()
+    if row is None:
+        return ""
+    since = f", transaction open since {row[4]:%H:%M:%S}" if row[4] else ""
+    return f" (database session {row[0]} from {row[1]}, {row[2]!r}, {row[3]}{since})"
+
+
+def _wait_for_open_transactions(cursor: Any, name: str, timeout_seconds: float) -> None:
+    """Get the append lock exclusively once: it proves that no transaction of an earlier holder is open."""
+    key = database.append_key(name)
+    cursor.execute(f"SET lock_timeout = {max(1, int(timeout_seconds * 1000))}")
+    try:
+        cursor.execute("SELECT pg_advisory_lock(%s)", [key])
+        cursor.execute("SELECT pg_advisory_unlock(%s)", [key])
+    except database.OperationalError as error:
+        if error.pgcode != "55P03":  # lock_not_available
+            raise
+        holder = describe_lock_holder(cursor, key)
+        raise WriterBusy(
+            f"Writer {name!r} cannot start: a transaction of an earlier process with this name is still open after "
+            f"{timeout_seconds:g} s{holder}. Wait for it, or end that session with pg_terminate_backend."
+        ) from error
+    finally:
+        if not cursor.connection.closed:
+            cursor.execute("SET lock_timeout = 0")
+
+
+def store_entry(cursor: Any, stream: Stream, name: str, position: int) -> None:
+    """Enter a writer into a stream at that (positive) position, or take its row up again; tell everybody.
+
+    Called in the transaction that read the findings. The stored position never goes down.
+    """
+    cursor.execute(
+        """
+        INSERT INTO streams_streamposition AS p (stream, instance_name, position)
+        VALUES (%(stream)s, %(name)s, %(position)s)
+        ON CONFLICT (stream, instance_name) DO UPDATE SET
+            position = CASE WHEN abs(excluded.position) > abs(p.position) THEN excluded.position ELSE p.position END,
+            state = 'active', pending_facts = 0, oldest_pending_id = NULL, oldest_pending_at = NULL,
+            oldest_pending_transaction = NULL, updated_at = clock_timestamp()
+        """,
+        {"stream": stream.name, "name": name, "position": position * stream.declaration.sign},
+    )
+    cursor.execute("SELECT pg_notify('replsite_streams', %s)", [f"{stream.name} {name} {position}"])
+
+
+def retire(cursor: Any, name: str, streams: list[str]) -> None:
+    """Mark a writer with nothing pending as retired, on all its streams at once; tell everybody."""
+    cursor.execute(
+        """
+        WITH gone AS (
+            UPDATE streams_streamposition SET state = 'retired', pending_facts = 0, oldest_pending_id = NULL,
+                oldest_pending_at = NULL, oldest_pending_transaction = NULL, updated_at = clock_timestamp()
+            WHERE instance_name = %(name)s AND state <> 'retired' RETURNING stream
+        ), instance AS (
+            UPDATE streams_instance SET state = 'retired', lease = lease + 1 WHERE name = %(name)s
+        )
+        SELECT pg_notify('replsite_streams', stream || ' ' || %(name)s) FROM gone
+        """,
+        {"name": name, "streams": streams},
+    )

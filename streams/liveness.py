@@ -1,0 +1,109 @@
+"""Dead writers, judged by evidence and never by a timer alone.
+
+A writer's name is locked by its process for life, and every transaction that appends as this writer holds the append lock,
+shared. So whoever gets the first lock knows that the process is gone, and whoever then gets the second one exclusively knows
+that no transaction of it is open, wherever its host may be. Its reserved IDs are then finished by proof: committed
+rows are in the tables, and no further row can appear under them.
+
+Silence (an old heartbeat) only decides *when to look*.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+
+from streams import database, registry
+from streams.conf import stream_settings
+
+__all__ = ["Resolution", "resolve_dead_writers", "resolve_writer"]
+
+log = structlog.get_logger(__name__)
+
+_SILENT = """
+SELECT DISTINCT i.name FROM streams_instance i JOIN streams_streamposition p ON p.instance_name = i.name
+WHERE p.state <> 'retired' AND (i.heartbeat_at IS NULL OR i.heartbeat_at < clock_timestamp() - make_interval(secs => %(silent)s))
+"""
+_RETIRE = """
+UPDATE streams_streamposition SET state = 'retired',
+    position = CASE WHEN abs(%(position)s) > abs(position) THEN %(position)s ELSE position END,
+    pending_facts = 0, oldest_pending_id = NULL, oldest_pending_at = NULL, oldest_pending_transaction = NULL,
+    last_advance_at = clock_timestamp(), updated_at = clock_timestamp()
+WHERE stream = %(stream)s AND instance_name = %(name)s
+"""
+_TRACE = """
+INSERT INTO streams_writerresolution (stream, instance_name, from_position, to_position, evidence, resolved_by)
+VALUES (%(stream)s, %(name)s, %(before)s, %(position)s, %(evidence)s, %(by)s)
+"""
+EVIDENCE = "writer lock free (process gone) and append lock free (no open transaction)"
+
+
+@dataclass(frozen=True, slots=True)
+class Resolution:
+    """A dead writer on one stream, taken as finished from one (positive) position to another."""
+
+    stream: str
+    writer: str
+    from_position: int
+    to_position: int
+
+
+def resolve_dead_writers(cursor: Any, resolved_by: str) -> list[Resolution]:
+    """Look at writers that were silent for three heartbeats; retire those that are proven dead.
+
+    ``cursor`` belongs to a direct connection in autocommit mode, since its locks are session locks.
+    """
+    cursor.execute(_SILENT, {"silent": 3 * stream_settings().heartbeat_seconds})
+    resolutions: list[Resolution] = []
+    for (name,) in cursor.fetchall():
+        resolutions += resolve_writer(cursor, name, resolved_by)
+    return resolutions
+
+
+def resolve_writer(cursor: Any, name: str, resolved_by: str) -> list[Resolution]:
+    """Retire one writer if it is proven dead; an empty list means that it lives, or that a transaction of it is open."""
+    keys = database.writer_key(name), database.append_key(name)
+    held = []
+    try:
+        for key in keys:
+            cursor.execute("SELECT pg_try_advisory_lock(%s)", [key])
+            if not cursor.fetchone()[0]:
+                return []
+            held.append(key)
+        return _retire(cursor, name, resolved_by)
+    finally:
+        for key in held:
+            cursor.execute("SELECT pg_advisory_unlock(%s)", [key])
+
+
+def _retire(cursor: Any, name: str, resolved_by: str) -> list[Resolution]:
+    """Both locks are held. A new lease fences a ghost; then each stream's position covers every committed row."""
+    resolutions: list[Resolution] = []
+    cursor.execute("BEGIN")
+    try:
+        cursor.execute("UPDATE streams_instance SET lease = lease + 1, state = 'retired' WHERE name = %s", [name])
+        cursor.execute(
+            "SELECT stream, abs(position) FROM streams_streamposition WHERE instance_name = %s AND state <> 'retired'",
+            [name],
+        )
+        for stream_name, before in cursor.fetchall():
+            stream = registry.get(stream_name)
+            position = max(before, stream.table_maximum(cursor))
+            sign = stream.declaration.sign
+            values = {"stream": stream_name, "name": name, "before": before * sign, "position": position * sign}
+            cursor.execute(_RETIRE, values)
+            cursor.execute(_TRACE, values | {"evidence": EVIDENCE, "by": resolved_by})
+            cursor.execute("SELECT pg_notify('replsite_streams', %s)", [f"{stream_name} {name}"])
+            resolutions.append(Resolution(stream_name, name, before, position))
+        cursor.execute("COMMIT")
+    except BaseException:
+        cursor.execute("ROLLBACK")
+        raise
+    for done in resolutions:
+        log.warning(
+            "writer.resolved_dead", stream=done.stream, writer=name, was=done.from_position, now=done.to_position,
+            evidence=EVIDENCE, by=resolved_by,
+        )  # fmt: skip
+    return resolutions

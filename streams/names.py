@@ -1,0 +1,37 @@
+"""Names of instances and patterns for them (pure).
+
+A name travels as one field on the wire, so it holds no white space and no control character.
+"""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["LONGEST_NAME", "check_name", "is_pattern", "matches_pattern", "numbered_name"]
+
+LONGEST_NAME = 100
+_NUMBER = "{n}"
+
+
+def check_name(name: str) -> None:
+    """Raise ``ValueError`` for a name or pattern that cannot travel."""
+    if not name or len(name) > LONGEST_NAME or not name.isprintable() or any(c.isspace() for c in name):
+        raise ValueError(
+            f"{name[:LONGEST_NAME]!r} cannot be an instance name: use 1 to {LONGEST_NAME} printable characters without blanks."
+        )
+
+
+def is_pattern(name: str) -> bool:
+    """Whether the name has a place for a number."""
+    return _NUMBER in name
+
+
+def numbered_name(pattern: str, number: int) -> str:
+    """The pattern's name with that number."""
+    return pattern.replace(_NUMBER, str(number))
+
+
+def matches_pattern(name: str, pattern: str) -> bool:
+    """Whether the name is the pattern, or the pattern with some number."""
+    parts = [re.escape(part) for part in pattern.split(_NUMBER)]
+    return re.fullmatch("[0-9]+".join(parts), name) is not None

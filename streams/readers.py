@@ -1,0 +1,82 @@
+"""Reading streams from their tables: stored positions first, then rows at or below them.
+
+Thin edges: every function is given a DB-API cursor (Django's or a direct one) and blocks. Reading positions before rows
+is what makes it safe: a position is stored only after the commit of every fact that it covers.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from streams.declaration import StreamDeclaration
+from streams.queries import STORED_POSITIONS, FactRow, cut_whole_tokens, rows_sql
+
+__all__ = ["FactRow", "StoredPosition", "linear_position", "rows_between", "stored_positions"]
+
+RETIRED = "retired"
+_LARGEST_LIMIT = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPosition:
+    """A row of the table of positions; numbers are positive, also for backward streams."""
+
+    stream: str
+    writer: str
+    position: int
+    state: str
+    updated_at: datetime
+    last_advance_at: datetime
+    pending: int
+    oldest_pending_at: datetime | None
+    last_write_position: int | None
+
+
+def stored_positions(cursor: Any, streams: Sequence[str] | None = None) -> dict[str, dict[str, StoredPosition]]:
+    """``{stream: {writer: position}}`` in one snapshot, of all streams or of those named."""
+    cursor.execute(STORED_POSITIONS, {"streams": None if streams is None else list(streams)})
+    found: dict[str, dict[str, StoredPosition]] = {}
+    for row in cursor.fetchall():
+        stored = StoredPosition(*row)
+        found.setdefault(stored.stream, {})[stored.writer] = stored
+    return found
+
+
+def linear_position(positions: Iterable[StoredPosition]) -> int:
+    """Up to where every fact of any writer is complete: the minimum over the writers that are not retired.
+
+    With all writers retired everything stored is complete: the maximum. A stream without writers is at 1.
+    """
+    known = list(positions)
+    active = [stored.position for stored in known if stored.state != RETIRED]
+    return min(active) if active else max((stored.position for stored in known), default=1)
+
+
+def rows_between(
+    cursor: Any, declaration: StreamDeclaration, writer: str | None, after: int, upto: int, limit: int
+) -> tuple[list[FactRow], int]:
+    """Rows with ``after < token <= upto`` of one writer (of all when None), ascending, about ``limit`` of them.
+
+    Never splits a token. The second value is the position reached: equal to ``upto`` when nothing is left. The caller
+    must not ask beyond a position that it read before.
+    """
+    while True:
+        batches = []
+        for table in declaration.tables:
+            sql = rows_sql(declaration, table, of_writer=writer is not None)
+            cursor.execute(sql, {"after": after, "upto": upto, "writer": writer, "limit": limit})
+            batches.append(cursor.fetchall())
+        reached, whole = cut_whole_tokens(batches, upto, limit)
+        if reached > after or limit >= _LARGEST_LIMIT:
+            break
+        limit = min(limit * 10, _LARGEST_LIMIT)  # one fact has more rows than the limit
+    streams = [
+        [FactRow(row[0], row[1], table.row(row[3:]), row[2]) for row in batch]
+        for table, batch in zip(declaration.tables, whole, strict=True)
+    ]
+    rows = streams[0] if len(streams) == 1 else list(heapq.merge(*streams, key=lambda fact: fact.token))
+    return rows, reached

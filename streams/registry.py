@@ -1,0 +1,81 @@
+"""Which streams exist: declarations and the models bound to them.
+
+Filled while Django imports the apps' models; read-only afterwards. One registry for the process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from streams.declaration import StreamDeclaration
+from streams.errors import UnknownStream, UnknownTable
+
+if TYPE_CHECKING:
+    from django.db.models import Model
+
+    from streams.stream import Stream
+
+__all__ = ["Sample", "all_streams", "bind", "get", "names", "stream_of"]
+
+M = TypeVar("M", bound="type[Model]")
+
+#: ``sample(number, thread) -> field values`` of one made-up fact, for the load generator.
+Sample = Callable[[int, int], Mapping[str, Any]]
+
+#: Order in which streams are announced (``protocol.md`` 7); streams that are not named here follow by age.
+_WIRE_ORDER = (
+    "events backfill presence presence_federation typing receipts push_rules pushers caches device_lists to_device "
+    "federation tag_account_data account_data groups user_signature"
+).split()
+
+_streams: dict[str, Stream] = {}
+_by_table: dict[str, Stream] = {}
+
+
+def bind(declaration: StreamDeclaration, *, sample: Sample | None = None) -> Callable[[M], M]:
+    """Class decorator: this model holds facts of the declared stream.
+
+    A stream that is a union of tables is bound once per model. ``sample`` lets ``manage.py append`` make facts.
+    """
+
+    def register(model: M) -> M:
+        from streams.stream import Stream  # noqa: PLC0415 - the stream module needs Django's apps to be loading
+
+        stream = _streams.get(declaration.name)
+        if stream is None:
+            stream = _streams[declaration.name] = Stream(declaration)
+        stream.add_model(model, sample)
+        _by_table.setdefault(model._meta.db_table, stream)
+        return model
+
+    return register
+
+
+def get(name: str) -> Stream:
+    """The stream of that name; raises ``UnknownStream`` with the names that exist."""
+    try:
+        return _streams[name]
+    except KeyError:
+        raise UnknownStream(f"There is no stream {name!r}. Known streams: {', '.join(names())}.") from None
+
+
+def stream_of(model: type[Model] | Model) -> Stream:
+    """The stream that a model's rows are facts of; for a table shared by several streams the first one bound."""
+    try:
+        return _by_table[model._meta.db_table]
+    except KeyError:
+        raise UnknownTable(
+            f"{model._meta.label} holds no facts: no stream is bound to it. Decorate the model with streams.registry.bind."
+        ) from None
+
+
+def all_streams() -> list[Stream]:
+    """All streams in the order in which they are announced."""
+    rank = {name: number for number, name in enumerate(_WIRE_ORDER)}
+    return sorted(_streams.values(), key=lambda stream: rank.get(stream.name, len(rank)))
+
+
+def names() -> list[str]:
+    """The names of all streams, in the same order."""
+    return [stream.name for stream in all_streams()]

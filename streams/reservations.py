@@ -1,0 +1,239 @@
+"""Reservations: IDs taken for facts inside the caller's transaction, complete once that transaction is known to have ended.
+
+Django calls hooks after a commit, but has none for a rollback, and drops those of a rolled-back savepoint. So:
+
+* The hook is entered into the connection's list with an *empty* set of savepoints: rolling back a savepoint drops only hooks
+  that were registered under it, so this one stays until the outermost transaction ends.
+* When Django throws the list away (rollback, close, an error in another hook) the hook object is freed, and its finaliser
+  has the database asked how the transaction ended (``pg_xact_status`` of its recorded number).
+* Whatever else may happen (manual transaction management, a connection that died during COMMIT), the background thread
+  asks for every transaction that stays open for a while.
+
+An ID is thus complete only by the commit hook, which Django calls after COMMIT returned, or by the database's own word.
+
+Each reservation takes, in one round trip and in this order: the append lock, shared (evidence for whoever has to judge a dead
+writer), then the lease check and the IDs. Two statements, because the second must see what was committed before the
+lock was granted. In a transaction with a frozen snapshot the lease is checked on the control connection as well.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from django.db import connections, transaction
+
+from streams import database
+from streams.conf import stream_settings
+from streams.errors import BadCount, ForeignFact, ReservationEnded
+from streams.writers import WriterProcess, current_writer
+
+if TYPE_CHECKING:
+    from django.db.backends.base.base import BaseDatabaseWrapper
+    from django.db.models import Model
+
+    from streams.facts import Fact
+    from streams.stream import Stream
+    from streams.tracker import PositionTracker
+
+__all__ = ["OpenTransaction", "Reservation"]
+
+LARGEST_COUNT = 1_000_000
+
+_RESERVE = """
+SELECT pg_advisory_xact_lock_shared(%(key)s);
+SELECT pg_current_xact_id()::text::bigint, current_setting('transaction_isolation') = 'read committed',
+       CASE WHEN lease = %(lease)s THEN ARRAY(SELECT nextval(%(sequence)s) FROM generate_series(1, %(count)s)) END
+FROM streams_instance WHERE name = %(name)s
+"""
+_LEASE = "SELECT lease FROM streams_instance WHERE name = %s"
+
+
+class OpenTransaction:
+    """An outermost transaction in which IDs were reserved, and what is to be completed when it ends."""
+
+    def __init__(self, writer: WriterProcess) -> None:
+        self.writer = writer
+        self.number: int | None = None
+        self.opened_at = time.time()
+        self.ended = False
+        self._pending: list[tuple[Stream, PositionTracker, list[int]]] = []
+        self._lock = threading.Lock()
+
+    @classmethod
+    def of(cls, connection: BaseDatabaseWrapper, writer: WriterProcess) -> OpenTransaction:
+        """The record of the connection's transaction; enters the hook when there is none yet."""
+        for _, hook, _ in connection.run_on_commit:
+            if isinstance(hook, _CommitHook) and hook.record.writer is writer:
+                return hook.record
+        record = cls(writer)
+        writer.watch(record)
+        connection.run_on_commit.insert(0, (set(), _CommitHook(record), False))
+        return record
+
+    def own(self, stream: Stream, tracker: PositionTracker, ids: list[int]) -> None:
+        """These IDs are complete when the transaction ends."""
+        with self._lock:
+            self._pending.append((stream, tracker, ids))
+
+    def pending(self) -> dict[str, int]:
+        """Stream -> smallest ID that waits for this transaction."""
+        with self._lock:
+            lowest: dict[str, int] = {}
+            for stream, _, ids in self._pending:
+                lowest[stream.name] = min(ids[0], lowest.get(stream.name, ids[0]))
+            return lowest
+
+    def end(self, *, written: bool) -> None:
+        """The transaction has ended: complete its IDs. Later calls do nothing."""
+        with self._lock:
+            self.ended = True
+            pending, self._pending = self._pending, []
+        moved = [tracker.complete(ids, written=written) for _, tracker, ids in pending]
+        if any(moved):
+            self.writer.announce_soon()
+
+
+class _CommitHook:
+    """What Django calls after COMMIT; being freed without that call is the sign of any other end."""
+
+    def __init__(self, record: OpenTransaction) -> None:
+        self.record = record
+        weakref.finalize(self, _hook_dropped, record).atexit = False
+
+    def __call__(self) -> None:
+        self.record.end(written=True)
+
+
+def _hook_dropped(record: OpenTransaction) -> None:
+    if not record.ended:
+        record.writer.ask(record)
+
+
+class Reservation:
+    """IDs for facts of one stream, in the caller's transaction; made by ``Stream.reserve``."""
+
+    def __init__(self, stream: Stream, count: int, using: str | None) -> None:
+        if not 1 <= count <= LARGEST_COUNT:
+            raise BadCount(f"Stream {stream.name}: cannot reserve {count} IDs; ask for 1 to {LARGEST_COUNT} at once.")
+        self.stream = stream
+        self.ids: list[int] = []
+        self._count = count
+        self._using = using or stream_settings().database
+        self._connection = connections[self._using]
+        self._atomic: transaction.Atomic | None = None
+        self._record: OpenTransaction
+        self._savepoints: list[Any] = []
+
+    def __enter__(self) -> Self:
+        writer = current_writer(self._using)
+        tracker = writer.tracker(self.stream)
+        if not self._connection.in_atomic_block and self._connection.get_autocommit():
+            self._atomic = transaction.atomic(using=self._using)
+            self._atomic.__enter__()
+        try:
+            self._record = OpenTransaction.of(self._connection, writer)
+            self._reserve(writer, tracker)
+        except BaseException as error:
+            if self._atomic is not None:
+                self._atomic.__exit__(type(error), error, error.__traceback__)
+            raise
+        return self
+
+    def _reserve(self, writer: WriterProcess, tracker: PositionTracker) -> None:
+        fetch = tracker.begin_fetch()
+        ids: list[int] = []
+        try:
+            number, fresh, ids = self._take_ids(writer)
+            self._record.number = number
+        finally:
+            if tracker.end_fetch(fetch, ids):
+                writer.announce_soon()
+            self._record.own(self.stream, tracker, ids) if ids else None
+        self.ids = ids
+        self._savepoints = list(self._connection.savepoint_ids)
+        if not fresh:
+            self._check_lease(writer)
+
+    def _take_ids(self, writer: WriterProcess) -> tuple[int, bool, list[int]]:
+        with self._connection.cursor() as cursor:
+            cursor.execute(
+                _RESERVE,
+                {
+                    "key": database.append_key(writer.name),
+                    "lease": writer.lease,
+                    "name": writer.name,
+                    "sequence": self.stream.declaration.sequence,
+                    "count": self._count,
+                },
+            )
+            row = cursor.fetchone()
+        if row is None or row[2] is None:
+            writer.fenced("its lease is no longer the current one")
+            raise writer.fenced_error()
+        return row[0], row[1], row[2]
+
+    def _check_lease(self, writer: WriterProcess) -> None:
+        """A transaction with a frozen snapshot may read an old lease: ask outside of it, now that the lock is held."""
+        with writer.control_cursor() as cursor:
+            cursor.execute(_LEASE, [writer.name])
+            row = cursor.fetchone()
+        if row is None or row[0] != writer.lease:
+            writer.fenced("its lease is no longer the current one")
+            raise writer.fenced_error()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._atomic is not None:
+            self._atomic.__exit__(kind, error, trace)
+
+    def write(self, *facts: Fact) -> None:
+        """Insert rows under the reserved IDs.
+
+        Rows without an ID get the reserved ones in order; a fact of several rows names its ID on each of them. Raises
+        ``ReservationEnded`` once the transaction is over, ``ForeignFact`` for another stream's row or a foreign ID.
+        """
+        self._check_open()
+        unused = iter(self.ids)
+        by_model: dict[type[Model], list[Fact]] = {}
+        for fact in facts:
+            if type(fact) not in self.stream.models:
+                raise ForeignFact(
+                    f"{type(fact).__name__} holds no facts of stream {self.stream.name!r}; "
+                    f"it is made of {', '.join(model.__name__ for model in self.stream.models)}."
+                )
+            self._give_id(fact, unused)
+            fact.instance_name = self._record.writer.name
+            by_model.setdefault(type(fact), []).append(fact)
+        for model, rows in by_model.items():
+            model._base_manager.using(self._using).bulk_create(rows)
+
+    def _give_id(self, fact: Fact, unused: Any) -> None:
+        sign = self.stream.declaration.sign
+        given = getattr(fact, fact.id_field)
+        number = next(unused, None) if given is None else given * sign
+        if number not in self.ids:
+            raise ForeignFact(
+                f"Stream {self.stream.name}: ID {given} was not reserved here (reserved: {self.ids[0]} to {self.ids[-1]}); "
+                f"reserve as many IDs as there are facts."
+            )
+        setattr(fact, fact.id_field, number * sign)
+
+    def _check_open(self) -> None:
+        if self._record.ended or not self._connection.in_atomic_block and self._connection.get_autocommit():
+            raise ReservationEnded(
+                f"Stream {self.stream.name}: the transaction that reserved {self.ids[0]} to {self.ids[-1]} is over, so these "
+                f"IDs are complete and no row may be written under them. Reserve again in the new transaction."
+            )
+        if self._connection.savepoint_ids[: len(self._savepoints)] != self._savepoints:
+            # The savepoint of the reservation is gone, perhaps rolled back and the append lock with it.
+            with self._connection.cursor() as cursor:
+                cursor.execute(
+                    "SELECT pg_advisory_xact_lock_shared(%s)", [database.append_key(self._record.writer.name)]
+                )
+            self._check_lease(self._record.writer)
+            self._savepoints = list(self._connection.savepoint_ids)

@@ -1,0 +1,100 @@
+"""A stream bound to its models: what the program holds in its hands to append and to read.
+
+``append`` and ``reserve`` work in the caller's transaction, nested ``atomic`` blocks included, from any thread; ``aappend`` is
+for async code. Reading goes through ``streams.readers``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from asgiref.sync import sync_to_async
+
+from streams.declaration import StreamDeclaration
+from streams.queries import ids_sql, maximum_sql
+
+if TYPE_CHECKING:
+    from django.db.models import Model
+
+    from streams.facts import Fact
+    from streams.registry import Sample
+    from streams.reservations import Reservation
+
+__all__ = ["Stream"]
+
+
+class Stream:
+    """A declared stream with the models of its tables; one object per stream and process."""
+
+    def __init__(self, declaration: StreamDeclaration) -> None:
+        self.declaration = declaration
+        self.models: list[type[Model]] = []
+        self.sample: Sample | None = None
+
+    def __repr__(self) -> str:
+        return f"<Stream {self.name}>"
+
+    @property
+    def name(self) -> str:
+        """The stream's name, as on the wire."""
+        return self.declaration.name
+
+    def add_model(self, model: type[Model], sample: Sample | None) -> None:
+        """Bind one more table; used by ``streams.registry.bind``."""
+        self.models.append(model)
+        self.sample = sample or self.sample
+
+    # --- write ----------------------------------------------------------------------------------------------------
+
+    def reserve(self, count: int = 1, using: str | None = None) -> Reservation:
+        """Reserve IDs for ``count`` facts; a context manager that gives the reservation.
+
+        Inside it the caller's transaction is open (one is opened when there is none). The IDs are complete once the
+        outermost transaction is known to have ended. Raises ``BadCount``, ``WriterNameTaken``, ``WriterNotAllowed``,
+        ``WriterFenced``.
+        """
+        from streams.reservations import Reservation  # noqa: PLC0415 - needs Django's apps to be loaded
+
+        return Reservation(self, count, using)
+
+    def append(self, *facts: Fact, using: str | None = None) -> list[int]:
+        """Append facts, one row each, each under its own ID; returns the IDs (positive), ascending.
+
+        In the caller's transaction if there is one: readers see the facts after its commit.
+        """
+        with self.reserve(len(facts), using) as reservation:
+            reservation.write(*facts)
+            return reservation.ids
+
+    async def aappend(self, *facts: Fact, using: str | None = None) -> list[int]:
+        """``append`` for async code; runs in the thread that Django keeps for database work."""
+        return await sync_to_async(self.append, thread_sensitive=True)(*facts, using=using)
+
+    # --- what the database says (cursors of any connection) -------------------------------------------------------
+
+    def sequence_value(self, cursor: Any) -> int:
+        """The last ID that the sequence gave out; 0 if it never did."""
+        cursor.execute(
+            f"SELECT CASE WHEN is_called THEN last_value ELSE last_value - 1 END FROM {self.declaration.sequence}"
+        )
+        return int(cursor.fetchone()[0])
+
+    def set_sequence(self, cursor: Any, value: int) -> None:
+        """Move the sequence forward so that the next ID is ``value`` + 1; never lowers it."""
+        cursor.execute(
+            "SELECT setval(%(name)s, %(value)s) FROM "
+            + self.declaration.sequence
+            + " WHERE last_value < %(value)s OR NOT is_called",
+            {"name": self.declaration.sequence, "value": value},
+        )
+
+    def table_maximum(self, cursor: Any) -> int:
+        """The largest ID in the stream's tables, 0 when they are empty."""
+        cursor.execute(maximum_sql(self.declaration))
+        return int(cursor.fetchone()[0])
+
+    def ids_from(self, cursor: Any, linear: int) -> Iterator[tuple[str, int]]:
+        """(writer, ID) of all rows at or above a position, ascending."""
+        cursor.execute(ids_sql(self.declaration), {"linear": linear})
+        yield from cursor

@@ -1,0 +1,172 @@
+"""Tokens: positions between facts, with one entry per writer that is ahead (pure).
+
+Text forms and algebra follow ``streams.md`` 6. A writer appears in text as a small number that a table maps to its name;
+that map is given by the caller. Tokens of backward parts may be negative in the room form (``t5--7``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from streams.errors import TokenError
+
+__all__ = ["RoomToken", "VectorToken", "in_range", "numbered"]
+
+_INTEGER = re.compile(r"-?[0-9]{1,19}\Z")
+_ENTRY_LIMIT = 10_000
+
+
+def _integer(text: str, whole: str) -> int:
+    if not _INTEGER.match(text):
+        raise TokenError(f"Token {whole[:100]!r} cannot be read: {text[:40]!r} is not a number.")
+    return int(text)
+
+
+def _position(text: str, whole: str) -> int:
+    position = _integer(text, whole)
+    if position < 0:
+        raise TokenError(f"Token {whole[:100]!r} cannot be read: a position is never negative here.")
+    return position
+
+
+@dataclass(frozen=True, slots=True)
+class VectorToken:
+    """After all facts up to ``base``, and after those of each named writer up to its entry.
+
+    Every entry lies above the base (``TokenError`` otherwise).
+    """
+
+    base: int
+    entries: Mapping[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for writer, position in self.entries.items():
+            if position <= self.base:
+                raise TokenError(
+                    f"A token with base {self.base} cannot have writer {writer!r} at {position}: entries must lie above the base."
+                )
+        object.__setattr__(self, "entries", MappingProxyType(dict(self.entries)))
+
+    def __hash__(self) -> int:
+        return hash((self.base, frozenset(self.entries.items())))
+
+    # --- making -----------------------------------------------------------------------------------------------
+
+    @classmethod
+    def of(cls, base: int, positions: Mapping[str, int]) -> VectorToken:
+        """From a linear position and raw positions: entries at or below the base are left out."""
+        return cls(base, {writer: position for writer, position in positions.items() if position > base})
+
+    @classmethod
+    def parse(cls, text: str, names: Mapping[int, str]) -> VectorToken:
+        """Read ``m{base}~{id}.{pos}…`` or the plain number; ``names`` maps ids to writers.
+
+        A missing or trailing list (``m5``, ``m5~``) is read too, as an old program wrote them. Raises ``TokenError``.
+        """
+        if not text.startswith("m"):
+            return cls(_position(text, text))
+        base, _, rest = text[1:].partition("~")
+        parts = rest.removesuffix("~").split("~") if rest else []
+        if len(parts) > _ENTRY_LIMIT:
+            raise TokenError(f"Token {text[:100]!r}… has {len(parts)} entries; at most {_ENTRY_LIMIT} are read.")
+        entries: dict[str, int] = {}
+        for part in parts:
+            number, dot, position = part.partition(".")
+            if not dot:
+                raise TokenError(f"Token {text[:100]!r} cannot be read: {part[:40]!r} is not WRITER.POSITION.")
+            writer = names.get(_integer(number, text))
+            if writer is None:
+                raise TokenError(
+                    f"Token {text[:100]!r} names writer {number[:40]}, which this site has never given out."
+                )
+            entries[writer] = _position(position, text)
+        return cls(_position(base, text), entries)
+
+    def text(self, numbers: Mapping[str, int]) -> str:
+        """Write it; ``numbers`` maps writers to ids. Entries come in order of their ids."""
+        if not self.entries:
+            return str(self.base)
+        pairs = sorted((numbers[writer], position) for writer, position in self.entries.items())
+        return f"m{self.base}" + "".join(f"~{number}.{position}" for number, position in pairs)
+
+    # --- algebra ----------------------------------------------------------------------------------------------
+
+    def position_of(self, writer: str | None) -> int:
+        """How far it covers that writer; without a name the base."""
+        return self.base if writer is None else self.entries.get(writer, self.base)
+
+    @property
+    def highest(self) -> int:
+        """The largest position that it covers of any writer."""
+        return max([self.base, *self.entries.values()])
+
+    def covers(self, writer: str | None, position: int) -> bool:
+        """Whether a fact of that writer lies at or before this token."""
+        return position <= self.position_of(writer)
+
+    def before_or_equal(self, other: VectorToken) -> bool:
+        """Whether nothing is covered here that ``other`` does not cover. Not a total order."""
+        writers = {*self.entries, *other.entries}
+        return self.base <= other.base and all(self.position_of(w) <= other.position_of(w) for w in writers)
+
+    def merge(self, other: VectorToken) -> VectorToken:
+        """The smallest token that covers both."""
+        writers = {*self.entries, *other.entries}
+        positions = {w: max(self.position_of(w), other.position_of(w)) for w in writers}
+        return VectorToken.of(max(self.base, other.base), positions)
+
+    def bounded_by(self, limit: int) -> VectorToken:
+        """Nothing above ``limit``."""
+        return VectorToken.of(min(self.base, limit), {w: min(p, limit) for w, p in self.entries.items()})
+
+    def after_partial_read(self, high: VectorToken, last_read: int) -> VectorToken:
+        """Where to go on when a read from here to ``high`` ended at ID ``last_read``.
+
+        Taking ``last_read`` itself as base would skip rows of slower writers.
+        """
+        base = max(self.base, min(last_read, high.base))
+        writers = {*self.entries, *high.entries}
+        positions = {w: max(self.position_of(w), min(last_read, high.position_of(w))) for w in writers}
+        return VectorToken.of(base, positions)
+
+
+def in_range(low: VectorToken, high: VectorToken, writer: str | None, position: int) -> bool:
+    """Whether a fact lies after ``low`` and not after ``high``; rows without a writer compare with the bases."""
+    return not low.covers(writer, position) and high.covers(writer, position)
+
+
+@dataclass(frozen=True, slots=True)
+class RoomToken:
+    """A token of the room stream: ``s{base}``, ``m{base}~…``, or the historic ``t{topological}-{stream}``."""
+
+    stream: VectorToken
+    topological: int | None = None
+
+    @classmethod
+    def parse(cls, text: str, names: Mapping[int, str]) -> RoomToken:
+        """Read one of the three forms; raises ``TokenError``."""
+        kind, rest = text[:1], text[1:]
+        if kind == "s":
+            return cls(VectorToken(_integer(rest, text)))
+        if kind == "m":
+            return cls(VectorToken.parse(text, names))
+        if kind == "t":
+            topological, dash, stream = rest.partition("-")
+            if dash:
+                return cls(VectorToken(_integer(stream, text)), _integer(topological, text))
+        raise TokenError(f"Token {text[:100]!r} cannot be read: write s5, m5~1.7 or t3-5.")
+
+    def text(self, numbers: Mapping[str, int]) -> str:
+        """Write it in the shortest form that holds it."""
+        if self.topological is not None:
+            return f"t{self.topological}-{self.stream.base}"
+        plain = self.stream.text(numbers)
+        return plain if self.stream.entries else f"s{plain}"
+
+
+def numbered(writers: Iterable[str]) -> dict[str, int]:
+    """Numbers from 1 for writers in the given order: for tests and tools that have no table."""
+    return {writer: number for number, writer in enumerate(writers, start=1)}

@@ -1,0 +1,280 @@
+"""The process as a writer: its name, its lock, and the trackers of the streams that it writes.
+
+A ``WriterProcess`` holds one *control connection*: the session lock on its name, LISTEN, announcements, heartbeats and
+questions about transactions all go over it, from one background thread (``streams.background``). When that connection is
+lost the lock is lost, and the process is fenced: it may not append until it holds the name again under a new lease.
+
+Why a lease besides the lock: a process that does not yet know that its lock is gone could still append. Every
+reservation therefore checks, in the caller's own transaction and after taking the append lock shared, that its lease is the
+current one; and a new holder waits for the append lock, exclusively, before it believes that nothing older is open.
+
+Assumes PostgreSQL, one ``WriterProcess`` per process and database alias, and that forked children start anew.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+from contextlib import contextmanager
+from collections.abc import Iterator
+from enum import StrEnum
+from typing import Any
+
+import structlog
+
+from streams import database, leases
+from streams.conf import stream_settings
+from streams.errors import WriterFenced, WriterNotAllowed
+from streams.names import matches_pattern
+from streams.readers import RETIRED, stored_positions
+from streams.start_up import StreamFindings, start
+from streams.stream import Stream
+from streams.tracker import PositionTracker
+
+__all__ = ["Condition", "WriterProcess", "current_writer", "use_instance"]
+
+log = structlog.get_logger(__name__)
+CHANNEL = "replsite_streams"
+
+
+class Condition(StrEnum):
+    """Where this process is as a writer."""
+
+    NEW = "new"  # no name held yet
+    HOLDING = "holding"  # lock held, may append
+    FENCED = "fenced"  # lock lost, may not append until it is held again
+    CLOSED = "closed"  # given up for good
+
+
+class WriterProcess:
+    """This process as a writer on one database."""
+
+    def __init__(self, using: str, pattern: str) -> None:
+        from streams.background import Background  # noqa: PLC0415 - the thread knows the writer, not the other way round
+
+        self.using = using
+        self.pattern = pattern
+        self.name = ""
+        self.lease = 0
+        self.condition = Condition.NEW
+        self.control: Any = None
+        self.trackers: dict[str, PositionTracker] = {}
+        self.shown_pending: dict[str, tuple[int | None, int]] = {}
+        self._lock = threading.RLock()
+        self._background = Background(self)
+
+    # --- holding the name -----------------------------------------------------------------------------------------
+
+    def hold(self) -> None:
+        """Take the name if it is not held: lock, lease, and proof that nothing of an earlier holder is open.
+
+        Raises ``WriterNameTaken`` or ``WriterBusy``, with the holder; ``WriterFenced`` while a lost lock is not back.
+        """
+        if self.condition is Condition.HOLDING:
+            return
+        with self._lock:
+            if self.condition is Condition.HOLDING:
+                return
+            if self.condition is Condition.FENCED:
+                raise self.fenced_error()
+            self._take(self.pattern)
+            self._background.start()
+
+    def hold_again(self) -> None:
+        """After the control connection was lost: take the same name under a new lease, and forget what was known."""
+        with self._lock:
+            if self.condition is not Condition.FENCED:
+                return
+            streams = list(self.trackers)
+            self.trackers = {}
+            self.shown_pending = {}
+            self._take(self.name)
+            log.info("writer.holds_again", writer=self.name, lease=self.lease, streams=streams)
+
+    def _take(self, pattern: str) -> None:
+        control = database.direct_connection(self.using, application_name=f"replsite writer {pattern}")
+        try:
+            with control.cursor() as cursor:
+                held = leases.take(cursor, pattern, _identity(), stream_settings().lease_timeout_seconds)
+                cursor.execute(f"LISTEN {CHANNEL}")
+                # A lost announcement is repaired by the next one, so none of them waits for the disk.
+                cursor.execute("SET synchronous_commit = off")
+        except BaseException:
+            control.close()
+            raise
+        self.control, self.name, self.lease = control, held.name, held.lease
+        self.condition = Condition.HOLDING
+        log.info("writer.holds_name", writer=self.name, lease=self.lease)
+
+    def fenced(self, reason: str) -> None:
+        """The control connection is gone, or another process holds the name: no more appends under this lease."""
+        with self._lock:
+            if self.condition is not Condition.HOLDING:
+                return
+            self.condition = Condition.FENCED
+            _close_quietly(self.control)
+            log.warning("writer.fenced", writer=self.name, lease=self.lease, reason=reason)
+
+    def fenced_error(self) -> WriterFenced:
+        """The error that an append gets meanwhile."""
+        return WriterFenced(
+            f"This process lost its lock on the writer name {self.name!r} (lease {self.lease}), so it may not append: another "
+            f"process may hold the name. It tries to take the name again by itself; repeat the transaction."
+        )
+
+    # --- streams --------------------------------------------------------------------------------------------------
+
+    def tracker(self, stream: Stream) -> PositionTracker:
+        """The tracker of a stream that this process writes; enters the stream on first use."""
+        self.hold()
+        tracker = self.trackers.get(stream.name)
+        if tracker is None:
+            with self._lock:
+                tracker = self.trackers.get(stream.name) or self._enter(stream)
+        return tracker
+
+    def _enter(self, stream: Stream) -> PositionTracker:
+        """Start on a stream (``streams.md`` 5). The writer's row is committed before its first reservation."""
+        self._check_allowed(stream)
+        with self.control_cursor() as cursor:
+            cursor.execute("BEGIN")
+            try:
+                tracker = self._start_on(cursor, stream)
+                cursor.execute("COMMIT")
+            except BaseException:
+                cursor.execute("ROLLBACK")
+                raise
+        self.trackers[stream.name] = tracker
+        self._background.wake()
+        return tracker
+
+    def _start_on(self, cursor: Any, stream: Stream) -> PositionTracker:
+        cursor.execute("SELECT pg_advisory_xact_lock(%s)", [database.start_key(stream.name)])
+        stored = stored_positions(cursor, [stream.name]).get(stream.name, {})
+        findings = StreamFindings(
+            stream=stream.name,
+            table_maximum=stream.table_maximum(cursor),
+            sequence_value=stream.sequence_value(cursor),
+            stored={writer: at.position for writer, at in stored.items()},
+            writers=sorted({w for w, at in stored.items() if at.state != RETIRED} | {self.name}),
+        )
+        outcome = start(findings, self.name)
+        if outcome.set_sequence_to is not None:
+            log.warning(
+                "stream.sequence_moved", stream=stream.name, was=findings.sequence_value, to=outcome.set_sequence_to
+            )
+            stream.set_sequence(cursor, outcome.set_sequence_to)
+        tracker = outcome.tracker(stream.ids_from(cursor, outcome.linear), findings)
+        leases.store_entry(cursor, stream, self.name, tracker.announceable)
+        return tracker
+
+    def _check_allowed(self, stream: Stream) -> None:
+        allowed = stream_settings().writers.get(stream.name)
+        if allowed is not None and not any(matches_pattern(self.name, pattern) for pattern in allowed):
+            raise WriterNotAllowed(
+                f"Instance {self.name!r} may not write stream {stream.name!r}: REPLSITE_WRITERS lets only "
+                f"{', '.join(allowed)} write it. Add the name there, or append in one of those processes."
+            )
+
+    @contextmanager
+    def control_cursor(self) -> Iterator[Any]:
+        """A cursor on the control connection, for one thread at a time; its loss fences the process."""
+        with self._lock:
+            if self.condition is not Condition.HOLDING:
+                raise self.fenced_error()
+            try:
+                with self.control.cursor() as cursor:
+                    yield cursor
+            except database.connection_gone as error:
+                self.fenced(str(error).strip() or type(error).__name__)
+                raise self.fenced_error() from error
+
+    # --- background -----------------------------------------------------------------------------------------------
+
+    def announce_soon(self) -> None:
+        """A position rose: let the background thread store and announce it, together with others that rose meanwhile."""
+        self._background.wake()
+
+    def watch(self, transaction: Any) -> None:
+        """Have an open transaction looked after until its end is known."""
+        self._background.watch(transaction)
+
+    def ask(self, transaction: Any) -> None:
+        """The transaction seems to have ended without its hook: ask the database now. Safe to call from anywhere."""
+        self._background.ask(transaction)
+
+    # --- the end --------------------------------------------------------------------------------------------------
+
+    def retire(self, timeout_seconds: float = 5.0) -> bool:
+        """Leave all streams: wait for what is pending, announce, and no longer take part in the linear position.
+
+        Returns False when something is still pending after the time-out; the name is then let go as it is, and whoever
+        finds the writer gone resolves it by evidence.
+        """
+        clean = self._background.drain(timeout_seconds)
+        with self._lock:
+            if self.condition is Condition.HOLDING and clean:
+                with self.control_cursor() as cursor:
+                    leases.retire(cursor, self.name, list(self.trackers))
+        self.close()
+        return clean
+
+    def close(self) -> None:
+        """Let the name go without a word, as a process that dies would."""
+        self._background.stop()
+        with self._lock:
+            if self.control is not None:
+                _close_quietly(self.control)
+            self.condition = Condition.CLOSED
+            self.trackers = {}
+
+
+def _close_quietly(connection: Any) -> None:
+    try:
+        connection.close()
+    except database.DatabaseError as error:
+        log.debug("writer.close_failed", error=str(error))
+
+
+def _identity() -> leases.Identity:
+    return leases.Identity(socket.gethostname(), os.getpid(), " ".join(sys.argv)[:200])
+
+
+_writers: dict[str, WriterProcess] = {}
+_instance: str | None = None
+_guard = threading.Lock()
+
+
+def use_instance(pattern: str) -> None:
+    """Write under this name or pattern in this process, instead of ``REPLSITE_INSTANCE``; before the first append."""
+    global _instance  # noqa: PLW0603 - one name for the process
+    _instance = pattern
+
+
+def current_writer(using: str | None = None) -> WriterProcess:
+    """This process as a writer on that database; takes its name at the first reservation."""
+    alias = using or stream_settings().database
+    writer = _writers.get(alias)
+    if writer is None or writer.condition is Condition.CLOSED:
+        with _guard:
+            writer = _writers.get(alias)
+            if writer is None or writer.condition is Condition.CLOSED:
+                writer = _writers[alias] = WriterProcess(alias, _instance or stream_settings().instance)
+    return writer
+
+
+def retire_all() -> bool:
+    """Retire this process's writers; for commands that end, and at an orderly exit."""
+    return all([writer.retire() for writer in list(_writers.values()) if writer.condition is Condition.HOLDING])
+
+
+def _after_fork() -> None:
+    """A child must not use its parent's connection, thread or name."""
+    global _guard  # noqa: PLW0603
+    _writers.clear()
+    _guard = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
