@@ -1,0 +1,313 @@
+"""The commands of the replication protocol, version 1.43 (pure): one value per command, read from and written to lines.
+
+A line is the command word, one blank and the arguments; fields are parted by exactly one blank, so two blanks mean an
+empty field. Integers follow Python's ``int()``. The table `COMMANDS` is all there is to know about a command: another
+one is one more row.
+Assumes that a line comes without its line feed and is valid UTF-8.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import msgspec
+
+from streams.replication.errors import MalformedCommand, UnknownCommand, UnsendableCommand
+from streams.replication.json_rows import decode_json, encode_json
+
+__all__ = [
+    "COMMANDS",
+    "LINE_LIMIT_BYTES",
+    "ClearUserSync",
+    "Command",
+    "Error",
+    "FederationAck",
+    "Grammar",
+    "Name",
+    "Ping",
+    "Position",
+    "RData",
+    "RemoteServerUp",
+    "Replicate",
+    "Server",
+    "Side",
+    "UserIP",
+    "UserSync",
+    "format_line",
+    "parse_line",
+]
+
+#: Longest line of version 1.43, line feed not counted.
+LINE_LIMIT_BYTES = 16_384
+
+#: What stands in place of the token for all but the last row of a token.
+_BATCH = "batch"
+
+
+class Side(enum.Enum):
+    """Who listens and who connects."""
+
+    SERVER = "server"
+    CLIENT = "client"
+
+    @property
+    def other(self) -> Side:
+        return Side.CLIENT if self is Side.SERVER else Side.SERVER
+
+
+class Command(msgspec.Struct, frozen=True):
+    """One command; `WORD` is how it is called on the wire."""
+
+    WORD: ClassVar[str] = ""
+
+
+class Server(Command, frozen=True):
+    """The server's name; the first line it sends."""
+
+    WORD: ClassVar[str] = "SERVER"
+    server_name: str
+
+
+class RData(Command, frozen=True):
+    """One row of a fact. Token None (``batch``): more rows of the same fact follow, the last one has the token."""
+
+    WORD: ClassVar[str] = "RDATA"
+    stream: str
+    instance: str
+    token: int | None
+    row: Any
+
+
+class Position(Command, frozen=True):
+    """The writer wrote no rows with previous < token <= new that were not sent, and is at `new` now."""
+
+    WORD: ClassVar[str] = "POSITION"
+    stream: str
+    instance: str
+    previous: int
+    new: int
+
+
+class Error(Command, frozen=True):
+    """Something went wrong; whoever sends it closes the connection."""
+
+    WORD: ClassVar[str] = "ERROR"
+    text: str
+
+
+class Ping(Command, frozen=True):
+    """A sign of life, usually with the sender's milliseconds since the epoch."""
+
+    WORD: ClassVar[str] = "PING"
+    text: str
+
+
+class RemoteServerUp(Command, frozen=True):
+    """A remote server can be reached again."""
+
+    WORD: ClassVar[str] = "REMOTE_SERVER_UP"
+    server_name: str
+
+
+class Name(Command, frozen=True):
+    """What the client calls itself."""
+
+    WORD: ClassVar[str] = "NAME"
+    name: str
+
+
+class Replicate(Command, frozen=True):
+    """The client asks for the position of every stream; arguments of older versions are ignored."""
+
+    WORD: ClassVar[str] = "REPLICATE"
+
+
+class UserSync(Command, frozen=True):
+    """A user began or ended to sync on the worker process `instance_id` (not its instance name)."""
+
+    WORD: ClassVar[str] = "USER_SYNC"
+    instance_id: str
+    user_id: str
+    is_syncing: bool
+    last_sync_ms: int
+
+
+class ClearUserSync(Command, frozen=True):
+    """Forget every syncing user of that worker process."""
+
+    WORD: ClassVar[str] = "CLEAR_USER_SYNC"
+    instance_id: str
+
+
+class FederationAck(Command, frozen=True):
+    """A federation sender has taken everything up to the token."""
+
+    WORD: ClassVar[str] = "FEDERATION_ACK"
+    instance: str
+    token: int
+
+
+class UserIP(Command, frozen=True):
+    """From where a user's device was seen."""
+
+    WORD: ClassVar[str] = "USER_IP"
+    user_id: str
+    access_token: str | None
+    ip: str | None
+    user_agent: str | None
+    device_id: str | None
+    last_seen_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """How the arguments of one command are read and written, and which sides may send it."""
+
+    kind: type[Command]
+    read: Callable[[str], Command]
+    write: Callable[[Any], bytes]
+    senders: frozenset[Side]
+
+
+def parse_line(line: str) -> Command:
+    """The command in a line; raises `UnknownCommand` or `MalformedCommand`."""
+    word, _, arguments = line.partition(" ")
+    grammar = COMMANDS.get(word)
+    if grammar is None:
+        raise UnknownCommand(f"unknown command {_short(word)}")
+    return grammar.read(arguments)
+
+
+def format_line(command: Command, limit: int = LINE_LIMIT_BYTES) -> bytes:
+    """The line of a command, with its line feed; raises `UnsendableCommand`. Its first blank is always there."""
+    arguments = COMMANDS[command.WORD].write(command)
+    line = b"%s %s" % (command.WORD.encode("ascii"), arguments)
+    if b"\n" in line:
+        raise UnsendableCommand(f"{command.WORD} holds a line feed")
+    if len(line) > limit:
+        raise UnsendableCommand(f"{command.WORD} is {len(line)} bytes long, a line holds {limit}")
+    return line + b"\n"
+
+
+# --- reading arguments --------------------------------------------------------------------------------------------
+
+
+def _fields(arguments: str, form: str) -> list[str]:
+    """As many fields as `form` names; the last one may hold blanks."""
+    wanted = form.count(" ") + 1
+    fields = arguments.split(" ", wanted - 1)
+    if len(fields) != wanted:
+        raise MalformedCommand(f"{len(fields)} of {wanted} fields: {form}")
+    return fields
+
+
+def _integer(text: str, field: str) -> int:
+    try:
+        return int(text)
+    except ValueError as error:
+        raise MalformedCommand(f"{field} {_short(text)} is no integer") from error
+
+
+def _short(text: str, limit: int = 60) -> str:
+    """Quoted in ASCII; cut before quoting, since quoting may lengthen each character tenfold."""
+    return ascii(text) if len(text) <= limit else f"{text[:limit]!a}..."
+
+
+def _read_rdata(arguments: str) -> RData:
+    stream, instance, token, row = _fields(arguments, "stream instance token row")
+    number = None if token == _BATCH else _integer(token, "token")
+    return RData(stream, instance, number, decode_json(row))
+
+
+def _read_position(arguments: str) -> Position:
+    stream, instance, previous, new = _fields(arguments, "stream instance prev new")
+    return Position(stream, instance, _integer(previous, "prev"), _integer(new, "new"))
+
+
+def _read_user_sync(arguments: str) -> UserSync:
+    instance_id, user_id, state, last_sync_ms = _fields(arguments, "instance_id user_id state last_sync_ms")
+    if state not in ("start", "end"):
+        raise MalformedCommand(f"state {_short(state)} is neither start nor end")
+    return UserSync(instance_id, user_id, state == "start", _integer(last_sync_ms, "last_sync_ms"))
+
+
+def _read_federation_ack(arguments: str) -> FederationAck:
+    fields = arguments.split(" ")
+    if len(fields) != 2:
+        raise MalformedCommand(f"{len(fields)} of 2 fields: instance token")
+    return FederationAck(fields[0], _integer(fields[1], "token"))
+
+
+def _read_user_ip(arguments: str) -> UserIP:
+    user_id, text = _fields(arguments, "user_id json")
+    parts = decode_json(text)
+    if not isinstance(parts, list) or len(parts) != 5:
+        raise MalformedCommand("json is no array of five: access_token, ip, user_agent, device_id, last_seen_ms")
+    *names, last_seen_ms = parts
+    if not all(name is None or isinstance(name, str) for name in names):
+        raise MalformedCommand("access_token, ip, user_agent and device_id are strings or null")
+    if type(last_seen_ms) is not int:
+        raise MalformedCommand("last_seen_ms is an integer")
+    access_token, ip, user_agent, device_id = names
+    return UserIP(user_id, access_token, ip, user_agent, device_id, last_seen_ms)
+
+
+# --- writing arguments --------------------------------------------------------------------------------------------
+
+
+def _text(value: str) -> bytes:
+    try:
+        return value.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise UnsendableCommand(f"{_short(value)} is no valid Unicode") from error
+
+
+def _words(*values: str | int) -> bytes:
+    """Fields before the last one must not hold a blank, which would shift all that follow."""
+    for value in values:
+        if isinstance(value, str) and " " in value:
+            raise UnsendableCommand(f"field {_short(value)} holds a blank")
+    return _text(" ".join(str(value) for value in values))
+
+
+def _write_rdata(command: RData) -> bytes:
+    token = _BATCH if command.token is None else command.token
+    return b"%s %s" % (_words(command.stream, command.instance, token), encode_json(command.row))
+
+
+def _write_user_sync(command: UserSync) -> bytes:
+    state = "start" if command.is_syncing else "end"
+    return _words(command.instance_id, command.user_id, state, command.last_sync_ms)
+
+
+def _write_user_ip(command: UserIP) -> bytes:
+    _, *parts = msgspec.structs.astuple(command)
+    return b"%s %s" % (_words(command.user_id), encode_json(parts))
+
+
+# --- the table ----------------------------------------------------------------------------------------------------
+
+_BOTH = frozenset(Side)
+_SERVER_ONLY = frozenset({Side.SERVER})
+_CLIENT_ONLY = frozenset({Side.CLIENT})
+
+COMMANDS: dict[str, Grammar] = {
+    grammar.kind.WORD: grammar
+    for grammar in (
+        Grammar(Server, Server, lambda c: _text(c.server_name), _SERVER_ONLY),
+        Grammar(RData, _read_rdata, _write_rdata, _SERVER_ONLY),
+        Grammar(Position, _read_position, lambda c: _words(c.stream, c.instance, c.previous, c.new), _SERVER_ONLY),
+        Grammar(Error, Error, lambda c: _text(c.text), _BOTH),
+        Grammar(Ping, Ping, lambda c: _text(c.text), _BOTH),
+        Grammar(RemoteServerUp, RemoteServerUp, lambda c: _text(c.server_name), _BOTH),
+        Grammar(Name, Name, lambda c: _text(c.name), _CLIENT_ONLY),
+        Grammar(Replicate, lambda _: Replicate(), lambda _: b"", _CLIENT_ONLY),
+        Grammar(UserSync, _read_user_sync, _write_user_sync, _CLIENT_ONLY),
+        Grammar(ClearUserSync, ClearUserSync, lambda c: _text(c.instance_id), _CLIENT_ONLY),
+        Grammar(FederationAck, _read_federation_ack, lambda c: _words(c.instance, c.token), _CLIENT_ONLY),
+        Grammar(UserIP, _read_user_ip, _write_user_ip, _CLIENT_ONLY),
+    )
+}

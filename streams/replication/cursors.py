@@ -1,0 +1,228 @@
+"""What a follower makes of RDATA and POSITION (pure): cursors per stream and writer, batches, gaps, resets.
+
+The rules are those of ``streams.md`` 7. Two things go beyond them, because writers may join while we look away:
+
+- The first POSITION of a stream on a connection begins a *run* of POSITIONs, one per writer. A writer of the run that
+  we have never heard of starts where our linear position was when the run began, for its facts lie above that; the
+  linear position of the run's other writers must not count yet.
+- On a stream that we know nothing of, the run itself is the start: every writer where it is said to be.
+
+Assumes that commands come in the order of the connection, and that a `Gap` is answered with `reached` before the next
+one.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from streams.replication.commands import Position, RData
+from streams.tracker import PositionTracker, TrackerState
+
+__all__ = ["Cursors", "Event", "Fact", "Gap", "Ignored", "Moved", "Reset"]
+
+
+class Ignored(enum.StrEnum):
+    """Why a command was passed over; counted."""
+
+    OWN_ECHO = "own echo"
+    OTHER_STREAM = "other stream"
+    BEFORE_POSITION = "before the first position"
+    STALE = "already known"
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """A fact came whole: its rows, in order."""
+
+    stream: str
+    instance: str
+    token: int
+    rows: tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """The writer is at `token`, and nothing of it is missing."""
+
+    stream: str
+    instance: str
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Facts of the writer with after < token <= upto may be missing: fetch them, then tell `reached`."""
+
+    stream: str
+    instance: str
+    after: int
+    upto: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reset:
+    """The stream was started anew at a lower token."""
+
+    stream: str
+    instance: str
+    token: int
+
+
+Event = Fact | Moved | Gap | Reset
+
+
+@dataclass(slots=True)
+class _StreamCursors:
+    """One stream: cursors, the linear position, and what belongs to the present connection."""
+
+    tracker: PositionTracker
+    cursors: dict[str, int] = field(default_factory=dict)
+    positioned: set[str] = field(default_factory=set)
+    batches: dict[str, list[Any]] = field(default_factory=dict)
+    is_new: bool = True
+    """Nothing is known of the stream but what the present run says."""
+    run_start: int | None = None
+    """Our linear position when the present run of POSITIONs began; None outside of a run."""
+
+    def place_new_run(self, instance: str, token: int) -> None:
+        self.cursors[instance] = token
+        self.tracker = PositionTracker(TrackerState(min(self.cursors.values()), self.cursors))
+
+
+class Cursors:
+    """The cursors of one follower over all its connections.
+
+    ``streams``: the wanted ones, None for all. ``own_instance``: the name under which this very process writes.
+    ``can_reset`` tells which streams may start anew at a lower token: those without a table of ours.
+    """
+
+    def __init__(
+        self,
+        streams: Collection[str] | None = None,
+        own_instance: str | None = None,
+        can_reset: Callable[[str], bool] = lambda stream: False,
+    ) -> None:
+        self._wanted = None if streams is None else frozenset(streams)
+        self._own_instance = own_instance
+        self._can_reset = can_reset
+        self._streams: dict[str, _StreamCursors] = {}
+        self.ignored: Counter[Ignored] = Counter()
+
+    # --- what the caller knows ------------------------------------------------------------------------------------
+
+    def start(self, stream: str, linear: int, positions: Mapping[str, int]) -> None:
+        """Begin a stream at known cursors; a writer that is not named starts at `linear`."""
+        tracker = PositionTracker(TrackerState(linear, positions))
+        self._streams[stream] = _StreamCursors(tracker, dict(positions), is_new=False)
+
+    def learn(self, stream: str, writers: Iterable[str]) -> None:
+        """Writers that exist, from a snapshot taken after the connection was made: unknown ones start at `linear`."""
+        state = self._streams[stream]
+        for writer in writers:
+            self._place(state, writer)
+
+    def begin_connection(self) -> None:
+        """A new connection: no stream is positioned on it, and half-received batches are void."""
+        for state in self._streams.values():
+            state.positioned.clear()
+            state.batches.clear()
+            state.run_start, state.is_new = None, False
+
+    def reached(self, stream: str, instance: str, token: int) -> None:
+        """Facts of the writer up to `token` are here (fetched ones, too)."""
+        state = self._streams[stream]
+        state.cursors[instance] = max(token, state.cursors.get(instance, 0))
+        state.tracker.advance(instance, token)
+
+    # --- what the server says -------------------------------------------------------------------------------------
+
+    def take(self, command: Position | RData) -> Event | None:
+        """What the command means; None when it is to be ignored. A `Fact` or `Moved` has moved the cursor already."""
+        if self._wanted is not None and command.stream not in self._wanted:
+            return self._ignore(Ignored.OTHER_STREAM)
+        if command.instance == self._own_instance:
+            return self._ignore(Ignored.OWN_ECHO)
+        return self._take_position(command) if isinstance(command, Position) else self._take_rdata(command)
+
+    def _take_position(self, command: Position) -> Event | None:
+        state = self._streams.get(command.stream)
+        if state is None:
+            state = self._streams[command.stream] = _StreamCursors(PositionTracker(TrackerState(command.new, {})))
+        self._follow_run(state, command)
+        state.batches.pop(command.instance, None)
+        state.positioned.add(command.instance)
+        cursor = self._place(state, command.instance)
+        if command.new < cursor:
+            return self._take_lower(command, state)
+        if command.previous <= cursor:
+            self.reached(command.stream, command.instance, command.new)
+            return Moved(command.stream, command.instance, command.new)
+        return Gap(command.stream, command.instance, cursor, command.new)
+
+    def _follow_run(self, state: _StreamCursors, command: Position) -> None:
+        """Begin, continue or end the run of first POSITIONs."""
+        if not state.positioned:
+            state.run_start = state.tracker.linear
+        elif command.instance in state.positioned:
+            state.run_start, state.is_new = None, False
+        if state.is_new and state.run_start is not None:
+            state.place_new_run(command.instance, command.new)
+
+    def _take_lower(self, command: Position, state: _StreamCursors) -> Event | None:
+        """A table does not go back: the server is only behind us. Other streams begin anew."""
+        if not self._can_reset(command.stream):
+            return self._ignore(Ignored.STALE)
+        state.cursors[command.instance] = command.new
+        state.tracker = PositionTracker(TrackerState(min(state.cursors.values()), state.cursors))
+        return Reset(command.stream, command.instance, command.new)
+
+    def _take_rdata(self, command: RData) -> Event | None:
+        state = self._streams.get(command.stream)
+        if state is None or command.instance not in state.positioned:
+            return self._ignore(Ignored.BEFORE_POSITION)
+        state.run_start, state.is_new = None, False
+        if command.token is None:
+            state.batches.setdefault(command.instance, []).append(command.row)
+            return None
+        rows = (*state.batches.pop(command.instance, ()), command.row)
+        if command.token <= state.cursors[command.instance]:
+            return self._ignore(Ignored.STALE)
+        self.reached(command.stream, command.instance, command.token)
+        return Fact(command.stream, command.instance, command.token, rows)
+
+    @staticmethod
+    def _place(state: _StreamCursors, writer: str) -> int:
+        """The writer's cursor; one that is new to us enters at the linear position, or at that before the run."""
+        if writer not in state.cursors:
+            state.cursors[writer] = state.tracker.linear if state.run_start is None else state.run_start
+            state.tracker.advance(writer, state.cursors[writer])
+        return state.cursors[writer]
+
+    def _ignore(self, reason: Ignored) -> Event | None:
+        self.ignored[reason] += 1
+        return None
+
+    # --- where we are ---------------------------------------------------------------------------------------------
+
+    def is_positioned(self, stream: str) -> bool:
+        """Whether a POSITION of the stream was seen on this connection."""
+        return stream in self._streams and bool(self._streams[stream].positioned)
+
+    def knows(self, stream: str) -> bool:
+        """Whether the stream has cursors."""
+        return stream in self._streams
+
+    def linear(self, stream: str) -> int:
+        """Every fact of any writer up to here was received."""
+        return self._streams[stream].tracker.linear
+
+    def positions(self) -> dict[str, dict[str, int]]:
+        """Cursor per stream and writer, never below the linear position of the stream."""
+        return {
+            stream: {writer: max(cursor, state.tracker.linear) for writer, cursor in state.cursors.items()}
+            for stream, state in self._streams.items()
+        }

@@ -1,0 +1,72 @@
+"""Errors of the wire (pure).
+
+    ReplicationError (a StreamError)
+    ├── CommandError
+    │   ├── UnknownCommand       a line begins with a word that is no command
+    │   ├── MalformedCommand     a known command with arguments that cannot be read
+    │   └── UnsendableCommand    a command that no line can carry (LF, blank inside a field, too long, NaN)
+    ├── IllegalMove              an input that the connection's state does not allow
+    ├── BadAddress               a host, port or URL that cannot be used
+    ├── PortTaken                somebody else listens there
+    ├── WrongRemote              the server says that it is another one than we want to follow
+    └── CatchUpError             facts that were missed cannot be fetched
+
+Every message says what, where and what to do.
+"""
+
+from __future__ import annotations
+
+from streams.errors import StreamError
+
+__all__ = [
+    "BadAddress",
+    "CatchUpError",
+    "CommandError",
+    "IllegalMove",
+    "MalformedCommand",
+    "PortTaken",
+    "ReplicationError",
+    "UnknownCommand",
+    "UnsendableCommand",
+    "WrongRemote",
+]
+
+
+class ReplicationError(StreamError):
+    """Base of all errors of the wire."""
+
+
+class CommandError(ReplicationError):
+    """A command that cannot be read or written."""
+
+
+class UnknownCommand(CommandError):
+    """The first word of a line is no command."""
+
+
+class MalformedCommand(CommandError):
+    """The arguments of a known command cannot be read."""
+
+
+class UnsendableCommand(CommandError):
+    """A command that no line can carry."""
+
+
+class IllegalMove(ReplicationError):
+    """An input that the state of the connection does not allow; always a mistake of the caller."""
+
+
+class BadAddress(ReplicationError, ValueError):
+    """A host, port or URL that cannot be used."""
+
+
+class PortTaken(ReplicationError):
+    """The port is in use."""
+
+
+class WrongRemote(ReplicationError):
+    """The server introduced itself with another name than the wanted one."""
+
+
+class CatchUpError(ReplicationError):
+    """Facts that were missed cannot be fetched."""

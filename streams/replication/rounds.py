@@ -1,0 +1,234 @@
+"""What the broadcaster says, given stored positions and rows (pure).
+
+One *round* turns a snapshot of stored positions into steps: announce a writer, read a writer's rows, or move a writer
+whose rows need no reading. The order of steps carries two promises to followers:
+
+- A writer that nobody was told of is announced before anything else of its stream. Whoever then computes a linear
+  position from the writers it knows cannot pass the new one. It is announced at the linear position *before* it came:
+  its row is committed before its first reservation, so all its facts lie above that.
+- A retired writer has nothing pending, so it is said to be where the linear position is; otherwise the place where it
+  stopped would hold back every follower for ever. So is a writer whose row is gone, and, on a stream that nobody has
+  written yet, a stand-in that lets clients see the stream at all.
+
+Assumes that snapshots come in the order they were taken, and that rows of a step are read after its snapshot.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from streams.replication.commands import LINE_LIMIT_BYTES
+from streams.replication.errors import UnsendableCommand
+from streams.replication.json_rows import encode_json
+
+__all__ = ["Announce", "Announcer", "Lines", "Move", "Read", "Row", "Step", "Stored", "encode_rows", "position_line"]
+
+_RETIRED = "retired"
+
+
+class Stored(Protocol):
+    """A stored position of one writer, as `streams.readers.stored_positions` gives it."""
+
+    @property
+    def position(self) -> int: ...
+    @property
+    def state(self) -> str: ...
+
+
+class Row(Protocol):
+    """A row of a fact, as `streams.readers.rows_between` gives it."""
+
+    @property
+    def token(self) -> int: ...
+    @property
+    def row(self) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Announce:
+    """Tell of a writer that was not known before."""
+
+    stream: str
+    writer: str
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """Read and send the writer's rows with after < token <= upto."""
+
+    stream: str
+    writer: str
+    after: int
+    upto: int
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Say that the writer has nothing between the two positions."""
+
+    stream: str
+    writer: str
+    previous: int
+    new: int
+
+
+Step = Announce | Read | Move
+
+
+@dataclass(slots=True)
+class Lines:
+    """Encoded lines, ready for every connection."""
+
+    data: bytes = b""
+    count: int = 0
+    facts: int = 0
+    oversize: int = 0
+
+
+@dataclass(slots=True)
+class _StreamState:
+    """What was said of one stream: per writer up to where, and the linear position of the last snapshot."""
+
+    sent: dict[str, int] = field(default_factory=dict)
+    linear: int = 1
+    paced_at: float = -1e9
+
+
+class Announcer:
+    """Where every writer was last said to be, and what has to be said next.
+
+    `steps` may be called by another thread than the rest, while nobody calls `start` or `skip`.
+
+    ``streams`` gives the order of announcements; ``stand_in`` names the writer shown for a stream that has none.
+    """
+
+    def __init__(self, streams: Sequence[str], stand_in: str, pace_interval_seconds: float = 0.1) -> None:
+        self._streams = {name: _StreamState() for name in streams}
+        self._stand_in = stand_in
+        self._pace_interval_seconds = pace_interval_seconds
+        #: When a retired writer that was left where it is has to be moved; infinity when there is none.
+        self.wants_round_at = math.inf
+
+    def start(self, snapshot: Mapping[str, Mapping[str, Stored]]) -> None:
+        """Begin at the stored positions; nothing earlier is ever sent."""
+        for name, state in self._streams.items():
+            stored = snapshot.get(name, {})
+            state.linear = linear_of(stored.values())
+            state.sent = _targets(stored, state.linear) or {self._stand_in: state.linear}
+
+    def steps(self, snapshot: Mapping[str, Mapping[str, Stored]], now: float) -> list[Step]:
+        """What to do to get from what was said to the snapshot, in order.
+
+        `said` tells afterwards what of it was done; a `Move` must be left out when the `Read` before it was cut short.
+        """
+        self.wants_round_at = math.inf
+        steps: list[Step] = []
+        for name, state in self._streams.items():
+            steps += self._of(name, state, snapshot.get(name, {}), now)
+        return steps
+
+    def skip(self, snapshot: Mapping[str, Mapping[str, Stored]]) -> None:
+        """Nobody listens: go to the snapshot without a word."""
+        for name, state in self._streams.items():
+            stored = snapshot.get(name, {})
+            state.linear = max(state.linear, linear_of(stored.values()))
+            for writer, target in self._with_pacers(state, stored).items():
+                state.sent[writer] = max(state.sent.get(writer, 0), target)
+
+    def said(self, stream: str, writer: str, position: int) -> None:
+        """Lines that bring the writer to this position went out."""
+        self._streams[stream].sent[writer] = position
+
+    def positions(self) -> Iterator[tuple[str, str, int]]:
+        """(stream, writer, position) of everything said so far, in the order of announcement."""
+        for name, state in self._streams.items():
+            for writer, position in sorted(state.sent.items()):
+                yield name, writer, position
+
+    def _of(self, name: str, state: _StreamState, stored: Mapping[str, Stored], now: float) -> Iterator[Step]:
+        before, state.linear = state.linear, max(state.linear, linear_of(stored.values()))
+        sent = dict(state.sent)
+        for writer in sorted(stored.keys() - sent.keys()):
+            sent[writer] = min(before, stored[writer].position)
+            yield Announce(name, writer, sent[writer])
+        pace_due = now >= state.paced_at + self._pace_interval_seconds
+        for writer, target in self._with_pacers(state, stored).items():
+            end = stored[writer].position if writer in stored else 0
+            if end > sent[writer]:
+                yield Read(name, writer, sent[writer], end)
+            if target <= max(end, sent[writer]):
+                continue
+            if pace_due:
+                state.paced_at = now
+                yield Move(name, writer, max(end, sent[writer]), target)
+            else:
+                self.wants_round_at = min(self.wants_round_at, state.paced_at + self._pace_interval_seconds)
+
+    def _with_pacers(self, state: _StreamState, stored: Mapping[str, Stored]) -> dict[str, int]:
+        """Targets of the stored writers, and of those without a row, which only keep pace with the linear position."""
+        gone = dict.fromkeys(state.sent.keys() - stored.keys(), state.linear)
+        return gone | _targets(stored, state.linear)
+
+
+def linear_of(stored: Iterable[Stored]) -> int:
+    """Minimum over the writers that are not retired; all retired: their maximum; none: 1."""
+    known = list(stored)
+    active = [one.position for one in known if one.state != _RETIRED]
+    return min(active) if active else max((one.position for one in known), default=1)
+
+
+def _targets(stored: Mapping[str, Stored], linear: int) -> dict[str, int]:
+    return {w: max(one.position, linear) if one.state == _RETIRED else one.position for w, one in stored.items()}
+
+
+def position_line(stream: str, writer: str, previous: int, new: int) -> bytes:
+    """A POSITION line; stream and writer are names that were checked where they were given."""
+    return b"POSITION %s %s %d %d\n" % (stream.encode(), writer.encode(), previous, new)
+
+
+def encode_rows(step: Read, rows: Sequence[Row], reached: int, limit: int = LINE_LIMIT_BYTES) -> Lines:
+    """The lines for rows of one writer, whole tokens, ascending, that reach from ``step.after`` to ``reached``.
+
+    All rows of a token but the last carry ``batch``. A POSITION follows when more was reached than the last row, or
+    when there are no rows at all. A fact with a row that no line can hold becomes a POSITION whose `prev` is its own
+    token: every follower is behind that, so it fetches the fact.
+    """
+    prefix = b"RDATA %s %s " % (step.stream.encode(), step.writer.encode())
+    out: list[bytes] = []
+    lines = Lines()
+    said = step.after
+    for token, fact in _by_token(rows):
+        try:
+            out += _fact_lines(prefix, token, fact, limit)
+        except UnsendableCommand:
+            out.append(position_line(step.stream, step.writer, token, token))
+            lines.oversize += 1
+        said = token
+        lines.facts += 1
+    if reached > said:
+        out.append(position_line(step.stream, step.writer, said, reached))
+    lines.data = b"".join(out)
+    lines.count = len(out)
+    return lines
+
+
+def _fact_lines(prefix: bytes, token: int, fact: Sequence[Row], limit: int) -> list[bytes]:
+    *others, last = [encode_json(row.row) for row in fact]
+    lines = [b"%sbatch %s\n" % (prefix, text) for text in others]
+    lines.append(b"%s%d %s\n" % (prefix, token, last))
+    if max(map(len, lines)) > limit + 1:
+        raise UnsendableCommand(f"a row of token {token} is longer than a line of {limit} bytes")
+    return lines
+
+
+def _by_token(rows: Sequence[Row]) -> Iterator[tuple[int, Sequence[Row]]]:
+    """Neighbours with the same token, together."""
+    start = 0
+    for end in range(1, len(rows) + 1):
+        if end == len(rows) or rows[end].token != rows[start].token:
+            yield rows[start].token, rows[start:end]
+            start = end
