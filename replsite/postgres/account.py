@@ -39,7 +39,7 @@ class Account:
             return words
         prefix = ["setpriv", f"--reuid={self.uid}", f"--regid={self.gid}", "--clear-groups"]
         if self.capability:
-            # Without the securebit access(2), which the programs look for each other with, would not see the capability.
+            # Without the securebit access(2), by which the programs find each other, would not see the capability.
             prefix += [f"--inh-caps=+{self.capability}", f"--ambient-caps=+{self.capability}"]
             prefix += ["--securebits=+no_setuid_fixup"]
         return [*prefix, "--", *words]

@@ -1,0 +1,161 @@
+"""What every test may ask for.
+
+Databases: ask for ``db`` (or mark ``django_db``) when the test's changes may stay in one transaction that is rolled
+back. Streams announce and complete at *commit*, so their tests want real ones: ``@pytest.mark.django_db(transaction=True)``
+or the fixture ``transactional_db``; tables are emptied afterwards. Other processes see the test's rows only that way.
+Unit tests ask for neither, and then no server is started.
+
+Processes: ``run_manage("check_streams", "--json")`` runs a command to its end on the test database; ``start_manage``
+starts one that is ended with the test. ``wait_until`` is how tests wait; ``free_port`` is a port for a listener.
+
+Nothing may be left behind: at the end of the session living children and files in the temporary folder are an error.
+With ``CI=true`` a skipped test is a failure.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Generator, Iterator
+from contextlib import suppress
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+from django.conf import settings
+
+from tests import session as test_session
+from tests.waiting import wait_until as wait_until_function
+
+SESSION_FOLDER = test_session.enter()
+os.environ["DJANGO_SETTINGS_MODULE"] = "replsite.settings"
+assert settings.SECRET_KEY  # loads the settings now, in the environment of the session
+
+IN_CI = os.environ.get("CI", "").lower() in ("1", "true", "yes")
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """The controller removes the session's folder."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        test_session.leave(SESSION_FOLDER)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """In CI everything can be had, so a skip hides something."""
+    return _skip_fails((yield))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """The same for a module that skips itself."""
+    return _skip_fails((yield))
+
+
+def _skip_fails(report: Any) -> Any:
+    if IN_CI and report.skipped and not hasattr(report, "wasxfail"):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        report.outcome = "failed"
+        report.longrepr = f"{report.nodeid}: skipped, which is a failure with CI=true. {reason}"
+    return report
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _nothing_left_behind() -> Iterator[None]:
+    """Set up first, so torn down last: after every fixture that owns a process or a file."""
+    yield
+    with suppress(AssertionError):  # a process that was told to end may need a moment; the assert below decides
+        wait_until_function(lambda: not test_session.left_processes(), 5.0)
+    processes, files = test_session.left_processes(), test_session.left_files()
+    assert not processes, f"processes left behind by the tests: {processes}"
+    assert not files, f"temporary files left behind by the tests: {files}"
+
+
+@pytest.fixture
+def wait_until() -> Callable[..., Any]:
+    """``wait_until(condition, seconds=10)``: the first true value, or the test fails."""
+    return wait_until_function
+
+
+@pytest.fixture
+def free_port() -> int:
+    """A port of 127.0.0.1 that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture
+def database_url(transactional_db: None) -> str:
+    """``DATABASE_URL`` of the test database, for other processes."""
+    from django.db import connection
+
+    connection.ensure_connection()
+    where = connection.settings_dict
+    user, password = quote(where["USER"], safe=""), quote(where["PASSWORD"], safe="")
+    return f"postgres://{user}:{password}@{where['HOST']}:{where['PORT']}/{quote(where['NAME'])}"
+
+
+@pytest.fixture
+def run_manage(database_url: str) -> Run:
+    """``run_manage(*arguments, timeout=60, env={}, input=None)``: run ``manage.py`` on the test database to its end."""
+
+    def run(
+        *arguments: str, timeout: float = 60.0, env: dict[str, str] | None = None, **more: Any
+    ) -> subprocess.CompletedProcess[str]:
+        more.setdefault("capture_output", True)
+        return subprocess.run(
+            [sys.executable, "manage.py", *arguments],
+            cwd=test_session.PROJECT,
+            env={**os.environ, "DATABASE_URL": database_url, **(env or {})},
+            text=True,
+            timeout=timeout,
+            check=False,
+            **more,
+        )
+
+    return run
+
+
+@pytest.fixture
+def start_manage(database_url: str) -> Iterator[Start]:
+    """``start_manage(*arguments, env={})``: start ``manage.py`` on the test database; ended with the test.
+
+    Its children end too. Its stdout is a pipe of text lines; stderr goes to the test's own.
+    """
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*arguments: str, env: dict[str, str] | None = None, **more: Any) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "manage.py", *arguments],
+            cwd=test_session.PROJECT,
+            env={**os.environ, "DATABASE_URL": database_url, **(env or {})},
+            text=True,
+            start_new_session=True,
+            **{"stdout": subprocess.PIPE, **more},
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        end_process(process)
+
+
+def end_process(process: subprocess.Popen[str], seconds: float = 10.0) -> None:
+    """Ask a process to end, then make it and what it started end."""
+    if process.poll() is None:
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(seconds)
+    with suppress(ProcessLookupError):  # the usual case: nothing of its group is left
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    for stream in (process.stdin, process.stdout, process.stderr):
+        if stream is not None:
+            stream.close()

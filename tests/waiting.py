@@ -1,0 +1,19 @@
+"""Waiting for a condition with a deadline: the one way in which tests wait."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def wait_until(condition: Callable[[], T], seconds: float = 10.0, what: str = "") -> T:
+    """The first true value of ``condition``; fails the test when there is none within ``seconds``."""
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {seconds} s: {what or condition}; last value {value!r}")
+        time.sleep(0.02)
+    return value
