@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from streams import database, heartbeat
+from streams import database, heartbeat, registry
 from streams.conf import stream_settings
 from streams.errors import StreamError
 from streams.readers import RETIRED, stored_positions
@@ -238,8 +238,6 @@ class Background:
         due = self._due(idle_too=now >= self._idle_due)
         if not due:
             return
-        from streams import registry  # noqa: PLC0415 - filled when the models are loaded
-
         signs = [registry.get(stream).declaration.sign for stream in due]
         cursor.execute(
             _ANNOUNCE,

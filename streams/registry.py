@@ -25,9 +25,9 @@ Sample = Callable[[int, int], Mapping[str, Any]]
 
 #: Order in which streams are announced (``protocol.md`` 7); streams that are not named here follow by age.
 _WIRE_ORDER = (
-    "events backfill presence presence_federation typing receipts push_rules pushers caches device_lists to_device "
-    "federation tag_account_data account_data groups user_signature"
-).split()
+    "events", "backfill", "presence", "presence_federation", "typing", "receipts", "push_rules", "pushers", "caches",
+    "device_lists", "to_device", "federation", "tag_account_data", "account_data", "groups", "user_signature",
+)  # fmt: skip
 
 _streams: dict[str, Stream] = {}
 _by_table: dict[str, Stream] = {}

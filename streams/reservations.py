@@ -66,12 +66,13 @@ class OpenTransaction:
     @classmethod
     def of(cls, connection: BaseDatabaseWrapper, writer: WriterProcess) -> OpenTransaction:
         """The record of the connection's transaction; enters the hook when there is none yet."""
-        for _, hook, _ in connection.run_on_commit:
+        hooks: list[Any] = connection.run_on_commit
+        for _, hook, _ in hooks:
             if isinstance(hook, _CommitHook) and hook.record.writer is writer:
                 return hook.record
         record = cls(writer)
         writer.watch(record)
-        connection.run_on_commit.insert(0, (set(), _CommitHook(record), False))
+        hooks.insert(0, (set(), _CommitHook(record), False))
         return record
 
     def own(self, stream: Stream, tracker: PositionTracker, ids: list[int]) -> None:
@@ -152,7 +153,8 @@ class Reservation:
         finally:
             if tracker.end_fetch(fetch, ids):
                 writer.announce_soon()
-            self._record.own(self.stream, tracker, ids) if ids else None
+            if ids:
+                self._record.own(self.stream, tracker, ids)
         self.ids = ids
         self._savepoints = list(self._connection.savepoint_ids)
         if not fresh:
@@ -224,7 +226,7 @@ class Reservation:
         setattr(fact, fact.id_field, number * sign)
 
     def _check_open(self) -> None:
-        if self._record.ended or not self._connection.in_atomic_block and self._connection.get_autocommit():
+        if self._record.ended or (not self._connection.in_atomic_block and self._connection.get_autocommit()):
             raise ReservationEnded(
                 f"Stream {self.stream.name}: the transaction that reserved {self.ids[0]} to {self.ids[-1]} is over, so these "
                 f"IDs are complete and no row may be written under them. Reserve again in the new transaction."

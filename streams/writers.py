@@ -17,8 +17,8 @@ import os
 import socket
 import sys
 import threading
-from contextlib import contextmanager
 from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from typing import Any
 
@@ -267,7 +267,8 @@ def current_writer(using: str | None = None) -> WriterProcess:
 
 def retire_all() -> bool:
     """Retire this process's writers; for commands that end, and at an orderly exit."""
-    return all([writer.retire() for writer in list(_writers.values()) if writer.condition is Condition.HOLDING])
+    results = [writer.retire() for writer in list(_writers.values()) if writer.condition is Condition.HOLDING]
+    return all(results)
 
 
 def _after_fork() -> None:
