@@ -52,6 +52,7 @@ EVENTS = StreamDeclaration(
             row=_event_row,
             id_column="stream_ordering",
             where="stream_ordering > 0",
+            then_by="",
         ),
         FactTable(
             name="events_currentstatedelta",
@@ -77,6 +78,7 @@ BACKFILL = StreamDeclaration(
             columns=_EVENT_COLUMNS,
             id_column="stream_ordering",
             where="stream_ordering < 0",
+            then_by="",
         ),
     ),
 )
