@@ -1,0 +1,110 @@
+"""``manage.py append``: the load generator."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.db import DatabaseError, connections
+
+from streams import load, registry, writers
+from streams.errors import StreamError
+from streams.names import check_name
+
+__all__ = ["Command"]
+
+
+class Command(BaseCommand):
+    """Append made-up facts, from several threads, and say how fast it went."""
+
+    help = (
+        "Append COUNT made-up facts to a stream: --batch facts per transaction, each under its own ID. "
+        "Example: manage.py append caches --count 10000 --batch 10 --threads 8 --instance load-1"
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """Declare the options."""
+        parser.add_argument("stream", help=f"one of: {', '.join(registry.names())}")
+        parser.add_argument("--count", type=int, required=True, help="facts in total")
+        parser.add_argument("--batch", type=int, default=1, help="facts per transaction (1)")
+        parser.add_argument("--threads", type=int, default=1, help="threads that append side by side (1)")
+        parser.add_argument("--instance", default="append-{n}", help="writer name or pattern (append-{n})")
+        parser.add_argument("--rate", type=float, default=0.0, help="at most so many facts a second in all (no limit)")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Run the load and print one line."""
+        self._check(options)
+        writers.use_instance(options["instance"])
+        begun = time.perf_counter()
+        try:
+            writers.current_writer().tracker(registry.get(options["stream"]))
+            run = _Run(options["stream"], options["count"], options["batch"], options["rate"])
+            run.in_threads(options["threads"])
+        except (StreamError, DatabaseError) as error:
+            raise CommandError(str(error).strip(), returncode=1) from error
+        seconds = time.perf_counter() - begun
+        if not writers.retire_all():
+            raise CommandError("Some facts were still pending after 5 s; the writer was let go as it is.", returncode=1)
+        self.stdout.write(
+            f"appended {run.done} facts to {options['stream']} in {seconds:.2f} s: {run.done / seconds:,.0f}/s"
+        )
+
+    def _check(self, options: dict[str, Any]) -> None:
+        try:
+            registry.get(options["stream"])
+            check_name(options["instance"])
+        except (StreamError, ValueError) as error:
+            raise CommandError(str(error), returncode=2) from error
+        for name in ("count", "batch", "threads"):
+            if options[name] < 1:
+                raise CommandError(f"--{name} must be at least 1, not {options[name]}.", returncode=2)
+
+
+class _Run:
+    """The facts that are left to append, shared by the threads; the first error ends all of them."""
+
+    def __init__(self, stream: str, count: int, batch: int, rate: float) -> None:
+        self.stream, self.left, self.batch, self.rate = stream, count, batch, rate
+        self.done = 0
+        self._lock = threading.Lock()
+        self._error: BaseException | None = None
+        self._begun = time.perf_counter()
+
+    def in_threads(self, number: int) -> None:
+        """Append until nothing is left; raises what the first failing thread raised."""
+        threads = [threading.Thread(target=self._work, args=(n,)) for n in range(number)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if self._error is not None:
+            raise self._error
+
+    def _take(self) -> int:
+        with self._lock:
+            if self._error is not None:
+                return 0
+            count = min(self.batch, self.left)
+            self.left -= count
+            return count
+
+    def _work(self, thread: int) -> None:
+        try:
+            generator = load.generator(self.stream, thread)
+            while count := self._take():
+                self._keep_rate()
+                generator.append(count)
+                with self._lock:
+                    self.done += count
+        except BaseException as error:  # noqa: BLE001 - handed to the main thread
+            self._error = self._error or error
+        finally:
+            connections.close_all()
+
+    def _keep_rate(self) -> None:
+        if self.rate > 0:
+            ahead = self.done / self.rate - (time.perf_counter() - self._begun)
+            if ahead > 0:
+                time.sleep(ahead)
