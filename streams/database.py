@@ -21,6 +21,7 @@ __all__ = [
     "connection_gone",
     "direct_connection",
     "dsn",
+    "explain",
     "start_key",
     "writer_key",
 ]
@@ -40,6 +41,17 @@ _NOT_LIBPQ = {
     "pool",
     "context",
 }
+
+
+def explain(error: BaseException) -> str:
+    """The server's or the driver's words, and what to do where that is known; for the last line of a command."""
+    text = " ".join(str(error).split())
+    cause = error if isinstance(error, psycopg2.Error) else error.__cause__
+    if isinstance(cause, psycopg2.errors.UndefinedTable | psycopg2.errors.UndefinedColumn):
+        return f"{text}. The database lacks tables of this version: run manage.py migrate."
+    if isinstance(cause, connection_gone):
+        return f"The database cannot be reached: {text}. Start it, or correct DATABASE_URL."
+    return text
 
 
 def _parameters(using: str | None) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError, connections
 
-from streams import load, registry, writers
+from streams import database, load, registry, writers
 from streams.errors import StreamError
 from streams.names import check_name
 
@@ -42,8 +42,10 @@ class Command(BaseCommand):
             writers.current_writer().tracker(registry.get(options["stream"]))
             run = _Run(options["stream"], options["count"], options["batch"], options["rate"])
             run.in_threads(options["threads"])
-        except (StreamError, DatabaseError) as error:
-            raise CommandError(str(error).strip(), returncode=1) from error
+        except (DatabaseError, database.DatabaseError) as error:
+            raise CommandError(database.explain(error), returncode=1) from error
+        except StreamError as error:
+            raise CommandError(str(error), returncode=1) from error
         seconds = time.perf_counter() - begun
         if not writers.retire_all():
             raise CommandError("Some facts were still pending after 5 s; the writer was let go as it is.", returncode=1)

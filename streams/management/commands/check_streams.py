@@ -34,22 +34,26 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         """Show, repair when asked, show again."""
         try:
-            connection = database.direct_connection(application_name="replsite check_streams")
-        except database.OperationalError as error:
-            raise CommandError(f"The database cannot be reached: {str(error).strip()}", returncode=1) from error
-        with closing(connection), connection.cursor() as cursor:
-            findings = inspection.inspect_streams(cursor)
-            if options["repair"]:
-                for finding in findings:
-                    if not finding.well:
-                        value = inspection.repair(cursor, registry.get(finding.stream))
-                        self.stderr.write(f"{finding.stream}: {finding.verdict}; sequence moved to {value}")
-                findings = inspection.inspect_streams(cursor)
+            findings = self._inspect(repair=options["repair"])
+        except database.DatabaseError as error:
+            raise CommandError(database.explain(error), returncode=1) from error
         self._json(findings) if options["json"] else self._table(findings)
         if bad := [finding for finding in findings if not finding.well]:
             raise CommandError(
                 f"{len(bad)} of {len(findings)} streams are not in order; --repair mends them.", returncode=1
             )
+
+    def _inspect(self, *, repair: bool) -> list[inspection.Finding]:
+        with closing(database.direct_connection(application_name="replsite check_streams")) as connection:
+            cursor = connection.cursor()
+            findings = inspection.inspect_streams(cursor)
+            if repair:
+                for finding in findings:
+                    if not finding.well:
+                        value = inspection.repair(cursor, registry.get(finding.stream))
+                        self.stderr.write(f"{finding.stream}: {finding.verdict}; sequence moved to {value}")
+                findings = inspection.inspect_streams(cursor)
+            return findings
 
     def _json(self, findings: list[inspection.Finding]) -> None:
         for finding in findings:
