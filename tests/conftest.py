@@ -1,7 +1,7 @@
 """What every test may ask for.
 
 Databases: ask for ``db`` (or mark ``django_db``) when the test's changes may stay in one transaction that is rolled
-back. Streams announce and complete at *commit*, so their tests want real ones: ``@pytest.mark.django_db(transaction=True)``
+back. Streams announce and complete at *commit*, so their tests want real ones: mark ``django_db(transaction=True)``
 or the fixture ``transactional_db``; tables are emptied afterwards. Other processes see the test's rows only that way.
 Unit tests ask for neither, and then no server is started.
 

@@ -1,0 +1,92 @@
+#!/usr/bin/env python
+"""Checks that ``requirements.txt`` is what ``pyproject.toml`` asks for, from the metadata of the installed packages.
+
+It asks no registry, so a new release of some package never changes the answer: every pin of ``pyproject.toml`` must stand
+in ``requirements.txt``, every installed package must have the version that is pinned there, and the pins must be exactly
+what the requirements need, directly or not. The extra ``java`` stays outside: set-up installs it where Java is missing.
+"""
+
+from __future__ import annotations
+
+import sys
+import tomllib
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+PROJECT = Path(__file__).resolve().parent.parent
+OUTSIDE = {"java"}
+REMEDY = (
+    "Make it anew: uv pip compile --python-version 3.11 --extra embedded --extra spark --extra dev --no-emit-index-url"
+    " --no-emit-find-links --no-annotate pyproject.toml -o requirements.txt"
+)
+
+
+def wanted(project: dict[str, dict[str, list[str]] | list[str]]) -> list[Requirement]:
+    """The direct requirements, all extras but those that stay outside."""
+    extras = project["optional-dependencies"]
+    assert isinstance(extras, dict)
+    lines = [*project["dependencies"], *(line for name in extras if name not in OUTSIDE for line in extras[name])]
+    return [Requirement(line) for line in lines]
+
+
+def pins(text: str) -> dict[str, str]:
+    """Name -> version of a requirements file that holds nothing but pins."""
+    lines = [line.split("#")[0].strip() for line in text.splitlines()]
+    pairs = (line.partition("==")[::2] for line in lines if line)
+    return {canonicalize_name(name): version for name, version in pairs}
+
+
+def closure(direct: list[Requirement]) -> set[str]:
+    """Names of everything that the requirements need on Python 3.11, themselves included."""
+    environment = {"python_version": "3.11", "python_full_version": "3.11.0"}
+    seen: set[tuple[str, str]] = set()
+    todo = [(canonicalize_name(one.name), extra) for one in direct for extra in ("", *one.extras)]
+    while todo:
+        name, extra = todo.pop()
+        if (name, extra) in seen:
+            continue
+        seen.add((name, extra))
+        for line in distribution(name).requires or []:
+            need = Requirement(line)
+            if need.marker is None and extra:
+                continue
+            if need.marker is None or need.marker.evaluate({**environment, "extra": extra}):
+                todo += [(canonicalize_name(need.name), more) for more in ("", *need.extras)]
+    return {name for name, _ in seen}
+
+
+def problems(project: dict[str, dict[str, list[str]] | list[str]], text: str) -> list[str]:
+    """What is wrong, one line each."""
+    pinned, direct = pins(text), wanted(project)
+    found = [
+        f"pyproject.toml asks for {one}, requirements.txt has {pinned.get(canonicalize_name(one.name), 'nothing')}"
+        for one in direct
+        if str(one.specifier) != f"=={pinned.get(canonicalize_name(one.name))}"
+    ]
+    try:
+        found += [
+            f"{name}=={version} is pinned, {distribution(name).version} is installed"
+            for name, version in pinned.items()
+            if distribution(name).version != version
+        ]
+        needed = closure(direct)
+    except PackageNotFoundError as error:
+        return [*found, f"{error.name} is needed and not installed"]
+    found += [f"{name} is needed and not pinned" for name in sorted(needed - pinned.keys())]
+    return found + [f"{name} is pinned and not needed" for name in sorted(pinned.keys() - needed)]
+
+
+def main() -> int:
+    """Print what is wrong; 1 if anything is."""
+    project = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
+    found = problems(project, (PROJECT / "requirements.txt").read_text())
+    if found:
+        sys.stderr.write("\n".join([*found, REMEDY, ""]))
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
