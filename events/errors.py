@@ -1,0 +1,65 @@
+"""Errors of the room ``events`` (pure).
+
+    EventsError
+    ├── NotCanonical         a value that canonical JSON cannot express
+    ├── EventRefused         a line or an event that cannot be stored: ``reason`` is one stable word of ``Reason``
+    └── HistoryError         a room's events that contradict each other
+
+Messages say what is wrong, where, and what would be right.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+__all__ = ["EventRefused", "EventsError", "HistoryError", "NotCanonical", "Reason"]
+
+
+class EventsError(Exception):
+    """Base of all errors of this room."""
+
+
+class Reason(StrEnum):
+    """Why an event was refused: stable words that quarantine tables, summaries and tests rely on."""
+
+    LINE_TOO_LONG = "line-too-long"
+    NOT_JSON = "not-json"
+    NOT_AN_OBJECT = "not-an-object"
+    DUPLICATE_KEY = "duplicate-key"
+    TOO_DEEP = "too-deep"
+    BAD_NUMBER = "bad-number"
+    BAD_UNICODE = "bad-unicode"
+    UNKNOWN_ROOM_VERSION = "unknown-room-version"
+    MISSING_KEY = "missing-key"
+    WRONG_TYPE = "wrong-type"
+    BAD_IDENTIFIER = "bad-identifier"
+    IDENTIFIER_TOO_LONG = "identifier-too-long"
+    NUL_CHARACTER = "nul-character"
+    OUT_OF_RANGE = "out-of-range"
+    TOO_LARGE = "too-large"
+    BAD_REFERENCE = "bad-reference"
+    WRONG_EVENT_ID = "wrong-event-id"
+
+
+class NotCanonical(EventsError, ValueError):
+    """A value that canonical JSON cannot express; ``reason`` tells which rule it breaks."""
+
+    def __init__(self, reason: Reason, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class EventRefused(EventsError, ValueError):
+    """An event that cannot be stored: ``reason`` is a stable word, ``detail`` says what and what would be right."""
+
+    def __init__(self, reason: Reason, detail: str) -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.reason = reason
+        self.detail = detail
+
+    def __reduce__(self) -> tuple[type[EventRefused], tuple[Reason, str]]:
+        return type(self), (self.reason, self.detail)
+
+
+class HistoryError(EventsError, ValueError):
+    """The events of a room contradict each other, for instance two create events or two room versions."""

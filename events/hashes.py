@@ -1,0 +1,71 @@
+"""Content hash, reference hash and event ID of an event (pure).
+
+The content hash covers the event as its sender made it; the reference hash covers its redacted form, so it does not
+change when the event is redacted. From room version 3 on the reference hash *is* the event ID.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+from events.canonical import encode_examined, examine
+from events.redaction_rules import prune
+from state.room_versions import EventIdForm, RoomVersion
+
+__all__ = ["content_hash", "content_hash_matches", "event_id", "reference_hash"]
+
+_NOT_IN_CONTENT_HASH = frozenset({"unsigned", "signatures", "hashes", "age_ts", "outlier", "destinations"})
+_NOT_IN_REFERENCE_HASH = ("signatures", "unsigned", "age_ts")
+
+
+def content_hash(event: Mapping[str, Any], version: RoomVersion, *, plain: bool | None = None) -> str:
+    """The hash over the whole event, unpadded standard base64.
+
+    ``plain`` is the answer of ``canonical.examine`` for this event where the caller has it already.
+    """
+    covered = {key: value for key, value in event.items() if key not in _NOT_IN_CONTENT_HASH}
+    return _unpadded(base64.b64encode(_digest(covered, version, plain)))
+
+
+def content_hash_matches(event: Mapping[str, Any], version: RoomVersion, *, plain: bool | None = None) -> bool:
+    """Whether ``hashes.sha256`` is the content hash; it is not when the event was redacted or tampered with on its
+    way.
+    """
+    hashes = event.get("hashes")
+    return isinstance(hashes, dict) and hashes.get("sha256") == content_hash(event, version, plain=plain)
+
+
+def reference_hash(event: Mapping[str, Any], version: RoomVersion, *, plain: bool | None = None) -> str:
+    """The hash over the redacted event, unpadded standard base64."""
+    return _unpadded(base64.b64encode(_reference_digest(event, version, plain)))
+
+
+def event_id(event: Mapping[str, Any], version: RoomVersion, *, plain: bool | None = None) -> str:
+    """The ID of the event: its own field in versions 1 and 2, else computed."""
+    if version.event_id_form is EventIdForm.CHOSEN:
+        return str(event["event_id"])
+    digest = _reference_digest(event, version, plain)
+    urlsafe = version.event_id_form is EventIdForm.URLSAFE_HASH
+    return "$" + _unpadded(base64.urlsafe_b64encode(digest) if urlsafe else base64.b64encode(digest))
+
+
+def _reference_digest(event: Mapping[str, Any], version: RoomVersion, plain: bool | None) -> bytes:
+    covered = prune(event, version)
+    for key in _NOT_IN_REFERENCE_HASH:
+        covered.pop(key, None)
+    if version.ids_are_hashes:
+        covered.pop("event_id", None)
+    return _digest(covered, version, plain)
+
+
+def _digest(covered: dict[str, Any], version: RoomVersion, plain: bool | None) -> bytes:
+    if plain is None:
+        plain = examine(covered, strict=version.strict_json)
+    return hashlib.sha256(encode_examined(covered, plain=plain)).digest()
+
+
+def _unpadded(text: bytes) -> str:
+    return text.rstrip(b"=").decode()

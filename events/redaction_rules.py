@@ -1,0 +1,68 @@
+"""What is left of an event when it is redacted (pure).
+
+The pruned form is also what reference hashes and signatures are made over, so it must be exact for every room
+version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from state.room_versions import RoomVersion
+
+__all__ = ["prune"]
+
+_KEPT_TOP_LEVEL = frozenset(
+    {"event_id", "type", "room_id", "sender", "state_key", "content", "hashes", "signatures", "depth"}
+    | {"prev_events", "auth_events", "origin_server_ts"}
+)
+_KEPT_BEFORE_VERSION_11 = frozenset({"origin", "prev_state", "membership"})
+_KEPT_UNSIGNED = ("age_ts", "replaces_state")
+_POWER_LEVELS = ("users", "users_default", "events", "events_default", "state_default", "ban", "kick", "redact")
+
+
+def prune(event: Mapping[str, Any], version: RoomVersion) -> dict[str, Any]:
+    """The redacted form of a federation event; ``unsigned`` keeps what this server added itself."""
+    kept = _KEPT_TOP_LEVEL if version.newer_redactions else _KEPT_TOP_LEVEL | _KEPT_BEFORE_VERSION_11
+    pruned = {key: value for key, value in event.items() if key in kept}
+    pruned["content"] = _prune_content(event, version)
+    unsigned = event.get("unsigned")
+    if isinstance(unsigned, dict):
+        pruned["unsigned"] = {key: unsigned[key] for key in _KEPT_UNSIGNED if key in unsigned}
+    return pruned
+
+
+def _prune_content(event: Mapping[str, Any], version: RoomVersion) -> dict[str, Any]:
+    content = event.get("content")
+    if not isinstance(content, dict):
+        return {}
+    if event.get("type") == "m.room.create" and version.newer_redactions:
+        return content
+    pruned = {key: content[key] for key in _kept_content_keys(event.get("type"), version) if key in content}
+    if event.get("type") == "m.room.member" and version.newer_redactions:
+        invite = content.get("third_party_invite")
+        if isinstance(invite, dict):
+            pruned["third_party_invite"] = {"signed": invite["signed"]} if "signed" in invite else {}
+    return pruned
+
+
+def _kept_content_keys(event_type: Any, version: RoomVersion) -> tuple[str, ...]:  # noqa: PLR0911 - a table
+    match event_type:
+        case "m.room.member" if version.redaction_keeps_authorising_user:
+            return ("membership", "join_authorised_via_users_server")
+        case "m.room.member":
+            return ("membership",)
+        case "m.room.create":
+            return ("creator",)
+        case "m.room.join_rules":
+            return ("join_rule", "allow") if version.restricted_joins else ("join_rule",)
+        case "m.room.power_levels":
+            return (*_POWER_LEVELS, "invite") if version.newer_redactions else _POWER_LEVELS
+        case "m.room.history_visibility":
+            return ("history_visibility",)
+        case "m.room.aliases" if version.aliases_are_special:
+            return ("aliases",)
+        case "m.room.redaction" if version.newer_redactions:
+            return ("redacts",)
+    return ()

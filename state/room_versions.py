@@ -1,0 +1,89 @@
+"""What differs between room versions 1 to 12, as a table (pure).
+
+Each version is its predecessor with a few features changed; code asks for a feature, never for a number.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import Enum
+
+__all__ = ["ROOM_VERSIONS", "EventIdForm", "Resolution", "RoomVersion", "UnknownRoomVersion", "room_version"]
+
+
+class UnknownRoomVersion(ValueError):
+    """There are no rules for a room version of this name."""
+
+
+class EventIdForm(Enum):
+    """Where an event ID comes from."""
+
+    CHOSEN = "chosen by the sender, a field of the event"
+    HASH = "$ and the reference hash in standard base64"
+    URLSAFE_HASH = "$ and the reference hash in URL-safe base64"
+
+
+class Resolution(Enum):
+    """The algorithms of state resolution."""
+
+    V1 = "1"
+    V2 = "2"
+    V2_1 = "2.1"
+
+
+@dataclass(frozen=True, slots=True)
+class RoomVersion:
+    """The features of one room version; the defaults are those of version 1."""
+
+    name: str
+    resolution: Resolution = Resolution.V1
+    event_id_form: EventIdForm = EventIdForm.CHOSEN
+    strict_json: bool = False
+    """Numbers are integers within ±(2^53 - 1)."""
+    aliases_are_special: bool = True
+    """m.room.aliases has an auth rule and a redaction rule of its own."""
+    checks_notification_levels: bool = False
+    knocking: bool = False
+    restricted_joins: bool = False
+    redaction_keeps_authorising_user: bool = False
+    integer_power_levels: bool = False
+    knock_restricted_joins: bool = False
+    newer_redactions: bool = False
+    """The redaction rules, the place of ``redacts`` and the implicit creator of version 11."""
+    room_id_is_create_hash: bool = False
+    """The create event has no room ID, is not listed in auth events, and its creators outrank everyone."""
+
+    @property
+    def ids_are_hashes(self) -> bool:
+        """True from version 3 on: the event ID is computed, not given."""
+        return self.event_id_form is not EventIdForm.CHOSEN
+
+
+def _versions() -> dict[str, RoomVersion]:
+    v1 = RoomVersion("1")
+    v2 = replace(v1, name="2", resolution=Resolution.V2)
+    v3 = replace(v2, name="3", event_id_form=EventIdForm.HASH)
+    v4 = replace(v3, name="4", event_id_form=EventIdForm.URLSAFE_HASH)
+    v5 = replace(v4, name="5")
+    v6 = replace(v5, name="6", strict_json=True, aliases_are_special=False, checks_notification_levels=True)
+    v7 = replace(v6, name="7", knocking=True)
+    v8 = replace(v7, name="8", restricted_joins=True)
+    v9 = replace(v8, name="9", redaction_keeps_authorising_user=True)
+    v10 = replace(v9, name="10", integer_power_levels=True, knock_restricted_joins=True)
+    v11 = replace(v10, name="11", newer_redactions=True)
+    v12 = replace(v11, name="12", resolution=Resolution.V2_1, room_id_is_create_hash=True)
+    return {version.name: version for version in (v1, v2, v3, v4, v5, v6, v7, v8, v9, v10, v11, v12)}
+
+
+ROOM_VERSIONS: dict[str, RoomVersion] = _versions()
+"""Name -> features."""
+
+
+def room_version(name: str) -> RoomVersion:
+    """The version of that name; raises ``UnknownRoomVersion`` with the names that exist."""
+    try:
+        return ROOM_VERSIONS[name]
+    except KeyError:
+        raise UnknownRoomVersion(
+            f"There are no rules for room version {name!r}. Known versions: {', '.join(ROOM_VERSIONS)}."
+        ) from None
