@@ -156,6 +156,7 @@ class Announcer:
             sent[writer] = min(before, stored[writer].position)
             yield Announce(name, writer, sent[writer])
         pace_due = now >= state.paced_at + self._pace_interval_seconds
+        moves: list[Step] = []
         for writer, target in self._with_pacers(state, stored).items():
             end = stored[writer].position if writer in stored else 0
             if end > sent[writer]:
@@ -164,9 +165,10 @@ class Announcer:
                 continue
             if pace_due:
                 state.paced_at = now
-                yield Move(name, writer, max(end, sent[writer]), target)
+                moves.append(Move(name, writer, max(end, sent[writer]), target))
             else:
                 self.wants_round_at = min(self.wants_round_at, state.paced_at + self._pace_interval_seconds)
+        yield from moves
 
     def _with_pacers(self, state: _StreamState, stored: Mapping[str, Stored]) -> dict[str, int]:
         """Targets of the stored writers, and of those without a row, which only keep pace with the linear position."""

@@ -1,0 +1,34 @@
+"""ASGI entry point: three protocols side by side.
+
+``http`` and ``websocket`` are for people (admin, live page, metrics, health), ``tcp`` is the replication port
+(``docs/reference/tcp-scope.md``). A server that offers only some of them, such as plain daphne, uses only those.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+
+from django.core.asgi import get_asgi_application
+
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "replsite.settings")
+_http = get_asgi_application()  # sets Django up: what follows needs the apps
+
+from channels.auth import AuthMiddlewareStack  # noqa: E402
+from channels.routing import ProtocolTypeRouter, URLRouter  # noqa: E402
+from channels.security.websocket import AllowedHostsOriginValidator  # noqa: E402
+
+from streams.replication.consumer import ReplicationConsumer  # noqa: E402
+
+if importlib.util.find_spec("replsite.dashboard") and importlib.util.find_spec("replsite.dashboard.routing"):
+    from replsite.dashboard.routing import websocket_urlpatterns
+else:  # the site without its live page
+    websocket_urlpatterns = []
+
+application = ProtocolTypeRouter(
+    {
+        "http": _http,
+        "websocket": AllowedHostsOriginValidator(AuthMiddlewareStack(URLRouter(websocket_urlpatterns))),
+        "tcp": ReplicationConsumer.as_asgi(),
+    }
+)

@@ -1,0 +1,41 @@
+"""``manage.py serve --http HOST:PORT --replication HOST:PORT``: the whole site in one process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+
+from streams.replication.addresses import Address
+from streams.replication.errors import BadAddress, ReplicationError
+
+__all__ = ["Command"]
+
+
+class Command(BaseCommand):
+    """Serves until SIGINT or SIGTERM; exit status 1 when it cannot start, 2 for unusable arguments."""
+
+    help = "Serve admin, WebSocket, metrics, health and the replication protocol in one process."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        for option, default, what in (
+            ("--http", "127.0.0.1:8000", "pages, metrics, health and WebSocket"),
+            ("--replication", "127.0.0.1:9092", "the replication protocol"),
+        ):
+            parser.add_argument(option, default=default, metavar="HOST:PORT", help=f"{what} (default: %(default)s)")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        from replsite.asgi import application  # noqa: PLC0415 - loads the reactor
+        from streams.replication.serving import Endpoints, serve  # noqa: PLC0415
+
+        try:
+            wanted = Endpoints(http=Address.parse(options["http"]), replication=Address.parse(options["replication"]))
+            serve(application, wanted, self._tell_ready)
+        except BadAddress as error:
+            raise CommandError(str(error), returncode=2) from error
+        except ReplicationError as error:
+            raise CommandError(str(error), returncode=1) from error
+
+    def _tell_ready(self, endpoints: Any) -> None:
+        self.stdout.write(endpoints.ready_line)
+        self.stdout.flush()

@@ -1,0 +1,39 @@
+"""``manage.py runreplication --bind HOST:PORT``: the replication listener alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+
+from streams.replication.addresses import Address
+from streams.replication.errors import BadAddress, ReplicationError
+
+__all__ = ["Command"]
+
+
+class Command(BaseCommand):
+    """Serves followers until SIGINT or SIGTERM; exit status 1 when it cannot start, 2 for unusable arguments."""
+
+    help = "Serve the replication protocol to followers."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument(
+            "--bind", default="127.0.0.1:9092", metavar="HOST:PORT", help="where to listen (default: %(default)s)"
+        )
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        from streams.replication.consumer import ReplicationConsumer  # noqa: PLC0415 - loads the reactor
+        from streams.replication.serving import Endpoints, serve  # noqa: PLC0415
+
+        try:
+            wanted = Endpoints(replication=Address.parse(options["bind"]))
+            serve(ReplicationConsumer.as_asgi(), wanted, self._tell_ready)
+        except BadAddress as error:
+            raise CommandError(str(error), returncode=2) from error
+        except ReplicationError as error:
+            raise CommandError(str(error), returncode=1) from error
+
+    def _tell_ready(self, endpoints: Any) -> None:
+        self.stdout.write(endpoints.ready_line)
+        self.stdout.flush()

@@ -1,0 +1,93 @@
+"""Where to listen and whom to follow: addresses as text, sockets that are bound, and who holds a port."""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import os
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+import psutil
+
+from streams.replication.errors import BadAddress, PortTaken
+
+__all__ = ["Address", "bind", "holder_of_port", "refuse_open_network"]
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A host and a port."""
+
+    host: str
+    port: int
+
+    @classmethod
+    def parse(cls, text: str, *, scheme: str = "") -> Address:
+        """Read ``HOST:PORT`` or ``SCHEME://HOST:PORT``; IPv6 hosts stand in brackets. Raises `BadAddress`."""
+        form = f"{scheme}://HOST:PORT" if scheme else "HOST:PORT"
+        try:
+            parts = urlsplit(text if scheme else f"//{text}")
+            port = parts.port
+        except ValueError as error:
+            raise BadAddress(f"{text!r} is no address ({error}): write {form}.") from error
+        if parts.scheme != scheme or not parts.hostname or port is None or parts.path.strip("/") or "@" in parts.netloc:
+            raise BadAddress(f"{text!r} is no address: write {form}, for example {form[:-9]}127.0.0.1:9092.")
+        return cls(parts.hostname, port)
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def bind(address: Address, *, backlog: int = 512) -> tuple[socket.socket, Address]:
+    """A listening socket and where it really listens (port 0 takes a free one).
+
+    Raises `PortTaken`, with the process that holds the port when that can be known, or `BadAddress`.
+    """
+    try:
+        family, kind, protocol, _, where = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0]
+    except OSError as error:
+        raise BadAddress(f"Cannot listen on {address}: {error.strerror or error}.") from error
+    bound = socket.socket(family, kind, protocol)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(where)
+        bound.listen(backlog)
+    except OSError as error:
+        bound.close()
+        if error.errno == errno.EADDRINUSE:
+            raise PortTaken(f"Cannot listen on {address}: the port is in use{holder_of_port(address.port)}.") from error
+        raise BadAddress(f"Cannot listen on {address}: {os.strerror(error.errno or 0)}.") from error
+    bound.setblocking(False)
+    host, port = bound.getsockname()[:2]
+    return bound, Address(host, port)
+
+
+def holder_of_port(port: int) -> str:
+    """`` by process 12 (python manage.py serve)``, or nothing when that cannot be known."""
+    try:
+        for one in psutil.net_connections("tcp"):
+            if one.status == psutil.CONN_LISTEN and one.laddr.port == port and one.pid:
+                command = " ".join(psutil.Process(one.pid).cmdline())
+                return f" by process {one.pid} ({command[:200]})"
+    except (psutil.Error, OSError):
+        return ""
+    return ""
+
+
+def refuse_open_network(address: Address, networks: Sequence[str]) -> None:
+    """Raise `BadAddress` unless the replication port stays on this machine or in a network that a setting names.
+
+    The protocol has neither encryption nor passwords.
+    """
+    allowed = [ipaddress.ip_network(network) for network in networks]
+    for *_, where in socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM):
+        host = ipaddress.ip_address(str(where[0]).partition("%")[0])
+        if not host.is_loopback and not any(host in network for network in allowed):
+            raise BadAddress(
+                "The replication port speaks plain text without passwords, so it listens on loopback only; "
+                f"{address} is {host}. Name the network that may be used without TLS in REPLSITE_PLAIN_NETWORKS, "
+                "e.g. 10.1.2.0/24."
+            )

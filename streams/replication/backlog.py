@@ -1,0 +1,107 @@
+"""Reading what the broadcaster sends: positions first, then rows, on a connection of its own.
+
+Blocking; called by one thread at a time. Reading positions before rows is what makes it safe (``streams.readers``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from streams import database, registry
+from streams.readers import StoredPosition, rows_between, stored_positions
+from streams.replication.rounds import Announce, Announcer, Lines, Move, Read, Step, encode_rows, position_line
+
+__all__ = ["Backlog", "Done", "Round"]
+
+#: Rows of one writer in one round; the rest follows in the next.
+ROWS_PER_READ = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A step that was carried out, and where the writer is after it."""
+
+    stream: str
+    writer: str
+    position: int
+
+
+@dataclass(slots=True)
+class Round:
+    """One round: the lines of all its steps, in order, and what they say."""
+
+    data: bytes = b""
+    lines: int = 0
+    facts: int = 0
+    oversize: int = 0
+    done: list[Done] = field(default_factory=list)
+    has_more: bool = False
+
+
+class Backlog:
+    """The broadcaster's reading side."""
+
+    def __init__(self, announcer: Announcer, using: str, line_limit_bytes: int, name: str) -> None:
+        self._announcer = announcer
+        self._using = using
+        self._line_limit_bytes = line_limit_bytes
+        self._name = name
+        self._connection: Any = None
+
+    def snapshot(self) -> dict[str, dict[str, StoredPosition]]:
+        """All stored positions at one moment."""
+        with self._cursor() as cursor:
+            return stored_positions(cursor)
+
+    def round(self) -> Round:
+        """Read and encode what moved since the last round; ``done`` is to be told to the announcer."""
+        result = Round()
+        pieces: list[bytes] = []
+        cut: set[tuple[str, str]] = set()
+        with self._cursor() as cursor:
+            for step in self._announcer.steps(stored_positions(cursor), time.monotonic()):
+                if (step.stream, step.writer) in cut:
+                    continue
+                lines, position = self._carry_out(cursor, step)
+                if isinstance(step, Read) and position < step.upto:
+                    cut.add((step.stream, step.writer))
+                pieces.append(lines.data)
+                result.lines += lines.count
+                result.facts += lines.facts
+                result.oversize += lines.oversize
+                result.done.append(Done(step.stream, step.writer, position))
+        result.data = b"".join(pieces)
+        result.has_more = bool(cut)
+        return result
+
+    def close(self) -> None:
+        """Give the connection back."""
+        if self._connection is not None:
+            with contextlib.suppress(database.DatabaseError):  # it may be gone already
+                self._connection.close()
+            self._connection = None
+
+    def _carry_out(self, cursor: Any, step: Step) -> tuple[Lines, int]:
+        match step:
+            case Announce(stream, writer, position):
+                return Lines(position_line(stream, writer, position, position), 1), position
+            case Move(stream, writer, previous, new):
+                return Lines(position_line(stream, writer, previous, new), 1), new
+        declaration = registry.get(step.stream).declaration
+        rows, reached = rows_between(cursor, declaration, step.writer, step.after, step.upto, ROWS_PER_READ)
+        return encode_rows(step, rows, reached, self._line_limit_bytes), reached
+
+    @contextlib.contextmanager
+    def _cursor(self) -> Any:
+        """A cursor; a connection that broke is thrown away, so that the next call opens another."""
+        if self._connection is None:
+            self._connection = database.direct_connection(self._using, application_name=self._name)
+        try:
+            with self._connection.cursor() as cursor:
+                yield cursor
+        except database.DatabaseError:
+            self.close()
+            raise

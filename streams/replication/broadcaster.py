@@ -1,0 +1,273 @@
+"""One per server process: reads every fact once, encodes it once, and gives the same bytes to all clients.
+
+Woken by pokes, and by itself at least once a second. A round runs in a database thread; what it brought is written to
+the clients on the event loop, and only then counts as said. While nobody is connected it follows the positions without
+reading rows. The database may go away and come back: clients stay connected and miss nothing. Assumes a single event
+loop; `start` and `stop` are called on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import structlog
+
+from streams import database, registry
+from streams.conf import StreamSettings, stream_settings
+from streams.names import is_pattern
+from streams.pokes import Poke, PokeListener
+from streams.replication.backlog import Backlog, Round
+from streams.replication.commands import Command, format_line
+from streams.replication.peers import Peer
+from streams.replication.protocol import CloseReason, Limits
+from streams.replication.reader_rows import ReaderRows
+from streams.replication.rounds import Announcer, position_line
+
+__all__ = ["Broadcaster", "process_broadcaster"]
+
+log = structlog.get_logger(__name__)
+T = TypeVar("T")
+
+POLL_SECONDS = 1.0
+RETRY_SECONDS = 0.2
+FIGURES_SECONDS = 1.0
+FORGET_EVERY_SECONDS = 600.0
+#: REPLICATE is answered to everybody; answers to others than who asked are put together over this time.
+ANSWER_OTHERS_SECONDS = 0.05
+#: While every client has this much waiting, no more backlog is read.
+PACE_BYTES = 1024 * 1024
+#: Slow clients are looked for each second, and whenever so much was written.
+CHECK_EVERY_BYTES = 1024 * 1024
+
+
+class Broadcaster:
+    """The sending half of a replication server."""
+
+    def __init__(self, settings: StreamSettings | None = None, served_by: str = "") -> None:
+        self.settings = settings or stream_settings()
+        self.peers: dict[str, Peer] = {}
+        self.closed: Counter[str] = Counter()
+        self.commands: Counter[str] = Counter()
+        self.facts_sent = self.lines_sent = self.oversize_facts = self.rounds = 0
+        instance = "master" if is_pattern(self.settings.instance) else self.settings.instance
+        self._announcer = Announcer(registry.names(), stand_in=instance)
+        name = f"replsite broadcaster {served_by or instance}"
+        self._backlog = Backlog(self._announcer, self.settings.database, self.settings.line_limit_bytes, name)
+        self._reader_rows = ReaderRows("connection", served_by or instance, self.settings.database)
+        self._threads = ThreadPoolExecutor(1, thread_name_prefix="broadcaster")
+        self._figure_threads = ThreadPoolExecutor(1, thread_name_prefix="reader-rows")
+        self._wake = asyncio.Event()
+        self._pokes: PokeListener | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._lost: list[Peer] = []
+        self._unchecked_bytes = 0
+        self._asked: set[str] = set()
+        self._answer_others: asyncio.TimerHandle | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def limits(self) -> Limits:
+        """Limits of the connections, from the settings."""
+        given = self.settings
+        return Limits(given.ping_interval_seconds, given.ping_timeout_seconds, line_bytes=given.line_limit_bytes)
+
+    # --- life -----------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Take the stored positions as the start; raises when the database cannot be used."""
+        self._loop = asyncio.get_running_loop()
+        self._announcer.start(await self._in_thread(self._backlog.snapshot))
+        self._pokes = PokeListener(self._poked, self.settings.database, "broadcaster")
+        await self._in_thread(self._pokes.start)
+        self._tasks = [
+            self._loop.create_task(self._broadcast(), name="broadcast"),
+            self._loop.create_task(self._keep_house(), name="keep house"),
+        ]
+
+    async def stop(self) -> None:
+        """Say good-bye to every client, wait until the bytes are out, and end."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for peer in list(self.peers.values()):
+            peer.close(CloseReason.STOPPING, "server stopping")
+        deadline = time.monotonic() + 1.0
+        while self.peers and time.monotonic() < deadline:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)  # the transports tell nobody when they are empty
+        await self._tell_readers([*self._lost, *self.peers.values()])
+        if self._pokes is not None:
+            await self._in_thread(self._pokes.stop)
+        await self._in_thread(self._backlog.close)
+        self._threads.shutdown(wait=False)
+        self._figure_threads.shutdown(wait=False)
+
+    # --- clients --------------------------------------------------------------------------------------------------
+
+    def join(self, peer: Peer) -> None:
+        """A client connected: from now on it gets every line."""
+        self.peers[peer.key] = peer
+
+    def leave(self, peer: Peer) -> None:
+        """A client is gone."""
+        if self.peers.pop(peer.key, None) is not None:
+            self.closed[str(peer.connection.close_reason)] += 1
+            self._lost.append(peer)
+
+    def answer_replicate(self, peer: Peer) -> None:
+        """Tell every client where all writers are: who asked at once, the others soon, once for all who asked."""
+        peer.has_replicated = True
+        self._tell_positions([peer])
+        self._asked.add(peer.key)
+        if self._answer_others is None:
+            loop = asyncio.get_running_loop()
+            self._answer_others = loop.call_later(ANSWER_OTHERS_SECONDS, self._answer_the_others)
+
+    def relay(self, command: Command, sender: Peer) -> None:
+        """Send a client's command to all other clients of this server."""
+        line, now = format_line(command, self.settings.line_limit_bytes), time.monotonic()
+        for peer in list(self.peers.values()):
+            if peer is not sender:
+                peer.write_shared(line, 1, now)
+
+    def positions(self) -> dict[str, dict[str, int]]:
+        """``{stream: {writer: position}}``: up to where everything was sent."""
+        found: dict[str, dict[str, int]] = {}
+        for stream, writer, position in self._announcer.positions():
+            found.setdefault(stream, {})[writer] = position
+        return found
+
+    def _answer_the_others(self) -> None:
+        self._answer_others = None
+        asked, self._asked = self._asked, set()
+        self._tell_positions([peer for key, peer in self.peers.items() if key not in asked])
+
+    def _tell_positions(self, peers: list[Peer]) -> None:
+        lines = [position_line(stream, writer, at, at) for stream, writer, at in self._announcer.positions()]
+        self._write(b"".join(lines), len(lines), peers)
+
+    def _write(self, data: bytes, lines: int, peers: list[Peer]) -> None:
+        now = time.monotonic()
+        for peer in peers:
+            peer.write_shared(data, lines, now)
+
+    # --- rounds ---------------------------------------------------------------------------------------------------
+
+    def _poked(self, pokes: list[Poke]) -> None:
+        """Called in the listener's thread."""
+        loop = self._loop
+        if loop is not None and not loop.is_closed():
+            loop.call_soon_threadsafe(self._wake.set)
+
+    async def _broadcast(self) -> None:
+        while True:
+            await self._wait()
+            self._wake.clear()
+            try:
+                while await self._round():
+                    await self._pace()
+            except database.DatabaseError as error:
+                log.warning("broadcaster.database_error", error=str(error).strip())
+                await asyncio.sleep(RETRY_SECONDS)
+                self._wake.set()
+
+    async def _wait(self) -> None:
+        timeout = min(POLL_SECONDS, max(self._announcer.wants_round_at - time.monotonic(), 0.0))
+        with contextlib.suppress(TimeoutError):  # then it is time to look by ourselves
+            await asyncio.wait_for(self._wake.wait(), timeout)
+
+    async def _round(self) -> bool:
+        """One round; whether another one has to follow at once."""
+        if not self.peers:
+            snapshot = await self._in_thread(self._backlog.snapshot)
+            if self.peers:
+                return True  # somebody came meanwhile, and may have been told the old positions
+            self._announcer.skip(snapshot)
+            return False
+        result: Round = await self._in_thread(self._backlog.round)
+        self._write(result.data, result.lines, list(self.peers.values()))
+        for done in result.done:
+            self._announcer.said(done.stream, done.writer, done.position)
+        self._count(result)
+        return result.has_more
+
+    def _count(self, result: Round) -> None:
+        self.rounds += 1
+        self.facts_sent += result.facts
+        self.lines_sent += result.lines
+        self._unchecked_bytes += len(result.data)
+        if self._unchecked_bytes > CHECK_EVERY_BYTES:
+            self._cut_slow_clients(time.monotonic())
+        self.oversize_facts += result.oversize
+        if result.oversize:
+            log.warning("broadcaster.oversize_facts", facts=result.oversize, hint="followers fetch them from the table")
+
+    async def _pace(self) -> None:
+        """Wait while every client is behind; one that keeps up is enough to go on, and slow ones are cut."""
+        while self.peers and min(peer.buffered_bytes for peer in self.peers.values()) > PACE_BYTES:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)  # the transports tell nobody when they are empty
+        await asyncio.sleep(0)
+
+    # --- housekeeping ---------------------------------------------------------------------------------------------
+
+    async def _keep_house(self) -> None:
+        forget_at = 0.0
+        while True:
+            now = time.monotonic()
+            self._cut_slow_clients(now)
+            closed, self._lost = self._lost, []
+            await self._tell_readers([*closed, *self.peers.values()])
+            if now >= forget_at:
+                forget_at = now + FORGET_EVERY_SECONDS
+                await self._write_readers(self._reader_rows.forget_old)
+            await asyncio.sleep(FIGURES_SECONDS)
+
+    def _cut_slow_clients(self, now: float) -> None:
+        given = self.settings
+        self._unchecked_bytes = 0
+        for peer in list(self.peers.values()):
+            peer.cut_when_slow(given.send_buffer_limit_bytes, given.send_stall_limit_seconds, now)
+
+    async def _tell_readers(self, peers: list[Peer]) -> None:
+        positions, now = self.positions(), time.time()
+        rows = [{**p.figures(now), "positions": positions if p.has_replicated else {}} for p in peers]
+        await self._write_readers(lambda: self._reader_rows.write(rows))
+
+    async def _write_readers(self, write: Callable[[], None]) -> None:
+        """The table of readers is for people to look at: an error here must not stop facts."""
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._figure_threads, write)
+        except database.DatabaseError as error:
+            log.warning("broadcaster.readers_not_written", error=str(error).strip())
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    def figures(self) -> dict[str, Any]:
+        """What the process can tell of its broadcaster, for metrics."""
+        return {
+            "connections": len(self.peers),
+            "rounds": self.rounds,
+            "facts_sent": self.facts_sent,
+            "lines_sent": self.lines_sent,
+            "oversize_facts": self.oversize_facts,
+            "buffered_bytes": sum(peer.buffered_bytes for peer in self.peers.values()),
+            "closed": dict(self.closed),
+            "commands": dict(self.commands),
+        }
+
+
+_of_process: Broadcaster | None = None
+
+
+def process_broadcaster(served_by: str = "") -> Broadcaster:
+    """The broadcaster of this process; made at the first call, started by whoever serves."""
+    global _of_process  # noqa: PLW0603 - one per process by its nature
+    if _of_process is None:
+        _of_process = Broadcaster(served_by=served_by)
+    return _of_process

@@ -1,0 +1,107 @@
+"""The Channels consumer of one replication connection: owns its input and its life.
+
+What many clients get comes from the broadcaster, straight to the transport. There is no thread hop per message and no
+channel layer: this consumer touches neither the database nor other processes. Runs on the scope ``tcp``
+(``docs/reference/tcp-scope.md``), with its extension ``tcp.transport``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import structlog
+from channels.consumer import AsyncConsumer
+from channels.exceptions import StopConsumer
+
+from streams.replication.broadcaster import Broadcaster, process_broadcaster
+from streams.replication.commands import Command, Error, Name, RemoteServerUp, Replicate
+from streams.replication.peers import Peer
+from streams.replication.protocol import CloseReason
+
+__all__ = ["ReplicationConsumer"]
+
+log = structlog.get_logger(__name__)
+Message = dict[str, Any]
+
+
+class ReplicationConsumer(AsyncConsumer):
+    """One client. Without a ``broadcaster`` that of the process is used; it has to be started by whoever serves."""
+
+    def __init__(self, broadcaster: Broadcaster | None = None) -> None:
+        self._broadcaster = broadcaster or process_broadcaster()
+        self._peer: Peer | None = None
+
+    async def __call__(
+        self, scope: Message, receive: Callable[[], Awaitable[Message]], send: Callable[[Message], Awaitable[None]]
+    ) -> None:
+        """Take messages until the connection is gone; there is no channel layer to listen to."""
+        self.scope = scope
+        self.base_send = send
+        try:
+            while True:
+                await self.dispatch(await receive())
+        except StopConsumer:
+            return
+        except Exception:
+            if self._peer is not None:
+                self._peer.close(CloseReason.FAILED, "internal error")
+            raise
+        finally:
+            self._leave()
+
+    async def dispatch(self, message: Message) -> None:
+        """Straight to the handler: the stock one would look after database connections in a thread each time."""
+        match message["type"]:
+            case "tcp.receive":
+                self._receive(message["bytes"])
+            case "tcp.connect":
+                await self._connect()
+            case "tcp.eof":
+                self._end_of_input()
+            case "tcp.disconnect":
+                raise StopConsumer
+            case other:
+                raise ValueError(f"{other!r} is no message of the tcp scope.")
+
+    async def _connect(self) -> None:
+        settings = self._broadcaster.settings
+        client = self.scope.get("client")
+        address = f"{client[0]}:{client[1]}" if client else ""
+        await self.send({"type": "tcp.accept"})
+        transport = self.scope["extensions"]["tcp.transport"]
+        self._peer = Peer.accept(transport, address, settings.server_name, self._broadcaster.limits)
+        self._broadcaster.join(self._peer)
+
+    def _receive(self, data: bytes) -> None:
+        peer = self._peer
+        if peer is None:
+            return
+        for command in peer.receive(data):
+            self._broadcaster.commands[command.WORD] += 1
+            self._handle(peer, command)
+        if not peer.is_open:
+            log.info("replication.closing", client=peer.name, address=peer.address, reason=peer.connection.close_reason)
+
+    def _handle(self, peer: Peer, command: Command) -> None:
+        """The effect of a command. Those of workers' USER_SYNC and the like are taken note of by the counters only."""
+        match command:
+            case Replicate():
+                self._broadcaster.answer_replicate(peer)
+            case Name(name):
+                peer.name = name.replace("\x00", "\ufffd")[:200]
+            case RemoteServerUp():
+                self._broadcaster.relay(command, peer)
+            case Error(text):
+                log.warning("replication.client_error", client=peer.name, address=peer.address, text=text[:500])
+
+    def _end_of_input(self) -> None:
+        """The client has said all it had to say; what it asked for is in its buffer already."""
+        if self._peer is not None:
+            self._peer.close(CloseReason.PEER_CLOSED)
+
+    def _leave(self) -> None:
+        peer, self._peer = self._peer, None
+        if peer is not None:
+            peer.lost()
+            self._broadcaster.leave(peer)

@@ -1,0 +1,304 @@
+"""Raw TCP connections as ASGI: the scope ``tcp`` beside ``http`` and ``websocket``, on daphne's reactor.
+
+Knows nothing of the replication protocol; described for other users in ``docs/reference/tcp-scope.md``. Connections
+live on the reactor's own asyncio loop, because its transports tell how many bytes wait; daphne keeps the book of
+applications. Both directions are bounded: reading pauses while the application has not taken what was read, and what
+an application writes waits here in pieces that may be shared by many connections.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, cast
+
+import structlog
+from daphne.server import Server as DaphneServer
+from daphne.server import twisted_loop
+from twisted.internet import defer, reactor
+
+__all__ = ["AsgiServer", "TcpConnection"]
+
+log = structlog.get_logger(__name__)
+
+#: Unread input of one application at which reading stops, and at which it goes on.
+INPUT_HIGH_BYTES, INPUT_LOW_BYTES = 256 * 1024, 64 * 1024
+#: Output that is handed to the transport at a time; the rest waits in pieces.
+TRANSPORT_HIGH_BYTES = 64 * 1024
+
+Message = dict[str, Any]
+Application = Callable[..., Awaitable[None]]
+
+
+class TcpConnection(asyncio.Protocol):
+    """One accepted connection. The object itself is the scope's extension ``tcp.transport``.
+
+    All methods are called on the loop. `write` never blocks; watch `buffered_bytes`.
+    """
+
+    def __init__(self, server: AsgiServer) -> None:
+        self._server = server
+        self._transport: asyncio.Transport | None = None
+        self._input: deque[Message] = deque()
+        self._input_bytes = 0
+        self._input_ready = asyncio.Event()
+        self._accepted = False
+        self._paused_reading = False
+        self._output: deque[bytes] = deque()
+        self._output_bytes = 0
+        self._can_write = True
+        self._is_closing = False
+
+    # --- what the application uses --------------------------------------------------------------------------------
+
+    def write(self, data: bytes) -> None:
+        """Send bytes after all earlier ones; ignored once the connection is closing."""
+        if self._is_closing or not data:
+            return
+        if self._can_write and not self._output and self._transport is not None:
+            self._transport.write(data)
+            return
+        self._output.append(data)
+        self._output_bytes += len(data)
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Bytes that the kernel has not taken yet."""
+        if self._transport is None:
+            return 0
+        return self._output_bytes + self._transport.get_write_buffer_size()
+
+    def drop_waiting(self) -> int:
+        """Forget the pieces that were not handed to the transport yet, and tell how many bytes they had.
+
+        What the peer gets is then a whole number of pieces, so of whole lines when pieces are whole lines.
+        """
+        dropped, self._output_bytes = self._output_bytes, 0
+        self._output.clear()
+        return dropped
+
+    def close(self) -> None:
+        """Close once everything written has gone out."""
+        self._is_closing = True
+        if self._transport is not None and not self._output:
+            self._transport.close()
+
+    def abort(self) -> None:
+        """Close now; what was not sent is lost."""
+        self._is_closing = True
+        self.drop_waiting()
+        if self._transport is not None:
+            self._transport.abort()
+
+    # --- asyncio --------------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        if not self._server.admit(self):
+            self._is_closing = True
+            self._transport.write(self._server.refusal)
+            self._transport.close()
+            return
+        self._transport.set_write_buffer_limits(high=TRANSPORT_HIGH_BYTES)
+        self._transport.pause_reading()  # until the application accepts
+        self._paused_reading = True
+        scope = {
+            "type": "tcp",
+            "client": _address(self._transport.get_extra_info("peername")),
+            "server": _address(self._transport.get_extra_info("sockname")),
+            "extensions": {"tcp.transport": self},
+        }
+        self._put({"type": "tcp.connect"}, 0)
+        self._server.start_application(self, scope)
+
+    def data_received(self, data: bytes) -> None:
+        self._put({"type": "tcp.receive", "bytes": data}, len(data))
+        if self._input_bytes > INPUT_HIGH_BYTES and self._transport is not None:
+            self._transport.pause_reading()
+            self._paused_reading = True
+
+    def eof_received(self) -> bool:
+        """The peer sends no more; the application may still answer what came before."""
+        self._put({"type": "tcp.eof"}, 0)
+        return True
+
+    def pause_writing(self) -> None:
+        self._can_write = False
+
+    def resume_writing(self) -> None:
+        self._can_write = True
+        while self._output and self._can_write and self._transport is not None:
+            piece = self._output.popleft()
+            self._output_bytes -= len(piece)
+            self._transport.write(piece)
+        if self._is_closing and not self._output and self._transport is not None:
+            self._transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self.drop_waiting()
+        self._put({"type": "tcp.disconnect", "reason": str(exc or "")}, 0)
+        self._server.forget(self)
+
+    # --- ASGI -----------------------------------------------------------------------------------------------------
+
+    async def receive(self) -> Message:
+        """The application's next message."""
+        while not self._input:
+            self._input_ready.clear()
+            await self._input_ready.wait()
+        message = self._input.popleft()
+        self._input_bytes -= len(message.get("bytes", b""))
+        if self._input_bytes < INPUT_LOW_BYTES:
+            self._resume_reading()
+        return message
+
+    def handle_reply(self, message: Message) -> None:
+        """A message of the application; called by daphne."""
+        kind = message["type"]
+        if kind == "tcp.accept":
+            self._accepted = True
+            self._resume_reading()
+        elif kind == "tcp.send":
+            self.write(message["bytes"])
+        elif kind == "tcp.close":
+            self.abort() if message.get("abort") else self.close()
+        else:
+            raise ValueError(f"{kind!r} cannot be sent on a tcp scope; use tcp.accept, tcp.send or tcp.close.")
+
+    def handle_exception(self, exception: BaseException) -> None:
+        """The application failed; called by daphne, which has logged it."""
+        self.abort()
+
+    def check_timeouts(self) -> None:
+        """Called by daphne every two seconds; times are the application's business here."""
+
+    def _resume_reading(self) -> None:
+        if self._accepted and self._paused_reading and self._transport is not None and not self._transport.is_closing():
+            self._paused_reading = False
+            self._transport.resume_reading()
+
+    def _put(self, message: Message, size: int) -> None:
+        self._input.append(message)
+        self._input_bytes += size
+        self._input_ready.set()
+
+
+class AsgiServer(DaphneServer):
+    """daphne with raw TCP connections; HTTP and WebSocket only where ``http_sockets`` listen.
+
+    Sockets come bound and listening, so that errors of binding are the caller's and port 0 is known before the start.
+    ``when_ready`` is called on the loop once everything accepts; ``when_stopping`` is awaited first at an orderly end,
+    and gets `stop_within_seconds`.
+    """
+
+    stop_within_seconds = 1.5
+
+    def __init__(
+        self,
+        application: Application,
+        *,
+        http_sockets: Sequence[socket.socket] = (),
+        tcp_sockets: Sequence[socket.socket] = (),
+        tcp_limit: int = 5_000,
+        refusal: bytes = b"",
+    ) -> None:
+        endpoints = [f"fd:fileno={one.fileno()}" for one in http_sockets]
+        super().__init__(application, endpoints=endpoints or ["none"], http_timeout=None, server_name="replsite")
+        self.endpoints = endpoints
+        self.connections: dict[Any, dict[str, Any]] = {}
+        self.refusal = refusal
+        self.refused: Counter[str] = Counter()
+        self.when_ready: Callable[[], Awaitable[None]] | None = None
+        self.when_stopping: Callable[[], Awaitable[None]] | None = None
+        self.failure: BaseException | None = None
+        self._tcp_sockets = tuple(tcp_sockets)
+        self._tcp_limit = tcp_limit
+        self._tcp_connections: set[TcpConnection] = set()
+        self._tcp_listeners: list[asyncio.Server] = []
+        self._starting: asyncio.Task[None] | None = None
+
+    def run(self) -> None:
+        """Serve until SIGINT or SIGTERM; returns when everything is closed, and raises what made the start fail."""
+        reactor.callWhenRunning(self._begin)
+        super().run()
+        if self.failure is not None:
+            raise self.failure
+
+    # --- connections ----------------------------------------------------------------------------------------------
+
+    def admit(self, connection: TcpConnection) -> bool:
+        """Whether one more connection is taken."""
+        if len(self._tcp_connections) >= self._tcp_limit:
+            self.refused["connection limit"] += 1
+            log.warning("listener.connection_refused", limit=self._tcp_limit)
+            return False
+        self._tcp_connections.add(connection)
+        return True
+
+    def start_application(self, connection: TcpConnection, scope: Message) -> None:
+        """Run the application on a connection; the connection ends with it."""
+        scope.setdefault("asgi", {"version": "3.0"})
+        self.protocol_connected(connection)
+        task = asyncio.ensure_future(self._run_application(connection, scope))
+        self.connections[connection]["application_instance"] = task
+
+    def forget(self, connection: TcpConnection) -> None:
+        """The transport is gone."""
+        self._tcp_connections.discard(connection)
+        if connection in self.connections:
+            self.protocol_disconnected(connection)
+
+    async def _run_application(self, connection: TcpConnection, scope: Message) -> None:
+        async def send(message: Message) -> None:
+            connection.handle_reply(message)
+
+        try:
+            await self.application(scope, connection.receive, send)
+        finally:
+            connection.close()
+
+    # --- start and end --------------------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        self._starting = asyncio.ensure_future(self._start(), loop=twisted_loop)
+
+    async def _start(self) -> None:
+        try:
+            if self.when_ready is not None:
+                await self.when_ready()
+            for one in self._tcp_sockets:
+                listener = await twisted_loop.create_server(lambda: TcpConnection(self), sock=one)
+                self._tcp_listeners.append(listener)
+            self.announce()
+        except Exception as error:  # noqa: BLE001 - whatever it is, `run` raises it after the reactor has stopped
+            self.failure = error
+            self.stop()
+
+    def announce(self) -> None:
+        """Everything accepts; a hook for subclasses."""
+
+    def kill_all_applications(self) -> defer.Deferred[Any]:
+        """Close listeners and connections in order; called by daphne before the reactor stops."""
+        return defer.Deferred.fromFuture(asyncio.ensure_future(self._end(), loop=twisted_loop))
+
+    async def _end(self) -> None:
+        for listener in self._tcp_listeners:
+            listener.close()
+        if self.when_stopping is not None:
+            with contextlib.suppress(TimeoutError):  # whoever does not get ready in time is cut below
+                await asyncio.wait_for(self.when_stopping(), self.stop_within_seconds)
+        for connection in list(self._tcp_connections):
+            connection.abort()
+        running = [d["application_instance"] for d in self.connections.values() if "application_instance" in d]
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+
+def _address(name: Any) -> list[Any] | None:
+    """ASGI's ``[host, port]``."""
+    return [name[0], name[1]] if isinstance(name, tuple) else None

@@ -1,0 +1,177 @@
+"""One connected client as the server sees it: the protocol object, the way out, limits and figures.
+
+Assumes a single event loop; everything here is quick and never waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from typing import Any, Protocol
+
+import structlog
+
+from streams.replication.commands import Command
+from streams.replication.protocol import CloseReason, Limits, ServerConnection
+
+__all__ = ["Peer", "Transport"]
+
+log = structlog.get_logger(__name__)
+
+
+class Transport(Protocol):
+    """The way out of a connection: the scope's extension ``tcp.transport``."""
+
+    @property
+    def buffered_bytes(self) -> int: ...
+    def write(self, data: bytes) -> None: ...
+    def drop_waiting(self) -> int: ...
+    def close(self) -> None: ...
+    def abort(self) -> None: ...
+
+
+class Peer:
+    """A client on a replication connection."""
+
+    def __init__(self, connection: ServerConnection, transport: Transport, address: str) -> None:
+        self.connection = connection
+        self.address = address
+        self.key = uuid.uuid4().hex
+        self.name = ""
+        self.connected_at = time.time()
+        self.has_replicated = False
+        self._transport = transport
+        self._timer: asyncio.TimerHandle | None = None
+        self._drained_bytes = 0
+        self._drained_at = time.monotonic()
+
+    @classmethod
+    def accept(cls, transport: Transport, address: str, server_name: str, limits: Limits) -> Peer:
+        """Greet a new client."""
+        now = time.monotonic()
+        peer = cls(ServerConnection(server_name, limits, time.time() - now), transport, address)
+        peer.connection.connected(now)
+        peer.flush()
+        return peer
+
+    @property
+    def is_open(self) -> bool:
+        return self.connection.is_open
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Bytes that the client has not taken yet."""
+        return self._transport.buffered_bytes
+
+    @property
+    def positions_known(self) -> bool:
+        """Whether the client was told positions, so that it takes rows."""
+        return self.has_replicated
+
+    # --- out ------------------------------------------------------------------------------------------------------
+
+    def send(self, command: Command) -> None:
+        """One command to this client."""
+        if self.is_open:
+            self.connection.send(command, time.monotonic())
+            self.flush()
+
+    def write_shared(self, data: bytes, lines: int, now: float) -> None:
+        """Lines that go to many clients: the bytes are shared, not copied."""
+        if self.is_open:
+            self._transport.write(data)
+            self.connection.note_sent(len(data), lines, now)
+
+    def flush(self) -> None:
+        """Hand over what the protocol object wants to send; close when it is done; set the timer."""
+        if output := self.connection.take_output():
+            self._transport.write(output)
+        if not self.is_open:
+            self._transport.close()
+        self._set_timer()
+
+    # --- in -------------------------------------------------------------------------------------------------------
+
+    def receive(self, data: bytes) -> list[Command]:
+        """Bytes came; the commands in them."""
+        commands = self.connection.receive(data, time.monotonic())
+        if not self.is_open:
+            self.flush()
+        elif self._timer is None or self.connection.deadline < self._timer.when():
+            self._set_timer()
+        return commands
+
+    # --- the end --------------------------------------------------------------------------------------------------
+
+    def close(self, reason: CloseReason, text: str | None = None) -> None:
+        """End the connection after what was written, with an ERROR line when there is a text."""
+        if self.is_open:
+            self.connection.close(reason, time.monotonic(), text)
+            self.flush()
+
+    def cut_when_slow(self, limit_bytes: int, stall_limit_seconds: float, now: float) -> bool:
+        """Close a client that has too much waiting, or takes nothing for too long."""
+        if not self.is_open:
+            return False
+        waiting = self.buffered_bytes
+        drained = self.connection.bytes_out - waiting
+        if waiting == 0 or drained != self._drained_bytes:
+            self._drained_bytes, self._drained_at = drained, now
+        stalled_seconds = now - self._drained_at
+        if waiting <= limit_bytes and stalled_seconds <= stall_limit_seconds:
+            return False
+        log.warning(
+            "replication.client_too_slow",
+            client=self.name,
+            address=self.address,
+            waiting_bytes=waiting,
+            stalled_seconds=round(stalled_seconds, 1),
+        )
+        self._transport.drop_waiting()
+        self.close(CloseReason.TOO_SLOW, "Failed to keep up")
+        return True
+
+    def lost(self) -> None:
+        """The transport is gone."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self.connection.lost()
+
+    # --- time -----------------------------------------------------------------------------------------------------
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        delay = self.connection.deadline - time.monotonic()
+        self._timer = asyncio.get_running_loop().call_later(max(delay, 0.0), self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        if self.is_open:
+            now = time.monotonic()
+            if self.connection.deadline <= now:
+                self.connection.tick(now)
+            self.flush()
+        elif self.connection.deadline <= time.monotonic():
+            self._transport.abort()
+        else:
+            self._set_timer()
+
+    def figures(self, now: float) -> dict[str, Any]:
+        """The client as the table of readers shows it."""
+        connection = self.connection
+        reason = connection.close_reason
+        return {
+            "key": self.key,
+            "name": self.name or self.address,
+            "address": self.address,
+            "connected_at": self.connected_at,
+            "heartbeat_at": now,
+            "bytes_in": connection.bytes_in,
+            "bytes_out": connection.bytes_out,
+            "lines_in": connection.lines_in,
+            "lines_out": connection.lines_out,
+            "buffer_bytes": self.buffered_bytes,
+            "close_reason": reason.value if reason else "",
+        }
