@@ -34,6 +34,8 @@ ASK_AFTER_SECONDS = 1.0
 #: A transaction that seemed to have ended but has not is asked about again after this.
 ASK_AGAIN_SECONDS = 0.02
 RETRY_SECONDS = 0.2
+#: Announcements follow each other no faster than this; the first after a pause goes out at once.
+ANNOUNCE_GAP_SECONDS = 0.002
 
 _ANNOUNCE = """
 WITH given AS (
@@ -65,7 +67,8 @@ class Background:
         self._asked: deque[OpenTransaction] = deque()
         self._hooks_lost: set[int] = set()
         self._announced: dict[str, tuple[int, int]] = {}
-        self._idle_due = self._beat_due = self._ask_due = 0.0
+        self._idle_due = self._beat_due = self._ask_due = self._turn_due = 0.0
+        self._signalled = False
 
     # --- called by other threads ----------------------------------------------------------------------------------
 
@@ -81,6 +84,9 @@ class Background:
 
     def wake(self) -> None:
         """Look at everything now."""
+        if self._signalled:
+            return
+        self._signalled = True
         try:
             os.write(self._wake_write, b"w")
         except (BlockingIOError, OSError):
@@ -156,22 +162,27 @@ class Background:
         due = [self._beat_due]
         if self._asked:
             due.append(self._ask_due)
-        if self._due(idle_too=True):
+        if self._due(idle_too=False):
+            due.append(now)
+        elif self._due(idle_too=True):
             due.append(self._idle_due)
         try:
             ready, _, _ = select.select([self._wake_read, self._writer.control], [], [], max(0.0, min(due) - now))
         except (OSError, ValueError, *database.connection_gone) as error:
             self._writer.fenced(f"control connection lost: {error}")
             return
+        self._take_signal(ready)
+        # Whatever comes within the gap is done together; the first piece of work after a pause waits for nothing.
+        time.sleep(max(0.0, self._turn_due - time.monotonic()))
+
+    def _take_signal(self, ready: list[Any]) -> None:
         if self._wake_read in ready:
+            self._signalled = False  # before the read: a wake-up between the two is seen in the next turn
             os.read(self._wake_read, 65536)
 
     def _pause(self, seconds: float) -> None:
-        select.select([self._wake_read], [], [], seconds)
-        try:
-            os.read(self._wake_read, 65536)
-        except BlockingIOError:
-            return
+        ready, _, _ = select.select([self._wake_read], [], [], seconds)
+        self._take_signal(ready)
 
     # --- hear others ----------------------------------------------------------------------------------------------
 
@@ -250,4 +261,5 @@ class Background:
             },
         )
         self._announced.update(due)
+        self._turn_due = now + ANNOUNCE_GAP_SECONDS
         self._idle_due = now + stream_settings().announce_interval_seconds

@@ -29,6 +29,7 @@ from django.db import connections, transaction
 from streams import database
 from streams.conf import stream_settings
 from streams.errors import BadCount, ForeignFact, ReservationEnded
+from streams.inserts import insert_facts
 from streams.writers import WriterProcess, current_writer
 
 if TYPE_CHECKING:
@@ -212,7 +213,7 @@ class Reservation:
             fact.instance_name = self._record.writer.name
             by_model.setdefault(type(fact), []).append(fact)
         for model, rows in by_model.items():
-            model._base_manager.using(self._using).bulk_create(rows)
+            insert_facts(self._connection, model, rows)
 
     def _give_id(self, fact: Fact, unused: Any) -> None:
         sign = self.stream.declaration.sign
