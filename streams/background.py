@@ -116,9 +116,10 @@ class Background:
     def stop(self) -> None:
         """End the thread and wait for it."""
         self._stopping = True
-        if self._thread is not None and self._thread is not threading.current_thread():
+        thread, self._thread = self._thread, None
+        if thread is not None:
             self.wake()
-            self._thread.join(timeout=10)
+            thread.join(timeout=10)
             os.close(self._wake_read)
             os.close(self._wake_write)
             self._wake_write = -1

@@ -214,6 +214,7 @@ class WriterProcess:
         finds the writer gone resolves it by evidence.
         """
         clean = self._background.drain(timeout_seconds)
+        self._background.stop()  # before the lease ends, or the next heartbeat would take it for a loss
         with self._lock:
             if self.condition is Condition.HOLDING and clean:
                 with self.control_cursor() as cursor:
