@@ -31,9 +31,7 @@ def content_hash(event: Mapping[str, Any], version: RoomVersion, *, plain: bool 
 
 
 def content_hash_matches(event: Mapping[str, Any], version: RoomVersion, *, plain: bool | None = None) -> bool:
-    """Whether ``hashes.sha256`` is the content hash; it is not when the event was redacted or tampered with on its
-    way.
-    """
+    """Whether ``hashes.sha256`` is the content hash: not so when the event was pruned or tampered with."""
     hashes = event.get("hashes")
     return isinstance(hashes, dict) and hashes.get("sha256") == content_hash(event, version, plain=plain)
 

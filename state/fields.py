@@ -13,14 +13,11 @@ from django.db import models
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
 
-__all__ = ["IDENTIFIER_LIMIT_BYTES", "IdentifierField"]
-
-IDENTIFIER_LIMIT_BYTES = 255
-"""Longest identifier in UTF-8; whoever parses events refuses longer ones."""
+__all__ = ["IdentifierField"]
 
 
 class IdentifierField(models.TextField):
-    """Text of at most 255 bytes without NUL, compared and ordered by code point."""
+    """Text of at most 255 bytes without NUL (whoever parses sees to that), compared by code point."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         kwargs.setdefault("db_collation", "C")

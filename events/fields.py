@@ -1,0 +1,108 @@
+"""Checks of single fields of an event, each with a reason that names the field (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from events.errors import EventRefused, Reason
+from state.room_versions import RoomVersion
+
+__all__ = [
+    "IDENTIFIER_LIMIT_BYTES",
+    "boolean",
+    "identifier",
+    "integer",
+    "optional_identifier",
+    "references",
+    "required",
+    "storable",
+]
+
+IDENTIFIER_LIMIT_BYTES = 255
+"""Longest event ID, room ID, user ID, type or state key, in UTF-8."""
+_LARGEST_BIGINT = 2**63 - 1
+_KINDS: dict[type, str] = {str: "a string", int: "an integer", dict: "an object", list: "an array", bool: "a boolean"}
+
+
+def required(event: Mapping[str, Any], name: str, kind: type) -> Any:
+    """The field, which must be there and of that very type."""
+    try:
+        value = event[name]
+    except KeyError:
+        raise EventRefused(Reason.MISSING_KEY, f"{name} is missing") from None
+    if type(value) is not kind:
+        raise EventRefused(Reason.WRONG_TYPE, f"{name} is {_shown(value)} and should be {_KINDS[kind]}")
+    return value
+
+
+def storable(value: Any, name: str, limit_bytes: int | None = IDENTIFIER_LIMIT_BYTES) -> str:
+    """A string that a text column can hold: no NUL, and not too long for an index."""
+    if type(value) is not str:
+        raise EventRefused(Reason.WRONG_TYPE, f"{name} is {_shown(value)} and should be a string")
+    if "\0" in value:
+        raise EventRefused(Reason.NUL_CHARACTER, f"{name} holds the character U+0000, which cannot be stored")
+    if limit_bytes is not None and len(value) * 4 > limit_bytes and len(value.encode()) > limit_bytes:
+        size = len(value.encode())
+        raise EventRefused(Reason.IDENTIFIER_TOO_LONG, f"{name} has {size} bytes; at most {limit_bytes} are allowed")
+    return value
+
+
+def identifier(event: Mapping[str, Any], name: str, sigil: str = "") -> str:
+    """A required Matrix identifier that begins with its sigil."""
+    value = storable(required(event, name, str), name)
+    if not value.startswith(sigil):
+        raise EventRefused(Reason.BAD_IDENTIFIER, f"{name} is {_shown(value)} and should begin with {sigil!r}")
+    return value
+
+
+def optional_identifier(value: Any) -> str | None:
+    """An identifier that some content names, or null where that is nothing a column can hold: content may be
+    anything."""
+    if type(value) is not str or "\0" in value or len(value.encode()) > IDENTIFIER_LIMIT_BYTES:
+        return None
+    return value
+
+
+def integer(event: Mapping[str, Any], name: str, least: int) -> int:
+    """A required integer between ``least`` and 2^63 - 1."""
+    value = required(event, name, int)
+    if not least <= value <= _LARGEST_BIGINT:
+        shown = value if value.bit_length() < 200 else "far too large"
+        raise EventRefused(Reason.OUT_OF_RANGE, f"{name} is {shown}; it must lie between {least} and {_LARGEST_BIGINT}")
+    return int(value)
+
+
+def boolean(value: Any, name: str) -> bool:
+    """A flag of the wrapper; absent and null mean false."""
+    if value is None:
+        return False
+    if type(value) is not bool:
+        raise EventRefused(Reason.WRONG_TYPE, f"{name} is {_shown(value)} and should be a boolean")
+    return value
+
+
+def references(event: Mapping[str, Any], name: str, version: RoomVersion, own_id: str) -> tuple[str, ...]:
+    """``prev_events`` or ``auth_events``: the IDs in the event's order, each once."""
+    found: dict[str, None] = {}
+    for entry in required(event, name, list):
+        reference = entry if version.ids_are_hashes else _old_reference(entry, name)
+        reference = storable(reference, f"an entry of {name}")
+        if not reference.startswith("$"):
+            raise EventRefused(Reason.BAD_REFERENCE, f"{name} names {_shown(reference)}, which is no event ID")
+        found[reference] = None
+    if own_id in found:
+        raise EventRefused(Reason.BAD_REFERENCE, f"{name} names the event itself")
+    return tuple(found)
+
+
+def _old_reference(entry: Any, name: str) -> Any:
+    """The ID in ``[id, {"sha256": hash}]``, the form of room versions 1 and 2."""
+    if type(entry) is not list or len(entry) != 2:
+        raise EventRefused(Reason.BAD_REFERENCE, f"{name} holds {_shown(entry)}; it should hold pairs of ID and hashes")
+    return entry[0]
+
+
+def _shown(value: Any) -> str:
+    text = repr(value) if type(value) in (str, int, float, bool, type(None)) else _KINDS.get(type(value), "a value")
+    return text if len(text) <= 100 else text[:100] + "…"

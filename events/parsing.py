@@ -1,0 +1,256 @@
+"""One line of an import -> a parsed event, or the reason why not (pure).
+
+A line is a bare federation event, or a wrapper ``{"json": {event}, "room_version": …}`` whose ``event_id``,
+``outlier``, ``rejected_reason``, ``soft_failed`` and ``stream_ordering`` are honoured and whose other keys are
+ignored. The stored bytes of an event are its exact substring of the line. Every line is judged by itself, in time
+linear in its length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+
+from events import hashes
+from events.canonical import encode_examined, examine
+from events.decoding import decode_event
+from events.errors import EventRefused, NotCanonical, Reason
+from events.fields import boolean, identifier, integer, optional_identifier, references, required, storable
+from state.room_versions import RoomVersion, UnknownRoomVersion, room_version
+
+__all__ = [
+    "LARGEST_STREAM_ORDERING",
+    "SIZE_LIMIT_BYTES",
+    "ParsedEvent",
+    "announced_version",
+    "parse_event",
+    "parse_line",
+]
+
+LINE_LIMIT_BYTES = 512 * 1024
+"""Longest line that is looked at: eight times the size limit, room for white space and escapes."""
+SIZE_LIMIT_BYTES = 65_536
+"""Largest event in canonical form, what this server added itself (``unsigned``) not counted."""
+LARGEST_STREAM_ORDERING = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedEvent:
+    """Everything that storage and the room's graph need to know of one event, checked.
+
+    ``prev_event_ids`` and ``auth_event_ids`` are in the event's order without repetitions. ``content`` is kept only
+    where rules look at it later (see ``events.parsing.RULED_TYPES``), else it is empty. ``json`` may be emptied by
+    whoever sends the object to ``room_history``, which does not read it.
+    """
+
+    event_id: str
+    room_id: str
+    room_version: str
+    type: str
+    state_key: str | None
+    sender: str
+    depth: int
+    origin_server_ts: int
+    prev_event_ids: tuple[str, ...]
+    auth_event_ids: tuple[str, ...]
+    membership: str | None
+    redacts: str | None
+    relates_to: str | None
+    content_hash_matches: bool
+    json: bytes
+    content: Mapping[str, Any]
+    outlier: bool = False
+    rejected_reason: str | None = None
+    soft_failed: bool = False
+    stream_ordering: int | None = None
+
+    @property
+    def is_state(self) -> bool:
+        """True for a state event, also when its state key is empty."""
+        return self.state_key is not None
+
+    @property
+    def backfilled(self) -> bool:
+        """True when the wrapper gave it a negative stream ordering."""
+        return self.stream_ordering is not None and self.stream_ordering < 0
+
+
+RULED_TYPES = frozenset({"m.room.create", "m.room.history_visibility", "m.room.power_levels"})
+"""Types whose content decides about other events: who may redact, who may see."""
+
+
+class _Line(msgspec.Struct):
+    """The wrapper's keys; every type is checked by us, so that the reason is ours."""
+
+    json: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    content: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    room_version: Any = None
+    event_id: Any = None
+    outlier: Any = None
+    rejected_reason: Any = None
+    soft_failed: Any = None
+    stream_ordering: Any = None
+
+
+_LINE = msgspec.json.Decoder(_Line)
+
+
+def parse_line(line: bytes, versions: Mapping[str, str] | None = None) -> ParsedEvent:
+    """The event of one line; raises ``EventRefused``.
+
+    ``versions`` tells the room version of bare events by room ID: ask ``announced_version`` of all lines first. A
+    bare create event needs none, nor does a bare event of a room whose ID names no server (version 12).
+    """
+    text = line.strip(b" \t\r\n")
+    if len(text) > LINE_LIMIT_BYTES:
+        raise EventRefused(Reason.LINE_TOO_LONG, f"{len(text)} bytes; at most {LINE_LIMIT_BYTES} are looked at")
+    wrapper = _split(text)
+    if wrapper is None:
+        event = decode_event(text)
+        return parse_event(text, event, _bare_version(event, versions or {}))
+    raw = bytes(wrapper.json) if isinstance(wrapper.json, msgspec.Raw) else b""
+    event = decode_event(raw)
+    name = wrapper.room_version
+    parsed = parse_event(
+        raw, event, name if name is not None else _bare_version(event, versions or {}), wrapper.event_id
+    )
+    return _with_wrapper(parsed, wrapper)
+
+
+def announced_version(line: bytes) -> tuple[str, str] | None:
+    """(room ID, room version) when the line is a bare create event that tells its version; null for all other
+    lines.
+
+    Cheap for lines that cannot be one. Never raises: what is wrong with a line is found by ``parse_line``.
+    """
+    if b"m.room.create" not in line or len(line) > LINE_LIMIT_BYTES:
+        return None
+    try:
+        parsed = parse_line(line)
+    except EventRefused:
+        return None
+    return (parsed.room_id, parsed.room_version) if parsed.type == "m.room.create" else None
+
+
+def parse_event(json: bytes, event: Mapping[str, Any], version_name: Any, given_id: Any = None) -> ParsedEvent:
+    """The parsed form of one event: its bytes, the same decoded, its room version, and the ID it is said to
+    have."""
+    version = _version(version_name)
+    plain = _examined(json, event, version)
+    content = required(event, "content", dict)
+    event_type = identifier(event, "type")
+    event_id, room_id = _ids(event, version, plain, given_id)
+    state_key = storable(event["state_key"], "state_key") if "state_key" in event else None
+    membership = content.get("membership") if event_type == "m.room.member" and state_key is not None else None
+    relation = content.get("m.relates_to")
+    return ParsedEvent(
+        event_id=event_id,
+        room_id=room_id,
+        room_version=version.name,
+        type=event_type,
+        state_key=state_key,
+        sender=identifier(event, "sender", "@"),
+        depth=integer(event, "depth", 0),
+        origin_server_ts=integer(event, "origin_server_ts", -(2**63)),
+        prev_event_ids=references(event, "prev_events", version, event_id),
+        auth_event_ids=references(event, "auth_events", version, event_id),
+        membership=optional_identifier(membership),
+        redacts=_redacts(event, content, version),
+        relates_to=optional_identifier(relation.get("event_id")) if isinstance(relation, dict) else None,
+        content_hash_matches=hashes.content_hash_matches(event, version, plain=plain),
+        json=json,
+        content=content if event_type in RULED_TYPES else {},
+    )
+
+
+def _split(text: bytes) -> _Line | None:
+    """The wrapper, or null for a bare event."""
+    if not text.startswith(b"{"):
+        decode_event(text)  # raises with the reason
+    try:
+        line = _LINE.decode(text)
+    except (ValueError, RecursionError):  # msgspec's errors, and Python's for text and depth, are of these kinds
+        decode_event(text)
+        raise EventRefused(Reason.NOT_JSON, "the line cannot be read") from None
+    bare = line.json is msgspec.UNSET or line.content is not msgspec.UNSET
+    return None if bare else line
+
+
+def _bare_version(event: Mapping[str, Any], versions: Mapping[str, str]) -> str:
+    room_id = event.get("room_id")
+    if event.get("type") == "m.room.create":
+        content = event.get("content")
+        name = content.get("room_version", "1") if isinstance(content, dict) else "1"
+        return str(name)
+    if isinstance(room_id, str):
+        if room_id in versions:
+            return versions[room_id]
+        if room_id.startswith("!") and ":" not in room_id:
+            return "12"
+    raise EventRefused(
+        Reason.UNKNOWN_ROOM_VERSION,
+        f"nothing tells the version of room {room_id!r}: wrap the event with its room_version, or add the create event",
+    )
+
+
+def _version(name: Any) -> RoomVersion:
+    if not isinstance(name, str):
+        raise EventRefused(Reason.WRONG_TYPE, f"room_version is {name!r} and should be a string")
+    try:
+        return room_version(name)
+    except UnknownRoomVersion as error:
+        raise EventRefused(Reason.UNKNOWN_ROOM_VERSION, str(error)) from error
+
+
+def _examined(json: bytes, event: Mapping[str, Any], version: RoomVersion) -> bool:
+    """Numbers, depth and size; true when the event is plain (``canonical.examine``)."""
+    try:
+        plain = examine(event, strict=version.strict_json)
+        if len(json) > SIZE_LIMIT_BYTES:
+            counted = {key: value for key, value in event.items() if key != "unsigned"}
+            size = len(encode_examined(counted, plain=plain))
+            if size > SIZE_LIMIT_BYTES:
+                raise EventRefused(Reason.TOO_LARGE, f"{size} bytes; an event has at most {SIZE_LIMIT_BYTES}")
+    except NotCanonical as error:
+        raise EventRefused(error.reason, str(error)) from error
+    return plain
+
+
+def _ids(event: Mapping[str, Any], version: RoomVersion, plain: bool, given_id: Any) -> tuple[str, str]:
+    """Event ID and room ID; refuses a given event ID that is not the computed one."""
+    if version.ids_are_hashes:
+        event_id = hashes.event_id(event, version, plain=plain)
+    else:
+        event_id = identifier(event, "event_id", "$")
+    if given_id is not None and given_id != event_id:
+        raise EventRefused(Reason.WRONG_EVENT_ID, f"said to be {given_id!r}, but the event is {event_id}")
+    if version.room_id_is_create_hash and event.get("type") == "m.room.create":
+        if "room_id" in event:
+            raise EventRefused(Reason.BAD_IDENTIFIER, f"a create event of version {version.name} has no room_id")
+        return event_id, "!" + event_id[1:]
+    return event_id, identifier(event, "room_id", "!")
+
+
+def _redacts(event: Mapping[str, Any], content: Mapping[str, Any], version: RoomVersion) -> str | None:
+    if event.get("type") != "m.room.redaction":
+        return None
+    return optional_identifier((content if version.newer_redactions else event).get("redacts"))
+
+
+def _with_wrapper(parsed: ParsedEvent, wrapper: _Line) -> ParsedEvent:
+    """The event with what the wrapper says about it."""
+    reason, ordering = wrapper.rejected_reason, wrapper.stream_ordering
+    if reason is not None:
+        reason = storable(reason, "rejected_reason", limit_bytes=None)
+    if ordering is not None:
+        ordering = integer({"stream_ordering": ordering}, "stream_ordering", -LARGEST_STREAM_ORDERING)
+    return replace(
+        parsed,
+        outlier=boolean(wrapper.outlier, "outlier"),
+        rejected_reason=reason,
+        soft_failed=boolean(wrapper.soft_failed, "soft_failed"),
+        stream_ordering=ordering or None,
+    )
