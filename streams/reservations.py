@@ -30,7 +30,7 @@ from streams import database
 from streams.conf import stream_settings
 from streams.errors import BadCount, ForeignFact, ReservationEnded
 from streams.inserts import insert_facts
-from streams.writers import WriterProcess, current_writer
+from streams.writers import Tenure, WriterProcess, current_writer
 
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
@@ -128,64 +128,65 @@ class Reservation:
         self._connection = connections[self._using]
         self._atomic: transaction.Atomic | None = None
         self._record: OpenTransaction
+        self._tenure: Tenure
         self._savepoints: list[Any] = []
 
     def __enter__(self) -> Self:
         writer = current_writer(self._using)
-        tracker = writer.tracker(self.stream)
+        tenure, tracker = writer.enter(self.stream)
         if not self._connection.in_atomic_block and self._connection.get_autocommit():
             self._atomic = transaction.atomic(using=self._using)
             self._atomic.__enter__()
         try:
             self._record = OpenTransaction.of(self._connection, writer)
-            self._reserve(writer, tracker)
+            self._reserve(writer, tenure, tracker)
         except BaseException as error:
             if self._atomic is not None:
                 self._atomic.__exit__(type(error), error, error.__traceback__)
             raise
         return self
 
-    def _reserve(self, writer: WriterProcess, tracker: PositionTracker) -> None:
+    def _reserve(self, writer: WriterProcess, tenure: Tenure, tracker: PositionTracker) -> None:
         fetch = tracker.begin_fetch()
         ids: list[int] = []
         try:
-            number, fresh, ids = self._take_ids(writer)
+            number, fresh, ids = self._take_ids(writer, tenure)
             self._record.number = number
         finally:
             if tracker.end_fetch(fetch, ids):
                 writer.announce_soon()
             if ids:
                 self._record.own(self.stream, tracker, ids)
-        self.ids = ids
+        self.ids, self._tenure = ids, tenure
         self._savepoints = list(self._connection.savepoint_ids)
         if not fresh:
             self._check_lease(writer)
 
-    def _take_ids(self, writer: WriterProcess) -> tuple[int, bool, list[int]]:
+    def _take_ids(self, writer: WriterProcess, tenure: Tenure) -> tuple[int, bool, list[int]]:
         with self._connection.cursor() as cursor:
             cursor.execute(
                 _RESERVE,
                 {
-                    "key": database.append_key(writer.name),
-                    "lease": writer.lease,
-                    "name": writer.name,
+                    "key": database.append_key(tenure.name),
+                    "lease": tenure.lease,
+                    "name": tenure.name,
                     "sequence": self.stream.declaration.sequence,
                     "count": self._count,
                 },
             )
             row = cursor.fetchone()
         if row is None or row[2] is None:
-            writer.fenced("its lease is no longer the current one")
+            writer.fenced("its lease is no longer the current one", tenure.lease)
             raise writer.fenced_error()
         return row[0], row[1], row[2]
 
     def _check_lease(self, writer: WriterProcess) -> None:
         """A transaction with a frozen snapshot may read an old lease: ask outside of it, now that the lock is held."""
         with writer.control_cursor() as cursor:
-            cursor.execute(_LEASE, [writer.name])
+            cursor.execute(_LEASE, [self._tenure.name])
             row = cursor.fetchone()
-        if row is None or row[0] != writer.lease:
-            writer.fenced("its lease is no longer the current one")
+        if row is None or row[0] != self._tenure.lease:
+            writer.fenced("its lease is no longer the current one", self._tenure.lease)
             raise writer.fenced_error()
 
     def __exit__(
@@ -210,7 +211,7 @@ class Reservation:
                     f"it is made of {', '.join(model.__name__ for model in self.stream.models)}."
                 )
             self._give_id(fact, unused)
-            fact.instance_name = self._record.writer.name
+            fact.instance_name = self._tenure.name
             by_model.setdefault(type(fact), []).append(fact)
         for model, rows in by_model.items():
             insert_facts(self._connection, model, rows)
@@ -235,8 +236,6 @@ class Reservation:
         if self._connection.savepoint_ids[: len(self._savepoints)] != self._savepoints:
             # The savepoint of the reservation is gone, perhaps rolled back and the append lock with it.
             with self._connection.cursor() as cursor:
-                cursor.execute(
-                    "SELECT pg_advisory_xact_lock_shared(%s)", [database.append_key(self._record.writer.name)]
-                )
+                cursor.execute("SELECT pg_advisory_xact_lock_shared(%s)", [database.append_key(self._tenure.name)])
             self._check_lease(self._record.writer)
             self._savepoints = list(self._connection.savepoint_ids)

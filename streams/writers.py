@@ -19,6 +19,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -48,6 +49,18 @@ class Condition(StrEnum):
     CLOSED = "closed"  # given up for good
 
 
+@dataclass(slots=True)
+class Tenure:
+    """One stretch of holding a name: the lease and the trackers that were started under it.
+
+    They go together: an ID taken under one lease must never be tracked by the trackers of another.
+    """
+
+    name: str
+    lease: int
+    trackers: dict[str, PositionTracker] = field(default_factory=dict)
+
+
 class WriterProcess:
     """This process as a writer on one database."""
 
@@ -56,14 +69,27 @@ class WriterProcess:
 
         self.using = using
         self.pattern = pattern
-        self.name = ""
-        self.lease = 0
+        self.tenure = Tenure("", 0)
         self.condition = Condition.NEW
         self.control: Any = None
-        self.trackers: dict[str, PositionTracker] = {}
         self.shown_pending: dict[str, tuple[int | None, int]] = {}
         self._lock = threading.RLock()
         self._background = Background(self)
+
+    @property
+    def name(self) -> str:
+        """The name that is held; empty before the first reservation."""
+        return self.tenure.name
+
+    @property
+    def lease(self) -> int:
+        """The number of the present lease."""
+        return self.tenure.lease
+
+    @property
+    def trackers(self) -> dict[str, PositionTracker]:
+        """The streams entered under the present lease."""
+        return self.tenure.trackers
 
     # --- holding the name -----------------------------------------------------------------------------------------
 
@@ -88,7 +114,6 @@ class WriterProcess:
             if self.condition is not Condition.FENCED:
                 return
             streams = list(self.trackers)
-            self.trackers = {}
             self.shown_pending = {}
             self._take(self.name)
             log.info("writer.holds_again", writer=self.name, lease=self.lease, streams=streams)
@@ -104,14 +129,17 @@ class WriterProcess:
         except BaseException:
             control.close()
             raise
-        self.control, self.name, self.lease = control, held.name, held.lease
+        self.control, self.tenure = control, Tenure(held.name, held.lease)
         self.condition = Condition.HOLDING
         log.info("writer.holds_name", writer=self.name, lease=self.lease)
 
-    def fenced(self, reason: str) -> None:
-        """The control connection is gone, or another process holds the name: no more appends under this lease."""
+    def fenced(self, reason: str, lease: int | None = None) -> None:
+        """The control connection is gone, or another process holds the name: no more appends under this lease.
+
+        With ``lease`` given, only if that is still the present one.
+        """
         with self._lock:
-            if self.condition is not Condition.HOLDING:
+            if self.condition is not Condition.HOLDING or lease not in (None, self.lease):
                 return
             self.condition = Condition.FENCED
             _close_quietly(self.control)
@@ -128,12 +156,18 @@ class WriterProcess:
 
     def tracker(self, stream: Stream) -> PositionTracker:
         """The tracker of a stream that this process writes; enters the stream on first use."""
+        return self.enter(stream)[1]
+
+    def enter(self, stream: Stream) -> tuple[Tenure, PositionTracker]:
+        """The present tenure and its tracker of a stream; enters the stream on first use."""
         self.hold()
-        tracker = self.trackers.get(stream.name)
+        tenure = self.tenure
+        tracker = tenure.trackers.get(stream.name)
         if tracker is None:
             with self._lock:
-                tracker = self.trackers.get(stream.name) or self._enter(stream)
-        return tracker
+                tenure = self.tenure
+                tracker = tenure.trackers.get(stream.name) or self._enter(stream)
+        return tenure, tracker
 
     def _enter(self, stream: Stream) -> PositionTracker:
         """Start on a stream (``streams.md`` 5). The writer's row is committed before its first reservation."""
@@ -229,7 +263,6 @@ class WriterProcess:
             if self.control is not None:
                 _close_quietly(self.control)
             self.condition = Condition.CLOSED
-            self.trackers = {}
 
 
 def _close_quietly(connection: Any) -> None:
