@@ -207,15 +207,17 @@ class Background:
         ask = {id(record): record for record in self._take_asked(now) if not record.ended}
         if not ask:
             return
-        unnumbered = [record for record in ask.values() if record.number is None]
-        for record in unnumbered:  # it ended before it reserved anything
-            record.end(written=False)
+        for record in ask.values():
+            if record.number is None and id(record) in self._hooks_lost:
+                record.end(written=False)  # it ended before it reserved anything
         numbers = sorted({record.number for record in ask.values() if record.number is not None})
         cursor.execute("SELECT n, pg_xact_status(n::text::xid8) FROM unnest(%s::bigint[]) AS n", [numbers])
         outcome = dict(cursor.fetchall())
         for record in ask.values():
             status = outcome.get(record.number)
-            if status != "in progress" and not record.ended:
+            if record.number is None or record.ended:
+                continue
+            if status != "in progress":
                 record.end(written=status == "committed")
             elif id(record) in self._hooks_lost:
                 self._asked.append(record)
