@@ -1,0 +1,40 @@
+"""Runs benchmarks by name, on a database of their own that is gone afterwards."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+import tempfile
+from importlib import import_module
+
+NAMES = ("appends", "broadcast")
+
+
+def main() -> int:
+    """Run those that were named, or all."""
+    parser = argparse.ArgumentParser(prog="script/bench", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="name", help=f"one of: {', '.join(NAMES)} (all)")
+    names = parser.parse_args().names or NAMES
+    if unknown := set(names) - set(NAMES):
+        parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}")
+    folder = tempfile.mkdtemp(prefix="replsite-bench-")
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "replsite.settings")
+    os.environ["REPLSITE_DATA_DIR"] = folder
+    os.environ["REPLSITE_LOG_LEVEL"] = "ERROR"
+    try:
+        import django  # noqa: PLC0415 - after the environment is set
+        from django.core.management import call_command  # noqa: PLC0415
+
+        django.setup()
+        call_command("migrate", verbosity=0)
+        for name in names:
+            import_module(f"script.benchmarks.{name}").main()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

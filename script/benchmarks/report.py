@@ -1,0 +1,69 @@
+"""What every benchmark shares: interleaved rounds, ratios pair by pair, a table and a JSON file."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+__all__ = ["Report", "median_ratio", "rounds"]
+
+RESULTS = Path(__file__).resolve().parents[2] / "build" / "bench"
+
+
+def rounds(number: int, measures: Mapping[str, Callable[[], float]]) -> dict[str, list[float]]:
+    """Run each measure in turn, ``number`` times over (A B A B …), so that drift of the machine hits all alike."""
+    results: dict[str, list[float]] = {name: [] for name in measures}
+    for _ in range(number):
+        for name, measure in measures.items():
+            results[name].append(measure())
+    return results
+
+
+def median_ratio(above: list[float], below: list[float]) -> float:
+    """The median of the ratios pair by pair."""
+    return statistics.median(a / b for a, b in zip(above, below, strict=True))
+
+
+class Report:
+    """Rows of one benchmark; printed as a table, written as ``build/bench/NAME.json``."""
+
+    def __init__(self, name: str, title: str, columns: list[str]) -> None:
+        self.name, self.title, self.columns = name, title, columns
+        self.rows: list[dict[str, Any]] = []
+
+    def add(self, **row: Any) -> None:
+        """Add a row; keys are the columns."""
+        self.rows.append(row)
+
+    def finish(self) -> None:
+        """Print the table and write the file."""
+        table = Table(*self.columns, title=self.title)
+        for row in self.rows:
+            table.add_row(*(_shown(row.get(column)) for column in self.columns))
+        Console().print(table)
+        RESULTS.mkdir(parents=True, exist_ok=True)
+        machine = {
+            "cores": os.cpu_count(),
+            "python": platform.python_version(),
+            "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        }
+        path = RESULTS / f"{self.name}.json"
+        path.write_text(
+            json.dumps({"benchmark": self.name, "title": self.title, "machine": machine, "rows": self.rows}, indent=1)
+        )
+        Console().print(f"written to {path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}")
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:,.2f}" if abs(value) < 100 else f"{value:,.0f}"
+    return str(value)

@@ -1,0 +1,364 @@
+"""The demo: one fact, all the way through, on real room histories.
+
+Starts the site with an empty data directory, connects a follower over TCP, imports the shipped rooms through Spark, lets two
+writers append live while a Spark streaming query counts events per room, and checks at the end that the follower saw
+exactly the facts that are in the tables, in order, and that the counts agree.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import json
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+PROJECT = Path(__file__).resolve().parent.parent
+ROOMS = PROJECT / "tests" / "data" / "rooms"
+STREAMS = ("events", "backfill", "caches")
+LIVE_EVENTS, LIVE_INVALIDATIONS = 1_500, 1_500
+STEP_SECONDS = 240
+
+_begun = time.monotonic()
+
+
+def say(text: str) -> None:
+    """A progress line with the elapsed time."""
+    sys.stderr.write(f"[{time.monotonic() - _begun:5.1f} s] {text}\n")
+    sys.stderr.flush()
+
+
+class DemoError(Exception):
+    """A step of the demo did not do what it should; says which and shows its last words."""
+
+
+@dataclass
+class Demo:
+    """The running parts of one demo."""
+
+    folder: Path
+    http: str
+    replication: str
+    stack: ExitStack
+    password: str = ""
+    addresses: dict[str, str] = field(default_factory=dict)
+    summary: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def log_folder(self) -> Path:
+        """Where the parts write what they have to say."""
+        return self.folder / "log"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The environment of every part."""
+        return {**os.environ, "REPLSITE_DATA_DIR": str(self.folder), "REPLSITE_LOG_LEVEL": "WARNING"}
+
+    # --- processes ------------------------------------------------------------------------------------------------
+
+    def manage(self, *arguments: str, **more: Any) -> subprocess.Popen[str]:
+        """Start ``manage.py`` with its complaints in a file of the log folder."""
+        log = self.stack.enter_context((self.log_folder / f"{arguments[0]}.log").open("a"))
+        command = [sys.executable, "manage.py", *arguments]
+        more.setdefault("stdout", subprocess.PIPE)
+        return subprocess.Popen(
+            command, cwd=PROJECT, env={**self.environment, **more.pop("env", {})}, stderr=log, text=True, **more
+        )
+
+    def finished(self, process: subprocess.Popen[str], what: str, allowed: Sequence[int] = (0,)) -> str:
+        """Wait for a part to end well; returns what it printed."""
+        try:
+            output, _ = process.communicate(timeout=STEP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise DemoError(f"{what} did not end within {STEP_SECONDS} s.{self._last_words(what)}") from None
+        if process.returncode not in allowed:
+            raise DemoError(f"{what} failed with status {process.returncode}.{self._last_words(what)}")
+        return output or ""
+
+    def _last_words(self, what: str) -> str:
+        path = self.log_folder / f"{what.split(maxsplit=1)[0]}.log"
+        return "\n" + "".join(path.read_text().splitlines(keepends=True)[-15:]) if path.exists() else ""
+
+    @contextmanager
+    def running(self, process: subprocess.Popen[str]) -> Iterator[subprocess.Popen[str]]:
+        """End the process with the block: politely, then not."""
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+                try:
+                    process.wait(timeout=10)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
+
+    # --- steps ----------------------------------------------------------------------------------------------------
+
+    def prepare(self) -> None:
+        """Tables and the admin's user."""
+        say("database: starting PostgreSQL and making the tables")
+        self.finished(self.manage("migrate", "--verbosity", "0"), "migrate")
+        self.password = secrets.token_urlsafe(12)
+        user = {"DJANGO_SUPERUSER_PASSWORD": self.password}
+        arguments = ("createsuperuser", "--noinput", "--username", "admin", "--email", "admin@localhost")
+        self.finished(self.manage(*arguments, env=user), "createsuperuser")
+
+    def serve(self) -> subprocess.Popen[str]:
+        """Start the site; returns when it accepts."""
+        process = self.manage("serve", "--http", self.http, "--replication", self.replication)
+        line = process.stdout.readline() if process.stdout else ""
+        if not line.startswith("ready "):
+            process.wait(timeout=10)
+            raise DemoError(f"serve did not start.{self._last_words('serve')}")
+        self.addresses = dict(part.split("=", 1) for part in line.split()[1:])
+        say(f"site: http://{self.addresses['http']}/admin/ and replication on {self.addresses['replication']}")
+        return process
+
+    def follow(self, output: IO[str]) -> subprocess.Popen[str]:
+        """Connect a follower that writes every fact it sees into a file."""
+        begins = [argument for stream in STREAMS for argument in ("--from", f"{stream}=1")]
+        return self.manage(
+            "follow", f"tcp://{self.addresses['replication']}", "--name", "demo-follower", "--view", "linear",
+            "--streams", ",".join(STREAMS), "--json", *begins, stdout=output,
+        )  # fmt: skip
+
+    def import_rooms(self) -> dict[str, Any]:
+        """Import the shipped rooms through Spark."""
+        paths = sorted(str(path) for path in ROOMS.glob("*/events.jsonl.gz"))
+        say(f"import: {len(paths)} real room histories through Spark")
+        output = self.finished(self.manage("import_events", *paths, "--json"), "import_events")
+        summary: dict[str, Any] = json.loads(output.strip().splitlines()[-1])
+        say(f"import: {summary['imported']:,} events of {summary['rooms']} rooms in {summary['seconds']:.1f} s")
+        return summary
+
+    def live(self) -> None:
+        """Two writers append at the same time."""
+        say(f"live: two writers append {LIVE_EVENTS:,} events and {LIVE_INVALIDATIONS:,} cache invalidations")
+        writers = [
+            self.manage("append", "events", "--count", str(LIVE_EVENTS), "--threads", "2", "--instance", "writer-1"),
+            self.manage(
+                "append", "caches", "--count", str(LIVE_INVALIDATIONS), "--threads", "2", "--instance", "writer-2"
+            ),
+        ]
+        for process in writers:
+            self.finished(process, "append")
+
+
+# --- checks --------------------------------------------------------------------------------------------------------
+
+
+def table_facts() -> dict[str, list[tuple[int, str, str]]]:
+    """What the tables hold: ``{stream: [(token, writer, row)]}`` in the order of the streams."""
+    from django.db import connection  # noqa: PLC0415 - after Django was set up
+
+    from streams import readers, registry  # noqa: PLC0415
+
+    found = {}
+    with connection.cursor() as cursor:
+        stored = readers.stored_positions(cursor)
+        for name in STREAMS:
+            end = readers.linear_position(stored.get(name, {}).values())
+            rows, _ = readers.rows_between(cursor, registry.get(name).declaration, None, 1, end, 1_000_000)
+            found[name] = [(fact.token, fact.writer, _canonical(fact.row)) for fact in rows]
+    return found
+
+
+def _canonical(row: Any) -> str:
+    return json.dumps(row, sort_keys=True)
+
+
+def seen_facts(path: Path) -> dict[str, list[tuple[int, str, str]]]:
+    """What the follower wrote down, in its order."""
+    found: dict[str, list[tuple[int, str, str]]] = {name: [] for name in STREAMS}
+    with path.open() as lines:
+        for line in lines:
+            if line.endswith("\n"):
+                fact = json.loads(line)
+                found[fact["stream"]].append((fact["token"], fact["instance"], _canonical(fact["row"])))
+    return found
+
+
+def wait_for_follower(
+    path: Path, expected: dict[str, list[tuple[int, str, str]]]
+) -> dict[str, list[tuple[int, str, str]]]:
+    """The follower's facts, once there are as many as in the tables or a minute has passed."""
+    deadline = time.monotonic() + 60
+    wanted = sum(map(len, expected.values()))
+    while True:
+        with path.open("rb") as lines:
+            count = sum(1 for _ in lines)
+        if count >= wanted or time.monotonic() > deadline:
+            return seen_facts(path)
+        time.sleep(0.1)
+
+
+def check_follower(
+    expected: dict[str, list[tuple[int, str, str]]], seen: dict[str, list[tuple[int, str, str]]]
+) -> None:
+    """The follower saw exactly the facts in the tables, in order."""
+    for stream in STREAMS:
+        want, got = expected[stream], seen[stream]
+        if want != got:
+            missing, extra = len(set(want) - set(got)), len(set(got) - set(want))
+            raise DemoError(f"Stream {stream}: the follower saw {len(got)} rows, the tables hold {len(want)} ({missing} missing, "
+                            f"{extra} extra, order {'differs' if not missing and not extra else 'not compared'}).")  # fmt: skip
+        say(f"check: {stream}: the follower saw exactly the {len(want):,} rows in the tables, in order")
+
+
+def check_counts() -> int:
+    """Spark's events per room are the table's; returns the number of rooms."""
+    from django.db import connection  # noqa: PLC0415
+
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT room_id, count(*) FROM events_event WHERE stream_ordering > 0 GROUP BY room_id")
+        expected = dict(cursor.fetchall())
+        cursor.execute("SELECT room_id, events FROM pipeline_roomcount")
+        counted = dict(cursor.fetchall())
+    if expected != counted:
+        wrong = {room for room in {*expected, *counted} if expected.get(room) != counted.get(room)}
+        raise DemoError(f"Spark's events per room differ from the tables in {len(wrong)} rooms.")
+    say(f"check: events per room agree for {len(expected)} rooms")
+    return len(expected)
+
+
+def positions() -> dict[str, int]:
+    """The linear position of every stream."""
+    from django.db import connection  # noqa: PLC0415
+
+    from streams import readers  # noqa: PLC0415
+
+    with connection.cursor() as cursor:
+        stored = readers.stored_positions(cursor)
+    return {name: readers.linear_position(stored.get(name, {}).values()) for name in STREAMS}
+
+
+# --- the whole -----------------------------------------------------------------------------------------------------
+
+
+def run(demo: Demo) -> None:
+    """All steps and checks; the site and the follower are running afterwards, until the stack is closed."""
+    demo.prepare()
+    demo.stack.enter_context(demo.running(demo.serve()))
+    path = demo.log_folder / "facts.jsonl"
+    output = demo.stack.enter_context(path.open("w"))
+    demo.stack.enter_context(demo.running(demo.follow(output)))
+    imported = demo.import_rooms()
+    say("counts: a Spark streaming query counts events per room")
+    counting = demo.stack.enter_context(demo.running(demo.manage("pipeline", "run", "--until-idle", "3")))
+    demo.live()
+    expected = table_facts()
+    check_follower(expected, wait_for_follower(path, expected))
+    demo.finished(counting, "pipeline run")
+    rooms = check_counts()
+    facts = {name: len({token for token, _, _ in rows}) for name, rows in expected.items()}
+    demo.summary = {"events": imported["imported"] + LIVE_EVENTS, "rooms": rooms, "facts": facts, "positions": positions(),
+                    "seconds": round(time.monotonic() - _begun, 1)}  # fmt: skip
+
+
+def print_summary(demo: Demo) -> None:
+    """What was done, on standard output."""
+    out = demo.summary
+    lines = [
+        "",
+        f"  events     {out['events']:,} in {out['rooms']} rooms",
+        f"  facts      {', '.join(f'{name} {count:,}' for name, count in out['facts'].items())}",
+        f"  positions  {', '.join(f'{name} {at:,}' for name, at in out['positions'].items())}",
+        f"  seconds    {out['seconds']}",
+        f"  live page  http://{demo.addresses['http']}/admin/live/",
+    ]
+    sys.stdout.write("\n".join(lines) + "\n")
+    sys.stdout.flush()
+
+
+def stay(demo: Demo) -> None:
+    """Keep a trickle of facts flowing until somebody ends the demo."""
+    sys.stdout.write(f"  log in as  admin / {demo.password}   (shown once)\n\n  Ctrl-C ends the demo.\n")
+    sys.stdout.flush()
+    trickle = [
+        demo.manage("append", stream, "--count", "1000000000", "--rate", rate, "--instance", name)
+        for stream, rate, name in (("events", "2", "writer-1"), ("caches", "5", "writer-2"))
+    ]
+    for process in trickle:
+        demo.stack.enter_context(demo.running(process))
+    signal.pause()
+
+
+def _folder(once: bool, stack: ExitStack) -> Path:
+    """An empty data directory: a temporary one, or the demo's own, emptied unless another demo runs in it."""
+    if once:
+        folder = Path(tempfile.mkdtemp(prefix="replsite-demo-"))
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        return folder
+    home = Path(os.environ.get("REPLSITE_DATA_DIR", PROJECT / ".data")).absolute()
+    home.mkdir(parents=True, exist_ok=True)
+    lock = stack.enter_context((home / "demo.lock").open("w"))
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise DemoError(
+            f"another demo runs in {home / 'demo'}; end it, or set REPLSITE_DATA_DIR to another folder."
+        ) from None
+    folder = home / "demo"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    return folder
+
+
+def main() -> int:
+    """Run the demo; 0 when everything agreed."""
+    parser = argparse.ArgumentParser(
+        prog="script/demo", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--once", action="store_true", help="check, print a summary and exit instead of staying up")
+    parser.add_argument(
+        "--http", default=None, metavar="HOST:PORT", help="where the site listens (127.0.0.1:8000; --once: a free port)"
+    )
+    parser.add_argument(
+        "--replication", default=None, metavar="HOST:PORT", help="(127.0.0.1:9092; --once: a free port)"
+    )
+    options = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        with ExitStack() as stack:
+            _demonstrate(options, _folder(options.once, stack), stack)
+    except DemoError as error:
+        say(f"error: {error}")
+        return 1
+    except KeyboardInterrupt:
+        say("ended")
+    return 0
+
+
+def _demonstrate(options: argparse.Namespace, folder: Path, stack: ExitStack) -> None:
+    import django  # noqa: PLC0415 - after the environment is set
+
+    (folder / "log").mkdir()
+    os.environ.update(
+        REPLSITE_DATA_DIR=str(folder), REPLSITE_LOG_LEVEL="WARNING", DJANGO_SETTINGS_MODULE="replsite.settings"
+    )
+    django.setup()
+    http, replication = ("127.0.0.1:0", "127.0.0.1:0") if options.once else ("127.0.0.1:8000", "127.0.0.1:9092")
+    demo = Demo(folder, options.http or http, options.replication or replication, stack)
+    run(demo)
+    print_summary(demo)
+    if not options.once:
+        stay(demo)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
