@@ -1,0 +1,42 @@
+"""The settings of the pipeline as one typed object, read from Django's settings with defaults.
+
+Only drivers use this module; executors are given what they need.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from django.conf import settings
+
+__all__ = ["PipelineSettings", "pipeline_settings"]
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineSettings:
+    """Where the pipeline keeps its files and which Spark it uses unless told otherwise."""
+
+    folder: Path
+    """Checkpoints, shipped code and Spark's scratch files; below ``REPLSITE_DATA_DIR``."""
+    project: Path
+    """Folder that may hold ``.java``, the Java that set-up fetched."""
+    master: str = "local[2]"
+    """Spark master of commands that were not given ``--master``."""
+    line_limit_bytes: int = 1024 * 1024
+    """Longest line of an import; a longer one is quarantined."""
+
+
+def pipeline_settings() -> PipelineSettings:
+    """The settings in force."""
+    project = Path(getattr(settings, "BASE_DIR", Path.cwd()))
+    data = Path(getattr(settings, "REPLSITE_DATA_DIR", project / ".data"))
+    given = {
+        name: getattr(settings, setting)
+        for name, setting in {
+            "master": "REPLSITE_SPARK_MASTER",
+            "line_limit_bytes": "REPLSITE_IMPORT_LINE_LIMIT_BYTES",
+        }.items()
+        if hasattr(settings, setting)
+    }
+    return PipelineSettings(folder=data / "pipeline", project=project, **given)

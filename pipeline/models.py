@@ -1,0 +1,120 @@
+"""Tables of the pipeline: jobs, what they refused, what an import has loaded, and the live derived tables.
+
+Staging tables are not here: they are made and dropped by each job (``pipeline.staging``).
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from django.db import models
+from django.db.models.functions import Now
+
+from state.fields import IdentifierField
+
+__all__ = ["BatchLedger", "ImportedRoom", "Job", "JobState", "QuarantinedLine", "RoomCount"]
+
+
+class JobState(models.TextChoices):
+    """Where a job is: ``queued -> running -> done | failed``; a failed or abandoned one may run again by ``--resume``."""
+
+    QUEUED = "queued", "queued"
+    RUNNING = "running", "running"
+    DONE = "done", "done"
+    FAILED = "failed", "failed"
+
+
+class Job(models.Model):
+    """One run of bulk work. A job in state ``running`` whose advisory lock nobody holds was killed."""
+
+    kind = models.TextField(help_text="the command")
+    state = models.TextField(choices=JobState.choices, db_default=JobState.RUNNING)
+    arguments = models.JSONField(default=dict)
+    stage = models.TextField(db_default="")
+    done = models.BigIntegerField(db_default=0, help_text="of the stage, in its own unit")
+    total = models.BigIntegerField(null=True)
+    rate = models.FloatField(null=True, help_text="per second, in this stage")
+    host = models.TextField(db_default="")
+    process_id = models.BigIntegerField(null=True)
+    error = models.TextField(db_default="")
+    summary = models.JSONField(null=True)
+    started_at = models.DateTimeField(db_default=Now())
+    updated_at = models.DateTimeField(db_default=Now())
+    finished_at = models.DateTimeField(null=True)
+
+    class Meta:
+        db_table = "pipeline_job"
+        ordering: ClassVar = ["-id"]
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.pk}: {self.state}"
+
+
+class QuarantinedLine(models.Model):
+    """A line that an import did not load: where it is, why, and its first bytes (a line may hold NUL, so bytes)."""
+
+    job = models.ForeignKey(Job, on_delete=models.CASCADE)
+    file = models.TextField()
+    line = models.BigIntegerField(help_text="counted from 1")
+    reason = models.TextField(help_text="a word, such as not_json or room_known")
+    detail = models.TextField(db_default="")
+    content = models.BinaryField(help_text="the first bytes of the line")
+
+    class Meta:
+        db_table = "pipeline_quarantinedline"
+        ordering: ClassVar = ["job", "file", "line"]
+        indexes: ClassVar = [models.Index(fields=["job", "reason"], name="pipeline_quarantined_reason")]
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line} {self.reason}"
+
+
+class ImportedRoom(models.Model):
+    """What an import has loaded of a room; written in the transaction that made the room visible."""
+
+    job = models.ForeignKey(Job, on_delete=models.CASCADE)
+    room_id = IdentifierField()
+    imported = models.BigIntegerField()
+    duplicates = models.BigIntegerField()
+    rejected = models.BigIntegerField()
+    unresolved = models.BigIntegerField(help_text="events whose state needs resolution")
+    loaded_at = models.DateTimeField(db_default=Now())
+
+    class Meta:
+        db_table = "pipeline_importedroom"
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=["job", "room_id"], name="pipeline_importedroom_once"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.room_id}: {self.imported}"
+
+
+class BatchLedger(models.Model):
+    """How far a live derived table is: updated in the transaction that changes the table, so each batch counts once."""
+
+    query = models.TextField(primary_key=True)
+    batch_id = models.BigIntegerField(help_text="Spark's number, of the checkpoint in use")
+    offsets = models.JSONField(help_text="{writer: position} up to which the table holds every fact")
+    batches = models.BigIntegerField(db_default=0)
+    applied_at = models.DateTimeField(db_default=Now())
+
+    class Meta:
+        db_table = "pipeline_batchledger"
+
+    def __str__(self) -> str:
+        return f"{self.query} {self.batch_id}"
+
+
+class RoomCount(models.Model):
+    """Live derived table: how many events of a room have come in on the stream ``events``."""
+
+    room_id = IdentifierField(primary_key=True)
+    events = models.BigIntegerField()
+    last_position = models.BigIntegerField(help_text="stream position of the newest event")
+
+    class Meta:
+        db_table = "pipeline_roomcount"
+
+    def __str__(self) -> str:
+        return f"{self.room_id}: {self.events}"

@@ -1,0 +1,158 @@
+"""The Spark session: one place that knows how it is configured, and ships our code to its executors.
+
+Assumes that no JVM runs in this process yet: memory and environment are fixed when it starts. The JVM and, through it, the
+Python workers get an environment without Django's and our own variables, so a worker cannot load Django by accident and
+never sees the site's secrets. No Django here either: notebooks use this module as well.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import shutil
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipeline.errors import JavaMissing
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["SHIPPED_ROOMS", "code_archive", "find_java", "spark_session"]
+
+#: Rooms whose modules executors may import; ``replsite`` is never among them.
+SHIPPED_ROOMS = ("streams", "state", "events", "pipeline")
+_ROOMS_FOLDER = Path(__file__).resolve().parent.parent
+_NOT_SHIPPED = {"management", "__pycache__", "templates"}
+_HIDDEN_NAMES = ("DJANGO_SETTINGS_MODULE", "DATABASE_URL")
+_HIDDEN_PREFIX = "REPLSITE_"
+_LOGGING = """
+rootLogger.level = error
+rootLogger.appenderRef.stderr.ref = stderr
+appender.stderr.type = Console
+appender.stderr.name = stderr
+appender.stderr.target = SYSTEM_ERR
+appender.stderr.layout.type = PatternLayout
+appender.stderr.layout.pattern = %d{ISO8601} spark %p %c{1}: %m%n%ex
+"""
+
+
+@contextmanager
+def spark_session(
+    name: str,
+    *,
+    folder: Path,
+    master: str = "local[2]",
+    project: Path | None = None,
+    conf: Mapping[str, str] | None = None,
+) -> Iterator[SparkSession]:
+    """A session for the length of the block; ``folder`` takes its scratch files and the archive of our code.
+
+    ``project`` may hold ``.java``. Raises ``JavaMissing``. Starting takes some seconds.
+    """
+    from pyspark.sql import SparkSession  # noqa: PLC0415 - slow to import, and not needed to read this module
+
+    folder.mkdir(parents=True, exist_ok=True)
+    archive = code_archive(folder)
+    builder = SparkSession.builder.master(master).appName(f"replsite {name}")
+    for key, value in {**_configuration(folder, master), **(conf or {})}.items():
+        builder = builder.config(key, value)
+    with _environment_of_jvm(find_java(project)):
+        session = builder.getOrCreate()
+    logging.getLogger("py4j").setLevel(logging.WARNING)  # it tells of every connection
+    session.sparkContext.addPyFile(str(archive))
+    try:
+        yield session
+    finally:
+        session.stop()
+
+
+def _configuration(folder: Path, master: str) -> dict[str, str]:
+    scratch = str(folder / "scratch")
+    settings = {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.log.level": "ERROR",
+        "spark.driver.memory": "2g",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.shuffle.partitions": "8",
+        "spark.sql.warehouse.dir": str(folder / "warehouse"),
+        "spark.sql.streaming.stopTimeout": "30s",
+        "spark.driver.extraJavaOptions": _java_options(folder),
+    }
+    if master.startswith("local"):
+        settings |= {
+            "spark.driver.host": "127.0.0.1",
+            "spark.driver.bindAddress": "127.0.0.1",
+        }
+        if "SPARK_LOCAL_DIRS" not in os.environ:
+            settings["spark.local.dir"] = scratch
+    return settings
+
+
+def _java_options(folder: Path) -> str:
+    """Errors only on stderr, which belongs to our progress; temporary files where Python puts them."""
+    levels = folder / "log4j2.properties"
+    levels.write_text(_LOGGING)
+    return f"-Djava.io.tmpdir={tempfile.gettempdir()} -XX:-UsePerfData -Dlog4j2.configurationFile={levels.as_uri()}"
+
+
+@contextmanager
+def _environment_of_jvm(java_home: str | None) -> Iterator[None]:
+    """While the JVM starts: its Python is this one, and what is not its business is out of sight."""
+    before = dict(os.environ)
+    for name in list(os.environ):
+        if name in _HIDDEN_NAMES or name.startswith(_HIDDEN_PREFIX):
+            del os.environ[name]
+    os.environ.update(PYSPARK_PYTHON=sys.executable, PYSPARK_DRIVER_PYTHON=sys.executable)
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    if java_home:
+        os.environ["JAVA_HOME"] = java_home
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def find_java(project: Path | None = None) -> str | None:
+    """``JAVA_HOME`` to use: the one that is set, none when ``java`` is on the path, else the project's own ``.java``."""
+    if home := os.environ.get("JAVA_HOME"):
+        return home
+    if shutil.which("java"):
+        return None
+    fetched = (project or _ROOMS_FOLDER) / ".java"
+    if (fetched / "bin" / "java").exists():
+        return str(fetched)
+    raise JavaMissing(
+        "Spark needs Java 17 or newer, and there is none: JAVA_HOME is not set, no java is on the PATH and "
+        f"{fetched} does not exist. Run script/demo once, or install openjdk-17-jre-headless."
+    )
+
+
+def code_archive(folder: Path) -> Path:
+    """A zip of the rooms' modules, named by its content, for executors that do not have them installed."""
+    files = [
+        (path, path.relative_to(_ROOMS_FOLDER)) for room in SHIPPED_ROOMS for path in _modules(_ROOMS_FOLDER / room)
+    ]
+    digest = hashlib.blake2b(digest_size=8)
+    for path, name in files:
+        digest.update(f"{name}\0".encode() + path.read_bytes())
+    archive = folder / f"rooms-{digest.hexdigest()}.zip"
+    if not archive.exists():
+        fresh = archive.with_suffix(f".{os.getpid()}")
+        with zipfile.ZipFile(fresh, "w") as bundle:
+            for path, name in files:
+                bundle.write(path, str(name))
+        fresh.rename(archive)
+    return archive
+
+
+def _modules(room: Path) -> list[Path]:
+    return sorted(path for path in room.rglob("*.py") if not _NOT_SHIPPED.intersection(path.relative_to(room).parts))
