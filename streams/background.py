@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from streams import database, heartbeat, registry
+from streams import database, heartbeat, liveness, registry
 from streams.conf import stream_settings
 from streams.errors import StreamError
 from streams.readers import RETIRED, stored_positions
@@ -156,6 +156,7 @@ class Background:
                 self._beat_due = now + stream_settings().heartbeat_seconds
                 self._forget_ended()
                 heartbeat.beat(cursor, self._writer, list(self._open.values()))
+                liveness.resolve_dead_writers(cursor, self._writer.name)
 
     def _wait(self) -> None:
         """Sleep until there is something to do: a wake-up, a notification, or the next due time."""

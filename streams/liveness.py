@@ -24,7 +24,7 @@ log = structlog.get_logger(__name__)
 
 _SILENT = """
 SELECT DISTINCT i.name FROM streams_instance i JOIN streams_streamposition p ON p.instance_name = i.name
-WHERE p.state <> 'retired' AND (i.heartbeat_at IS NULL OR i.heartbeat_at < clock_timestamp() - make_interval(secs => %(silent)s))
+WHERE p.state <> 'retired' AND i.name <> %(by)s AND (i.heartbeat_at IS NULL OR i.heartbeat_at < clock_timestamp() - make_interval(secs => %(silent)s))
 """
 _RETIRE = """
 UPDATE streams_streamposition SET state = 'retired',
@@ -53,9 +53,10 @@ class Resolution:
 def resolve_dead_writers(cursor: Any, resolved_by: str) -> list[Resolution]:
     """Look at writers that were silent for three heartbeats; retire those that are proven dead.
 
-    ``cursor`` belongs to a direct connection in autocommit mode, since its locks are session locks.
+    ``cursor`` belongs to a direct connection in autocommit mode, since its locks are session locks. A writer that
+    asks on its own control connection gives its name as ``resolved_by`` and is left out: it would get its own locks.
     """
-    cursor.execute(_SILENT, {"silent": 3 * stream_settings().heartbeat_seconds})
+    cursor.execute(_SILENT, {"silent": 3 * stream_settings().heartbeat_seconds, "by": resolved_by})
     resolutions: list[Resolution] = []
     for (name,) in cursor.fetchall():
         resolutions += resolve_writer(cursor, name, resolved_by)
