@@ -35,6 +35,7 @@ os.environ["DJANGO_SETTINGS_MODULE"] = "replsite.settings"
 assert settings.SECRET_KEY  # loads the settings now, in the environment of the session
 
 IN_CI = os.environ.get("CI", "").lower() in ("1", "true", "yes")
+FOLDERS = ("unit", "properties", "protocol", "integration", "docs", "pipeline", "acceptance")
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 Start = Callable[..., "subprocess.Popen[str]"]
 
@@ -43,6 +44,14 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     """The controller removes the session's folder."""
     if "PYTEST_XDIST_WORKER" not in os.environ:
         test_session.leave(SESSION_FOLDER)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The quickest folder first; within a folder the order of pytest-django, which puts transactional tests last."""
+    items.sort(
+        key=lambda item: next((n for n, folder in enumerate(FOLDERS) if folder in item.path.parts), len(FOLDERS))
+    )
 
 
 @pytest.hookimpl(wrapper=True)
