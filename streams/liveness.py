@@ -24,7 +24,8 @@ log = structlog.get_logger(__name__)
 
 _SILENT = """
 SELECT DISTINCT i.name FROM streams_instance i JOIN streams_streamposition p ON p.instance_name = i.name
-WHERE p.state <> 'retired' AND i.name <> %(by)s AND (i.heartbeat_at IS NULL OR i.heartbeat_at < clock_timestamp() - make_interval(secs => %(silent)s))
+WHERE p.state <> 'retired' AND i.name <> %(by)s
+  AND (i.heartbeat_at IS NULL OR i.heartbeat_at < clock_timestamp() - make_interval(secs => %(silent)s))
 """
 _RETIRE = """
 UPDATE streams_streamposition SET state = 'retired',
