@@ -1,0 +1,58 @@
+"""What the explanations show is what the program does."""
+
+import re
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from streams.tracker import PositionTracker, TrackerState
+
+PAGES = Path(__file__).resolve().parents[2] / "docs"
+
+
+def table_rows(page: str, header: str) -> list[list[str]]:
+    """The cells of the table with that header line."""
+    lines = (PAGES / page).read_text().splitlines()
+    begin = lines.index(header) + 2
+    rows = []
+    for line in lines[begin:]:
+        if not line.startswith("|"):
+            break
+        rows.append([cell.strip() for cell in line.strip("|").split("|")])
+    return rows
+
+
+def test_the_table_of_reserve_and_complete_is_true() -> None:
+    tracker = PositionTracker(TrackerState(linear=1, positions={"main": 1}, own_name="main", own_position=1))
+    rows = table_rows("explanation/streams.md", "| step | position |")
+    assert len(rows) == 11
+    for step, position in rows:
+        verb, _, number = step.partition(" ")
+        if verb == "reserve":
+            tracker.end_fetch(tracker.begin_fetch(), [int(number)])
+        elif verb == "complete":
+            tracker.complete([int(number)], written=True)
+        assert tracker.own_minimum == tracker.linear == int(position), step
+
+
+@pytest.mark.parametrize("row", table_rows("explanation/path-of-a-fact.md", "| step | where |"), ids=lambda row: row[0][:30])
+def test_every_step_of_the_path_names_real_code(row: list[str]) -> None:
+    names = re.findall(r"`([a-z_.A-Z]+)`", row[1])
+    assert names
+    for name in names:
+        assert resolves(name), name
+
+
+def resolves(dotted: str) -> bool:
+    """Whether a dotted name is a module, or an attribute (of an attribute) of one."""
+    parts = dotted.split(".")
+    for cut in range(len(parts), 0, -1):
+        try:
+            found = import_module(".".join(parts[:cut]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[cut:]:
+            found = getattr(found, part)
+        return True
+    return False
