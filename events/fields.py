@@ -57,8 +57,7 @@ def identifier(event: Mapping[str, Any], name: str, sigil: str = "") -> str:
 
 
 def optional_identifier(value: Any) -> str | None:
-    """An identifier that some content names, or null where that is nothing a column can hold: content may be
-    anything."""
+    """An identifier that content names, or null where it is nothing a column can hold: content may be anything."""
     if type(value) is not str or "\0" in value or len(value.encode()) > IDENTIFIER_LIMIT_BYTES:
         return None
     return value

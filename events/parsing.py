@@ -121,8 +121,7 @@ def parse_line(line: bytes, versions: Mapping[str, str] | None = None) -> Parsed
 
 
 def announced_version(line: bytes) -> tuple[str, str] | None:
-    """(room ID, room version) when the line is a bare create event that tells its version; null for all other
-    lines.
+    """(room ID, room version) of a bare create event; null for every other line.
 
     Cheap for lines that cannot be one. Never raises: what is wrong with a line is found by ``parse_line``.
     """
@@ -136,8 +135,7 @@ def announced_version(line: bytes) -> tuple[str, str] | None:
 
 
 def parse_event(json: bytes, event: Mapping[str, Any], version_name: Any, given_id: Any = None) -> ParsedEvent:
-    """The parsed form of one event: its bytes, the same decoded, its room version, and the ID it is said to
-    have."""
+    """Check one event: its bytes, the same decoded, its room version, and the ID that it is said to have."""
     version = _version(version_name)
     plain = _examined(json, event, version)
     content = required(event, "content", dict)
@@ -221,10 +219,8 @@ def _examined(json: bytes, event: Mapping[str, Any], version: RoomVersion) -> bo
 
 def _ids(event: Mapping[str, Any], version: RoomVersion, plain: bool, given_id: Any) -> tuple[str, str]:
     """Event ID and room ID; refuses a given event ID that is not the computed one."""
-    if version.ids_are_hashes:
-        event_id = hashes.event_id(event, version, plain=plain)
-    else:
-        event_id = identifier(event, "event_id", "$")
+    hashed = version.ids_are_hashes
+    event_id = hashes.event_id(event, version, plain=plain) if hashed else identifier(event, "event_id", "$")
     if given_id is not None and given_id != event_id:
         raise EventRefused(Reason.WRONG_EVENT_ID, f"said to be {given_id!r}, but the event is {event_id}")
     if version.room_id_is_create_hash and event.get("type") == "m.room.create":

@@ -7,11 +7,12 @@ version.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
+from state.power_levels import PowerLevels
 from state.room_versions import RoomVersion
 
-__all__ = ["prune"]
+__all__ = ["may_redact", "prune"]
 
 _KEPT_TOP_LEVEL = frozenset(
     {"event_id", "type", "room_id", "sender", "state_key", "content", "hashes", "signatures", "depth"}
@@ -66,3 +67,33 @@ def _kept_content_keys(event_type: Any, version: RoomVersion) -> tuple[str, ...]
         case "m.room.redaction" if version.newer_redactions:
             return ("redacts",)
     return ()
+
+
+class _Party(Protocol):
+    """What the rule looks at in a redaction and its target."""
+
+    @property
+    def event_id(self) -> str: ...
+    @property
+    def type(self) -> str: ...
+    @property
+    def sender(self) -> str: ...
+
+
+def may_redact(redaction: _Party, target: _Party, version: RoomVersion, levels: PowerLevels | None) -> bool:
+    """Whether an accepted redaction applies to its target in the same room.
+
+    ``levels`` are those before the redaction; null: only decide by what needs no state. Create events are never
+    redacted.
+    """
+    if target.type == "m.room.create":
+        return False
+    if version.ids_are_hashes:
+        same_server = _server(redaction.sender) == _server(target.sender)
+    else:
+        same_server = _server(redaction.event_id) == _server(target.event_id)
+    return same_server or (levels is not None and levels.of_user(redaction.sender) >= levels.to_redact())
+
+
+def _server(identifier: str) -> str:
+    return identifier.partition(":")[2]

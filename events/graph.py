@@ -1,0 +1,100 @@
+"""The graph of a room: causal order, leaves and gaps (pure).
+
+Edges lead from an event to its prev events. Rejected and soft-failed events are *looked through*: they never become
+leaves, and what they refer to stays a leaf until an accepted event reaches it. Everything is linear in events and
+edges.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
+
+__all__ = ["Leaves", "Node", "backward_extremities", "causal_order", "is_accepted"]
+
+
+class Node(Protocol):
+    """What the graph knows of an event."""
+
+    @property
+    def event_id(self) -> str: ...
+    @property
+    def prev_event_ids(self) -> tuple[str, ...]: ...
+    @property
+    def outlier(self) -> bool: ...
+    @property
+    def rejected_reason(self) -> str | None: ...
+    @property
+    def soft_failed(self) -> bool: ...
+
+
+def is_accepted(node: Node) -> bool:
+    """True for an event that counts in timelines and as a leaf."""
+    return not (node.outlier or node.soft_failed or node.rejected_reason is not None)
+
+
+def causal_order(nodes: Sequence[Node]) -> tuple[list[int], list[int]]:
+    """Indexes so that prev events come first, else as given; and the indexes that lie on or above a cycle.
+
+    Prev events that are not among ``nodes`` do not matter.
+    """
+    index = {node.event_id: number for number, node in enumerate(nodes)}
+    waiting = [0] * len(nodes)
+    children: list[list[int]] = [[] for _ in nodes]
+    for number, node in enumerate(nodes):
+        for prev in node.prev_event_ids:
+            if (parent := index.get(prev)) is not None:
+                children[parent].append(number)
+                waiting[number] += 1
+    ready = [number for number, count in enumerate(waiting) if count == 0]
+    order: list[int] = []
+    while ready:
+        number = heapq.heappop(ready)
+        order.append(number)
+        for child in children[number]:
+            waiting[child] -= 1
+            if waiting[child] == 0:
+                heapq.heappush(ready, child)
+    return order, [number for number, count in enumerate(waiting) if count > 0]
+
+
+def backward_extremities(nodes: Iterable[Node]) -> list[str]:
+    """The gaps: prev events of events in the graph that are not in the graph themselves, each once."""
+    inside = {node.event_id for node in nodes if not node.outlier}
+    gaps = {prev: None for node in nodes if not node.outlier for prev in node.prev_event_ids if prev not in inside}
+    return list(gaps)
+
+
+class Leaves:
+    """The forward extremities of a room while its events arrive one by one, in any order."""
+
+    def __init__(self, nodes: Mapping[str, Node]) -> None:
+        """``nodes``: all events in the graph, those that are still to arrive included."""
+        self._nodes = nodes
+        self._reached: set[str] = set()
+        self._here: set[str] = set()
+        self.current: dict[str, None] = {}
+
+    def add(self, node: Node) -> None:
+        """An event arrives. Rejected and soft-failed ones change nothing until an accepted event refers to them."""
+        self._here.add(node.event_id)
+        if is_accepted(node):
+            self._reach_below(node)
+            if node.event_id not in self._reached:
+                self.current[node.event_id] = None
+        elif node.event_id in self._reached:
+            self._reach_below(node)
+
+    def _reach_below(self, node: Node) -> None:
+        """An accepted event has been seen above: its prev events, looked through, are leaves no more."""
+        below = [node]
+        while below:
+            for prev in below.pop().prev_event_ids:
+                if prev in self._reached:
+                    continue
+                self._reached.add(prev)
+                self.current.pop(prev, None)
+                parent = self._nodes.get(prev)
+                if parent is not None and prev in self._here and not is_accepted(parent):
+                    below.append(parent)
