@@ -122,12 +122,25 @@ TIME_ZONE = "UTC"
 USE_I18N = True
 USE_TZ = True
 STATIC_URL = "static/"
+STATICFILES_DIRS = [BASE_DIR / "replsite" / "dashboard" / "static"]
 WHITENOISE_USE_FINDERS = True
 WHITENOISE_AUTOREFRESH = False
 PROMETHEUS_EXPORT_MIGRATIONS = False
 SESSION_COOKIE_HTTPONLY = True
 SESSION_COOKIE_SAMESITE = "Lax"
-UNFOLD = {"SITE_TITLE": "replsite", "SITE_HEADER": "replsite", "SHOW_HISTORY": False}
+UNFOLD = {
+    "SITE_TITLE": "replsite",
+    "SITE_HEADER": "replsite",
+    "SITE_SUBHEADER": "streams and room history",
+    "SITE_SYMBOL": "conversion_path",
+    "SHOW_HISTORY": False,
+    "SHOW_VIEW_ON_SITE": False,
+    "SIDEBAR": {
+        "show_search": False,
+        "show_all_applications": False,
+        "navigation": "replsite.dashboard.navigation.sidebar",
+    },
+}
 
 # --- replsite -----------------------------------------------------------------------------------------------------
 REPLSITE_INSTANCE = env.str("REPLSITE_INSTANCE", "master")
@@ -137,6 +150,9 @@ REPLSITE_PING_INTERVAL_SECONDS = env.float("REPLSITE_PING_INTERVAL_SECONDS", 5.0
 REPLSITE_PING_TIMEOUT_SECONDS = env.float("REPLSITE_PING_TIMEOUT_SECONDS", 15.0)
 REPLSITE_SEND_BUFFER_LIMIT_BYTES = env.int("REPLSITE_SEND_BUFFER_LIMIT_BYTES", 16 * 1024 * 1024)
 REPLSITE_SEND_STALL_LIMIT_SECONDS = env.float("REPLSITE_SEND_STALL_LIMIT_SECONDS", 30.0)
+REPLSITE_BLOCKED_AFTER_SECONDS = env.float("REPLSITE_BLOCKED_AFTER_SECONDS", 10.0)  # status words, see replsite.status
+REPLSITE_STUCK_AFTER_SECONDS = env.float("REPLSITE_STUCK_AFTER_SECONDS", 10.0)
+REPLSITE_SYNAPSE_METRIC_NAMES = env.bool("REPLSITE_SYNAPSE_METRIC_NAMES", True)
 
 # --- logging ------------------------------------------------------------------------------------------------------
 REPLSITE_LOG_FORMAT = env.str("REPLSITE_LOG_FORMAT", "key-value")

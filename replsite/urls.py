@@ -1,10 +1,21 @@
-"""Where the pages are: the admin, metrics and health."""
+"""Where the pages are: the live page, the admin, metrics and health. The root leads to the live page."""
 
 from django.contrib import admin
-from django.urls import include, path
+from django.urls import path
 from django.urls.resolvers import URLPattern, URLResolver
+from django.views.generic import RedirectView
+
+from replsite.dashboard.views import live_data, live_page
+from replsite.health import health_view, live_view, ready_view
+from replsite.metrics import metrics_view
 
 urlpatterns: list[URLPattern | URLResolver] = [
+    path("", RedirectView.as_view(pattern_name="live")),
+    path("admin/live/", live_page, name="live"),
+    path("admin/live/data/", live_data, name="live-data"),
     path("admin/", admin.site.urls),
-    path("", include("django_prometheus.urls")),
+    path("metrics", metrics_view, name="metrics"),
+    path("health", health_view, name="health"),
+    path("health/live", live_view, name="health-live"),
+    path("health/ready", ready_view, name="health-ready"),
 ]

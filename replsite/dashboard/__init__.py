@@ -1,0 +1,1 @@
+"""The live page of the admin: what it shows, how changes reach the browser, who may look."""

@@ -1,0 +1,200 @@
+"""The live page as data: tables of groups of rows of cells, said in words (pure).
+
+Both the first rendering on the server and the changes that travel over the WebSocket come from here, so they cannot disagree.
+A cell is text, or a moment whose age is counted where it is shown; so a row changes only when something happened, not
+because a second went by. Nothing here is HTML: names that readers choose stay text all the way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, NotRequired, TypedDict
+
+from replsite.snapshot import ReaderStreamView, ReaderView, Snapshot, StreamView, WriterView
+from replsite.status import Severity, Verdict
+from replsite.wording import byte_size, count, counted, duration
+
+__all__ = ["READERS", "STREAMS", "Cell", "Column", "Group", "Page", "Row", "live_page_data"]
+
+_NOTHING = "-"
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a table; numbers are set to the right."""
+
+    title: str
+    number: bool = False
+
+
+STREAMS = (
+    Column("Stream and writer"),
+    Column("Status"),
+    Column("Position", number=True),
+    Column("Behind the head", number=True),
+    Column("Pending", number=True),
+    Column("Last fact", number=True),
+    Column("What it means"),
+)
+READERS = (
+    Column("Reader and stream"),
+    Column("Status"),
+    Column("Position", number=True),
+    Column("Lag", number=True),
+    Column("Sent", number=True),
+    Column("Connected", number=True),
+    Column("What it means"),
+)
+
+
+class Cell(TypedDict):
+    """``text``, smaller ``sub`` text below it, and ``at``: a moment whose age replaces the text."""
+
+    text: str
+    sub: NotRequired[str]
+    at: NotRequired[str]
+
+
+class Row(TypedDict):
+    """One line: its key within the group, how bad it is, its status word (in the second column), and its cells."""
+
+    key: str
+    severity: str
+    cells: list[Cell]
+
+
+class Group(TypedDict):
+    """A stream with its writers, or a reader with its streams."""
+
+    key: str
+    head: Row
+    rows: list[Row]
+
+
+class Page(TypedDict):
+    """Everything that the page shows of one snapshot."""
+
+    as_of: str
+    health: dict[str, Any]
+    streams: list[Group]
+    readers: list[Group]
+
+
+def live_page_data(snapshot: Snapshot) -> Page:
+    """The page of a snapshot; worst first, as the snapshot is."""
+    health = snapshot.health
+    return {
+        "as_of": snapshot.as_of.isoformat(),
+        "health": {
+            "word": str(health.word),
+            "sentence": health.sentence,
+            "problems": [f"{p.subject} is {p.verdict.word}: {p.verdict.sentence}" for p in health.problems[1:]],
+        },
+        "streams": [_stream_group(stream) for stream in snapshot.streams],
+        "readers": [_reader_group(reader) for reader in snapshot.readers],
+    }
+
+
+def _row(key: str, status: Verdict, cells: Iterable[Cell]) -> Row:
+    name, *rest = cells
+    return {
+        "key": key,
+        "severity": status.severity.name.lower(),
+        "cells": [name, {"text": str(status.word)}, *rest, {"text": status.sentence}],
+    }
+
+
+def _head(status: Verdict, about: str, cells: Iterable[Cell]) -> Row:
+    """The first line of a group repeats its worst line's sentence, and whom it is about, when there is something to do."""
+    sentence = "" if status.severity == Severity.FINE else f"{about}{status.sentence}"
+    return _row("", Verdict(status.word, status.severity, sentence), cells)
+
+
+def _text(text: str, sub: str = "") -> Cell:
+    return {"text": text, "sub": sub} if sub else {"text": text}
+
+
+def _moment(at: datetime | None, sub: str = "") -> Cell:
+    cell = _text(_NOTHING, sub)
+    if at is not None:
+        cell["at"] = at.isoformat()
+    return cell
+
+
+def _lag(facts: int, seconds: float, exact: bool) -> Cell:
+    if not facts:
+        return _text("0 facts")
+    return _text(f"{'' if exact else 'about '}{counted(facts, 'fact')}", duration(seconds))
+
+
+def _stream_group(stream: StreamView) -> Group:
+    active = [writer for writer in stream.writers if writer.state != "retired"]
+    worst = max(active, key=lambda writer: writer.behind_facts, default=None)
+    pending = sum(writer.pending_facts for writer in stream.writers)
+    sequence = "" if stream.sequence_value is None else f"sequence {count(stream.sequence_value)}"
+    sub = " · ".join(part for part in (counted(len(active), "writer"), sequence) if part)
+    cells = [
+        _text(stream.name, sub),
+        _text(count(stream.linear_position), "linear position"),
+        _lag(worst.behind_facts, worst.behind_seconds, worst.behind_exact) if worst else _text(_NOTHING),
+        _text(count(pending) if pending else _NOTHING),
+        _moment(stream.last_fact_at),
+    ]
+    about = f"{stream.writers[0].writer}: " if stream.writers and stream.writers[0].status == stream.status else ""
+    head = _head(stream.status, about, cells)
+    return {"key": stream.name, "head": head, "rows": [_writer_row(writer) for writer in stream.writers]}
+
+
+def _writer_row(writer: WriterView) -> Row:
+    where = f"{writer.host}, process {writer.process_id}" if writer.process_id else writer.host
+    pending = _text(_NOTHING)
+    if writer.pending_facts:
+        pending = _text(count(writer.pending_facts), f"transaction {writer.oldest_pending_transaction}")
+    cells = [
+        _text(writer.writer, where),
+        _text(count(writer.position)),
+        _text(_NOTHING)
+        if writer.state == "retired"
+        else _lag(writer.behind_facts, writer.behind_seconds, writer.behind_exact),
+        pending,
+        _moment(writer.last_write_at),
+    ]
+    return _row(writer.writer, writer.status, cells)
+
+
+def _reader_group(reader: ReaderView) -> Group:
+    where = " · ".join(part for part in (reader.kind, reader.address) if part)
+    exact = all(stream.lag_exact for stream in reader.streams)
+    waiting = f", {byte_size(reader.buffer_bytes)} waiting" if reader.buffer_bytes else ""
+    sent = _text(_NOTHING)
+    if reader.bytes_out or reader.bytes_in:
+        sent = _text(counted(reader.lines_out, "line"), byte_size(reader.bytes_out) + waiting)
+    cells = [
+        _text(reader.name, where),
+        _text(_NOTHING if not reader.streams else counted(len(reader.streams), "stream")),
+        _lag(reader.lag_facts, reader.lag_seconds, exact),
+        sent,
+        _moment(reader.connected_at),
+    ]
+    about = f"{reader.streams[0].stream}: " if reader.streams and reader.closed_at is None else ""
+    if reader.closed_at is not None:  # its lines are history: nothing to do, but the reason is worth a word
+        cells[2:4] = [_text(_NOTHING), sent]
+        return {"key": reader.key, "head": _row("", reader.status, cells), "rows": []}
+    head = _head(reader.status, about, cells)
+    return {"key": reader.key, "head": head, "rows": [_reader_row(view) for view in reader.streams]}
+
+
+def _reader_row(view: ReaderStreamView) -> Row:
+    cells = [
+        _text(view.stream),
+        _text(
+            count(view.position),
+            "lowest of " + counted(len(view.positions), "writer") if len(view.positions) > 1 else "",
+        ),
+        _lag(view.lag_facts, view.lag_seconds, view.lag_exact),
+        _text(""),
+        _text(""),
+    ]
+    return _row(view.stream, view.status, cells)

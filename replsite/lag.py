@@ -1,0 +1,93 @@
+"""Lag arithmetic: what a reader has not read yet, in facts and in time (pure).
+
+IDs of one stream come from one sequence, so the difference of two positions counts other writers' facts and rolled-back IDs
+too. Exact lag therefore counts the facts themselves: a *window* of the newest facts of a stream is read once and every
+reader is held against it. Only a reader that is further behind than the window is estimated, and says so.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+__all__ = ["Unread", "Window", "lowest_unread", "position_of", "unread"]
+
+
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """What lies between two vectors of positions."""
+
+    facts: int
+    exact: bool
+    """False: ``facts`` is an estimate from the difference of IDs."""
+    oldest_at: datetime | None
+    """When the oldest of them was received; None: nothing unread, or it lies below the window."""
+    below_window: bool = False
+    """The oldest one must be looked up, since it may lie below the window."""
+
+
+class Window:
+    """The newest facts of a stream, by writer.
+
+    ``complete_above``: every fact with a larger ID is in the window. A fact of several rows is given once or more often.
+    """
+
+    def __init__(self, facts: Iterable[tuple[int, str, datetime]], complete_above: int) -> None:
+        self.complete_above = complete_above
+        first_seen: dict[int, tuple[str, datetime]] = {}
+        for number, writer, received_at in facts:
+            known = first_seen.get(number)
+            if known is None or received_at < known[1]:
+                first_seen[number] = (writer, received_at)
+        self._ids: dict[str, list[int]] = {}
+        self._times: dict[str, list[datetime]] = {}
+        for number in sorted(first_seen):
+            writer, received_at = first_seen[number]
+            self._ids.setdefault(writer, []).append(number)
+            self._times.setdefault(writer, []).append(received_at)
+
+    def between(self, writer: str, after: int, upto: int) -> tuple[int, datetime | None]:
+        """Facts of one writer with ``after < ID <= upto``, and when the first of them was received."""
+        ids = self._ids.get(writer, [])
+        first, end = bisect_right(ids, after), bisect_right(ids, upto)
+        return max(0, end - first), self._times[writer][first] if first < end else None
+
+
+EMPTY = Window((), 0)
+
+
+def position_of(have: Mapping[str, int], writer: str) -> int:
+    """The reader's position for a writer; for one that it has not met, the lowest that it has."""
+    at = have.get(writer)
+    return min(have.values(), default=0) if at is None else at
+
+
+def lowest_unread(have: Mapping[str, int], upto: Mapping[str, int]) -> int | None:
+    """The lowest of the reader's positions that are below the writer's; None: it has read everything."""
+    return min(
+        (position_of(have, writer) for writer, at in upto.items() if position_of(have, writer) < at), default=None
+    )
+
+
+def unread(have: Mapping[str, int], upto: Mapping[str, int], window: Window) -> Unread:
+    """Facts above the reader's position and not above the writer's, over all writers.
+
+    ``upto`` holds the position up to which each writer has facts; equal vectors have no lag, whatever the clock says.
+    """
+    facts, oldest, gap_from, gap_upto = 0, None, None, 0
+    for writer, at in upto.items():
+        mine = position_of(have, writer)
+        if mine >= at:
+            continue
+        counted, first = window.between(writer, mine, at)
+        facts += counted
+        if first is not None and (oldest is None or first < oldest):
+            oldest = first
+        if mine < window.complete_above:
+            gap_from = mine if gap_from is None else min(gap_from, mine)
+            gap_upto = max(gap_upto, min(at, window.complete_above))
+    if gap_from is None:
+        return Unread(facts, True, oldest)
+    return Unread(facts + gap_upto - gap_from, False, oldest, below_window=True)

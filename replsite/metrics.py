@@ -1,0 +1,285 @@
+"""All metric names of the site in one place, filled from the snapshot at scrape time.
+
+Positions and lag come from the database, so ``/metrics`` of any process shows the whole cluster, and several processes
+cannot disagree. Django's own metrics (``django_*``) and those that processes count themselves stand beside them. While the
+database is away the answer still comes, with ``replsite_snapshot_up 0`` and nothing that would be old.
+
+Names that peers choose are unbounded, so only plain ones and at most ``MOST_READER_LABELS`` of them become labels; the rest is
+``other``. Readers that share a label are shown as the worst of them.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+import django
+import structlog
+from django.conf import settings
+from django.db import Error as DatabaseError
+from django.http import HttpRequest, HttpResponse
+from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.registry import Collector
+
+from replsite.shared_snapshot import SHARED
+from replsite.snapshot import ReaderStreamView, ReaderView, Snapshot, StreamView
+from replsite.status import ReaderWord, WriterWord
+from streams.conf import stream_settings
+
+__all__ = ["OWN", "SYNAPSE", "MetricName", "SnapshotCollector", "families", "metrics_view"]
+
+log = structlog.get_logger(__name__)
+MOST_READER_LABELS = 100
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,59}")
+
+
+@dataclass(frozen=True, slots=True)
+class MetricName:
+    """A metric as it is exported: name without ``_total``, labels, help text."""
+
+    name: str
+    labels: tuple[str, ...]
+    help: str
+    counter: bool = False
+
+    def family(self) -> GaugeMetricFamily | CounterMetricFamily:
+        """An empty family of this name."""
+        kind = CounterMetricFamily if self.counter else GaugeMetricFamily
+        return kind(self.name, self.help, labels=self.labels)
+
+
+UP = MetricName("replsite_snapshot_up", (), "1 if the database could be read for this scrape")
+DURATION = MetricName("replsite_snapshot_duration_seconds", (), "Time that the snapshot took")
+BUILD = MetricName("replsite_build_info", ("version", "python", "django"), "Versions; always 1")
+POSITION = MetricName("replsite_stream_position", ("stream", "writer"), "Position of a writer of a stream")
+LINEAR = MetricName(
+    "replsite_stream_linear_position", ("stream",), "Position up to which every fact of any writer is complete"
+)
+SEQUENCE = MetricName("replsite_stream_sequence_value", ("stream",), "Last ID that the stream's sequence gave out")
+PENDING = MetricName("replsite_stream_pending_facts", ("stream", "writer"), "IDs reserved and not complete")
+OLDEST_PENDING = MetricName(
+    "replsite_stream_oldest_pending_seconds",
+    ("stream", "writer"),
+    "Age of the oldest pending fact; 0: nothing is pending",
+)
+COMPLETED = MetricName(
+    "replsite_stream_facts_completed",
+    ("stream", "writer", "outcome"),
+    "Facts completed: written or rolled_back",
+    counter=True,
+)
+LAST_ADVANCE = MetricName(
+    "replsite_stream_last_advance_timestamp_seconds", ("stream", "writer"), "When the writer's position last rose"
+)
+HEARTBEAT = MetricName(
+    "replsite_writer_heartbeat_timestamp_seconds", ("writer",), "Last sign of life of a writer's process"
+)
+WRITER_STATUS = MetricName(
+    "replsite_writer_status", ("stream", "writer", "status"), "1 for the status word that applies to the writer"
+)
+READER_POSITION = MetricName(
+    "replsite_reader_position", ("reader", "stream", "writer"), "Position of a reader for each writer of a stream"
+)
+READER_LAG_FACTS = MetricName(
+    "replsite_reader_lag_facts", ("reader", "stream"), "Facts that the reader has not read yet"
+)
+READER_LAG_SECONDS = MetricName(
+    "replsite_reader_lag_seconds", ("reader", "stream"), "Age of the oldest fact that the reader has not read; 0: none"
+)
+READER_STATUS = MetricName(
+    "replsite_reader_status", ("reader", "stream", "status"), "1 for the status word that applies to the reader"
+)
+CONNECTIONS = MetricName(
+    "replsite_replication_connections",
+    ("direction",),
+    "Replication connections: inbound to our servers, outbound of our followers",
+)
+OWN = (
+    UP, DURATION, BUILD, POSITION, LINEAR, SEQUENCE, PENDING, OLDEST_PENDING, COMPLETED, LAST_ADVANCE, HEARTBEAT, WRITER_STATUS,
+    READER_POSITION, READER_LAG_FACTS, READER_LAG_SECONDS, READER_STATUS, CONNECTIONS,
+)  # fmt: skip
+
+SYNAPSE_LINEAR = MetricName("synapse_storage_stream_current_position", ("stream_name", "server_name"), LINEAR.help)
+SYNAPSE_PERSISTED = MetricName(
+    "synapse_event_persisted_position", ("server_name",), "Linear position of the stream events"
+)
+SYNAPSE_POSITION = MetricName(
+    "synapse_event_processing_positions", ("name", "server_name"), "Position of a reader of the stream events"
+)
+SYNAPSE_LAG = MetricName(
+    "synapse_event_processing_lag", ("name", "server_name"), "Lag of a reader of the stream events, in milliseconds"
+)
+SYNAPSE_LAST_TS = MetricName(
+    "synapse_event_processing_last_ts",
+    ("name", "server_name"),
+    "Time up to which a reader of the stream events has read, in milliseconds since the epoch",
+)
+SYNAPSE_CONNECTIONS = MetricName(
+    "synapse_replication_tcp_resource_total_connections", ("server_name",), "Replication connections to our servers"
+)
+SYNAPSE_BUILD = MetricName("synapse_build_info", ("pythonversion", "version", "osversion"), "Versions; always 1")
+SYNAPSE = (
+    SYNAPSE_LINEAR, SYNAPSE_PERSISTED, SYNAPSE_POSITION, SYNAPSE_LAG, SYNAPSE_LAST_TS, SYNAPSE_CONNECTIONS, SYNAPSE_BUILD,
+)  # fmt: skip
+
+
+class _Page:
+    """The families of one scrape."""
+
+    def __init__(self, names: Iterable[MetricName]) -> None:
+        self._families = {name: name.family() for name in names}
+
+    def add(self, name: MetricName, value: float, *labels: str) -> None:
+        self._families[name].add_metric(labels, value)
+
+    def filled(self) -> Iterator[Metric]:
+        return (family for family in self._families.values() if family.samples)
+
+
+def families(snapshot: Snapshot, *, synapse_names: bool, server_name: str) -> Iterator[Metric]:
+    """The snapshot as metric families."""
+    page = _Page((*OWN, *SYNAPSE))
+    page.add(BUILD, 1, snapshot.version, platform.python_version(), django.get_version())
+    readers = _by_label(snapshot.readers)
+    for stream in snapshot.streams:
+        _add_stream(page, stream)
+    _add_heartbeats(page, snapshot)
+    for label, found in readers.items():
+        for stream_name, views in _by_stream(found).items():
+            _add_reader(page, label, stream_name, views)
+    open_kinds = [reader.kind for reader in snapshot.readers if reader.closed_at is None]
+    page.add(CONNECTIONS, open_kinds.count("connection"), "inbound")
+    page.add(CONNECTIONS, open_kinds.count("follower"), "outbound")
+    if synapse_names:
+        _add_synapse(page, snapshot, readers, server_name)
+    return page.filled()
+
+
+def _add_stream(page: _Page, stream: StreamView) -> None:
+    page.add(LINEAR, stream.linear_position, stream.name)
+    if stream.sequence_value is not None:
+        page.add(SEQUENCE, stream.sequence_value, stream.name)
+    for writer in stream.writers:
+        who = (stream.name, writer.writer)
+        page.add(POSITION, writer.position, *who)
+        page.add(PENDING, writer.pending_facts, *who)
+        page.add(OLDEST_PENDING, writer.oldest_pending_seconds or 0.0, *who)
+        page.add(COMPLETED, writer.facts_written, *who, "written")
+        page.add(COMPLETED, writer.facts_rolled_back, *who, "rolled_back")
+        page.add(LAST_ADVANCE, writer.last_advance_at.timestamp(), *who)
+        for word in WriterWord:
+            page.add(WRITER_STATUS, float(word == writer.status.word), *who, word)
+
+
+def _add_heartbeats(page: _Page, snapshot: Snapshot) -> None:
+    beats = {
+        w.writer: w.heartbeat_at for stream in snapshot.streams for w in stream.writers if w.heartbeat_at is not None
+    }
+    for writer, at in sorted(beats.items()):
+        page.add(HEARTBEAT, at.timestamp(), writer)
+
+
+def _add_reader(page: _Page, label: str, stream: str, views: list[ReaderStreamView]) -> None:
+    positions: dict[str, int] = {}
+    for view in views:
+        for writer, at in view.positions.items():
+            positions[writer] = min(at, positions.get(writer, at))
+    for writer, at in positions.items():
+        page.add(READER_POSITION, at, label, stream, writer)
+    page.add(READER_LAG_FACTS, max(view.lag_facts for view in views), label, stream)
+    page.add(READER_LAG_SECONDS, max(view.lag_seconds for view in views), label, stream)
+    status = max(views, key=lambda view: view.status.severity).status.word
+    for word in ReaderWord:
+        page.add(READER_STATUS, float(word == status), label, stream, word)
+
+
+def _add_synapse(page: _Page, snapshot: Snapshot, readers: dict[str, list[ReaderView]], server: str) -> None:
+    now = snapshot.as_of.timestamp()
+    for stream in snapshot.streams:
+        page.add(SYNAPSE_LINEAR, stream.linear_position, stream.name, server)
+        if stream.name == "events":
+            page.add(SYNAPSE_PERSISTED, stream.linear_position, server)
+            last = now if stream.last_fact_at is None else stream.last_fact_at.timestamp()
+    for label, found in readers.items():
+        for view in _by_stream(found).get("events", [])[:1]:
+            lag = max(other.lag_seconds for other in _by_stream(found)["events"])
+            page.add(SYNAPSE_POSITION, view.position, label, server)
+            page.add(SYNAPSE_LAG, lag * 1000, label, server)
+            page.add(SYNAPSE_LAST_TS, (now - lag if lag else last) * 1000, label, server)
+    page.add(SYNAPSE_CONNECTIONS, sum(r.kind == "connection" and r.closed_at is None for r in snapshot.readers), server)
+    page.add(SYNAPSE_BUILD, 1, platform.python_version(), f"replsite {snapshot.version}", platform.system())
+
+
+def _by_label(readers: Iterable[ReaderView]) -> dict[str, list[ReaderView]]:
+    """Open readers under a bounded set of labels."""
+    found: dict[str, list[ReaderView]] = {}
+    for reader in readers:
+        if reader.closed_at is None:
+            plain = _PLAIN_NAME.fullmatch(reader.name) and (reader.name in found or len(found) < MOST_READER_LABELS)
+            found.setdefault(reader.name if plain else "other", []).append(reader)
+    return found
+
+
+def _by_stream(readers: Iterable[ReaderView]) -> dict[str, list[ReaderStreamView]]:
+    found: dict[str, list[ReaderStreamView]] = {}
+    for reader in readers:
+        for view in reader.streams:
+            found.setdefault(view.stream, []).append(view)
+    return found
+
+
+class SnapshotCollector(Collector):
+    """Gives the snapshot's metrics to one scrape."""
+
+    def __init__(self, get: Callable[[], Snapshot] = SHARED.get) -> None:
+        self._get = get
+
+    def describe(self) -> Iterator[Metric]:
+        """The names, so that registering the collector does not ask the database."""
+        return (name.family() for name in (*OWN, *SYNAPSE))
+
+    def collect(self) -> Iterator[Metric]:
+        """Read the shared snapshot; without a database only the news that it is away."""
+        started = time.monotonic()
+        page = _Page((UP, DURATION))
+        try:
+            snapshot = self._get()
+        except DatabaseError as error:
+            log.warning("metrics.no_snapshot", error=str(error).strip())
+            page.add(UP, 0)
+            yield from page.filled()
+            return
+        page.add(UP, 1)
+        page.add(DURATION, time.monotonic() - started)
+        yield from page.filled()
+        yield from families(
+            snapshot,
+            synapse_names=settings.REPLSITE_SYNAPSE_METRIC_NAMES,
+            server_name=stream_settings().server_name,
+        )
+
+
+def _process_registry() -> CollectorRegistry:
+    """What processes count themselves: this one, or all of them in prometheus_client's multiprocess mode."""
+    if "PROMETHEUS_MULTIPROC_DIR" not in os.environ and "prometheus_multiproc_dir" not in os.environ:
+        return REGISTRY
+    registry = CollectorRegistry()
+    MultiProcessCollector(registry)
+    return registry
+
+
+_CLUSTER = CollectorRegistry()
+_CLUSTER.register(SnapshotCollector())
+
+
+def metrics_view(request: HttpRequest) -> HttpResponse:
+    """``/metrics``: the cluster from the snapshot, then what Django and this process count."""
+    return HttpResponse(
+        generate_latest(_CLUSTER) + generate_latest(_process_registry()), content_type=CONTENT_TYPE_LATEST
+    )

@@ -1,0 +1,517 @@
+"""One truth for the page, the command, the metrics and the health answers: what every stream, writer and reader does now.
+
+``take_snapshot`` reads the database in a bounded number of queries, in one consistent view, and judges what it read with the
+pure rules of ``replsite.status`` and ``replsite.lag``. Whoever shows something shows a ``Snapshot``; nobody asks again.
+Blocks; called from threads only. ``replsite.shared_snapshot`` shares one among all viewers of a process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from importlib import metadata
+from typing import Any
+
+from django.conf import settings
+from django.db import connections, transaction
+
+from replsite import snapshot_rows as rows
+from replsite.lag import EMPTY, Unread, Window, lowest_unread, unread
+from replsite.snapshot_rows import FarBehind, PositionRow, ReaderRow
+from replsite.status import (
+    Health,
+    Limits,
+    Problem,
+    ReaderOnStream,
+    Severity,
+    Verdict,
+    WriterOnStream,
+    WriterWord,
+    judge_health,
+    judge_reader,
+    judge_sequence,
+    judge_writer,
+    worst,
+)
+from replsite.trends import History, Motion, Sample
+from replsite.wording import counted
+from streams import registry
+from streams.conf import stream_settings
+from streams.declaration import StreamDeclaration
+from streams.readers import RETIRED
+
+__all__ = [
+    "ReaderStreamView",
+    "ReaderView",
+    "Snapshot",
+    "StreamView",
+    "WriterView",
+    "as_json",
+    "limits",
+    "take_snapshot",
+]
+
+_QUIET = Verdict("idle", Severity.FINE, "Nobody writes this stream now.")
+_READS_NOTHING = Verdict("idle", Severity.FINE, "Connected; follows no stream yet.")
+
+
+@dataclass(frozen=True, slots=True)
+class WriterView:
+    """A writer on one stream."""
+
+    stream: str
+    writer: str
+    position: int
+    state: str
+    pending_facts: int
+    oldest_pending_at: datetime | None
+    oldest_pending_seconds: float | None
+    oldest_pending_transaction: int | None
+    oldest_pending_session: str
+    behind_facts: int
+    behind_seconds: float
+    behind_exact: bool
+    last_write_position: int | None
+    last_write_at: datetime | None
+    last_advance_at: datetime
+    facts_written: int
+    facts_rolled_back: int
+    heartbeat_at: datetime | None
+    heartbeat_seconds: float | None
+    host: str
+    process_id: int | None
+    command: str
+    status: Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class StreamView:
+    """A stream: how far it is, and its writers, worst first."""
+
+    name: str
+    head: int
+    linear_position: int
+    sequence_value: int | None
+    last_fact_at: datetime | None
+    status: Verdict
+    writers: tuple[WriterView, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderStreamView:
+    """A reader on one stream; ``lag_seconds`` is the age of the oldest fact that it has not read, 0 when there is none."""
+
+    stream: str
+    positions: Mapping[str, int]
+    position: int
+    lag_facts: int
+    lag_exact: bool
+    lag_seconds: float
+    unmoved_seconds: float | None
+    status: Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderView:
+    """A reader or connection and the streams that it follows, worst first.
+
+    A connection's positions are what was sent to it, a follower's and a Spark query's what it has handled.
+    """
+
+    key: str
+    name: str
+    kind: str
+    served_by: str
+    address: str
+    process_id: int | None
+    connected_at: datetime
+    heartbeat_at: datetime
+    heartbeat_seconds: float
+    bytes_in: int
+    bytes_out: int
+    lines_in: int
+    lines_out: int
+    buffer_bytes: int
+    closed_at: datetime | None
+    close_reason: str
+    lag_facts: int
+    lag_seconds: float
+    status: Verdict
+    streams: tuple[ReaderStreamView, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Everything at one moment of the database's clock."""
+
+    as_of: datetime
+    version: str
+    health: Health
+    streams: tuple[StreamView, ...]
+    readers: tuple[ReaderView, ...]
+
+    def stream(self, name: str) -> StreamView:
+        """The stream of that name; raises ``KeyError``."""
+        return {stream.name: stream for stream in self.streams}[name]
+
+
+def as_json(snapshot: Snapshot) -> dict[str, Any]:
+    """The snapshot as plain JSON values; times are ISO 8601 in UTC."""
+    plain: dict[str, Any] = _plain(asdict(snapshot))
+    return plain
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {
+            key: value.name.lower() if isinstance(value, Severity) else _plain(value) for key, value in value.items()
+        }
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value.isoformat() if isinstance(value, datetime) else value
+
+
+def limits() -> Limits:
+    """The limits of the status words, from the settings."""
+    return Limits(
+        heartbeat_seconds=stream_settings().heartbeat_seconds,
+        blocked_after_seconds=settings.REPLSITE_BLOCKED_AFTER_SECONDS,
+        stuck_after_seconds=settings.REPLSITE_STUCK_AFTER_SECONDS,
+    )
+
+
+def take_snapshot(history: History | None = None, using: str | None = None) -> Snapshot:
+    """Read and judge everything now.
+
+    ``history`` remembers earlier snapshots of the caller: with it readers that are stuck or falling behind are told from
+    those that catch up. Raises ``django.db.Error`` when the database cannot be read.
+    """
+    declarations = [stream.declaration for stream in registry.all_streams()]
+    with _one_view(using or stream_settings().database) as cursor:
+        positions = rows.read_positions(cursor)
+        as_of, sequences = rows.read_sequences(cursor, declarations)
+        reading = _Reading(
+            as_of=as_of,
+            declarations={stream.name: stream for stream in declarations},
+            positions=positions,
+            sequences=sequences,
+            readers=rows.read_readers(cursor),
+            last_writes=rows.read_last_writes(cursor, declarations, positions),
+        )
+        lags = _read_lags(cursor, reading)
+    return _Assembly(reading, lags, limits(), history or History()).snapshot()
+
+
+@contextmanager
+def _one_view(using: str) -> Iterator[Any]:
+    """A cursor that sees one state of the database in all its queries, and can change nothing."""
+    connection = connections[using]
+    if connection.in_atomic_block:  # the caller's transaction: its view has to do
+        with connection.cursor() as cursor:
+            yield cursor
+        return
+    with transaction.atomic(using=using), connection.cursor() as cursor:
+        cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+        yield cursor
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """What was read, not judged yet."""
+
+    as_of: datetime
+    declarations: Mapping[str, StreamDeclaration]
+    positions: Sequence[PositionRow]
+    sequences: Mapping[str, int]
+    readers: Sequence[ReaderRow]
+    last_writes: Mapping[tuple[str, int], datetime]
+
+    def writers_of(self, stream: str) -> list[PositionRow]:
+        return [row for row in self.positions if row.stream == stream]
+
+    def stream_names(self) -> list[str]:
+        """Declared streams, then those that only the database knows (another version of the program may)."""
+        return [*self.declarations, *sorted({row.stream for row in self.positions} - self.declarations.keys())]
+
+    def facts_upto(self, stream: str) -> dict[str, int]:
+        """Up to where each writer has facts that may be read."""
+        return {row.writer: _last_fact(row) for row in self.writers_of(stream)}
+
+
+def _last_fact(row: PositionRow) -> int:
+    if row.last_write_position is None or row.state == RETIRED:  # a writer resolved as dead may have written more
+        return row.position
+    return min(row.position, row.last_write_position)
+
+
+#: A stream and positions on it, hashable.
+_Vector = tuple[str, tuple[tuple[str, int], ...]]
+
+
+class _Lags:
+    """Lag of vectors of positions, each distinct one computed once."""
+
+    def __init__(self) -> None:
+        self.known: dict[_Vector, Unread] = {}
+
+    def of(self, stream: str, have: Mapping[str, int]) -> Unread:
+        return self.known.get(_vector(stream, have), Unread(0, True, None))
+
+
+def _vector(stream: str, have: Mapping[str, int]) -> _Vector:
+    return stream, tuple(sorted(have.items()))
+
+
+def _read_lags(cursor: Any, reading: _Reading) -> _Lags:
+    """Hold every reader, and every writer that others may wait for, against the newest facts of its stream."""
+    upto = {name: reading.facts_upto(name) for name in reading.declarations}
+    behind: dict[_Vector, int] = {}
+    for stream, have in _vectors(reading):
+        low = lowest_unread(have, upto[stream])
+        if low is not None:
+            behind[_vector(stream, have)] = low
+    windows = _read_windows(cursor, reading, upto, behind)
+    lags = _Lags()
+    far: list[tuple[_Vector, FarBehind]] = []
+    for vector, low in behind.items():
+        stream, have = vector[0], dict(vector[1])
+        lags.known[vector] = unread(have, upto[stream], windows.get(stream, EMPTY))
+        if lags.known[vector].below_window:
+            high = max(upto[stream].values())
+            far.append((vector, FarBehind(reading.declarations[stream], low, high, have)))
+    oldest = rows.read_oldest_unread(cursor, [wanted for _, wanted in far])
+    for index, at in oldest.items():
+        found = lags.known[far[index][0]]
+        oldest_at = at if found.oldest_at is None else min(at, found.oldest_at)
+        lags.known[far[index][0]] = Unread(found.facts, found.exact, oldest_at)
+    return lags
+
+
+def _vectors(reading: _Reading) -> Iterator[tuple[str, Mapping[str, int]]]:
+    for reader in reading.readers:
+        for stream, have in reader.positions.items():
+            if stream in reading.declarations and have:
+                yield stream, have
+    for row in reading.positions:
+        if row.state != RETIRED and row.stream in reading.declarations:
+            yield row.stream, _behind_writer(row)
+
+
+def _behind_writer(row: PositionRow) -> dict[str, int]:
+    """What a linear reader has that waits for this writer: everything up to its position, of everybody."""
+    return {row.writer: row.position}
+
+
+def _read_windows(
+    cursor: Any, reading: _Reading, upto: Mapping[str, Mapping[str, int]], behind: Mapping[_Vector, int]
+) -> dict[str, Window]:
+    lowest: dict[str, int] = {}
+    for (stream, _), low in behind.items():
+        lowest[stream] = min(low, lowest.get(stream, low))
+    wanted = {name: (reading.declarations[name], low, max(upto[name].values())) for name, low in lowest.items()}
+    return rows.read_windows(cursor, wanted)
+
+
+class _Assembly:
+    """Judges what was read, and puts the views together."""
+
+    def __init__(self, reading: _Reading, lags: _Lags, limits: Limits, history: History) -> None:
+        self.reading = reading
+        self.lags = lags
+        self.limits = limits
+        self.history = history
+
+    def snapshot(self) -> Snapshot:
+        streams = tuple(self._stream(name) for name in self.reading.stream_names())
+        last_fact = {stream.name: stream.last_fact_at for stream in streams}
+        readers = self._readers(last_fact)
+        return Snapshot(self.reading.as_of, _version(), self._health(streams, readers), _worst_first(streams), readers)
+
+    def _age(self, at: datetime | None) -> float | None:
+        return None if at is None else max(0.0, (self.reading.as_of - at).total_seconds())
+
+    # --- writers --------------------------------------------------------------------------------------------------
+
+    def _stream(self, name: str) -> StreamView:
+        found = self.reading.writers_of(name)
+        writers = _worst_first([self._writer(row) for row in found])
+        head = max((row.position for row in found), default=1)
+        active = [row.position for row in found if row.state != RETIRED]
+        sequence = self.reading.sequences.get(name)
+        verdict = judge_sequence(name, sequence, head) or _stream_status(writers)
+        return StreamView(
+            name=name,
+            head=head,
+            linear_position=min(active) if active else head,
+            sequence_value=sequence,
+            last_fact_at=max((writer.last_write_at for writer in writers if writer.last_write_at), default=None),
+            status=verdict,
+            writers=writers,
+        )
+
+    def _writer(self, row: PositionRow) -> WriterView:
+        behind = Unread(0, True, None) if row.state == RETIRED else self.lags.of(row.stream, _behind_writer(row))
+        at = row.last_write_position
+        last_write_at = None if at is None else self.reading.last_writes.get((row.stream, at))
+        seen = WriterOnStream(
+            stream=row.stream,
+            writer=row.writer,
+            retired=row.state == RETIRED,
+            heartbeat_age=self._age(row.heartbeat_at),
+            pending_facts=row.pending_facts,
+            oldest_pending_age=self._age(row.oldest_pending_at),
+            behind_facts=behind.facts,
+            behind_seconds=self._age(behind.oldest_at) or 0.0,
+            last_write_age=self._age(last_write_at),
+            transaction=row.oldest_pending_transaction,
+            session=_session(row),
+            session_pid=row.session_pid,
+        )
+        return WriterView(
+            stream=row.stream,
+            writer=row.writer,
+            position=row.position,
+            state=row.state,
+            pending_facts=row.pending_facts,
+            oldest_pending_at=row.oldest_pending_at,
+            oldest_pending_seconds=seen.oldest_pending_age,
+            oldest_pending_transaction=row.oldest_pending_transaction,
+            oldest_pending_session=seen.session,
+            behind_facts=behind.facts,
+            behind_seconds=seen.behind_seconds,
+            behind_exact=behind.exact,
+            last_write_position=at,
+            last_write_at=last_write_at,
+            last_advance_at=row.last_advance_at,
+            facts_written=row.facts_written,
+            facts_rolled_back=row.facts_rolled_back,
+            heartbeat_at=row.heartbeat_at,
+            heartbeat_seconds=seen.heartbeat_age,
+            host=row.host or "",
+            process_id=row.process_id,
+            command=row.command or "",
+            status=judge_writer(seen, self.limits),
+        )
+
+    # --- readers --------------------------------------------------------------------------------------------------
+
+    def _readers(self, last_fact: Mapping[str, datetime | None]) -> tuple[ReaderView, ...]:
+        samples: dict[Hashable, Sample] = {
+            (reader.key, stream): Sample(_vector(stream, have), self.lags.of(stream, have).facts)
+            for reader in self.reading.readers
+            for stream, have in reader.positions.items()
+        }
+        motions = self.history.add(self.reading.as_of.timestamp(), samples)
+        return _worst_first([self._reader(reader, motions, last_fact) for reader in self.reading.readers])
+
+    def _reader(
+        self, row: ReaderRow, motions: Mapping[Any, Motion], last_fact: Mapping[str, datetime | None]
+    ) -> ReaderView:
+        streams = _worst_first(
+            [
+                self._reader_on_stream(row, stream, motions[row.key, stream], last_fact.get(stream))
+                for stream, have in row.positions.items()
+                if have
+            ]
+        )
+        alone = judge_reader(self._seen(row, Unread(0, True, None), Motion(), None), self.limits)
+        default = _READS_NOTHING if alone.severity == Severity.FINE else alone
+        return ReaderView(
+            key=row.key,
+            name=row.name,
+            kind=row.kind,
+            served_by=row.served_by,
+            address=row.address,
+            process_id=row.process_id,
+            connected_at=row.connected_at,
+            heartbeat_at=row.heartbeat_at,
+            heartbeat_seconds=self._age(row.heartbeat_at) or 0.0,
+            bytes_in=row.bytes_in,
+            bytes_out=row.bytes_out,
+            lines_in=row.lines_in,
+            lines_out=row.lines_out,
+            buffer_bytes=row.buffer_bytes,
+            closed_at=row.closed_at,
+            close_reason=row.close_reason,
+            lag_facts=sum(stream.lag_facts for stream in streams),
+            lag_seconds=max((stream.lag_seconds for stream in streams), default=0.0),
+            status=worst((stream.status for stream in streams), default),
+            streams=streams,
+        )
+
+    def _reader_on_stream(
+        self, row: ReaderRow, stream: str, motion: Motion, last_fact_at: datetime | None
+    ) -> ReaderStreamView:
+        have = row.positions[stream]
+        lag = self.lags.of(stream, have)
+        seen = self._seen(row, lag, motion, last_fact_at)
+        return ReaderStreamView(
+            stream=stream,
+            positions=have,
+            position=min(have.values()),
+            lag_facts=lag.facts,
+            lag_exact=lag.exact,
+            lag_seconds=seen.lag_seconds,
+            unmoved_seconds=motion.unmoved_seconds,
+            status=judge_reader(seen, self.limits),
+        )
+
+    def _seen(self, row: ReaderRow, lag: Unread, motion: Motion, last_fact_at: datetime | None) -> ReaderOnStream:
+        return ReaderOnStream(
+            lag_facts=lag.facts,
+            lag_seconds=self._age(lag.oldest_at) or 0.0,
+            heartbeat_age=self._age(row.heartbeat_at) or 0.0,
+            stream_quiet_seconds=self._age(last_fact_at),
+            unmoved_seconds=motion.unmoved_seconds,
+            lag_change_per_second=motion.lag_change_per_second,
+            close_reason=None if row.closed_at is None else row.close_reason,
+        )
+
+    # --- the whole ------------------------------------------------------------------------------------------------
+
+    def _health(self, streams: Sequence[StreamView], readers: Sequence[ReaderView]) -> Health:
+        problems = []
+        for stream in streams:
+            behind = judge_sequence(stream.name, stream.sequence_value, stream.head)
+            problems += [Problem(f"Stream {stream.name}", behind)] if behind else []
+            problems += [
+                Problem(f"Writer {w.writer} of {stream.name}", w.status) for w in stream.writers if _worth(w.status)
+            ]
+        for reader in readers:
+            if _worth(reader.status):
+                on = f" on {reader.streams[0].stream}" if reader.streams else ""
+                problems.append(Problem(f"{reader.kind.capitalize()} {reader.name}{on}", reader.status))
+        writers = {w.writer for stream in streams for w in stream.writers if w.state != RETIRED}
+        open_readers = sum(reader.closed_at is None for reader in readers)
+        parts = (counted(len(streams), "stream"), counted(len(writers), "writer"), counted(open_readers, "reader"))
+        return judge_health(problems, ", ".join(parts))
+
+
+def _stream_status(writers: Sequence[WriterView]) -> Verdict:
+    """That of its worst active writer; among good ones, of one that writes."""
+    active = [writer.status for writer in writers if writer.state != RETIRED]
+    return worst(sorted(active, key=lambda status: status.word != WriterWord.WRITING), _QUIET)
+
+
+def _worth(verdict: Verdict) -> bool:
+    return verdict.severity >= Severity.WARNING
+
+
+def _worst_first(views: Sequence[Any]) -> tuple[Any, ...]:
+    """Most severe first; equal ones keep their order."""
+    return tuple(sorted(views, key=lambda view: -view.status.severity))
+
+
+def _session(row: PositionRow) -> str:
+    if row.session_pid is None:
+        return ""
+    return f"database session {row.session_pid}, {row.session_name or 'unnamed'}, {row.session_state}"
+
+
+def _version() -> str:
+    try:
+        return metadata.version("replsite")
+    except metadata.PackageNotFoundError:
+        return "unreleased"

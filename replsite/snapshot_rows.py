@@ -1,0 +1,268 @@
+"""The reading side of the snapshot: a handful of set-based queries, the same number however many writers and readers there are.
+
+Tables and columns come from the streams' declarations. Called with a Django cursor; all numbers come back positive, also
+for backward streams. Positions are read before sequences, so a sequence that lies below a position is truly behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import orjson
+
+from replsite.lag import Window
+from streams.declaration import FactTable, StreamDeclaration
+
+__all__ = [
+    "FarBehind",
+    "PositionRow",
+    "ReaderRow",
+    "read_last_writes",
+    "read_oldest_unread",
+    "read_positions",
+    "read_readers",
+    "read_sequences",
+    "read_windows",
+]
+
+#: Newest facts per stream that lag is counted in.
+WINDOW_FACTS = 2_000
+#: Facts that are looked through for the oldest one that a reader has not read.
+SCAN_FACTS = 5_000
+#: Readers that were heard of longer ago are left to history.
+READER_MEMORY = "1 day"
+CLOSED_MEMORY = "5 minutes"
+MOST_READERS = 1_000
+
+_POSITIONS = """
+SELECT p.stream, p.instance_name, abs(p.position), p.state, p.pending_facts, p.oldest_pending_at, p.oldest_pending_transaction,
+       abs(p.last_write_position), p.last_advance_at, p.facts_written, p.facts_rolled_back, i.heartbeat_at, i.host,
+       i.process_id, i.command, i.started_at, a.pid, a.application_name, a.state, a.query_start
+FROM streams_streamposition p
+LEFT JOIN streams_instance i ON i.name = p.instance_name
+LEFT JOIN pg_stat_activity a ON a.backend_xid = (p.oldest_pending_transaction & 4294967295)::text::xid
+"""
+_READERS = f"""
+SELECT key, name, kind, served_by, address, process_id, connected_at, heartbeat_at, positions::text, bytes_in, bytes_out,
+       lines_in, lines_out, buffer_bytes, closed_at, close_reason
+FROM streams_reader
+WHERE CASE WHEN closed_at IS NULL THEN heartbeat_at > clock_timestamp() - interval '{READER_MEMORY}'
+           ELSE closed_at > clock_timestamp() - interval '{CLOSED_MEMORY}' END
+ORDER BY closed_at IS NOT NULL, kind, name, key LIMIT {MOST_READERS}
+"""
+_SEQUENCE = "(SELECT CASE WHEN is_called THEN last_value ELSE last_value - 1 END FROM {0})"
+
+
+@dataclass(frozen=True, slots=True)
+class PositionRow:
+    """A writer on a stream, its process, and the session that holds its oldest pending transaction open."""
+
+    stream: str
+    writer: str
+    position: int
+    state: str
+    pending_facts: int
+    oldest_pending_at: datetime | None
+    oldest_pending_transaction: int | None
+    last_write_position: int | None
+    last_advance_at: datetime
+    facts_written: int
+    facts_rolled_back: int
+    heartbeat_at: datetime | None
+    host: str | None
+    process_id: int | None
+    command: str | None
+    started_at: datetime | None
+    session_pid: int | None
+    session_name: str | None
+    session_state: str | None
+    session_query_start: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderRow:
+    """A reader as it is stored; ``positions`` is ``{stream: {writer: position}}``, positive."""
+
+    key: str
+    name: str
+    kind: str
+    served_by: str
+    address: str
+    process_id: int | None
+    connected_at: datetime
+    heartbeat_at: datetime
+    positions: Mapping[str, Mapping[str, int]]
+    bytes_in: int
+    bytes_out: int
+    lines_in: int
+    lines_out: int
+    buffer_bytes: int
+    closed_at: datetime | None
+    close_reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class FarBehind:
+    """A reader's vector that reaches below the window of its stream."""
+
+    stream: StreamDeclaration
+    low: int
+    high: int
+    have: Mapping[str, int]
+
+
+def read_positions(cursor: Any) -> list[PositionRow]:
+    """All writers on all streams."""
+    cursor.execute(_POSITIONS)
+    return [PositionRow(*row) for row in cursor.fetchall()]
+
+
+def read_sequences(cursor: Any, streams: Sequence[StreamDeclaration]) -> tuple[datetime, dict[str, int]]:
+    """The database's time, and what each stream's sequence gave out last."""
+    columns = ["clock_timestamp()", *(_SEQUENCE.format(stream.sequence) for stream in streams)]
+    cursor.execute(f"SELECT {', '.join(columns)}")
+    as_of, *values = cursor.fetchone()
+    return as_of, dict(zip((stream.name for stream in streams), values, strict=True))
+
+
+def read_readers(cursor: Any) -> list[ReaderRow]:
+    """Readers that are connected, that were heard of not long ago, or that were closed just now."""
+    cursor.execute(_READERS)
+    return [_reader(row) for row in cursor.fetchall()]
+
+
+def _reader(row: Sequence[Any]) -> ReaderRow:
+    values = list(row)
+    values[8] = _vectors(row[8])
+    return ReaderRow(*values)
+
+
+def _vectors(text: str) -> dict[str, dict[str, int]]:
+    """Positions as they should be; what is not a position is left out."""
+    stored = orjson.loads(text)
+    if not isinstance(stored, dict):
+        return {}
+    return {
+        stream: {writer: abs(at) for writer, at in vector.items() if isinstance(at, int)}
+        for stream, vector in stored.items()
+        if isinstance(vector, dict)
+    }
+
+
+def read_last_writes(
+    cursor: Any, streams: Sequence[StreamDeclaration], rows: Iterable[PositionRow]
+) -> dict[tuple[str, int], datetime]:
+    """(stream, ID) -> time of the fact, for every writer's last write; facts that were trimmed are missing."""
+    ids: dict[str, list[int]] = {}
+    for row in rows:
+        if row.last_write_position is not None:
+            ids.setdefault(row.stream, []).append(row.last_write_position)
+    selects: list[str] = []
+    values: dict[str, Any] = {}
+    for number, stream in enumerate(streams):
+        if stream.name in ids:
+            values[f"ids_{number}"] = [at * stream.sign for at in ids[stream.name]]
+            values[f"name_{number}"] = stream.name
+            selects += [_last_write_sql(number, table) for table in stream.tables]
+    if not selects:
+        return {}
+    cursor.execute(" UNION ALL ".join(selects), values)
+    found: dict[tuple[str, int], datetime] = {}
+    for name, number, at in cursor.fetchall():
+        found[name, number] = max(at, found.get((name, number), at))
+    return found
+
+
+def _last_write_sql(number: int, table: FactTable) -> str:
+    return (
+        f"SELECT %(name_{number})s, abs({table.id_column}), {table.received_column} FROM {table.name} "
+        f"WHERE {table.id_column} = ANY(%(ids_{number})s::bigint[])"
+    )
+
+
+def read_windows(cursor: Any, wanted: Mapping[str, tuple[StreamDeclaration, int, int]]) -> dict[str, Window]:
+    """The newest facts with ``low < ID <= high`` of each wanted stream: ``{name: (declaration, low, high)}``."""
+    if not wanted:
+        return {}
+    selects: list[str] = []
+    values: dict[str, Any] = {}
+    tables: list[tuple[str, int]] = []
+    for name, (stream, low, high) in wanted.items():
+        for table in stream.tables:
+            values |= {f"low_{len(tables)}": low, f"high_{len(tables)}": high}
+            selects.append(_window_sql(len(tables), stream, table))
+            tables.append((name, low))
+    cursor.execute(" UNION ALL ".join(f"({select})" for select in selects), values)
+    read: list[list[tuple[int, str, datetime]]] = [[] for _ in tables]
+    for number, fact_id, writer, received_at in cursor.fetchall():
+        read[number].append((fact_id, writer, received_at))
+    facts: dict[str, list[tuple[int, str, datetime]]] = {}
+    complete: dict[str, int] = {}
+    for (name, low), batch in zip(tables, read, strict=True):
+        facts.setdefault(name, []).extend(batch)
+        # A table that was cut may lack rows of its lowest ID and everything below it.
+        above = min(fact[0] for fact in batch) if len(batch) >= WINDOW_FACTS else low
+        complete[name] = max(above, complete.get(name, 0))
+    return {name: Window((fact for fact in facts[name] if fact[0] > complete[name]), complete[name]) for name in wanted}
+
+
+def _window_sql(number: int, stream: StreamDeclaration, table: FactTable) -> str:
+    """One table's newest facts, newest first, through the index on its ID."""
+    condition = _between(stream, table, f"%(low_{number})s::bigint", f"%(high_{number})s::bigint")
+    order = "ASC" if stream.backward else "DESC"
+    return (
+        f"SELECT {number}, abs({table.id_column}), {table.writer_column}, {table.received_column} FROM {table.name} "
+        f"WHERE {condition} ORDER BY {table.id_column} {order} LIMIT {WINDOW_FACTS}"
+    )
+
+
+def _between(stream: StreamDeclaration, table: FactTable, low: str, high: str) -> str:
+    column = table.id_column
+    bounds = (
+        f"{column} < -{low} AND {column} >= -{high}" if stream.backward else f"{column} > {low} AND {column} <= {high}"
+    )
+    return f"{bounds} AND ({table.where})" if table.where else bounds
+
+
+def read_oldest_unread(cursor: Any, vectors: Sequence[FarBehind]) -> dict[int, datetime]:
+    """For each vector, by its index: when the oldest fact above it was received; missing when none was found."""
+    by_stream: dict[str, list[int]] = {}
+    for index, vector in enumerate(vectors):
+        by_stream.setdefault(vector.stream.name, []).append(index)
+    selects: list[str] = []
+    values: dict[str, Any] = {}
+    for group, indexes in enumerate(by_stream.values()):
+        values |= {
+            f"index_{group}": indexes,
+            f"low_{group}": [vectors[index].low for index in indexes],
+            f"high_{group}": [vectors[index].high for index in indexes],
+            f"have_{group}": [orjson.dumps(dict(vectors[index].have)).decode() for index in indexes],
+        }
+        stream = vectors[indexes[0]].stream
+        selects += [_oldest_sql(group, stream, table) for table in stream.tables]
+    if not selects:
+        return {}
+    cursor.execute(" UNION ALL ".join(selects), values)
+    found: dict[int, datetime] = {}
+    for index, at in cursor.fetchall():
+        found[index] = min(at, found.get(index, at))
+    return found
+
+
+def _oldest_sql(group: int, stream: StreamDeclaration, table: FactTable) -> str:
+    """The first fact above each vector: a bounded walk up the index, which ends at the first hit."""
+    order = "DESC" if stream.backward else "ASC"
+    return f"""
+        SELECT wanted.index, found.at FROM unnest(
+            %(index_{group})s::int[], %(low_{group})s::bigint[], %(high_{group})s::bigint[], %(have_{group})s::jsonb[]
+        ) AS wanted (index, low, high, have), LATERAL (
+            SELECT walked.at FROM (
+                SELECT abs({table.id_column}) AS token, {table.writer_column} AS writer, {table.received_column} AS at
+                FROM {table.name} WHERE {_between(stream, table, "wanted.low", "wanted.high")}
+                ORDER BY {table.id_column} {order} LIMIT {SCAN_FACTS}
+            ) AS walked
+            WHERE walked.token > coalesce((wanted.have ->> walked.writer)::bigint, wanted.low) LIMIT 1
+        ) AS found"""

@@ -1,0 +1,270 @@
+"""The status words of writers and readers: one rule each (pure).
+
+The words are those of ``docs/reference/status-words.md``. Quiet is never taken for broken: a writer or reader is called gone by
+its missing sign of life, and stuck only while it shows life and yet does not move. A rule sees plain numbers; whoever
+reads the database or a clock does it elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import IntEnum, StrEnum
+
+from replsite.wording import counted, duration
+
+__all__ = [
+    "Health",
+    "HealthWord",
+    "Limits",
+    "Problem",
+    "ReaderOnStream",
+    "ReaderWord",
+    "Severity",
+    "Verdict",
+    "WriterOnStream",
+    "WriterWord",
+    "judge_health",
+    "judge_reader",
+    "judge_sequence",
+    "judge_writer",
+    "worst",
+]
+
+
+class Severity(IntEnum):
+    """How much a status matters; pages and commands show the highest first."""
+
+    FINE = 0
+    NOTE = 1
+    WARNING = 2
+    WRONG = 3
+
+
+class WriterWord(StrEnum):
+    """How a writer does on a stream."""
+
+    WRITING = "writing"
+    IDLE = "idle"
+    BLOCKED = "blocked"
+    GONE_WITH_PENDING = "gone with pending"
+    GONE = "gone"
+    RETIRED = "retired"
+
+
+class ReaderWord(StrEnum):
+    """How a reader does on a stream."""
+
+    CURRENT = "current"
+    IDLE = "idle"
+    CATCHING_UP = "catching up"
+    FALLING_BEHIND = "falling behind"
+    STUCK = "stuck"
+    GONE = "gone"
+
+
+class HealthWord(StrEnum):
+    """The whole in one word."""
+
+    WELL = "well"
+    LOOK = "look"
+    WRONG = "wrong"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Where one word ends and the next begins."""
+
+    heartbeat_seconds: float = 1.0
+    """Period of signs of life; three missed ones mean gone."""
+    blocked_after_seconds: float = 10.0
+    """A fact that is pending for longer blocks its stream."""
+    writing_within_seconds: float = 10.0
+    """A writer whose last fact is younger is writing."""
+    idle_after_seconds: float = 60.0
+    """A stream without a new fact for this long is quiet."""
+    current_within_seconds: float = 1.0
+    """Facts younger than this may be on their way: a reader that misses only those is current."""
+    stuck_after_seconds: float = 10.0
+    """A reader that does not move for this long, with facts unread for this long, is stuck."""
+    falling_floor_facts: int = 100
+    falling_floor_seconds: float = 5.0
+    """Lag below either floor is not called falling behind, however it moves."""
+
+    @property
+    def gone_after_seconds(self) -> float:
+        """Age of a heartbeat from which its owner counts as gone."""
+        return 3 * self.heartbeat_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A status word, how much it matters, and a sentence that says why and what to do."""
+
+    word: str
+    severity: Severity
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class WriterOnStream:
+    """What the rules see of a writer on one stream; ages in seconds, None when there is none."""
+
+    stream: str
+    writer: str
+    retired: bool = False
+    heartbeat_age: float | None = 0.0
+    pending_facts: int = 0
+    oldest_pending_age: float | None = None
+    behind_facts: int = 0
+    behind_seconds: float = 0.0
+    last_write_age: float | None = None
+    transaction: int | None = None
+    session: str = ""
+    """Who holds the oldest pending transaction open, in words; empty when nobody was found."""
+    session_pid: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderOnStream:
+    """What the rules see of a reader on one stream."""
+
+    lag_facts: int = 0
+    lag_seconds: float = 0.0
+    heartbeat_age: float = 0.0
+    stream_quiet_seconds: float | None = None
+    """Age of the stream's newest fact; None: it has none."""
+    unmoved_seconds: float | None = None
+    """How long its position has been seen not to move; None: it was seen once only."""
+    lag_change_per_second: float | None = None
+    """Facts; above 0: the lag grows. None: not known yet."""
+    close_reason: str | None = None
+    """Why the connection was closed; None: it is open."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A status that is worth a look, and whom it is about."""
+
+    subject: str
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """The whole: a word, the worst status and why, and all problems, worst first."""
+
+    word: HealthWord
+    sentence: str
+    problems: tuple[Problem, ...] = field(default=())
+
+
+def judge_writer(seen: WriterOnStream, limits: Limits) -> Verdict:
+    """The status of a writer on a stream."""
+    if seen.retired:
+        return Verdict(WriterWord.RETIRED, Severity.FINE, "Left the stream; takes no part in the linear position.")
+    if seen.heartbeat_age is None or seen.heartbeat_age > limits.gone_after_seconds:
+        return _gone_writer(seen)
+    if (seen.oldest_pending_age or 0.0) > limits.blocked_after_seconds:
+        return _blocked_writer(seen)
+    if seen.last_write_age is not None and seen.last_write_age <= limits.writing_within_seconds:
+        return Verdict(WriterWord.WRITING, Severity.FINE, "Writing.")
+    if seen.pending_facts:
+        waiting = counted(seen.pending_facts, "fact")
+        return Verdict(WriterWord.WRITING, Severity.FINE, f"Writing: a transaction with {waiting} is open.")
+    return Verdict(WriterWord.IDLE, Severity.FINE, "Alive, with nothing to write.")
+
+
+def _gone_writer(seen: WriterOnStream) -> Verdict:
+    since = "never showed life" if seen.heartbeat_age is None else f"no sign of life for {duration(seen.heartbeat_age)}"
+    cure = f"If it does not come back: manage.py streams retire {seen.writer}."
+    if seen.pending_facts or seen.behind_facts:
+        held = f"it holds readers back by {counted(seen.behind_facts, 'fact')}" if seen.behind_facts else ""
+        pending = f"{counted(seen.pending_facts, 'fact')} pending" if seen.pending_facts else ""
+        what = " and ".join(part for part in (pending, held) if part)
+        text = f"{_capital(since)}, {what}. {cure}"
+        return Verdict(WriterWord.GONE_WITH_PENDING, Severity.WRONG, text)
+    text = f"{_capital(since)}; nothing waits for it yet, but the next fact of another writer will. {cure}"
+    return Verdict(WriterWord.GONE, Severity.WARNING, text)
+
+
+def _blocked_writer(seen: WriterOnStream) -> Verdict:
+    text = f"{counted(seen.pending_facts, 'fact')} pending for {duration(seen.oldest_pending_age or 0.0)}"
+    if seen.transaction is not None:
+        text += f" in transaction {seen.transaction}"
+    text += f" ({seen.session})" if seen.session else ""
+    if seen.session_pid is not None:
+        cure = f"Let it commit or roll back, or end it: SELECT pg_terminate_backend({seen.session_pid});"
+    else:
+        cure = "Find who holds it open in pg_stat_activity, and let it commit or roll back."
+    return Verdict(WriterWord.BLOCKED, Severity.WRONG, f"{text}; linear readers wait for it. {cure}")
+
+
+def judge_reader(seen: ReaderOnStream, limits: Limits) -> Verdict:
+    """The status of a reader on a stream."""
+    if seen.close_reason is not None:
+        reason = seen.close_reason or "no reason given"
+        return Verdict(ReaderWord.GONE, Severity.FINE, f"Connection closed: {reason}.")
+    if seen.heartbeat_age > limits.gone_after_seconds:
+        text = f"No sign of life for {duration(seen.heartbeat_age)}. Start it again; it goes on where it was."
+        return Verdict(ReaderWord.GONE, Severity.WARNING, text)
+    if seen.lag_facts == 0 or seen.lag_seconds <= limits.current_within_seconds:
+        return _reader_without_lag(seen, limits)
+    return _reader_with_lag(seen, limits)
+
+
+def _reader_without_lag(seen: ReaderOnStream, limits: Limits) -> Verdict:
+    quiet = seen.stream_quiet_seconds
+    if seen.lag_facts == 0 and (quiet is None or quiet > limits.idle_after_seconds):
+        return Verdict(ReaderWord.IDLE, Severity.FINE, "Has read everything; the stream is quiet.")
+    return Verdict(ReaderWord.CURRENT, Severity.FINE, "Keeps up.")
+
+
+def _reader_with_lag(seen: ReaderOnStream, limits: Limits) -> Verdict:
+    behind = f"{counted(seen.lag_facts, 'fact')}, {duration(seen.lag_seconds)} behind"
+    unmoved = seen.unmoved_seconds or 0.0
+    if unmoved >= limits.stuck_after_seconds <= seen.lag_seconds:
+        cure = "It lives but does not move: look at its log, then restart it or disconnect it."
+        text = f"{_capital(behind)}, position unchanged for {duration(unmoved)}. {cure}"
+        return Verdict(ReaderWord.STUCK, Severity.WRONG, text)
+    change = seen.lag_change_per_second or 0.0
+    above_floor = seen.lag_facts >= limits.falling_floor_facts and seen.lag_seconds >= limits.falling_floor_seconds
+    if change > 0 and above_floor:
+        text = (
+            f"{_capital(behind)}, and {change:,.0f} facts/s more. It handles facts more slowly than they are written."
+        )
+        return Verdict(ReaderWord.FALLING_BEHIND, Severity.WARNING, text)
+    eta = f"; current in about {duration(seen.lag_facts / -change)}" if change < 0 else ""
+    return Verdict(ReaderWord.CATCHING_UP, Severity.NOTE, f"{_capital(behind)}{eta}.")
+
+
+def judge_sequence(stream: str, sequence_value: int | None, head: int) -> Verdict | None:
+    """A stored position above the sequence: IDs would be given out twice. None when all is well."""
+    if sequence_value is None or sequence_value >= head:
+        return None
+    text = (
+        f"The sequence stands at {sequence_value}, below the stored position {head}: the next IDs would be given out again. "
+        f"Stop the writers of {stream}, then: manage.py check_streams --repair."
+    )
+    return Verdict("sequence behind", Severity.WRONG, text)
+
+
+def worst(verdicts: Iterable[Verdict], otherwise: Verdict) -> Verdict:
+    """The most severe verdict (the first of equal ones); ``otherwise`` when there is none."""
+    return max(verdicts, key=lambda verdict: verdict.severity, default=otherwise)
+
+
+def judge_health(problems: Iterable[Problem], summary: str) -> Health:
+    """The whole from its parts; ``summary`` is what there is, said when nothing is wrong."""
+    found = sorted(problems, key=lambda problem: -problem.verdict.severity)
+    if not found or found[0].verdict.severity < Severity.WARNING:
+        return Health(HealthWord.WELL, f"All is well: {summary}.", tuple(found))
+    first = found[0]
+    word = HealthWord.WRONG if first.verdict.severity == Severity.WRONG else HealthWord.LOOK
+    others = sum(problem.verdict.severity >= Severity.WARNING for problem in found) - 1
+    more = f" ({others} more below)" if others else ""
+    return Health(word, f"{first.subject} is {first.verdict.word}: {first.verdict.sentence}{more}", tuple(found))
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]

@@ -1,0 +1,43 @@
+"""How times, sizes and counts are said to people (pure); the same on the page, in commands and in health answers."""
+
+from __future__ import annotations
+
+__all__ = ["byte_size", "count", "counted", "duration"]
+
+_SPANS = ((86_400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s"))
+_SIZES = ("kB", "MB", "GB", "TB")
+
+
+def duration(seconds: float) -> str:
+    """``0.4 s``, ``12 s``, ``3 min 5 s``, ``2 h 4 min``, ``5 d 1 h``; never negative."""
+    seconds = max(0.0, seconds)
+    if seconds < 9.95:
+        return "0 s" if seconds == 0 else f"{max(seconds, 0.1):.1f} s"
+    whole = round(seconds)
+    for size, unit, small_size, small_unit in _SPANS:
+        if whole >= size:
+            rest = whole % size // small_size
+            return f"{whole // size} {unit}" + (f" {rest} {small_unit}" if rest else "")
+    return f"{whole} s"
+
+
+def count(number: int) -> str:
+    """``1,234``."""
+    return f"{number:,}"
+
+
+def counted(number: int, noun: str) -> str:
+    """``1 fact``, ``2,000 facts``."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+def byte_size(size: int) -> str:
+    """``512 B``, ``1.5 kB``, ``20 MB``; decimal units."""
+    if size < 1000:
+        return f"{size} B"
+    value = float(size)
+    for unit in _SIZES:
+        value /= 1000
+        if value < 999.5 or unit == _SIZES[-1]:
+            break
+    return f"{value:.1f} {unit}" if value < 10 else f"{value:.0f} {unit}"
