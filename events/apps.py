@@ -10,3 +10,10 @@ class EventsConfig(AppConfig):
     label = "events"
     verbose_name = "Events"
     default_auto_field = "django.db.models.BigAutoField"
+
+    def ready(self) -> None:
+        """Offer made-up events to the load generator."""
+        from events.load import EventLoad  # noqa: PLC0415 - needs the models
+        from streams import load  # noqa: PLC0415
+
+        load.register("events", EventLoad)

@@ -3,7 +3,12 @@
     EventsError
     ├── NotCanonical         a value that canonical JSON cannot express
     ├── EventRefused         a line or an event that cannot be stored: ``reason`` is one stable word of ``Reason``
-    └── HistoryError         a room's events that contradict each other
+    ├── HistoryError         a room's events that contradict each other
+    └── ReadingError
+        ├── UnknownEvent     no event of that ID is stored
+        ├── UnknownRoom      no event of that room is stored
+        ├── StateUnresolved  the state asked for is not known
+        └── BadToken         a timeline token that cannot be read
 
 Messages say what is wrong, where, and what would be right.
 """
@@ -12,7 +17,18 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-__all__ = ["EventRefused", "EventsError", "HistoryError", "NotCanonical", "Reason"]
+__all__ = [
+    "BadToken",
+    "EventRefused",
+    "EventsError",
+    "HistoryError",
+    "NotCanonical",
+    "ReadingError",
+    "Reason",
+    "StateUnresolved",
+    "UnknownEvent",
+    "UnknownRoom",
+]
 
 
 class EventsError(Exception):
@@ -63,3 +79,23 @@ class EventRefused(EventsError, ValueError):
 
 class HistoryError(EventsError, ValueError):
     """The events of a room contradict each other, for instance two create events or two room versions."""
+
+
+class ReadingError(EventsError):
+    """A question about stored rooms that has no answer."""
+
+
+class UnknownEvent(ReadingError):
+    """No event of that ID is stored."""
+
+
+class UnknownRoom(ReadingError):
+    """No event of that room is stored."""
+
+
+class StateUnresolved(ReadingError):
+    """The state asked for would have to be resolved and is not known."""
+
+
+class BadToken(ReadingError, ValueError):
+    """A timeline token that cannot be read."""

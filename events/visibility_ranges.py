@@ -70,7 +70,8 @@ def _is_line(accepted: Sequence[ParsedEvent]) -> bool:
 def _history_runs(line: Sequence[ParsedEvent]) -> list[_Run]:
     """The history visibility over the line.
 
-    An event that changes it belongs to the more open side: when it closes, both runs hold it, which lets nobody more in.
+    An event that changes it belongs to the more open side: when it closes, both runs hold it, which lets nobody
+    more in.
     """
     runs = [_Run("shared", 0)]
     for number, event in enumerate(line):

@@ -1,0 +1,25 @@
+"""Finished federation events from their parts: hashed, in canonical bytes, checked like any other event (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from events import hashes
+from events.canonical import encode
+from events.parsing import ParsedEvent, parse_event
+from state.room_versions import room_version
+
+__all__ = ["finish_event"]
+
+
+def finish_event(parts: Mapping[str, Any], version_name: str) -> ParsedEvent:
+    """The event made of ``parts`` (type, sender, content, prev_events, depth, … as in the federation format).
+
+    Adds ``hashes`` and an empty ``signatures`` where there is none; ``json`` is the canonical form. Raises
+    ``EventRefused``.
+    """
+    version = room_version(version_name)
+    event = {"signatures": {}, **parts}
+    event["hashes"] = {"sha256": hashes.content_hash(event, version)}
+    return parse_event(encode(event, strict=version.strict_json), event, version_name)

@@ -1,0 +1,49 @@
+"""``manage.py timeline``: the events of a room, newest first."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+
+from events.errors import BadToken, UnknownRoom
+from events.reading import timeline
+from streams.conf import stream_settings
+
+__all__ = ["Command"]
+
+
+class Command(BaseCommand):
+    """Print one page of a room's timeline."""
+
+    help = (
+        "Print the shown events of a room, newest first by (topological, stream), one JSON object a line. "
+        "The token of a line continues below it: manage.py timeline ROOM_ID --before TOKEN"
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """Declare the options."""
+        parser.add_argument("room_id", metavar="ROOM_ID")
+        parser.add_argument("--limit", type=int, default=100, help="at most so many events (100)")
+        parser.add_argument("--before", metavar="TOKEN", help="only events below this token, which is not included")
+        parser.add_argument("--json", action="store_true", help="one JSON object a line (the only form there is)")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Print the page."""
+        if options["limit"] < 1:
+            raise CommandError(f"--limit must be at least 1, not {options['limit']}.", returncode=2)
+        try:
+            entries = timeline(options["room_id"], options["limit"], options["before"], stream_settings().database)
+        except BadToken as error:
+            raise CommandError(str(error), returncode=2) from error
+        except UnknownRoom as error:
+            raise CommandError(str(error), returncode=1) from error
+        for entry in entries:
+            line = {
+                "event_id": entry.event_id,
+                "token": entry.token,
+                "stream_ordering": entry.stream_ordering,
+                "topological_ordering": entry.topological_ordering,
+            }
+            self.stdout.write(json.dumps(line, separators=(",", ":")))

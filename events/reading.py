@@ -1,0 +1,104 @@
+"""Reading rooms: the state at an event, and a room's timeline.
+
+What is not known is said (``StateUnresolved``), never guessed. Reads are made on the given database alias.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from django.db import connections
+
+from events.errors import BadToken, StateUnresolved, UnknownEvent, UnknownRoom
+from events.models import Event, EventEdge, Room
+from state.store import full_state, groups_of_events
+
+__all__ = ["StateAt", "TimelineEntry", "state_at", "timeline"]
+
+State = dict[tuple[str, str], str]
+
+
+@dataclass(frozen=True, slots=True)
+class StateAt:
+    """The state before and after an event; both null for an outlier, which has no place in the graph."""
+
+    event_id: str
+    before: State | None
+    after: State | None
+
+
+def state_at(event_id: str, using: str = "default") -> StateAt:
+    """The room's state around an event; raises ``UnknownEvent`` and ``StateUnresolved``."""
+    event = Event.objects.using(using).filter(event_id=event_id).first()
+    if event is None:
+        raise UnknownEvent(f"There is no event {event_id}.")
+    if event.outlier:
+        return StateAt(event_id, None, None)
+    if event.state_unresolved:
+        raise StateUnresolved(f"The state at {event_id} would have to be resolved and is not known.")
+    after = full_state(groups_of_events([event_id], using)[event_id], using)
+    if event.state_key is None or event.rejected_reason is not None:
+        return StateAt(event_id, after, after)
+    prevs = EventEdge.objects.using(using).filter(event_id=event_id).values_list("prev_event_id", flat=True)
+    before_groups = groups_of_events(list(prevs), using)
+    before = full_state(next(iter(before_groups.values())), using) if before_groups else {}
+    return StateAt(event_id, before, after)
+
+
+@dataclass(frozen=True, slots=True)
+class TimelineEntry:
+    """One event of a timeline; ``token`` names the place right before it, going back."""
+
+    event_id: str
+    stream_ordering: int
+    topological_ordering: int
+
+    @property
+    def token(self) -> str:
+        """``t<topological>-<stream>``, good for ``timeline(before=…)``."""
+        return f"t{self.topological_ordering}-{self.stream_ordering}"
+
+
+_TOKEN = re.compile(r"t([0-9]{1,19})-(-?[0-9]{1,19})")
+
+#: A page of a room, newest first; one index range of ``events_event_timeline``.
+_TIMELINE = """
+SELECT event_id, stream_ordering, topological_ordering FROM events_event
+WHERE room_id = %(room)s AND (topological_ordering, stream_ordering) < (%(topological)s, %(stream)s)
+  AND NOT outlier AND NOT soft_failed AND rejected_reason IS NULL
+ORDER BY topological_ordering DESC, stream_ordering DESC
+LIMIT %(limit)s
+"""
+
+
+def timeline(
+    room_id: str, limit: int = 100, before: str | None = None, using: str = "default"
+) -> Sequence[TimelineEntry]:
+    """The last ``limit`` shown events of a room, newest first by (topological, stream), below the token ``before``.
+
+    Raises ``UnknownRoom`` and ``BadToken``.
+    """
+    if not Room.objects.using(using).filter(room_id=room_id).exists():
+        raise UnknownRoom(f"There is no room {room_id}.")
+    return list(_page(room_id, limit, *_position(before), using))
+
+
+def _page(room_id: str, limit: int, topological: int, stream: int, using: str) -> Iterator[TimelineEntry]:
+    where: dict[str, str | int] = {"room": room_id, "topological": topological, "stream": stream, "limit": limit}
+    with connections[using].cursor() as cursor:
+        cursor.execute(_TIMELINE, where)
+        for row in cursor:
+            yield TimelineEntry(*row)
+
+
+def _position(token: str | None) -> tuple[int, int]:
+    """(topological, stream) of a token; without one, above everything."""
+    if token is None:
+        return 2**63 - 1, 2**63 - 1
+    found = _TOKEN.fullmatch(token)
+    parts = (int(found[1]), int(found[2])) if found else (2**63, 0)
+    if any(abs(part) >= 2**63 for part in parts):
+        raise BadToken(f"{token!r} is no timeline token; it looks like t412-90321 (topological, stream).")
+    return parts

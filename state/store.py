@@ -1,0 +1,57 @@
+"""Reading and numbering state groups in the database.
+
+Works on the connection of the alias that is given, inside the caller's transaction if there is one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from django.db import connections
+
+from state.models import EventStateGroup
+
+__all__ = ["FULL_STATE", "full_state", "groups_of_events", "reserve_group_ids"]
+
+#: All entries of a group: walks from chain to chain (``state.deltas.HOPS_LIMIT`` at most), one index range each.
+FULL_STATE = """
+WITH RECURSIVE spans AS (
+    SELECT chain, id AS upto FROM state_stategroup WHERE id = %(group)s
+    UNION ALL
+    SELECT below.chain, below.id
+    FROM spans
+    JOIN state_stategroup AS first ON first.id = spans.chain
+    JOIN state_stategroup AS below ON below.id = first.prev_group
+), entries AS (
+    SELECT DISTINCT ON (delta.type, delta.state_key) delta.type, delta.state_key, delta.event_id
+    FROM spans
+    JOIN state_stategroupdelta AS delta ON delta.chain = spans.chain AND delta.state_group <= spans.upto
+    ORDER BY delta.type, delta.state_key, delta.state_group DESC
+)
+SELECT type, state_key, event_id FROM entries WHERE event_id IS NOT NULL
+"""
+
+#: IDs for new groups, ascending.
+_RESERVE = """
+SELECT nextval(pg_get_serial_sequence('state_stategroup', 'id')) FROM generate_series(1, %(count)s)
+"""
+
+
+def full_state(group: int, using: str = "default") -> dict[tuple[str, str], str]:
+    """The state of a group, ``(type, state_key) -> event_id``; empty when there is no such group."""
+    with connections[using].cursor() as cursor:
+        cursor.execute(FULL_STATE, {"group": group})
+        return {(event_type, state_key): event_id for event_type, state_key, event_id in cursor}
+
+
+def groups_of_events(event_ids: Collection[str], using: str = "default") -> dict[str, int]:
+    """Event -> the group after it; events without one (outliers, unknown state) are left out."""
+    found = EventStateGroup.objects.using(using).filter(event_id__in=event_ids)
+    return dict(found.values_list("event_id", "state_group"))
+
+
+def reserve_group_ids(cursor: Any, count: int) -> Sequence[int]:
+    """IDs for ``count`` new groups, ascending and not necessarily consecutive; never given back."""
+    cursor.execute(_RESERVE, {"count": count})
+    return sorted(number for (number,) in cursor)
