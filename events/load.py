@@ -75,11 +75,10 @@ class EventLoad:
             reservation.write(*facts)
             positions = list(reservation.ids)
             rows, line = self._rows(connection, events, positions)
-            for model, instances in rows.items():
-                if issubclass(model, CurrentStateDelta):
-                    reservation.write(*instances)  # type: ignore[arg-type]  # they are facts
-                else:
-                    insert_facts(connection, model, instances)
+            reservation.write(*rows.deltas)
+            StateGroup.objects.using(connection.alias).bulk_create(rows.groups)  # keeps the IDs that we chose
+            for model, instances in rows.by_model.items():
+                insert_facts(connection, model, instances)
             self._move_leaf(connection, events[-1].event_id)
         self._line = line
         return positions
@@ -116,9 +115,7 @@ class EventLoad:
             parts |= {"type": "m.room.message", "content": {"msgtype": "m.text", "body": f"message {number}"}}
         return parts
 
-    def _rows(
-        self, connection: Any, events: Sequence[ParsedEvent], positions: Sequence[int]
-    ) -> tuple[dict[type[Model], list[Model]], _Line]:
+    def _rows(self, connection: Any, events: Sequence[ParsedEvent], positions: Sequence[int]) -> tuple[_Rows, _Line]:
         """The rows of all other tables, and where the room is afterwards."""
         rows = _Rows()
         before = self._line
@@ -135,7 +132,7 @@ class EventLoad:
             if event.is_state:
                 rows.add_state(event, position, line, next(groups))
             rows.add(EventStateGroup(event_id=event.event_id, state_group=line.group))
-        return rows.by_model, line
+        return rows, line
 
     def _move_leaf(self, connection: Any, event_id: str) -> None:
         """The last event becomes the room's only forward extremity."""
@@ -150,10 +147,12 @@ class EventLoad:
 
 
 class _Rows:
-    """Rows by table, in an order in which they can be inserted."""
+    """Rows by table."""
 
     def __init__(self) -> None:
         self.by_model: dict[type[Model], list[Model]] = {}
+        self.groups: list[StateGroup] = []
+        self.deltas: list[CurrentStateDelta] = []
 
     def add(self, row: Model) -> None:
         self.by_model.setdefault(type(row), []).append(row)
@@ -166,7 +165,7 @@ class _Rows:
         line.chain = line.chain or group
         where = {"type": key[0], "state_key": key[1], "event_id": event.event_id}
         size = len(line.state)
-        self.add(
+        self.groups.append(
             StateGroup(
                 id=group,
                 room_id=event.room_id,
@@ -181,7 +180,9 @@ class _Rows:
         self.add(StateGroupDelta(chain=line.chain, state_group=group, **where))
         self.add(EventAuth(event_id=event.event_id, auth_event_ids=list(event.auth_event_ids)))
         self.add(CurrentState(room_id=event.room_id, membership=event.membership, **where))
-        self.add(CurrentStateDelta(stream_ordering=position, room_id=event.room_id, prev_event_id=previous, **where))
+        self.deltas.append(
+            CurrentStateDelta(stream_ordering=position, room_id=event.room_id, prev_event_id=previous, **where)
+        )
         if event.type == "m.room.create":
             self.add(
                 Room(

@@ -19,7 +19,8 @@ from events.canonical import encode_examined, examine
 from events.decoding import decode_event
 from events.errors import EventRefused, NotCanonical, Reason
 from events.fields import boolean, identifier, integer, optional_identifier, references, required, storable
-from state.room_versions import RoomVersion, UnknownRoomVersion, room_version
+from state.errors import UnknownRoomVersion
+from state.room_versions import RoomVersion, room_version
 
 __all__ = [
     "LARGEST_STREAM_ORDERING",

@@ -80,9 +80,10 @@ def timeline(
 
     Raises ``UnknownRoom`` and ``BadToken``.
     """
+    topological, stream = _position(before)
     if not Room.objects.using(using).filter(room_id=room_id).exists():
         raise UnknownRoom(f"There is no room {room_id}.")
-    return list(_page(room_id, limit, *_position(before), using))
+    return list(_page(room_id, limit, topological, stream, using))
 
 
 def _page(room_id: str, limit: int, topological: int, stream: int, using: str) -> Iterator[TimelineEntry]:

@@ -8,11 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import Enum
 
-__all__ = ["ROOM_VERSIONS", "EventIdForm", "Resolution", "RoomVersion", "UnknownRoomVersion", "room_version"]
+from state.errors import UnknownRoomVersion
 
-
-class UnknownRoomVersion(ValueError):
-    """There are no rules for a room version of this name."""
+__all__ = ["ROOM_VERSIONS", "EventIdForm", "Resolution", "RoomVersion", "room_version"]
 
 
 class EventIdForm(Enum):

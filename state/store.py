@@ -10,7 +10,8 @@ from typing import Any
 
 from django.db import connections
 
-from state.models import EventStateGroup
+from state.errors import UnknownStateGroup
+from state.models import EventStateGroup, StateGroup
 
 __all__ = ["FULL_STATE", "full_state", "groups_of_events", "reserve_group_ids"]
 
@@ -39,10 +40,13 @@ SELECT nextval(pg_get_serial_sequence('state_stategroup', 'id')) FROM generate_s
 
 
 def full_state(group: int, using: str = "default") -> dict[tuple[str, str], str]:
-    """The state of a group, ``(type, state_key) -> event_id``; empty when there is no such group."""
+    """The state of a group, ``(type, state_key) -> event_id``; raises ``UnknownStateGroup``."""
     with connections[using].cursor() as cursor:
         cursor.execute(FULL_STATE, {"group": group})
-        return {(event_type, state_key): event_id for event_type, state_key, event_id in cursor}
+        state = {(event_type, state_key): event_id for event_type, state_key, event_id in cursor}
+    if not state and not StateGroup.objects.using(using).filter(pk=group).exists():
+        raise UnknownStateGroup(f"State group {group} is not stored: it was deleted, or its room never was complete.")
+    return state
 
 
 def groups_of_events(event_ids: Collection[str], using: str = "default") -> dict[str, int]:

@@ -2,7 +2,8 @@
 
 import pytest
 
-from state.room_versions import ROOM_VERSIONS, EventIdForm, Resolution, UnknownRoomVersion, room_version
+from state.errors import UnknownRoomVersion
+from state.room_versions import ROOM_VERSIONS, EventIdForm, Resolution, room_version
 
 
 def having(feature):
