@@ -10,6 +10,7 @@ import hashlib
 from typing import Any
 
 import psycopg2
+from django.db import OperationalError as DjangoOperationalError
 from django.db import connections
 
 from streams.conf import stream_settings
@@ -67,7 +68,11 @@ def direct_connection(using: str | None = None, *, application_name: str) -> Any
 
     Raises ``OperationalError`` when the server cannot be reached. ``application_name`` shows in ``pg_stat_activity``.
     """
-    parameters = _parameters(using) | _KEEPALIVES | {"application_name": application_name[:63]}
+    try:
+        found = _parameters(using)
+    except DjangoOperationalError as error:  # an embedded server that does not start
+        raise OperationalError(str(error)) from error
+    parameters = found | _KEEPALIVES | {"application_name": application_name[:63]}
     connection = psycopg2.connect(**parameters, connect_timeout=10)
     connection.autocommit = True
     return connection
