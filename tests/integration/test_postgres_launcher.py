@@ -34,7 +34,6 @@ from replsite.postgres.launcher import LaunchSettings, ensure_running, find_prog
 from tests.session import PROJECT
 from tests.waiting import wait_until
 
-DEBIAN_15 = Path("/usr/lib/postgresql/15/bin")
 as_root = pytest.mark.skipif(
     os.geteuid() != 0, reason="only root can make a folder that is closed to the server's account"
 )
@@ -498,13 +497,7 @@ def test_folder_of_somebody_else_is_a_clear_error(data_dir, monkeypatch):
         ensure_running(LaunchSettings(data_dir))
 
 
-# --- other servers ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.skipif(not DEBIAN_15.exists(), reason="Debian's package postgresql-15 is not installed")
-def test_debians_programs_work_too(place):
-    place.user(DEBIAN_15).port()
-    assert place.query("SHOW server_version_num")[0][0].startswith("15")
+# --- locks ------------------------------------------------------------------------------------------------
 
 
 def test_locks_are_not_left_to_started_programs(ready):

@@ -7,7 +7,7 @@ Everything else is Django's (with the metrics of django-prometheus).
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,8 @@ class DatabaseClient(PostgresClient):
 
     def runshell(self, parameters: Iterable[str]) -> None:
         """Start the shell; replaces or waits for it as Django's own does."""
-        self.connection.find_server()
+        self.connection.ensure_connection()  # starts the server and creates the database
+        self.connection.close()
         psql = find_programs(launch_settings().programs) / "psql"
         if psql.is_file():
             self.executable_name = str(psql)
@@ -67,26 +68,23 @@ class DatabaseWrapper(PostgresWrapper):
         return dict(super().get_connection_params())
 
     def get_new_connection(self, conn_params: dict[str, Any]) -> Any:
-        """Connect; create the database and connect again when it was missing."""
+        """Connect; when that fails, make sure that the database exists and connect again."""
         try:
             return super().get_new_connection(conn_params)
         except psycopg2.OperationalError:
-            if not self._create_missing_database(conn_params):
+            if not self.settings_dict["NAME"]:
                 raise
+            self._create_database_if_missing(conn_params)
         return super().get_new_connection(conn_params)
 
-    def _create_missing_database(self, conn_params: dict[str, Any]) -> bool:
-        """Whether the database was missing. Asks the server's catalogue, since the error's text says too little."""
+    def _create_database_if_missing(self, conn_params: dict[str, Any]) -> None:
+        """Ask the server's catalogue, since the error's text says too little."""
         name = self.settings_dict["NAME"]
         where = {key: conn_params[key] for key in ("host", "port", "user", "password")}
         with closing(psycopg2.connect(**where, dbname="postgres")) as server:
             server.autocommit = True
             with server.cursor() as cursor:
                 cursor.execute("SELECT 1 FROM pg_database WHERE datname = %s", [name])
-                if not name or cursor.fetchone():
-                    return False
-                try:
-                    cursor.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
-                except (errors.DuplicateDatabase, errors.UniqueViolation):
-                    return True  # another process was first
-        return True
+                if cursor.fetchone() is None:
+                    with suppress(errors.DuplicateDatabase, errors.UniqueViolation):  # another process was first
+                        cursor.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))

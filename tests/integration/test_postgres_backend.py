@@ -1,0 +1,122 @@
+"""Django on the embedded server, and the same code on a server that ``DATABASE_URL`` names."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+from django.db import DatabaseError
+
+from replsite.postgres.backend.base import DatabaseWrapper
+from replsite.postgres.errors import StartFailed
+from replsite.postgres.folder import Folder
+from replsite.postgres.launcher import LaunchSettings, ensure_running, release
+from tests.session import PROJECT
+from tests.waiting import wait_until
+
+DEBIAN = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"))
+Manage = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def manage_in(data_dir: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    kept = {name: value for name, value in os.environ.items() if name != "DATABASE_URL"}
+    return subprocess.run(
+        [sys.executable, "manage.py", *arguments],
+        cwd=PROJECT, env={**kept, "REPLSITE_DATA_DIR": str(data_dir), **environment},
+        capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def data_dir() -> Iterator[Path]:
+    """A data directory whose server this process uses, so that commands find it running."""
+    with tempfile.TemporaryDirectory(prefix="backend-") as name:
+        Path(name).chmod(0o755)
+        folder = Path(name) / "data"
+        ensure_running(LaunchSettings(folder, fsync=False))
+        yield folder
+        release(folder)
+        wait_until(lambda: not Folder(folder / "postgres").has_keeper(), 30)
+
+
+@pytest.fixture
+def manage(data_dir: Path) -> Manage:
+    return lambda *arguments, **environment: manage_in(data_dir, *arguments, **environment)
+
+
+def test_missing_database_is_created_at_the_first_connection(manage):
+    done = manage("dbshell", "--", "-Atc", "SELECT current_database()")
+    assert done.stdout == "replsite\n", done.stderr
+
+
+def test_dbshell_uses_the_programs_that_came_with_the_server(manage):
+    done = manage("dbshell", "--", "--version", PATH=f"{Path(sys.executable).parent}:/bin")
+    assert "PostgreSQL" in done.stdout, done.stderr
+
+
+def test_migrations_run_on_an_empty_data_directory(manage):
+    assert manage("migrate", "-v", "0").returncode == 0
+    assert manage("migrate", "--check").returncode == 0
+
+
+def test_first_connections_at_once_create_one_database(data_dir):
+    script = """if True:
+        import django; django.setup()
+        from django.db import connection
+        connection.settings_dict["NAME"] = "both"
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT current_database()")
+            print(cursor.fetchone()[0])
+    """
+    environment = {**os.environ, "REPLSITE_DATA_DIR": str(data_dir), "DJANGO_SETTINGS_MODULE": "replsite.settings"}
+    environment.pop("DATABASE_URL", None)
+    command = [sys.executable, "-c", script]
+    both = [subprocess.Popen(command, cwd=PROJECT, env=environment, stdout=subprocess.PIPE, text=True) for _ in "ab"]
+    assert [process.communicate()[0] for process in both] == ["both\n", "both\n"]
+
+
+def test_server_that_cannot_start_is_a_database_error(monkeypatch):
+    def fail(_: object) -> None:
+        raise StartFailed("no")
+
+    monkeypatch.setattr("replsite.postgres.backend.base.ensure_running", fail)
+    wrapper = DatabaseWrapper({"NAME": "x", "OPTIONS": {}, "TIME_ZONE": None}, "other")
+    with pytest.raises((DatabaseError, ImproperlyConfigured), match="no"):
+        wrapper.find_server()
+
+
+def test_unreachable_server_is_one_line_and_status_1(tmp_path, free_port):
+    done = manage_in(tmp_path, "migrate", DATABASE_URL=f"postgres://a:b@127.0.0.1:{free_port}/x")
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: ") and "Traceback" not in done.stderr
+    assert str(free_port) in done.stderr
+
+
+@pytest.fixture(scope="module")
+def debian_url() -> Iterator[str]:
+    """``DATABASE_URL`` of a server of Debian's programs."""
+    if not DEBIAN:
+        pytest.skip("Debian's package postgresql is not installed")
+    with tempfile.TemporaryDirectory(prefix="debian-") as name:
+        Path(name).chmod(0o755)
+        folder = Path(name) / "data"
+        server = ensure_running(LaunchSettings(folder, DEBIAN[0].parent, fsync=False))
+        yield "postgres://{user}:{password}@{host}:{port}/postgres".format(**server)
+        release(folder)
+        wait_until(lambda: not Folder(folder / "postgres").has_keeper(), 30)
+
+
+def test_the_same_code_runs_on_the_server_of_database_url(tmp_path, debian_url):
+    for command in (["migrate", "-v", "0"], ["append", "caches", "--count", "5"], ["check_streams"]):
+        done = manage_in(tmp_path, *command, DATABASE_URL=debian_url)
+        assert done.returncode == 0, done.stdout + done.stderr
+    major = DEBIAN[0].parts[-3]
+    done = manage_in(tmp_path, "dbshell", "--", "-Atc", "SHOW server_version", DATABASE_URL=debian_url)
+    assert not (tmp_path / "postgres").exists(), "no embedded server was started beside it"
+    assert done.returncode != 0 or done.stdout.startswith(major)

@@ -1,0 +1,42 @@
+"""The site's system checks, as a user meets them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+from django.core.checks import run_checks
+from django.db import connections
+from django.test.utils import override_settings
+
+from replsite.checks import check_databases
+from tests.session import PROJECT
+
+
+def test_postgresql_passes_without_a_connection():
+    assert check_databases() == []
+
+
+def test_another_engine_is_refused_with_the_reason(monkeypatch):
+    monkeypatch.setattr(type(connections["default"]), "vendor", "sqlite")
+    (problem,) = check_databases()
+    assert problem.id == "replsite.E001"
+    assert "advisory locks" in problem.hint and "DATABASE_URL" in problem.hint
+
+
+def test_the_site_as_it_ships_has_nothing_to_complain_of():
+    with override_settings(DEBUG=False):
+        assert run_checks() == []
+
+
+@pytest.mark.parametrize("command", [["check"], ["migrate"], ["append", "caches", "--count", "1"]])
+def test_sqlite_is_refused_before_a_command_uses_it(tmp_path, command):
+    done = subprocess.run(
+        [sys.executable, "manage.py", *command],
+        cwd=PROJECT, env={**os.environ, "DATABASE_URL": f"sqlite:///{tmp_path}/no.sqlite3"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "replsite.E001" in done.stderr
