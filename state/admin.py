@@ -1,0 +1,43 @@
+"""State groups in the admin, read-only. Deltas have a composite key, so they are shown with their group."""
+
+from __future__ import annotations
+
+from django.contrib import admin
+from django.utils.html import format_html, format_html_join
+from django.utils.safestring import SafeString
+
+from state.models import EventStateGroup, StateGroup, StateGroupDelta
+from streams.read_only_admin import ReadOnlyAdmin
+
+__all__ = ["EventStateGroupAdmin", "StateGroupAdmin"]
+
+MOST_DELTAS = 200
+
+
+@admin.register(StateGroup)
+class StateGroupAdmin(ReadOnlyAdmin):
+    """One full state of a room, and in what it differs from the one it is built on."""
+
+    list_display = ("id", "room_id", "prev_group", "chain", "hops", "keys", "rows_to_read")
+    ordering = ("-id",)
+    search_fields = ("id__exact", "room_id__exact")
+    readonly_fields = ("deltas",)
+
+    @admin.display(description=f"differs in (first {MOST_DELTAS})")
+    def deltas(self, group: StateGroup) -> SafeString:
+        """The group's own rows."""
+        rows = StateGroupDelta.objects.filter(chain=group.chain, state_group=group.pk).order_by("type", "state_key")
+        lines = rows.values_list("type", "state_key", "event_id")[:MOST_DELTAS]
+        items = format_html_join(
+            "", "<li>{} {} : {}</li>", ((t, repr(k), e or "not in this group") for t, k, e in lines)
+        )
+        return format_html("<ul>{}</ul>", items)
+
+
+@admin.register(EventStateGroup)
+class EventStateGroupAdmin(ReadOnlyAdmin):
+    """The state after each event."""
+
+    list_display = ("event_id", "state_group")
+    ordering = ("event_id",)
+    search_fields = ("event_id__exact",)

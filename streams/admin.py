@@ -1,0 +1,91 @@
+"""The engine's tables in the admin, read-only; how they hang together now is on the live page."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import admin
+
+from streams import registry
+from streams.models import Instance, Reader, StreamPosition, WriterResolution
+from streams.read_only_admin import ReadOnlyAdmin
+
+__all__ = ["FactAdmin", "InstanceAdmin", "ReaderAdmin", "StreamPositionAdmin", "WriterResolutionAdmin"]
+
+
+@admin.register(StreamPosition)
+class StreamPositionAdmin(ReadOnlyAdmin):
+    """How far each writer of each stream is."""
+
+    list_display = (
+        "stream",
+        "instance_name",
+        "position",
+        "state",
+        "pending_facts",
+        "oldest_pending_at",
+        "last_advance_at",
+    )
+    list_filter = ("stream", "state")
+    search_fields = ("stream", "instance_name")
+
+
+@admin.register(Instance)
+class InstanceAdmin(ReadOnlyAdmin):
+    """Processes that write or wrote."""
+
+    list_display = ("name", "state", "host", "process_id", "command", "started_at", "heartbeat_at", "lease")
+    list_filter = ("state",)
+    search_fields = ("name", "host")
+
+
+@admin.register(Reader)
+class ReaderAdmin(ReadOnlyAdmin):
+    """Connections, followers and Spark queries."""
+
+    list_display = (
+        "name",
+        "kind",
+        "address",
+        "connected_at",
+        "heartbeat_at",
+        "lines_out",
+        "buffer_bytes",
+        "closed_at",
+        "close_reason",
+    )
+    list_filter = ("kind",)
+    search_fields = ("name", "address")
+
+
+@admin.register(WriterResolution)
+class WriterResolutionAdmin(ReadOnlyAdmin):
+    """Dead writers that were taken out, and by what evidence."""
+
+    list_display = ("resolved_at", "stream", "instance_name", "from_position", "to_position", "resolved_by")
+    list_filter = ("stream",)
+    search_fields = ("instance_name",)
+
+
+class FactAdmin(ReadOnlyAdmin):
+    """Facts of one table of a stream, newest first; searched by ID alone, since only the ID has an index everywhere."""
+
+    def get_list_display(self, request: Any) -> tuple[str, ...]:
+        """The ID, who wrote it and when, then its own columns."""
+        first = (self.model.id_field, "instance_name", "received_at")
+        own = [field.name for field in self.model._meta.concrete_fields if field.name not in (*first, "id")]
+        return (*first, *own)
+
+    def get_ordering(self, request: Any) -> tuple[str, ...]:
+        """Newest first, by the index on the ID."""
+        return (f"-{self.model.id_field}",)
+
+    def get_search_fields(self, request: Any) -> tuple[str, ...]:
+        """The ID."""
+        return (f"{self.model.id_field}__exact",)
+
+
+for _stream in registry.all_streams():
+    for _model in _stream.models:
+        if _model._meta.app_label == "streams" and not admin.site.is_registered(_model):
+            admin.site.register(_model, FactAdmin)
