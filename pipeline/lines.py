@@ -146,7 +146,7 @@ class _Cutter:
         content = b"".join(self._collected)
         if self._size > self._limit:
             detail = f"{self._size} bytes, the limit is {self._limit}"
-            yield BrokenLine(self._number, "oversize", detail, content[:HEAD_BYTES])
+            yield BrokenLine(self._number, "line-too-long", detail, content[:HEAD_BYTES])
         elif not content.isspace() and content:
             yield Line(self._number, content)
         self._offset += self._size + separator
@@ -160,5 +160,5 @@ class _Cutter:
 
     def broken_off(self, error: Exception) -> BrokenLine:
         """What stands for the rest of an archive that cannot be read on."""
-        reason = "truncated_gzip" if isinstance(error, EOFError) else "corrupt_gzip"
+        reason = "truncated-gzip" if isinstance(error, EOFError) else "corrupt-gzip"
         return BrokenLine(self._number, reason, str(error), b"".join(self._collected)[:HEAD_BYTES])

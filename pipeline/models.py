@@ -56,7 +56,7 @@ class QuarantinedLine(models.Model):
     job = models.ForeignKey(Job, on_delete=models.CASCADE)
     file = models.TextField()
     line = models.BigIntegerField(help_text="counted from 1")
-    reason = models.TextField(help_text="a word, such as not_json or room_known")
+    reason = models.TextField(help_text="a word, such as not-json or room-known")
     detail = models.TextField(db_default="")
     content = models.BinaryField(help_text="the first bytes of the line")
 
@@ -75,7 +75,6 @@ class ImportedRoom(models.Model):
     job = models.ForeignKey(Job, on_delete=models.CASCADE)
     room_id = IdentifierField()
     imported = models.BigIntegerField()
-    duplicates = models.BigIntegerField()
     rejected = models.BigIntegerField()
     unresolved = models.BigIntegerField(help_text="events whose state needs resolution")
     loaded_at = models.DateTimeField(db_default=Now())

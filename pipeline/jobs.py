@@ -1,0 +1,112 @@
+"""Jobs as rows, and the lock that tells a job at work from one that was killed (driver, with Django).
+
+The lock is a session lock of a connection that lives as long as the process; a job in state ``running`` without it is dead.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from django.db.models.functions import Now
+
+from pipeline.models import Job, JobState
+from streams.database import direct_connection
+
+__all__ = [
+    "JobLock",
+    "abandoned_jobs",
+    "begin_job",
+    "fail_job",
+    "finish_job",
+    "hold_lock",
+    "resumable_job",
+    "show_progress",
+]
+
+_LOCK = "SELECT pg_try_advisory_lock(hashtextextended('replsite.job:' || %s::text, 0))"
+_UNLOCK = "SELECT pg_advisory_unlock(hashtextextended('replsite.job:' || %s::text, 0))"
+
+
+class JobLock:
+    """A connection whose life is the process's: it holds the locks of the jobs that this process works on."""
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+
+    def take(self, job: int) -> bool:
+        """Whether the job is this process's now; False when a living process has it."""
+        with self._connection.cursor() as cursor:
+            cursor.execute(_LOCK, [job])
+            return bool(cursor.fetchone()[0])
+
+    def give_back(self, job: int) -> None:
+        """Let go of a job that was only looked at."""
+        with self._connection.cursor() as cursor:
+            cursor.execute(_UNLOCK, [job])
+
+
+@contextmanager
+def hold_lock(using: str) -> Iterator[JobLock]:
+    """A lock for the length of the block."""
+    connection = direct_connection(using, application_name="replsite job")
+    try:
+        yield JobLock(connection)
+    finally:
+        connection.close()
+
+
+def begin_job(lock: JobLock, kind: str, arguments: Mapping[str, Any], using: str) -> Job:
+    """A new job of this process."""
+    job = Job.objects.using(using).create(
+        kind=kind,
+        arguments=dict(arguments),
+        state=JobState.RUNNING,
+        host=socket.gethostname(),
+        process_id=os.getpid(),
+    )
+    lock.take(job.pk)
+    return job
+
+
+def resumable_job(lock: JobLock, kind: str, arguments: Mapping[str, Any], using: str) -> Job | None:
+    """The newest job that ended early with these very arguments, now this process's; None when there is none."""
+    ended = Job.objects.using(using).filter(kind=kind, arguments=dict(arguments))
+    for job in ended.filter(state__in=[JobState.RUNNING, JobState.FAILED]).order_by("-pk"):
+        if lock.take(job.pk):
+            Job.objects.using(using).filter(pk=job.pk).update(
+                state=JobState.RUNNING, error="", host=socket.gethostname(), process_id=os.getpid(), updated_at=Now()
+            )
+            return job
+    return None
+
+
+def abandoned_jobs(lock: JobLock, kind: str, keep: Sequence[int], using: str) -> list[int]:
+    """Jobs that are not done and that no process works on; those that were killed are marked as failed."""
+    found = []
+    unfinished = Job.objects.using(using).filter(kind=kind, state__in=[JobState.RUNNING, JobState.FAILED])
+    for job in unfinished.exclude(pk__in=keep):
+        if lock.take(job.pk):
+            killed = Job.objects.using(using).filter(pk=job.pk, state=JobState.RUNNING)
+            killed.update(state=JobState.FAILED, error="killed", finished_at=Now(), updated_at=Now())
+            lock.give_back(job.pk)
+            found.append(job.pk)
+    return found
+
+
+def show_progress(job: int, using: str, **values: Any) -> None:
+    """Write stage, done, total and rate into the job's row, for whoever looks at it."""
+    Job.objects.using(using).filter(pk=job).update(updated_at=Now(), **values)
+
+
+def finish_job(job: int, summary: Mapping[str, Any], using: str) -> None:
+    """The job is done."""
+    show_progress(job, using, state=JobState.DONE, summary=dict(summary), finished_at=Now(), stage="")
+
+
+def fail_job(job: int, error: str, using: str) -> None:
+    """The job ended early; it can be resumed."""
+    show_progress(job, using, state=JobState.FAILED, error=error[:2000], finished_at=Now())

@@ -1,0 +1,92 @@
+"""``manage.py import_events``: room histories from JSON Lines files, through Spark.
+
+Standard output ends with one line of JSON; everything else goes to standard error. Exit status 0: everything is in or was
+there; 1: something was quarantined, or the import could not be finished; 2: unusable arguments.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.db import DatabaseError, connections
+
+from pipeline.conf import pipeline_settings
+from pipeline.errors import PipelineError, UnusableArguments
+from pipeline.models import QuarantinedLine
+from pipeline.progress import Progress
+from streams import database
+from streams.conf import stream_settings
+from streams.errors import StreamError
+
+__all__ = ["Command"]
+
+_MOST_SHOWN = 10
+
+
+class Command(BaseCommand):
+    """Imports files and says what became of every line."""
+
+    help = (
+        "Import room histories: JSON Lines files (.gz too), one event a line, bare or wrapped as "
+        '{"json": {...}, "room_version": ...}. Each room becomes visible as a whole; connected followers see every event. '
+        "Example: manage.py import_events data/rooms/*/events.jsonl.gz"
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """Declare the options."""
+        parser.add_argument("paths", nargs="+", metavar="PATH", help="JSON Lines file, plain or gzip")
+        parser.add_argument("--as-history", action="store_true", help="on the backward stream: never new to anybody")
+        parser.add_argument("--resume", action="store_true", help="continue the import of these files that was killed")
+        parser.add_argument("--master", metavar="URL", help="Spark master (default: local[2])")
+        parser.add_argument("--json", action="store_true", help="only the summary line on stdout, no report on stderr")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Import, print the summary, and end with the status that the module tells."""
+        from pipeline.import_history import ImportOptions, check_paths, import_history  # noqa: PLC0415 - needs pyspark
+
+        try:
+            paths = check_paths(options["paths"])
+        except UnusableArguments as error:
+            raise CommandError(str(error), returncode=2) from error
+        wanted = ImportOptions(
+            paths, options["as_history"], options["resume"], options["master"] or pipeline_settings().master
+        )
+        try:
+            outcome = import_history(wanted, self._progress)
+        except (DatabaseError, database.DatabaseError) as error:
+            raise CommandError(database.explain(error), returncode=1) from error
+        except (PipelineError, StreamError, OSError) as error:
+            raise CommandError(str(error), returncode=1) from error
+        if not options["json"]:
+            self._report(outcome)
+        self.stdout.write(json.dumps(outcome.summary()))
+        if outcome.quarantined:
+            sys.exit(1)
+
+    def _progress(self, store: Callable[..., None]) -> Progress:
+        return Progress(sys.stderr, store)
+
+    def _report(self, outcome: Any) -> None:
+        rate = outcome.read / max(outcome.seconds - outcome.spark_seconds, 0.001)
+        self.stderr.write(
+            f"Imported {outcome.imported:,} of {outcome.read:,} events into {outcome.rooms:,} rooms in {outcome.seconds:.1f} s "
+            f"({outcome.spark_seconds:.1f} s of it starting Spark; else {rate:,.0f} events/s)."
+        )
+        if outcome.unresolved:
+            self.stderr.write(f"State is not resolved at {outcome.unresolved:,} of them: it is marked so, not guessed.")
+        if outcome.quarantined:
+            self._show_quarantine(outcome)
+
+    def _show_quarantine(self, outcome: Any) -> None:
+        alias = stream_settings().database
+        lines = QuarantinedLine.objects.using(alias).filter(job_id=outcome.job)
+        self.stderr.write(
+            f"Quarantined {outcome.quarantined:,} lines (table pipeline_quarantinedline, job {outcome.job}):"
+        )
+        for line in lines[:_MOST_SHOWN]:
+            self.stderr.write(f"  {line.file}:{line.line}: {line.reason}: {line.detail}")
+        connections[alias].close()

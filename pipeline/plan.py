@@ -1,0 +1,191 @@
+"""Between the two halves of an import: what of the staged lines is new, and which rooms are to be worked out (driver).
+
+Set-based SQL on the staging tables, in one transaction with a ledger row, so a resumed job finds it done or not begun.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.lines import HEAD_BYTES, Part
+from pipeline.stage_lines import LINES_PER_PART
+from pipeline.staging import BROKEN, PREFIX, RESULT_TABLES, STAGED_EVENTS, STAGED_TABLES, STEPS, table_name
+
+__all__ = [
+    "PlannedRoom",
+    "create_staging",
+    "drop_staging",
+    "finish_results",
+    "give_up_rooms",
+    "make_plan",
+    "planned_rooms",
+    "store_broken",
+]
+
+ROOM_KNOWN = "room-known"
+VERSION_DIFFERS = "room-version-differs"
+_CREATED = "created"
+_PLANNED = "planned"
+
+#: Each event once: of equal IDs the first that is no outlier, and none that the site has already.
+_KEEP_NEW = """
+CREATE UNLOGGED TABLE {kept} AS
+SELECT DISTINCT ON (e.event_id) e.seq, e.event_id, e.room_id, e.room_version, e.type, e.stream_ordering, NULL::bigint AS room_no
+FROM {event} e
+WHERE NOT EXISTS (SELECT FROM events_event known WHERE known.event_id = e.event_id)
+ORDER BY e.event_id, e.outlier, e.seq
+"""
+#: A room has one version: that of its create event, else the one that most of its events name.
+_OTHER_VERSIONS = """
+WITH counted AS (
+    SELECT room_id, room_version, count(*) AS events, bool_or(type = 'm.room.create') AS creates
+    FROM {kept} GROUP BY room_id, room_version
+), chosen AS (
+    SELECT DISTINCT ON (room_id) room_id, room_version
+    FROM counted ORDER BY room_id, creates DESC, events DESC, room_version
+), taken AS (
+    DELETE FROM {kept} k USING chosen c
+    WHERE k.room_id = c.room_id AND k.room_version <> c.room_version
+    RETURNING k.seq, k.room_version, c.room_version AS room_has, k.room_id
+)
+INSERT INTO {broken} (seq, reason, detail)
+SELECT seq, %(reason)s, 'said to be of version ' || room_version || ', but room ' || room_id || ' has version ' || room_has
+FROM taken
+"""
+#: New events of rooms that the site has: they would need the room's stored state.
+_KNOWN_ROOMS = """
+WITH taken AS (
+    DELETE FROM {kept} k USING events_room r WHERE k.room_id = r.room_id RETURNING k.seq, k.room_id
+)
+INSERT INTO {broken} (seq, reason, detail)
+SELECT seq, %(reason)s, 'room ' || room_id || ' is here already; an import adds whole rooms only' FROM taken
+"""
+#: The same for rooms that came to be while this job worked.
+_GIVE_UP = """
+WITH taken AS (
+    DELETE FROM {kept} k WHERE k.room_id = ANY(%(rooms)s) RETURNING k.seq, k.room_id, k.event_id
+)
+INSERT INTO {broken} (seq, reason, detail)
+SELECT seq, %(reason)s, 'room ' || room_id || ' came to be while this import worked' FROM taken
+WHERE NOT EXISTS (SELECT FROM events_event known WHERE known.event_id = taken.event_id)
+"""
+_ROOMS = """
+CREATE UNLOGGED TABLE {room} AS
+SELECT row_number() OVER (ORDER BY min(stream_ordering) NULLS LAST, min(seq)) AS room_no, room_id, count(*) AS events
+FROM {kept} GROUP BY room_id
+"""
+_STORE_BROKEN = """
+INSERT INTO pipeline_quarantinedline (job_id, file, line, reason, detail, content)
+SELECT %(job)s, p.path, p.lines_before + b.seq %% %(lines_per_part)s, b.reason, coalesce(b.detail, ''),
+       coalesce(nullif(b.content, ''), substring(e.json FROM 1 FOR %(head)s), '')
+FROM {broken} b
+JOIN unnest(%(paths)s::text[], %(before)s::bigint[]) WITH ORDINALITY AS p(path, lines_before, place)
+     ON p.place - 1 = b.seq / %(lines_per_part)s
+LEFT JOIN {event} e ON e.seq = b.seq
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRoom:
+    """A room that is to be worked out: its number in the job, in the order of loading."""
+
+    room_no: int
+    room_id: str
+    events: int
+
+
+def _named(sql: str, job: int) -> str:
+    tables = {name: table_name(job, name) for name in ("kept", "room", STAGED_EVENTS.name, BROKEN.name)}
+    return sql.format(**tables)
+
+
+def create_staging(cursor: Any, job: int) -> None:
+    """Make the job's staging tables, unless they are there with their ledger; after a crash of PostgreSQL make them anew."""
+    if _step_done(cursor, job, _CREATED):
+        return
+    drop_staging(cursor, [job])
+    for table in STAGED_TABLES:
+        cursor.execute(table.ddl(job))
+    _step(cursor, job, _CREATED)
+
+
+def drop_staging(cursor: Any, jobs: Sequence[int]) -> None:
+    """Drop all staging tables of these jobs."""
+    for job in jobs:
+        cursor.execute(
+            "SELECT tablename FROM pg_tables WHERE starts_with(tablename, %s) AND schemaname = current_schema()",
+            [f"{PREFIX}{job}_"],
+        )
+        for (name,) in cursor.fetchall():
+            cursor.execute(f'DROP TABLE IF EXISTS "{name}"')
+
+
+def make_plan(cursor: Any, job: int) -> None:
+    """Decide what is new, and number the rooms. Called in a transaction, after all lines are staged."""
+    if _step_done(cursor, job, _PLANNED):
+        return
+    cursor.execute(f"CREATE UNIQUE INDEX ON {table_name(job, STAGED_EVENTS.name)} (seq)")
+    cursor.execute(f"ANALYZE {table_name(job, STAGED_EVENTS.name)}")
+    cursor.execute(_named(_KEEP_NEW, job))
+    cursor.execute(_named(_OTHER_VERSIONS, job), {"reason": VERSION_DIFFERS})
+    cursor.execute(_named(_KNOWN_ROOMS, job), {"reason": ROOM_KNOWN})
+    cursor.execute(_named(_ROOMS, job))
+    cursor.execute(_named("UPDATE {kept} k SET room_no = r.room_no FROM {room} r WHERE k.room_id = r.room_id", job))
+    cursor.execute(_named("CREATE INDEX ON {kept} (room_no)", job))
+    cursor.execute(_named("ANALYZE {kept}", job))
+    _step(cursor, job, _PLANNED)
+
+
+def planned_rooms(cursor: Any, job: int) -> list[PlannedRoom]:
+    """All rooms of the plan, in the order of loading."""
+    cursor.execute(_named("SELECT room_no, room_id, events FROM {room} ORDER BY room_no", job))
+    return [PlannedRoom(*row) for row in cursor.fetchall()]
+
+
+def finish_results(cursor: Any, job: int) -> None:
+    """Make the results quick to read by ranges of rooms."""
+    for table in RESULT_TABLES:
+        name = table_name(job, table.name)
+        if table.columns[0][1] == "bigint":
+            cursor.execute(f"CREATE INDEX IF NOT EXISTS {name}_room ON {name} (room_no)")
+        cursor.execute(f"ANALYZE {name}")
+
+
+def give_up_rooms(cursor: Any, job: int, rooms: Collection[str]) -> None:
+    """Put aside what is new of rooms that somebody else made while this job worked."""
+    cursor.execute(_named(_GIVE_UP, job), {"reason": ROOM_KNOWN, "rooms": list(rooms)})
+
+
+def store_broken(cursor: Any, job: int, parts: Sequence[Part], lines: Sequence[int]) -> int:
+    """Write the quarantine of the job, with file and line; ``lines`` are those of each part. Returns its size."""
+    before, counted = [], 0
+    for number, part in enumerate(parts):
+        counted = 0 if number == 0 or parts[number - 1].file != part.file else counted + lines[number - 1]
+        before.append(counted)
+    cursor.execute("DELETE FROM pipeline_quarantinedline WHERE job_id = %s", [job])
+    cursor.execute(
+        _named(_STORE_BROKEN, job),
+        {
+            "job": job,
+            "lines_per_part": LINES_PER_PART,
+            "head": HEAD_BYTES,
+            "paths": [part.path for part in parts],
+            "before": before,
+        },
+    )
+    return int(cursor.rowcount)
+
+
+def _step(cursor: Any, job: int, step: str) -> None:
+    cursor.execute(f"INSERT INTO {table_name(job, STEPS.name)} (step) VALUES (%s)", [step])
+
+
+def _step_done(cursor: Any, job: int, step: str) -> bool:
+    name = table_name(job, STEPS.name)
+    cursor.execute("SELECT to_regclass(%s) IS NOT NULL", [name])
+    if not cursor.fetchone()[0]:
+        return False
+    cursor.execute(f"SELECT EXISTS (SELECT FROM {name} WHERE step = %s)", [step])
+    return bool(cursor.fetchone()[0])

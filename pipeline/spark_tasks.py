@@ -1,0 +1,82 @@
+"""The Spark side of an import: one task for each part of a file, and for each handful of rooms.
+
+Tasks are numbered and given to Spark in order, largest first where sizes differ. What runs in the executors is imported by
+name from the pure modules; only plain values travel.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pipeline.lines import Part
+from pipeline.plan import PlannedRoom
+from pipeline.stage_lines import LineWork, PartScan, scan_part, stage_part
+from pipeline.stage_rooms import RoomWork, stage_room
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import SparkSession
+
+__all__ = ["pack_rooms", "scan_parts", "stage_parts", "stage_rooms"]
+
+EVENTS_PER_TASK = 20_000
+
+
+def scan_parts(spark: SparkSession, parts: Sequence[Part], limit_bytes: int) -> list[PartScan]:
+    """Look at every part once; the answers are in the order of the parts."""
+
+    def scan(number: int) -> str:
+        found = scan_part(parts[number], limit_bytes)
+        return json.dumps([found.lines, dict(found.versions)])
+
+    return [PartScan(*json.loads(answer)) for answer in _run(spark, len(parts), scan)]
+
+
+def stage_parts(spark: SparkSession, work: LineWork, parts: Sequence[Part]) -> None:
+    """Parse every part into the staging tables."""
+
+    def stage(number: int) -> str:
+        return str(stage_part(work, number, parts[number]))
+
+    _run(spark, len(parts), stage)
+
+
+def stage_rooms(spark: SparkSession, work: RoomWork, packs: Sequence[Sequence[PlannedRoom]]) -> None:
+    """Work out every room into the staging tables."""
+
+    def stage(number: int) -> str:
+        return str(sum(stage_room(work, room.room_no, room.room_id) for room in packs[number]))
+
+    _run(spark, len(packs), stage)
+
+
+def pack_rooms(rooms: Sequence[PlannedRoom], events: int = EVENTS_PER_TASK) -> list[list[PlannedRoom]]:
+    """Rooms in tasks of about equal size, the largest first, so that no large room is left for the end."""
+    packs: list[list[PlannedRoom]] = []
+    size = events
+    for room in sorted(rooms, key=lambda room: -room.events):
+        if size + room.events > events:
+            packs.append([])
+            size = 0
+        packs[-1].append(room)
+        size += room.events
+    return packs
+
+
+def _run(spark: SparkSession, tasks: int, work: Callable[[int], str]) -> list[str]:
+    """``work(0)`` to ``work(tasks - 1)``, each in a Spark task of its own; the answers in that order."""
+    if not tasks:
+        return []
+
+    def each(batches: Iterator[pa.RecordBatch]) -> Iterator[Any]:
+        import pyarrow  # noqa: PLC0415 - in the executor
+
+        for batch in batches:
+            numbers = batch.column(0).to_pylist()
+            answers = [work(number) for number in numbers]
+            yield pyarrow.RecordBatch.from_pydict({"task": numbers, "answer": answers})
+
+    found = spark.range(0, tasks, 1, tasks).mapInArrow(each, "task bigint, answer string").collect()
+    return [row["answer"] for row in sorted(found, key=lambda row: row["task"])]

@@ -1,0 +1,128 @@
+"""First half of an import, on executors: lines of files -> parsed events in the staging table (no Django).
+
+Every part of a file is a piece of work with a ledger row of its own. A line that cannot be an event is put aside with
+the reason; nothing in a file can end the job, but for the file itself being unreadable.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from events.errors import EventRefused
+from events.parsing import ParsedEvent, announced_version, parse_line
+from pipeline.lines import HEAD_BYTES, BrokenLine, Line, Part, read_lines
+from pipeline.staging import BROKEN, STAGED_EVENTS, STEPS, copy_rows, staging_connection, table_name
+
+__all__ = ["LINES_PER_PART", "LineWork", "PartScan", "scan_part", "sequence_number", "stage_part"]
+
+LINES_PER_PART = 2**32
+_ROWS_PER_COPY = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class LineWork:
+    """What a task needs to stage a part; the same for all tasks of a job."""
+
+    job: int
+    dsn: str
+    limit_bytes: int
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class PartScan:
+    """What a first look at a part tells: its lines (blank ones too), and the room versions that its create events announce."""
+
+    lines: int
+    versions: Mapping[str, str]
+
+
+def sequence_number(part: int, line: int) -> int:
+    """The place of a line in the whole input, ascending."""
+    return part * LINES_PER_PART + line
+
+
+def scan_part(part: Part, limit_bytes: int) -> PartScan:
+    """Count the lines and collect versions, which bare events of other lines need."""
+    last = 0
+    versions: dict[str, str] = {}
+    for line in read_lines(part, limit_bytes):
+        last = line.number
+        if isinstance(line, Line) and (announced := announced_version(line.content)):
+            versions.setdefault(*announced)
+    return PartScan(last, versions)
+
+
+def stage_part(work: LineWork, number: int, part: Part) -> int:
+    """Parse a part into the staging tables; returns how many lines it has read, 0 when that was done before."""
+    with staging_connection(work.dsn) as connection, connection.cursor() as cursor:
+        cursor.execute(
+            f"INSERT INTO {table_name(work.job, STEPS.name)} (step, lines) VALUES (%s, 0) ON CONFLICT DO NOTHING",
+            [f"part {number}"],
+        )
+        if not cursor.rowcount:
+            return 0
+        read = 0
+        for events, broken in _batches(work, number, read_lines(part, work.limit_bytes)):
+            copy_rows(cursor, work.job, STAGED_EVENTS, events)
+            copy_rows(cursor, work.job, BROKEN, broken)
+            read += len(events) + len(broken)
+        cursor.execute(
+            f"UPDATE {table_name(work.job, STEPS.name)} SET lines = %s WHERE step = %s", [read, f"part {number}"]
+        )
+    return read
+
+
+Rows = list[Sequence[Any]]
+
+
+def _batches(work: LineWork, part: int, lines: Iterable[Line | BrokenLine]) -> Iterator[tuple[Rows, Rows]]:
+    """Rows of events and of broken lines, some thousand at a time."""
+    events: Rows = []
+    broken: Rows = []
+    for line in lines:
+        place = sequence_number(part, line.number)
+        if isinstance(line, BrokenLine):
+            broken.append((place, line.reason, line.detail, line.head))
+            continue
+        try:
+            events.append(_row(place, parse_line(line.content, work.versions)))
+        except EventRefused as refused:
+            broken.append((place, str(refused.reason), _text(refused.detail), line.content[:HEAD_BYTES]))
+        if len(events) + len(broken) >= _ROWS_PER_COPY:
+            yield events, broken
+            events, broken = [], []
+    yield events, broken
+
+
+def _text(detail: str) -> str:
+    """What a text column takes."""
+    return detail.replace("\0", "\\0")[:1000].encode("utf-8", "backslashreplace").decode()
+
+
+def _row(place: int, event: ParsedEvent) -> Sequence[Any]:
+    return (
+        place,
+        event.room_id,
+        event.room_version,
+        event.event_id,
+        event.type,
+        event.state_key,
+        event.sender,
+        event.depth,
+        event.origin_server_ts,
+        event.prev_event_ids,
+        event.auth_event_ids,
+        event.membership,
+        event.redacts,
+        event.relates_to,
+        event.outlier,
+        event.rejected_reason,
+        event.soft_failed,
+        event.stream_ordering,
+        json.dumps(event.content).encode() if event.content else None,
+        event.json,
+    )

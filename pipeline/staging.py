@@ -1,0 +1,215 @@
+"""The staging tables of an import: their columns, their names, and how rows get into them (no Django).
+
+Staging tables are UNLOGGED and belong to one job, which is part of their names: a task that finishes late can never write
+into another job's tables, and whatever a killed job left is found by prefix. PostgreSQL empties them after a crash of its
+own; the ledger table goes with them, so the job then begins anew.
+
+Every task writes its rows and its ledger row in one transaction; a task that is repeated finds its ledger row and does
+nothing. So staged rows exist exactly once, whatever Spark retries.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import psycopg2
+
+from events.room_history import EVENT_COLUMNS
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = [
+    "BROKEN",
+    "PREFIX",
+    "RESULT_TABLES",
+    "STAGED_EVENTS",
+    "STAGED_TABLES",
+    "STEPS",
+    "StagedTable",
+    "copy_rows",
+    "staging_connection",
+    "table_name",
+]
+
+PREFIX = "pipeline_stage_"
+_ROWS_PER_COPY = 5_000
+_EVENT_KINDS = {
+    "topological_ordering": "bigint",
+    "origin_server_ts": "bigint",
+    "outlier": "boolean",
+    "soft_failed": "boolean",
+    "state_unresolved": "boolean",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class StagedTable:
+    """A staging table: the part of its name behind the job's, and its columns with their SQL types."""
+
+    name: str
+    columns: tuple[tuple[str, str], ...]
+
+    def ddl(self, job: int) -> str:
+        """The statement that makes it."""
+        columns = ", ".join(f'"{name}" {_sql_type(kind)}' for name, kind in self.columns)
+        return f"CREATE UNLOGGED TABLE {table_name(job, self.name)} ({columns})"
+
+    def arrow_schema(self) -> pa.Schema:
+        """The same columns for Arrow."""
+        import pyarrow as pa  # noqa: PLC0415 - only where rows are written
+
+        types = {
+            "text": pa.string(),
+            "bigint": pa.int64(),
+            "boolean": pa.bool_(),
+            "bytea": pa.binary(),
+            "text[]": pa.list_(pa.string()),
+        }
+        return pa.schema([(name, types[kind.removesuffix(_KEY)]) for name, kind in self.columns])
+
+
+_KEY = " PRIMARY KEY"
+
+
+def _sql_type(kind: str) -> str:
+    """Identifiers are compared by code point, as in the tables they go to."""
+    words = kind.split(" ", 1)
+    if words[0].startswith("text"):
+        words[0] += ' COLLATE "C"'
+    return " ".join(words)
+
+
+def _table(name: str, **columns: str) -> StagedTable:
+    return StagedTable(name, tuple(columns.items()))
+
+
+STEPS = _table("step", step="text PRIMARY KEY", lines="bigint", seconds="bigint")
+"""The ledger: one row for every finished piece of work."""
+STAGED_EVENTS = _table(
+    "event",
+    seq="bigint",
+    room_id="text",
+    room_version="text",
+    event_id="text",
+    type="text",
+    state_key="text",
+    sender="text",
+    depth="bigint",
+    origin_server_ts="bigint",
+    prev_event_ids="text[]",
+    auth_event_ids="text[]",
+    membership="text",
+    redacts="text",
+    relates_to="text",
+    outlier="boolean",
+    rejected_reason="text",
+    soft_failed="boolean",
+    stream_ordering="bigint",
+    content="bytea",
+    json="bytea",
+)
+"""Events as parsed; ``seq`` is the place in the input: part number and line number within the part."""
+BROKEN = _table("broken", seq="bigint", reason="text", detail="text", content="bytea")
+"""Lines that are not loaded."""
+RESULT_TABLES = (
+    _table(
+        "result_room",
+        room_no="bigint PRIMARY KEY",
+        room_id="text",
+        room_version="text",
+        creator="text",
+        create_event_id="text",
+        current_state_unresolved="boolean",
+        visibility_unresolved="boolean",
+        events="bigint",
+        backward="bigint",
+        rejected="bigint",
+        unresolved="bigint",
+        groups="bigint",
+    ),
+    _table(
+        "result_event",
+        room_no="bigint",
+        index="bigint",
+        seq="bigint",
+        given="bigint",
+        backward="boolean",
+        **{name: _EVENT_KINDS.get(name, "text") for name in EVENT_COLUMNS},
+    ),
+    _table("result_edge", room_no="bigint", event_id="text", prev_event_id="text"),
+    _table("result_auth", room_no="bigint", event_id="text", auth_event_ids="text[]"),
+    _table("result_forward", room_no="bigint", event_id="text"),
+    _table("result_backward", room_no="bigint", event_id="text"),
+    _table(
+        "result_group",
+        room_no="bigint",
+        number="bigint",
+        prev="bigint",
+        chain="bigint",
+        hops="bigint",
+        keys="bigint",
+        rows_to_read="bigint",
+    ),
+    _table(
+        "result_group_delta",
+        room_no="bigint",
+        chain="bigint",
+        number="bigint",
+        type="text",
+        state_key="text",
+        event_id="text",
+    ),
+    _table("result_event_group", room_no="bigint", event_id="text", number="bigint"),
+    _table("result_current", room_no="bigint", type="text", state_key="text", event_id="text", membership="text"),
+    _table(
+        "result_delta",
+        room_no="bigint",
+        index="bigint",
+        type="text",
+        state_key="text",
+        event_id="text",
+        prev_event_id="text",
+    ),
+    _table("result_visibility", room_no="bigint", user_id="text", kind="text", first="bigint", last="bigint"),
+)
+"""Rows of ``RoomResult``, by table; ``index`` and ``number`` are the room's own until IDs are reserved."""
+STAGED_TABLES = (STEPS, STAGED_EVENTS, BROKEN, *RESULT_TABLES)
+
+
+def table_name(job: int, name: str) -> str:
+    """The name of a job's staging table."""
+    return f"{PREFIX}{job}_{name}"
+
+
+@contextmanager
+def staging_connection(dsn: str) -> Iterator[Any]:
+    """A connection of a task, in a transaction that is committed at the end of the block."""
+    connection = psycopg2.connect(dsn, application_name="replsite spark staging", connect_timeout=10)
+    try:
+        with connection:
+            with connection.cursor() as cursor:
+                cursor.execute("SET LOCAL synchronous_commit = off")
+            yield connection
+    finally:
+        connection.close()
+
+
+def copy_rows(cursor: Any, job: int, table: StagedTable, rows: Sequence[Sequence[Any]]) -> None:
+    """Append rows, in the order of the table's columns, by binary COPY."""
+    import pgpq  # noqa: PLC0415 - only where rows are written
+    import pyarrow as pa  # noqa: PLC0415
+
+    schema = table.arrow_schema()
+    target = f"COPY {table_name(job, table.name)} FROM STDIN (FORMAT BINARY)"
+    for start in range(0, len(rows), _ROWS_PER_COPY):
+        columns = zip(*rows[start : start + _ROWS_PER_COPY], strict=True)
+        arrays = [pa.array(values, field.type) for values, field in zip(columns, schema, strict=True)]
+        encoder = pgpq.ArrowToPostgresBinaryEncoder(schema)
+        batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
+        content = encoder.write_header() + encoder.write_batch(batch) + encoder.finish()
+        cursor.copy_expert(target, io.BytesIO(content))
