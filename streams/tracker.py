@@ -11,13 +11,15 @@ from __future__ import annotations
 
 import heapq
 import threading
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from streams.tokens import VectorToken
 
 __all__ = ["Fetch", "PositionTracker", "TrackerState"]
+
+_FEW = 16
 
 
 @dataclass(slots=True, eq=False)
@@ -54,7 +56,9 @@ class PositionTracker:
         self._finished_above: list[int] = []  # sorted
         self._fetching: list[Fetch] = []
         self._known_done: list[int] = []  # heap
-        self._highest_real = state.highest_real
+        self._real = state.highest_real  # largest ID of a committed transaction that this process may claim
+        self._real_above: list[int] = []  # sorted: such IDs that it may not claim yet
+        self._echoed = state.own_position
         self._last_write = 0
         self._written = self._rolled_back = 0
         self._max_allocated_seen = self._own_max = 0
@@ -74,9 +78,9 @@ class PositionTracker:
         with self._lock:
             for writer, number in rows:
                 if writer == self._own_name:
-                    self._own_position = max(self._own_position, number)
+                    self._own_position = self._echoed = max(self._own_position, number)
                     self._positions[writer] = self._own_position
-                self._note_done(number)
+                self._note_done([number])
             for writer in writers:
                 self._positions.setdefault(writer, self._linear)
             self._claim_highest()
@@ -96,14 +100,14 @@ class PositionTracker:
         Returns whether there is something to announce: the fetch itself may have held the position back.
         """
         with self._lock:
-            before = self._announceable()
-            for number in ids:
-                insort(self._unfinished, number)
-                self._max_allocated_seen = max(self._max_allocated_seen, number)
+            before = self._real
+            taken = list(ids)
+            _insert(self._unfinished, taken)
+            self._max_allocated_seen = max([self._max_allocated_seen, *taken])
             self._fetching.remove(fetch)
             self._raise_own_position()
-            self._note_done(self._own_position)
-            return self._announceable() > before
+            self._note_done(())
+            return self._real > before
 
     def complete(self, ids: Iterable[int], *, written: bool) -> bool:
         """End a reservation, by commit (``written``) or rollback; IDs that are complete already are passed over.
@@ -111,21 +115,27 @@ class PositionTracker:
         Returns whether there is something to announce: the announceable position rose.
         """
         with self._lock:
-            before = self._announceable()
-            done = [number for number in ids if self._discard_unfinished(number)]
-            for number in done:
-                insort(self._finished_above, number)
+            before = self._real
+            done = self._take_unfinished(list(ids))
+            _insert(self._finished_above, done)
             if written:
                 self._written += len(done)
+                self._note_real(done)
+                self._last_write = max([self._last_write, *done])
             else:
                 self._rolled_back += len(done)
-            if written and done:
-                self._highest_real = max(self._highest_real, *done)
-                self._last_write = max(self._last_write, *done)
             self._raise_own_position()
-            for number in done:
-                self._note_done(number)
-            return self._announceable() > before
+            self._note_done(done)
+            return self._real > before
+
+    def _take_unfinished(self, ids: list[int]) -> list[int]:
+        """Remove these IDs from the unfinished; those that were there, ascending."""
+        if len(ids) > _FEW:  # one pass for a block, a search for each of a few
+            wanted = set(ids)
+            done = [number for number in self._unfinished if number in wanted]
+            self._unfinished = [number for number in self._unfinished if number not in wanted]
+            return done
+        return sorted(number for number in ids if self._discard_unfinished(number))
 
     def _discard_unfinished(self, number: int) -> bool:
         index = bisect_left(self._unfinished, number)
@@ -133,6 +143,10 @@ class PositionTracker:
             return False
         del self._unfinished[index]
         return True
+
+    def _note_real(self, numbers: Iterable[int]) -> None:
+        """These IDs belong to committed transactions."""
+        _insert(self._real_above, [number for number in numbers if number > self._real])
 
     def _raise_own_position(self) -> None:
         """Own position: the largest finished ID below everything unfinished or possibly being handed out now."""
@@ -154,33 +168,57 @@ class PositionTracker:
         Returns whether this process now has something to announce itself (it is idle and may claim the same).
         """
         with self._lock:
-            before = self._announceable()
+            before = self._real
             if writer != self._own_name:
                 self._positions[writer] = max(self._positions.get(writer, 0), position)
-            self._max_allocated_seen = max(self._max_allocated_seen, position)
-            self._highest_real = max(self._highest_real, position)
-            self._note_done(position)
-            return self._announceable() > before
+            else:
+                self._echoed = max(self._echoed, position)
+            self._learn(position)
+            return self._real > before
 
-    def retire(self, writer: str) -> None:
-        """That writer will never write again: it no longer takes part in the minimum."""
+    def _learn(self, position: int) -> None:
+        """Some writer announced this position: an ID of a committed transaction (see ``announceable``)."""
+        self._max_allocated_seen = max(self._max_allocated_seen, position)
+        self._note_real([position])
+        self._note_done([position])
+
+    def retire(self, writer: str, position: int = 0) -> None:
+        """That writer will never write again above its last ``position``: it no longer takes part in the minimum."""
         with self._lock:
-            if writer != self._own_name and self._positions.pop(writer, None) is not None:
-                self._note_done(self._linear)
+            if writer != self._own_name:
+                self._positions.pop(writer, None)
+                self._learn(position)
 
-    def _note_done(self, number: int) -> None:
-        """``streams.md`` 3.4: a single ID is known to be done; move the linear position."""
-        heapq.heappush(self._known_done, number)
-        others = [position for name, position in self._positions.items() if name != self._own_name]
-        in_flight = bool(self._unfinished or self._fetching)
-        if in_flight or not others:
-            others.append(self._own_position)
-        self._linear = max(self._linear, min(others))
-        if not in_flight:
+    def _note_done(self, numbers: Iterable[int]) -> None:
+        """``streams.md`` 3.4: single IDs are known to be done; move the linear position."""
+        for number in numbers:
+            if number > self._linear:
+                heapq.heappush(self._known_done, number)
+        self._linear = max(self._linear, self._minimum())
+        if not (self._unfinished or self._fetching):
             self._own_max = max(self._own_max, self._max_allocated_seen)
         while self._known_done and self._known_done[0] <= self._linear + 1:
             self._linear = max(self._linear, heapq.heappop(self._known_done))
         self._own_max = max(self._own_max, self._linear, self._own_position)
+        covered = bisect_right(self._real_above, self._own_max)
+        if covered:
+            self._real = self._real_above[covered - 1]
+            del self._real_above[:covered]
+
+    def _minimum(self) -> int:
+        """Up to where every writer that is known here is complete.
+
+        An idle process needs no entry of its own: what it reserves later lies above everything announced. A lone writer
+        goes by its own announcements as they come back to it (``_echoed``) and not by its own position: a writer that joined
+        before an ID was reserved told so before that announcement, so its IDs are not passed unheard. With all writers
+        retired everything that they announced is complete.
+        """
+        others = [position for name, position in self._positions.items() if name != self._own_name]
+        if not others:
+            return self._echoed if self._own_name is not None else self._max_allocated_seen
+        if self._unfinished or self._fetching:
+            others.append(self._own_position)
+        return min(others)
 
     # --- what to report (streams.md 4) ----------------------------------------------------------------------------
 
@@ -211,15 +249,13 @@ class PositionTracker:
 
     @property
     def announceable(self) -> int:
-        """What this process stores and announces: its maximum view, but never beyond an ID that stands for a real fact.
+        """What this process stores and announces: the largest ID of a committed transaction that its maximum view covers.
 
-        A rolled-back ID moves the position in memory only, so a stored position survives a sequence that falls back.
+        So whoever hears it knows that this very ID is complete (a run without gaps may step onto it), and a stored position
+        survives a sequence that falls back in a crash: such an ID is durable, a rolled-back one may not be.
         """
         with self._lock:
-            return self._announceable()
-
-    def _announceable(self) -> int:
-        return min(self._own_max, self._highest_real)
+            return self._real
 
     @property
     def last_write(self) -> int:
@@ -256,3 +292,13 @@ class PositionTracker:
         """The vector position: linear, plus every writer that is ahead of it."""
         with self._lock:
             return VectorToken.of(self._linear, self._positions)
+
+
+def _insert(numbers: list[int], more: list[int]) -> None:
+    """Add to a sorted list: by search when there are few, by one merge of runs when there are many."""
+    if len(more) > _FEW:
+        numbers.extend(more)
+        numbers.sort()
+        return
+    for number in more:
+        insort(numbers, number)
