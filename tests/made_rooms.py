@@ -1,0 +1,77 @@
+"""Small rooms made for a test: real, hashed events on any prev events."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from events.building import finish_event
+from events.parsing import ParsedEvent
+
+ALICE, BOB, EVE = "@alice:a.test", "@bob:b.test", "@eve:e.test"
+
+
+class MadeRoom:
+    """Makes events of one room; ``events`` has them in the order of making, the last is the default prev event."""
+
+    def __init__(self, version: str = "10", room_id: str = "!made:a.test") -> None:
+        self.version, self.room_id = version, room_id
+        self.events: list[ParsedEvent] = []
+        self.create = self.state("m.room.create", "", {"room_version": version, "creator": ALICE}, prev=[])
+        self.room_id = self.create.room_id
+        self.alice = self.member(ALICE, "join")
+
+    def send(
+        self,
+        parts: dict[str, Any],
+        prev: Sequence[ParsedEvent | str] | None = None,
+        **flags: Any,
+    ) -> ParsedEvent:
+        """An event with these parts; ``flags`` are what a wrapper may say (outlier, rejected_reason, soft_failed, …)."""
+        before = self.events[-1:] if prev is None else prev
+        ids = [event if isinstance(event, str) else event.event_id for event in before]
+        depth = 1 + max((event.depth for event in before if isinstance(event, ParsedEvent)), default=0)
+        number = len(self.events)
+        whole = {
+            "sender": ALICE,
+            "depth": depth,
+            "origin_server_ts": 1_700_000_000_000 + number,
+            "auth_events": [],
+            "prev_events": ids,
+            "content": {},
+            **parts,
+        }
+        if not (self.version == "12" and parts["type"] == "m.room.create"):
+            whole.setdefault("room_id", self.room_id)
+        event = replace(finish_event(whole, self.version), **flags)
+        self.events.append(event)
+        return event
+
+    def message(self, prev: Sequence[Any] | None = None, sender: str = ALICE, **flags: Any) -> ParsedEvent:
+        return self.send({"type": "m.room.message", "sender": sender, "content": {"body": "x"}}, prev, **flags)
+
+    def state(
+        self, event_type: str, state_key: str, content: dict[str, Any], prev: Sequence[Any] | None = None, **flags: Any
+    ) -> ParsedEvent:
+        return self.send({"type": event_type, "state_key": state_key, "content": content}, prev, **flags)
+
+    def member(
+        self, user: str, membership: str, prev: Sequence[Any] | None = None, sender: str | None = None, **flags: Any
+    ) -> ParsedEvent:
+        parts = {
+            "type": "m.room.member",
+            "state_key": user,
+            "sender": sender or user,
+            "content": {"membership": membership},
+        }
+        return self.send(parts, prev, **flags)
+
+    def topic(self, text: str, prev: Sequence[Any] | None = None, **flags: Any) -> ParsedEvent:
+        return self.state("m.room.topic", "", {"topic": text}, prev, **flags)
+
+    def redaction(self, target: ParsedEvent, sender: str = ALICE, **flags: Any) -> ParsedEvent:
+        parts: dict[str, Any] = {"type": "m.room.redaction", "sender": sender, "redacts": target.event_id}
+        if self.version in ("11", "12"):
+            parts |= {"content": {"redacts": parts.pop("redacts")}}
+        return self.send(parts, **flags)

@@ -1,0 +1,101 @@
+"""State groups as chains of deltas."""
+
+import pytest
+
+from state.deltas import HOPS_LIMIT, ROWS_PER_KEY_LIMIT, SPARE_ROWS, GroupBuilder
+from tests.room_data import ROOM_NAMES, oracle
+
+A, B, C = ("m.a", ""), ("m.b", ""), ("m.c", "key")
+
+
+def built(*changes):
+    """A builder with one linear chain."""
+    builder = GroupBuilder()
+    number = builder.add_full(changes[0])
+    for change in changes[1:]:
+        number = builder.add(number, change)
+    return builder
+
+
+def test_linear_groups_share_one_chain_of_single_rows():
+    builder = built({A: "1"}, {B: "2"}, {A: "3"})
+    assert list(builder.group_rows()) == [(0, None, 0, 0, 1, 1), (1, 0, 0, 0, 2, 2), (2, 1, 0, 0, 2, 3)]
+    assert list(builder.delta_rows()) == [(0, 0, *A, "1"), (0, 1, *B, "2"), (0, 2, *A, "3")]
+
+
+def test_later_entry_wins_and_earlier_groups_stay_as_they_were():
+    builder = built({A: "1"}, {B: "2"}, {A: "3"})
+    assert builder.expand(1) == {A: "1", B: "2"}
+    assert builder.expand(2) == {A: "3", B: "2"}
+
+
+def test_removed_key_is_gone_and_counted():
+    builder = built({A: "1", B: "2"}, {A: None}, {A: "3"})
+    assert builder.expand(1) == {B: "2"}
+    assert builder.lookup(1, A) is None
+    assert [row[4] for row in builder.group_rows()] == [2, 1, 2]
+
+
+def test_fork_opens_a_chain_that_builds_on_the_old_one():
+    builder = built({A: "1"}, {B: "2"})
+    fork = builder.add(0, {B: "other"})
+    assert list(builder.group_rows())[fork] == (2, 0, 2, 1, 2, 2)
+    assert builder.expand(fork) == {A: "1", B: "other"}
+    assert builder.add(1, {C: "3"}) == 3
+    assert list(builder.group_rows())[3][2] == 0, "the old chain goes on at its tip"
+
+
+def test_lookup_does_not_see_what_came_later_in_the_chain():
+    builder = built({A: "1"}, {B: "2"}, {B: "3"})
+    fork = builder.add(1, {C: "4"})
+    assert builder.lookup(fork, B) == "2"
+    assert builder.lookup(0, B) is None
+
+
+def test_too_many_hops_store_the_state_in_full():
+    builder = GroupBuilder()
+    number = builder.add_full({A: "0"})
+    for step in range(HOPS_LIMIT + 3):
+        builder.add(number, {B: f"tip{step}"})
+        number = builder.add(number, {C: f"{step}"})
+    rows = list(builder.group_rows())
+    assert max(row[3] for row in rows) == HOPS_LIMIT
+    assert sum(row[1] is None for row in rows) >= 2
+    assert builder.expand(number) == {A: "0", C: f"{HOPS_LIMIT + 2}"}
+
+
+def test_rows_to_read_stay_bounded_however_often_one_key_changes():
+    builder = GroupBuilder()
+    number = builder.add_full({A: "0"})
+    for step in range(2000):
+        number = builder.add(number, {A: str(step)})
+    assert all(read <= ROWS_PER_KEY_LIMIT * keys + SPARE_ROWS for *_, keys, read in builder.group_rows())
+    assert len(list(builder.delta_rows())) == 2001, "a full copy of one entry is one row as well"
+
+
+def test_changes_along_a_line():
+    builder = built({A: "1"}, {B: "2"}, {A: "3"}, {C: "4"}, {C: None})
+    assert builder.changes_between(1, 4) == {A: ("1", "3")}
+    assert builder.changes_between(None, 1) == {A: (None, "1"), B: (None, "2")}
+    assert builder.changes_between(2, 2) == {}
+
+
+def test_changes_across_a_fork_and_across_a_full_copy():
+    builder = built({A: "1"}, {B: "2"})
+    fork = builder.add(0, {C: "3"})
+    assert builder.changes_between(1, fork) == {B: ("2", None), C: (None, "3")}
+    full = builder.add_full({A: "1"})
+    assert builder.changes_between(fork, full) == {C: ("3", None)}
+
+
+@pytest.mark.parametrize("room", ROOM_NAMES)
+def test_a_real_rooms_groups_expand_to_the_same_states(room):
+    builder, states, numbers = GroupBuilder(), {}, {}
+    groups = [row for row in oracle(room, "state_groups") if row["kind"] == "group"]
+    for row in sorted(groups, key=lambda row: row["state_group"])[:600]:
+        own, prev = row["state_group"], row["prev_group"]
+        delta = {(event_type, key): event_id for event_type, key, event_id in row["delta"]}
+        states[own] = delta if prev is None else {**states[prev], **delta}
+        numbers[own] = builder.add_full(delta) if prev is None else builder.add(numbers[prev], delta)
+    assert all(builder.expand(numbers[own]) == state for own, state in states.items())
+    assert all(len(states[own]) == row[4] for own, row in zip(states, builder.group_rows(), strict=True))

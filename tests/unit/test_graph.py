@@ -1,0 +1,88 @@
+"""Causal order, leaves and gaps."""
+
+import time
+from dataclasses import dataclass
+
+from events.graph import Leaves, backward_extremities, causal_order
+
+
+@dataclass
+class Node:
+    event_id: str
+    prev_event_ids: tuple = ()
+    outlier: bool = False
+    rejected_reason: str | None = None
+    soft_failed: bool = False
+
+
+def leaves_of(*nodes):
+    found = Leaves({node.event_id: node for node in nodes if not node.outlier})
+    for node in nodes:
+        found.add(node)
+    return list(found.current)
+
+
+def test_order_puts_prev_events_first_and_else_keeps_the_given_order():
+    nodes = [Node("d", ("b", "c")), Node("b", ("a",)), Node("x"), Node("c", ("a",)), Node("a")]
+    order, cyclic = causal_order(nodes)
+    assert [nodes[number].event_id for number in order] == ["x", "a", "b", "c", "d"]
+    assert cyclic == []
+
+
+def test_cycle_and_what_lies_above_it_is_told_apart():
+    nodes = [Node("a"), Node("b", ("c",)), Node("c", ("b",)), Node("d", ("b",)), Node("e", ("a",))]
+    order, cyclic = causal_order(nodes)
+    assert (order, cyclic) == ([0, 4], [1, 2, 3])
+
+
+def test_missing_prev_events_do_not_hold_anything_up():
+    assert causal_order([Node("a", ("gone",))]) == ([0], [])
+
+
+def test_line_has_one_leaf_and_fork_has_two():
+    assert leaves_of(Node("a"), Node("b", ("a",))) == ["b"]
+    assert leaves_of(Node("a"), Node("b", ("a",)), Node("c", ("a",))) == ["b", "c"]
+
+
+def test_late_parent_is_no_leaf():
+    assert leaves_of(Node("b", ("a",)), Node("a")) == ["b"]
+
+
+def test_rejected_and_soft_failed_events_are_no_leaves_and_remove_none():
+    rejected = Node("r", ("a",), rejected_reason="auth")
+    failed = Node("s", ("a",), soft_failed=True)
+    assert leaves_of(Node("a"), rejected, failed) == ["a"]
+
+
+def test_event_on_top_of_a_rejected_one_looks_through_it():
+    nodes = [
+        Node("a"),
+        Node("r", ("a",), rejected_reason="auth"),
+        Node("s", ("r",), soft_failed=True),
+        Node("b", ("s",)),
+    ]
+    assert leaves_of(*nodes) == ["b"]
+    assert leaves_of(nodes[3], *nodes[:3]) == ["b"], "also when the events below come later"
+
+
+def test_many_events_on_one_long_rejected_branch_take_linear_time():
+    rejected = [Node("r0", rejected_reason="x")]
+    rejected += [Node(f"r{n}", (f"r{n - 1}",), rejected_reason="x") for n in range(1, 5000)]
+    tops = [Node(f"t{n}", ("r4999",)) for n in range(5000)]
+    begun = time.perf_counter()
+    assert len(leaves_of(*rejected, *tops)) == 5000
+    assert time.perf_counter() - begun < 2
+
+
+def test_gaps_are_prev_events_that_are_missing_or_outliers():
+    nodes = [
+        Node("a", ("gone", "o")),
+        Node("o", outlier=True),
+        Node("b", ("a", "gone")),
+        Node("p", ("q",), outlier=True),
+    ]
+    assert backward_extremities(nodes) == ["gone", "o"]
+
+
+def test_gap_below_a_rejected_event_counts():
+    assert backward_extremities([Node("r", ("gone",), rejected_reason="x")]) == ["gone"]

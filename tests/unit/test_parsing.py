@@ -1,0 +1,277 @@
+"""A line becomes an event, or a reason."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from events.errors import EventRefused, Reason
+from events.parsing import LINE_LIMIT_BYTES, announced_version, parse_line
+from tests.room_data import ROOM_NAMES, event_lines, stored_events
+
+
+def event(**changes):
+    """A bare event of version 10 as a dictionary; a change to ``...`` removes the key."""
+    whole = {
+        "type": "m.room.message",
+        "room_id": "!r:a.test",
+        "sender": "@u:a.test",
+        "depth": 5,
+        "origin_server_ts": 1_700_000_000_000,
+        "prev_events": ["$p"],
+        "auth_events": ["$a", "$b"],
+        "content": {"body": "hello"},
+        "hashes": {"sha256": "x"},
+        "signatures": {},
+    }
+    return {key: value for key, value in {**whole, **changes}.items() if value is not ...}
+
+
+def line(wrapper=None, version="10", **changes):
+    return json.dumps({"json": event(**changes), "room_version": version, **(wrapper or {})}).encode()
+
+
+def refusal(text):
+    with pytest.raises(EventRefused) as caught:
+        parse_line(text)
+    return caught.value
+
+
+@pytest.mark.parametrize("room", ROOM_NAMES)
+def test_every_line_of_a_real_room_is_taken_with_its_exact_bytes(room):
+    for text, stored in zip(event_lines(room), stored_events(room), strict=True):
+        parsed = parse_line(text)
+        assert parsed.event_id == stored["event_id"]
+        assert parsed.json in text
+        assert json.loads(parsed.json) == stored["json"]
+        assert (parsed.depth, parsed.stream_ordering) == (stored["depth"], stored["stream_ordering"])
+        assert (parsed.rejected_reason, parsed.soft_failed) == (stored["rejected_reason"], stored["soft_failed"])
+
+
+@pytest.mark.parametrize("room", ROOM_NAMES)
+def test_bare_lines_of_a_real_room_parse_alike_once_the_create_event_told_its_version(room):
+    wrapped = [parse_line(text) for text in event_lines(room)]
+    versions = dict(filter(None, (announced_version(parsed.json) for parsed in wrapped)))
+    for parsed in wrapped:
+        bare = parse_line(parsed.json, versions)
+        plain = replace(parsed, stream_ordering=None, rejected_reason=None, soft_failed=False, outlier=False)
+        assert bare == plain
+
+
+def test_spaces_and_order_of_the_line_survive_in_the_stored_bytes():
+    text = b' { "room_version" : "10" , "json" : { "type":"m.x" ,"content":{ "b":1, "a":"\\u0041" }' + (
+        b',"room_id":"!r:a","sender":"@u:a","depth":1,"origin_server_ts":1,"prev_events":[],"auth_events":[]}} \r\n'
+    )
+    assert parse_line(text).json.startswith(b'{ "type":"m.x" ,"content":{ "b":1, "a":"\\u0041" },')
+
+
+def test_wrapper_keys_are_honoured_and_others_ignored():
+    parsed = parse_line(
+        line({"outlier": True, "rejected_reason": "auth", "soft_failed": True, "stream_ordering": -7, "x": 1})
+    )
+    assert (parsed.outlier, parsed.rejected_reason, parsed.soft_failed) == (True, "auth", True)
+    assert parsed.stream_ordering == -7 and parsed.backfilled
+
+
+def test_fields_are_extracted():
+    content = {"membership": "join", "m.relates_to": {"event_id": "$t"}}
+    parsed = parse_line(line(type="m.room.member", state_key="@u:a.test", content=content))
+    assert (parsed.membership, parsed.relates_to, parsed.state_key) == ("join", "$t", "@u:a.test")
+    assert (parsed.prev_event_ids, parsed.auth_event_ids) == (("$p",), ("$a", "$b"))
+
+
+@pytest.mark.parametrize("version, place", [("10", "event"), ("11", "content")])
+def test_redaction_target_is_found_where_the_version_has_it(version, place):
+    changes = {"redacts": "$t"} if place == "event" else {"content": {"redacts": "$t"}}
+    assert parse_line(line(version=version, type="m.room.redaction", **changes)).redacts == "$t"
+    other = "11" if version == "10" else "10"
+    assert parse_line(line(version=other, type="m.room.redaction", **changes)).redacts is None
+
+
+@pytest.mark.parametrize("value", [5, None, [], "with\0nul", "x" * 256])
+def test_content_that_no_column_can_hold_is_null_there_and_kept_in_the_json(value):
+    parsed = parse_line(line(type="m.room.member", state_key="@u:a", content={"membership": value}))
+    assert parsed.membership is None
+    assert json.loads(parsed.json)["content"] == {"membership": value}
+
+
+def test_nul_in_content_is_valid():
+    assert b"\\u0000" in parse_line(line(content={"body": "a\0b"})).json
+
+
+@pytest.mark.parametrize(
+    "text, reason",
+    [
+        (b"", Reason.NOT_JSON),
+        (b"{", Reason.NOT_JSON),
+        (b'{"type": "m.x"', Reason.NOT_JSON),
+        (b"\x00", Reason.NOT_JSON),
+        (b"[]", Reason.NOT_AN_OBJECT),
+        (b'"text"', Reason.NOT_AN_OBJECT),
+        (b"17", Reason.NOT_AN_OBJECT),
+        (b"null", Reason.NOT_AN_OBJECT),
+        (b'{"json": null}', Reason.NOT_AN_OBJECT),
+        (b'{"json": "{}"}', Reason.NOT_AN_OBJECT),
+        (b'{"json": {"a":1,"a":2}, "room_version":"10"}', Reason.DUPLICATE_KEY),
+        (b'{"json": {"a":{"b":[{"c":1,"\\u0063":2}]}}, "room_version":"10"}', Reason.DUPLICATE_KEY),
+        (b'{"content":{"a":1.5,"a":1},"type":"m.x"}', Reason.DUPLICATE_KEY),
+        (b'{"json": {"a":NaN}, "room_version":"10"}', Reason.BAD_NUMBER),
+        (b'{"a":Infinity}', Reason.BAD_NUMBER),
+        (b'{"a":"\xff"}', Reason.BAD_UNICODE),
+        (b'{"a":"\\ud800"}', Reason.BAD_UNICODE),
+        (b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}", Reason.TOO_DEEP),
+        (b'{"json": {"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}}", Reason.TOO_DEEP),
+        (b" " + b'{"a":"' + b"x" * LINE_LIMIT_BYTES + b'"}', Reason.LINE_TOO_LONG),
+        (b"{}", Reason.UNKNOWN_ROOM_VERSION),
+        (b'{"json": {}}', Reason.UNKNOWN_ROOM_VERSION),
+    ],
+    ids=lambda value: str(value[:30]) if isinstance(value, bytes) else value.name,
+)
+def test_broken_text_has_its_reason(text, reason):
+    assert refusal(text).reason == reason
+
+
+@pytest.mark.parametrize(
+    "changes, reason",
+    [
+        ({"type": ...}, Reason.MISSING_KEY),
+        ({"sender": ...}, Reason.MISSING_KEY),
+        ({"room_id": ...}, Reason.MISSING_KEY),
+        ({"content": ...}, Reason.MISSING_KEY),
+        ({"depth": ...}, Reason.MISSING_KEY),
+        ({"origin_server_ts": ...}, Reason.MISSING_KEY),
+        ({"prev_events": ...}, Reason.MISSING_KEY),
+        ({"auth_events": ...}, Reason.MISSING_KEY),
+        ({"type": 1}, Reason.WRONG_TYPE),
+        ({"content": []}, Reason.WRONG_TYPE),
+        ({"state_key": None}, Reason.WRONG_TYPE),
+        ({"depth": "1"}, Reason.WRONG_TYPE),
+        ({"depth": True}, Reason.WRONG_TYPE),
+        ({"depth": 1.0}, Reason.BAD_NUMBER),
+        ({"depth": -1}, Reason.OUT_OF_RANGE),
+        ({"depth": 2**63}, Reason.BAD_NUMBER),
+        ({"content": {"n": 2**53}}, Reason.BAD_NUMBER),
+        ({"prev_events": {}}, Reason.WRONG_TYPE),
+        ({"prev_events": [1]}, Reason.WRONG_TYPE),
+        ({"prev_events": [["$p", {}]]}, Reason.WRONG_TYPE),
+        ({"prev_events": ["p"]}, Reason.BAD_REFERENCE),
+        ({"auth_events": ["$" + "x" * 255]}, Reason.IDENTIFIER_TOO_LONG),
+        ({"sender": "u:a"}, Reason.BAD_IDENTIFIER),
+        ({"sender": "@" + "u" * 1000 + ":a"}, Reason.IDENTIFIER_TOO_LONG),
+        ({"sender": "@u\0:a"}, Reason.NUL_CHARACTER),
+        ({"room_id": "r:a"}, Reason.BAD_IDENTIFIER),
+        ({"state_key": "\0"}, Reason.NUL_CHARACTER),
+        ({"state_key": "é" * 128}, Reason.IDENTIFIER_TOO_LONG),
+        ({"type": "m" * 256}, Reason.IDENTIFIER_TOO_LONG),
+        ({"content": {"body": "x" * 100_000}}, Reason.TOO_LARGE),
+        ({"prev_events": [f"${n:043}" for n in range(10_000)]}, Reason.TOO_LARGE),
+    ],
+    ids=lambda value: str(value)[:50],
+)
+def test_broken_event_has_its_reason(changes, reason):
+    assert refusal(line(**changes)).reason == reason
+
+
+@pytest.mark.parametrize(
+    "wrapper, reason",
+    [
+        ({"event_id": "$other"}, Reason.WRONG_EVENT_ID),
+        ({"event_id": 5}, Reason.WRONG_EVENT_ID),
+        ({"room_version": "99"}, Reason.UNKNOWN_ROOM_VERSION),
+        ({"room_version": 10}, Reason.WRONG_TYPE),
+        ({"outlier": 1}, Reason.WRONG_TYPE),
+        ({"soft_failed": "no"}, Reason.WRONG_TYPE),
+        ({"rejected_reason": False}, Reason.WRONG_TYPE),
+        ({"rejected_reason": "\0"}, Reason.NUL_CHARACTER),
+        ({"stream_ordering": "5"}, Reason.WRONG_TYPE),
+        ({"stream_ordering": 2**63}, Reason.OUT_OF_RANGE),
+        ({"stream_ordering": 1.5}, Reason.WRONG_TYPE),
+    ],
+    ids=str,
+)
+def test_broken_wrapper_has_its_reason(wrapper, reason):
+    assert refusal(line(wrapper)).reason == reason
+
+
+def test_255_bytes_are_not_too_long():
+    assert parse_line(line(state_key="é" * 127 + "x")).state_key == "é" * 127 + "x"
+
+
+def test_unsigned_does_not_count_against_the_size_limit():
+    assert parse_line(line(unsigned={"x": "y" * 100_000})).depth == 5
+
+
+def test_a_thousand_prev_events_are_taken_once_each():
+    ids = [f"${number:040}" for number in range(1000)]
+    assert parse_line(line(prev_events=ids + ids[:300])).prev_event_ids == tuple(ids)
+
+
+def old(**changes):
+    pairs = {"event_id": "$e:a.test", "prev_events": [["$p:a.test", {"sha256": "h"}]], "auth_events": []}
+    return line(version="1", **{**pairs, **changes})
+
+
+def test_old_versions_choose_their_ids_and_refer_by_pairs():
+    parsed = parse_line(old())
+    assert (parsed.event_id, parsed.prev_event_ids) == ("$e:a.test", ("$p:a.test",))
+
+
+def test_old_versions_let_floats_and_large_integers_through():
+    assert parse_line(old(content={"f": 1.5, "n": 2**60})).event_id == "$e:a.test"
+
+
+@pytest.mark.parametrize(
+    "changes, reason",
+    [
+        ({"event_id": ...}, Reason.MISSING_KEY),
+        ({"event_id": "e"}, Reason.BAD_IDENTIFIER),
+        ({"prev_events": ["$p:a"]}, Reason.BAD_REFERENCE),
+        ({"prev_events": [["$p:a"]]}, Reason.BAD_REFERENCE),
+        ({"prev_events": [["$e:a.test", {}]]}, Reason.BAD_REFERENCE),
+        ({"auth_events": [["$e:a.test", {}]]}, Reason.BAD_REFERENCE),
+        ({"depth": 2**63}, Reason.OUT_OF_RANGE),
+        ({"depth": 10**300}, Reason.OUT_OF_RANGE),
+    ],
+    ids=str,
+)
+def test_broken_old_event_has_its_reason(changes, reason):
+    assert refusal(old(**changes)).reason == reason
+
+
+def test_version_12_takes_the_room_id_from_the_create_event():
+    text = line(version="12", type="m.room.create", state_key="", room_id=..., prev_events=[], auth_events=[])
+    parsed = parse_line(text)
+    assert parsed.room_id == "!" + parsed.event_id[1:]
+
+
+def test_version_12_create_event_must_not_name_a_room():
+    assert refusal(line(version="12", type="m.room.create", state_key="")).reason == Reason.BAD_IDENTIFIER
+
+
+def test_bare_event_of_a_room_without_server_is_of_version_12():
+    assert parse_line(json.dumps(event(room_id="!abc")).encode()).room_version == "12"
+
+
+def test_bare_create_event_without_version_is_of_version_1():
+    text = json.dumps(
+        event(type="m.room.create", state_key="", event_id="$e:a", prev_events=[], auth_events=[])
+    ).encode()
+    assert announced_version(text) == ("!r:a.test", "1")
+
+
+@pytest.mark.parametrize("text", [b"m.room.create", b"{}", line(), line(content={"a": "m.room.create"})])
+def test_other_lines_announce_nothing(text):
+    assert announced_version(text) is None
+
+
+def test_content_is_kept_only_where_rules_need_it():
+    assert parse_line(line(type="m.room.power_levels", state_key="", content={"ban": 1})).content == {"ban": 1}
+    assert parse_line(line()).content == {}
+
+
+def test_refusal_survives_pickling_with_its_reason():
+    import pickle
+
+    refused = refusal(b"[]")
+    again = pickle.loads(pickle.dumps(refused))
+    assert (again.reason, again.detail) == (refused.reason, refused.detail)
