@@ -133,6 +133,9 @@ UNFOLD = {
     "SITE_HEADER": "replsite",
     "SITE_SUBHEADER": "streams and room history",
     "SITE_SYMBOL": "conversion_path",
+    "SITE_FAVICONS": [
+        {"rel": "icon", "type": "image/svg+xml", "href": "replsite.dashboard.navigation.favicon"},
+    ],
     "SHOW_HISTORY": False,
     "SHOW_VIEW_ON_SITE": False,
     "SIDEBAR": {
@@ -164,7 +167,7 @@ _processors: list[Any] = [
     structlog.processors.format_exc_info,
 ]
 structlog.configure(
-    processors=[*_processors, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+    processors=[structlog.stdlib.filter_by_level, *_processors, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
     logger_factory=structlog.stdlib.LoggerFactory(),
     cache_logger_on_first_use=True,
 )

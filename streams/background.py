@@ -15,11 +15,10 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-import structlog
-
 from streams import database, heartbeat, liveness, registry
 from streams.conf import stream_settings
 from streams.errors import StreamError
+from streams.logs import get_logger
 from streams.readers import RETIRED, stored_positions
 
 if TYPE_CHECKING:
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Background"]
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 #: A transaction open for longer than this is asked about, in case its hook never comes.
 ASK_AFTER_SECONDS = 1.0
 #: A transaction that seemed to have ended but has not is asked about again after this.

@@ -13,14 +13,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import structlog
-
 from streams import database, registry
 from streams.conf import stream_settings
+from streams.logs import get_logger
 
 __all__ = ["Resolution", "resolve_dead_writers", "resolve_writer"]
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 _SILENT = """
 SELECT DISTINCT i.name FROM streams_instance i JOIN streams_streamposition p ON p.instance_name = i.name

@@ -13,13 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import structlog
-
 from streams import database
+from streams.logs import get_logger
 
 __all__ = ["CHANNEL", "Poke", "PokeListener"]
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 CHANNEL = "replsite_streams"
 RETRY_SECONDS = 0.2
 

@@ -23,11 +23,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-import structlog
-
 from streams import database, leases
 from streams.conf import stream_settings
 from streams.errors import WriterFenced, WriterNotAllowed
+from streams.logs import get_logger
 from streams.names import matches_pattern
 from streams.readers import RETIRED, stored_positions
 from streams.start_up import StreamFindings, start
@@ -36,7 +35,7 @@ from streams.tracker import PositionTracker
 
 __all__ = ["Condition", "WriterProcess", "current_writer", "use_instance"]
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 CHANNEL = "replsite_streams"
 
 

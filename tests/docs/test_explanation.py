@@ -36,7 +36,9 @@ def test_the_table_of_reserve_and_complete_is_true() -> None:
         assert tracker.own_minimum == tracker.linear == int(position), step
 
 
-@pytest.mark.parametrize("row", table_rows("explanation/path-of-a-fact.md", "| step | where |"), ids=lambda row: row[0][:30])
+@pytest.mark.parametrize(
+    "row", table_rows("explanation/path-of-a-fact.md", "| step | where |"), ids=lambda row: row[0][:30]
+)
 def test_every_step_of_the_path_names_real_code(row: list[str]) -> None:
     names = re.findall(r"`([a-z_.A-Z]+)`", row[1])
     assert names

@@ -1,0 +1,89 @@
+"""Declaring a stream in one class: the declaration is taken from the model.
+
+    @stream("orders", "order_id", "status")
+    class Order(Fact):
+        order_id = models.TextField()
+        status = models.TextField()
+
+The wire row is the list of the named columns. Streams that Spark must read without Django have a pure declaration instead
+(``streams.catalog``) and bind to it with ``streams.registry.bind``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from django.db.migrations.operations import RunSQL
+from django.db.models import Field, Model
+
+from streams.declaration import Column, ColumnKind, FactTable, StreamDeclaration
+from streams.registry import Sample, bind
+
+__all__ = ["CreateStreamSequence", "sequence_of", "stream"]
+
+M = TypeVar("M", bound="type[Model]")
+
+_KINDS = {
+    "BigIntegerField": ColumnKind.BIGINT,
+    "IntegerField": ColumnKind.BIGINT,
+    "SmallIntegerField": ColumnKind.BIGINT,
+    "BooleanField": ColumnKind.BOOLEAN,
+    "TextField": ColumnKind.TEXT,
+    "CharField": ColumnKind.TEXT,
+    "SlugField": ColumnKind.TEXT,
+    "JSONField": ColumnKind.JSON,
+    "ArrayField": ColumnKind.TEXT_ARRAY,
+}
+
+
+def stream(name: str, *columns: str, sample: Sample | None = None) -> Callable[[M], M]:
+    """Class decorator: this model's rows are the facts of stream ``name``, ``columns`` are its wire row, in order.
+
+    Raises ``TypeError`` for a column whose type cannot travel. The stream's IDs come from the sequence
+    ``sequence_of(table)``, which a migration makes with ``CreateStreamSequence``.
+    """
+
+    def declare(model: M) -> M:
+        table = model._meta.db_table
+        found = tuple(_column(model, column) for column in columns)
+        facts = FactTable(table, found, id_column=getattr(model, "id_field", "stream_id"))
+        return bind(StreamDeclaration(name, (facts,), sequence_of(table)), sample=sample)(model)
+
+    return declare
+
+
+def sequence_of(table: str) -> str:
+    """The name of the sequence that a one-class stream takes its IDs from."""
+    return f"{table}_stream_seq"
+
+
+def _column(model: type[Model], name: str) -> Column:
+    field = model._meta.get_field(name)
+    kind = _KINDS.get(field.get_internal_type()) if isinstance(field, Field) else None
+    if kind is None or not isinstance(field, Field):
+        raise TypeError(
+            f"{model.__name__}.{name} cannot be part of a stream's row: {type(field).__name__} has no form on the wire. "
+            f"Use one of {', '.join(sorted(_KINDS))}, and turn other values into text."
+        )
+    return Column(str(field.column), kind, nullable=field.null)
+
+
+class CreateStreamSequence(RunSQL):
+    """Migration operation: the sequence of a one-class stream, for its table.
+
+    One value is taken at once: position 1 means "empty", so the first fact gets ID 2.
+    """
+
+    def __init__(self, table: str) -> None:
+        name = sequence_of(table)
+        super().__init__(f'CREATE SEQUENCE "{name}"; SELECT nextval(\'"{name}"\');', f'DROP SEQUENCE "{name}";')
+        self._table = table
+
+    def deconstruct(self) -> tuple[str, list[str], dict[str, object]]:
+        """How a migration file writes it."""
+        return type(self).__name__, [self._table], {}
+
+    def describe(self) -> str:
+        """What it does, for the migration's log."""
+        return f"Create the stream sequence of {self._table}"
