@@ -120,10 +120,16 @@ class Cursors:
         self._streams[stream] = _StreamCursors(tracker, dict(positions), is_new=False)
 
     def learn(self, stream: str, writers: Iterable[str]) -> None:
-        """Writers that exist, from a snapshot taken after the connection was made: unknown ones start at `linear`."""
-        state = self._streams[stream]
-        for writer in writers:
+        """All writers that exist, from a snapshot taken after the server told its positions.
+
+        Unknown ones start at `linear`; those that are gone no longer hold it back.
+        """
+        state, existing = self._streams[stream], set(writers)
+        for writer in existing:
             self._place(state, writer)
+        for writer in state.cursors.keys() - existing:
+            del state.cursors[writer]
+            state.tracker.retire(writer)
 
     def begin_connection(self) -> None:
         """A new connection: no stream is positioned on it, and half-received batches are void."""
@@ -215,6 +221,10 @@ class Cursors:
     def knows(self, stream: str) -> bool:
         """Whether the stream has cursors."""
         return stream in self._streams
+
+    def is_starting(self, stream: str) -> bool:
+        """Whether the run of POSITIONs goes on that tells where the stream is at all."""
+        return stream in self._streams and self._streams[stream].is_new
 
     def linear(self, stream: str) -> int:
         """Every fact of any writer up to here was received."""

@@ -1,0 +1,129 @@
+"""``manage.py follow tcp://HOST:PORT``: follow a replication server from the command line."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+
+from streams import registry
+from streams.conf import stream_settings
+from streams.errors import TokenError
+from streams.replication.addresses import Address
+from streams.replication.errors import BadAddress, ReplicationError
+from streams.replication.following import CATCH_UP_CHOICES, Following, FollowRequest
+from streams.replication.views import View
+
+__all__ = ["Command"]
+
+_TEXT_OPTIONS = {
+    "name": "what to call ourselves",
+    "server-name": "name that the server must have (default: ours)",
+    "streams": "only these streams, separated by commas (default: all)",
+    "record": "name under which positions and rows of a foreign server are kept",
+}
+NOT_YET = "is not available yet in this version"
+
+
+class Command(BaseCommand):
+    """Prints facts as they come.
+
+    Exit status 0 at the wanted end, 1 for a time-out or a wrong server, 2 for unusable arguments.
+    """
+
+    help = "Follow a replication server and print its facts."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("address", metavar="tcp://HOST:PORT", help="the server to follow")
+        for option, text in _TEXT_OPTIONS.items():
+            parser.add_argument(f"--{option}", help=text)
+        for option, name, text in (("--from", "start", "begin here"), ("--until", "until", "end there")):
+            parser.add_argument(option, dest=name, action="append", default=[], metavar="STREAM=TOKEN", help=text)
+        parser.add_argument("--view", choices=[view.value for view in View], default=View.WRITER.value)
+        parser.add_argument("--catch-up", choices=CATCH_UP_CHOICES, help="where missed facts come from")
+        parser.add_argument("--json", action="store_true", help="one JSON object a line")
+        parser.add_argument("--timeout", type=float, metavar="SECONDS", help="give up after this time: exit status 1")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        try:
+            request = _request(options)
+        except (BadAddress, TokenError) as error:
+            raise CommandError(str(error), returncode=2) from error
+        try:
+            reached = _run(Following(request, self.stdout.fileno()), options["timeout"])
+        except (BadAddress, TokenError) as error:
+            raise CommandError(str(error), returncode=2) from error
+        except ReplicationError as error:
+            raise CommandError(str(error), returncode=1) from error
+        if not reached:
+            raise CommandError(
+                f"Ended before {' '.join(options['until']) or 'anybody said so'} was reached.", returncode=1
+            )
+
+
+def _run(following: Following, timeout_seconds: float | None) -> bool:
+    with asyncio.Runner(loop_factory=_fast_loop) as runner:
+        return runner.run(following.run(timeout_seconds))
+
+
+def _fast_loop() -> asyncio.AbstractEventLoop:
+    try:
+        import uvloop  # noqa: PLC0415 - optional
+    except ImportError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
+
+
+def _request(options: dict[str, Any]) -> FollowRequest:
+    """The arguments, checked; raises `CommandError` with status 2 for what cannot be."""
+    if options["address"].startswith("redis://"):
+        raise CommandError(f"Following over Redis {NOT_YET}; follow tcp://HOST:PORT.", returncode=2)
+    if options["record"]:
+        raise CommandError(f"--record {NOT_YET}.", returncode=2)
+    if options["catch_up"] == "http":
+        raise CommandError(f"--catch-up http {NOT_YET}; use table or none.", returncode=2)
+    ours = stream_settings().server_name
+    server_name = options["server_name"] or ours
+    if options["catch_up"] == "table" and server_name != ours:
+        raise CommandError(
+            f"--catch-up table reads the facts of {ours!r}; they are not those of {server_name!r}. Use --catch-up none.",
+            returncode=2,
+        )
+    is_ours = server_name == ours
+    return FollowRequest(
+        address=Address.parse(options["address"], scheme="tcp"),
+        name=options["name"] or f"follow-{os.getpid()}",
+        server_name=server_name,
+        streams=_streams(options["streams"], known=registry.names() if is_ours else None),
+        start=_tokens(options["start"], "--from"),
+        until=_tokens(options["until"], "--until"),
+        view=View(options["view"]),
+        uses_table=is_ours and options["catch_up"] != "none",
+        registers=is_ours,
+        json=options["json"],
+    )
+
+
+def _streams(text: str | None, known: Sequence[str] | None) -> tuple[str, ...] | None:
+    if text is None:
+        return None
+    names = tuple(name for name in text.split(",") if name)
+    unknown = [name for name in names if known is not None and name not in known]
+    if unknown or not names:
+        raise CommandError(
+            f"--streams: no stream {', '.join(unknown)!r}. Known: {', '.join(known or ())}.", returncode=2
+        )
+    return names
+
+
+def _tokens(texts: Sequence[str], option: str) -> dict[str, str]:
+    tokens: dict[str, str] = {}
+    for text in texts:
+        stream, equals, token = text.partition("=")
+        if not (stream and equals and token):
+            raise CommandError(f"{option} {text!r}: write STREAM=TOKEN, for example events=17.", returncode=2)
+        tokens[stream] = token
+    return tokens

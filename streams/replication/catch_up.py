@@ -1,0 +1,151 @@
+"""Where missed facts come from: our own tables, or nowhere.
+
+A follower asks for ranges that a server has announced, so everything in them is complete. Database work runs in a
+thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from streams import database, registry
+from streams.readers import StoredPosition, linear_position, rows_between, stored_positions
+from streams.replication.errors import CatchUpError
+from streams.replication.views import FollowedRow
+from streams.tokens import VectorToken
+
+__all__ = ["CatchUp", "NoCatchUp", "TableCatchUp", "Writers"]
+
+T = TypeVar("T")
+
+#: Name: the numbers that stand for writers in the text form of tokens.
+WRITER_NUMBERS = "SELECT id, instance_name FROM streams_streamposition WHERE stream = %(stream)s"
+
+
+@dataclass(frozen=True, slots=True)
+class Writers:
+    """All writers of a stream at one moment."""
+
+    linear: int
+    positions: Mapping[str, int]
+
+
+class CatchUp(Protocol):
+    """What a follower needs of a source of missed facts."""
+
+    def covers(self, stream: str) -> bool:
+        """Whether missed facts of the stream, of any writer, can be fetched here."""
+
+    async def writers(self, streams: Collection[str] | None) -> Mapping[str, Writers]:
+        """Linear position and every writer's position, per stream, in one snapshot; empty when not known here."""
+
+    async def fetch(
+        self, stream: str, writer: str | None, after: int, upto: int, limit: int
+    ) -> tuple[Sequence[FollowedRow], int]:
+        """Rows of one writer (None: of all) with after < token <= upto, whole facts, ascending; and how far that got."""
+
+    async def close(self) -> None:
+        """Give everything back."""
+
+
+class NoCatchUp:
+    """Nothing can be fetched: whatever was missed stays missed, and is counted by the follower."""
+
+    def covers(self, stream: str) -> bool:
+        return False
+
+    async def writers(self, streams: Collection[str] | None) -> Mapping[str, Writers]:
+        return {}
+
+    async def fetch(
+        self, stream: str, writer: str | None, after: int, upto: int, limit: int
+    ) -> tuple[Sequence[FollowedRow], int]:
+        raise CatchUpError(f"Facts of {stream} in ({after}, {upto}] cannot be fetched: catch-up is off.")
+
+    async def close(self) -> None:
+        pass
+
+
+class TableCatchUp:
+    """Missed facts from our own tables, in bounded batches, on a connection of its own."""
+
+    def __init__(self, using: str, name: str) -> None:
+        self._using = using
+        self._name = name
+        self._connection: Any = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="catch-up")
+
+    def covers(self, stream: str) -> bool:
+        return stream in registry.names()
+
+    async def writers(self, streams: Collection[str] | None) -> Mapping[str, Writers]:
+        return await self._in_thread(lambda: self._writers(streams))
+
+    async def fetch(
+        self, stream: str, writer: str | None, after: int, upto: int, limit: int
+    ) -> tuple[Sequence[FollowedRow], int]:
+        return await self._in_thread(lambda: self._fetch(stream, writer, after, upto, limit))
+
+    async def token(self, stream: str, text: str) -> VectorToken:
+        """Read a token in its text form; raises `TokenError`."""
+        return await self._in_thread(lambda: VectorToken.parse(text, self._writer_names(stream)))
+
+    async def close(self) -> None:
+        await self._in_thread(self._disconnect)
+        self._thread.shutdown(wait=True)
+
+    # --- in the thread --------------------------------------------------------------------------------------------
+
+    def _writers(self, streams: Collection[str] | None) -> dict[str, Writers]:
+        wanted = registry.names() if streams is None else [name for name in streams if self.covers(name)]
+        with self._cursor() as cursor:
+            found = stored_positions(cursor, wanted)
+        return {name: _writers_of(found.get(name, {})) for name in wanted}
+
+    def _fetch(
+        self, stream: str, writer: str | None, after: int, upto: int, limit: int
+    ) -> tuple[Sequence[FollowedRow], int]:
+        declaration = registry.get(stream).declaration
+        with self._cursor() as cursor:
+            rows, reached = rows_between(cursor, declaration, writer, after, upto, limit)
+        return [FollowedRow(stream, row.writer, row.token, row.row) for row in rows], reached
+
+    def _writer_names(self, stream: str) -> dict[int, str]:
+        with self._cursor() as cursor:
+            cursor.execute(WRITER_NUMBERS, {"stream": stream})
+            return dict(cursor.fetchall())
+
+    @contextlib.contextmanager
+    def _cursor(self) -> Iterator[Any]:
+        if self._connection is None:
+            self._connection = database.direct_connection(self._using, application_name=self._name)
+        try:
+            with self._connection.cursor() as cursor:
+                yield cursor
+        except database.DatabaseError:
+            self._disconnect()
+            raise
+
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            with contextlib.suppress(database.DatabaseError):  # it may be gone already
+                self._connection.close()
+            self._connection = None
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        except database.DatabaseError as error:
+            raise CatchUpError(f"The table cannot be read: {str(error).strip()}") from error
+
+
+def _writers_of(stored: Mapping[str, StoredPosition]) -> Writers:
+    """A retired writer has nothing pending: it is as far as the stream."""
+    linear = linear_position(stored.values())
+    positions = {w: max(s.position, linear) if s.state == "retired" else s.position for w, s in stored.items()}
+    return Writers(linear, positions)

@@ -1,0 +1,345 @@
+"""A follower: connects, comes back after every loss, fetches what it missed, and hands facts to a handler.
+
+Facts are handed out in the view of the caller's choice, each once per follower object, in order per writer; a lost
+connection loses and repeats nothing. While the handler works, the socket is not read: the buffers are bounded, and a
+server that grows tired of waiting may cut us, since what we missed is in the table.
+Assumes a single event loop. The rules are in ``cursors`` and ``views``; here bytes and facts are moved.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import time
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from streams.logs import get_logger
+from streams.replication.addresses import Address
+from streams.replication.catch_up import CatchUp, NoCatchUp, Writers
+from streams.replication.commands import Command, Error, Position, RData, Server
+from streams.replication.cursors import Cursors, Fact, Gap, Moved, Reset
+from streams.replication.errors import CatchUpError, WrongRemote
+from streams.replication.protocol import ClientConnection, CloseReason, Limits
+from streams.replication.views import FollowedRow, LinearView, View
+from streams.tokens import VectorToken
+
+__all__ = ["Follower", "FollowerOptions", "Handler"]
+
+log = get_logger(__name__)
+
+Handler = Callable[[Sequence[FollowedRow]], Awaitable[None] | None]
+
+FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS = 0.1, 1.0
+CONNECT_TIMEOUT_SECONDS = 10.0
+CLOSE_TIMEOUT_SECONDS = 1.0
+READ_BYTES = 256 * 1024
+ROWS_PER_FETCH = 5_000
+
+
+@dataclass(frozen=True, slots=True)
+class FollowerOptions:
+    """Whom to follow, as whom, from where, and how.
+
+    ``server_name`` None takes any server. ``start`` gives tokens per stream; other streams start at the current
+    positions. ``own_instance``: the name under which this process writes itself, whose facts it need not hear.
+    """
+
+    address: Address
+    name: str
+    server_name: str | None = None
+    streams: Collection[str] | None = None
+    start: Mapping[str, VectorToken] = field(default_factory=dict)
+    view: View = View.WRITER
+    own_instance: str | None = None
+    limits: Limits = field(default_factory=Limits)
+
+
+class _Finished(Exception):
+    """The handler's owner has enough."""
+
+
+class Follower:
+    """Follows one server. `handle` gets the rows of whole facts, in the order of the view; it may be async.
+
+    ``progressed`` is called after facts were handled or positions moved; it may call `finish`.
+    """
+
+    def __init__(
+        self,
+        options: FollowerOptions,
+        handle: Handler,
+        catch_up: CatchUp | None = None,
+        progressed: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.options = options
+        self.connects = self.facts_missed_ranges = 0
+        self.connection: ClientConnection | None = None
+        self._handle = handle
+        self._catch_up = catch_up or NoCatchUp()
+        self._progressed = progressed
+        self._cursors = Cursors(options.streams, options.own_instance, lambda name: not self._catch_up.covers(name))
+        self._views: dict[str, LinearView] = {}
+        self._starts: dict[str, VectorToken] = {}
+        self._handled: dict[str, dict[str, int]] = {}
+        self._pending: list[FollowedRow] = []
+        self._touched: set[str] = set()
+        self._has_learned = False
+        self._reading = False
+        self._finishing = False
+        self._task: asyncio.Task[None] | None = None
+
+    # --- life -----------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Follow until `finish`; raises `WrongRemote`, and what the handler raises."""
+        self._task = asyncio.current_task()
+        try:
+            await self._start()
+            await self._reconnect_for_ever()
+        except _Finished:
+            pass
+        except asyncio.CancelledError:
+            if not self._finishing:
+                raise
+            if self._task is not None:
+                self._task.uncancel()
+        finally:
+            self._task = None
+
+    def finish(self) -> None:
+        """End `run` soon and in order; facts that were handed out stay handed out."""
+        self._finishing = True
+        if self._task is not None and self._task is not asyncio.current_task():
+            self._task.cancel()
+
+    async def _start(self) -> None:
+        """Take the start positions before connecting: every fact after this moment is ours to hand out."""
+        retry_seconds = FIRST_RETRY_SECONDS
+        while True:
+            try:
+                known = await self._catch_up.writers(self.options.streams)
+                break
+            except CatchUpError as error:
+                log.warning("follower.start_delayed", error=str(error))
+                await asyncio.sleep(retry_seconds)
+                retry_seconds = min(retry_seconds * 2, LONGEST_RETRY_SECONDS)
+        for stream in {*known, *self.options.start}:
+            self._start_stream(stream, known.get(stream))
+
+    def _start_stream(self, stream: str, writers: Writers | None) -> None:
+        token = self.options.start.get(stream)
+        if token is not None:
+            names = {*token.entries, *(writers.positions if writers else ())}
+            positions = {writer: token.position_of(writer) for writer in names}
+        elif writers is not None:
+            token, positions = VectorToken.of(writers.linear, writers.positions), dict(writers.positions)
+        else:
+            return
+        self._cursors.start(stream, token.base, positions)
+        self._starts[stream] = token
+        self._views[stream] = LinearView(token.base)
+
+    async def _reconnect_for_ever(self) -> None:
+        retry_seconds = FIRST_RETRY_SECONDS
+        while True:
+            connects = self.connects
+            try:
+                await self._follow_one_connection()
+            except (OSError, CatchUpError) as error:
+                log.warning("follower.connection_failed", server=str(self.options.address), error=str(error))
+            if self.connects > connects:
+                retry_seconds = FIRST_RETRY_SECONDS
+            await asyncio.sleep(retry_seconds)
+            retry_seconds = min(retry_seconds * 2, LONGEST_RETRY_SECONDS)
+
+    # --- one connection -------------------------------------------------------------------------------------------
+
+    async def _follow_one_connection(self) -> None:
+        address = self.options.address
+        async with asyncio.timeout(CONNECT_TIMEOUT_SECONDS):
+            reader, writer = await asyncio.open_connection(address.host, address.port, limit=READ_BYTES)
+        self.connects += 1
+        connection = self._begin_connection()
+        keeper = asyncio.create_task(self._keep_alive(connection, writer))
+        try:
+            writer.write(connection.take_output())
+            await self._read(connection, reader, writer)
+        finally:
+            keeper.cancel()
+            connection.lost(CloseReason.STOPPING if self._finishing else CloseReason.SERVER_GONE)
+            log.info("follower.connection_ended", server=str(address), reason=str(connection.close_reason))
+            writer.close()
+            with contextlib.suppress(OSError):  # a time-out, too: it is of no interest how a dead connection dies
+                async with asyncio.timeout(CLOSE_TIMEOUT_SECONDS):
+                    await writer.wait_closed()
+            writer.transport.abort()
+
+    def _begin_connection(self) -> ClientConnection:
+        options, now = self.options, time.monotonic()
+        connection = ClientConnection(options.name, options.server_name, options.limits, time.time() - now)
+        connection.connected(now)
+        self.connection = connection
+        self._cursors.begin_connection()
+        self._has_learned = False
+        return connection
+
+    async def _read(
+        self, connection: ClientConnection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        while connection.is_open:
+            self._reading = True
+            data = await reader.read(READ_BYTES)
+            self._reading = False
+            if not data:
+                return
+            commands = connection.receive(data, time.monotonic())
+            if output := connection.take_output():
+                writer.write(output)
+            await self._take(commands)
+
+    async def _keep_alive(self, connection: ClientConnection, writer: asyncio.StreamWriter) -> None:
+        while connection.is_open:
+            await asyncio.sleep(max(connection.deadline - time.monotonic(), 0.001))
+            if connection.is_open:
+                connection.tick(time.monotonic(), reading=self._reading)
+            if output := connection.take_output():
+                writer.write(output)
+        writer.close()
+
+    # --- commands -------------------------------------------------------------------------------------------------
+
+    async def _take(self, commands: Iterable[Command]) -> None:
+        """The commands of one read, one after another, then what follows from all of them."""
+        for command in commands:
+            match command:
+                case RData():
+                    self._note(self._cursors.take(command))
+                case Position():
+                    await self._take_position(command)
+                case Server(name):
+                    self._check_server(name)
+                case Error(text):
+                    log.warning("follower.server_error", server=str(self.options.address), text=text[:500])
+        await self._hand_out_linear()
+        await self._hand_out()
+
+    def _check_server(self, name: str) -> None:
+        wanted = self.options.server_name
+        if wanted is not None and name != wanted:
+            raise WrongRemote(
+                f"The server at {self.options.address} calls itself {name!r}, not {wanted!r}. Correct the address, or follow "
+                f"that server by its name: --server-name {name}."
+            )
+
+    async def _take_position(self, command: Position) -> None:
+        if not self._has_learned:
+            await self._learn()
+        event = self._cursors.take(command)
+        if self._cursors.is_starting(command.stream):
+            self._views[command.stream] = LinearView(self._cursors.linear(command.stream))
+        if isinstance(event, Gap):
+            await self._fill(event)
+        else:
+            self._note(event)
+
+    async def _learn(self) -> None:
+        """All writers there are, read after the server has told its positions: none can have come in between."""
+        self._has_learned = True
+        for stream, writers in (await self._catch_up.writers(self.options.streams)).items():
+            if self._cursors.knows(stream):
+                self._cursors.learn(stream, writers.positions)
+            else:
+                self._start_stream(stream, writers)
+
+    def _note(self, event: Fact | Moved | Gap | Reset | None) -> None:
+        match event:
+            case Fact(stream, instance, token, rows):
+                self._receive(FollowedRow(stream, instance, token, row) for row in rows)
+                self._touched.add(stream)
+            case Moved(stream):
+                self._touched.add(stream)
+            case Reset(stream, instance, token):
+                log.info("follower.stream_reset", stream=stream, writer=instance, token=token)
+                self._views[stream] = LinearView(self._cursors.linear(stream))
+                self._touched.add(stream)
+
+    def _receive(self, rows: Iterable[FollowedRow]) -> None:
+        """One fact."""
+        if self.options.view is View.WRITER:
+            self._pending += rows
+        else:
+            fact = list(rows)
+            self._views[fact[0].stream].add(fact)
+
+    async def _fill(self, gap: Gap) -> None:
+        """Fetch what a POSITION says we may have missed."""
+        self._touched.add(gap.stream)
+        if not self._catch_up.covers(gap.stream):
+            self.facts_missed_ranges += 1
+            log.warning("follower.facts_missed", stream=gap.stream, writer=gap.instance, after=gap.after, upto=gap.upto)
+        elif self.options.view is View.LINEAR:
+            self._views[gap.stream].miss(gap.upto)
+        else:
+            after = gap.after
+            while after < gap.upto:
+                rows, after = await self._catch_up.fetch(gap.stream, gap.instance, after, gap.upto, ROWS_PER_FETCH)
+                self._pending += rows
+                await self._hand_out()
+                self._cursors.reached(gap.stream, gap.instance, after)
+        self._cursors.reached(gap.stream, gap.instance, gap.upto)
+
+    # --- handing out ----------------------------------------------------------------------------------------------
+
+    async def _hand_out_linear(self) -> None:
+        """In the linear view: everything up to the linear position of each stream that moved."""
+        touched, self._touched = self._touched, set()
+        if self.options.view is View.WRITER:
+            return
+        for stream in touched:
+            view, linear = self._views[stream], self._cursors.linear(stream)
+            while due := view.due(linear):
+                rows, reached = await self._catch_up.fetch(stream, None, due.after, due.upto, ROWS_PER_FETCH)
+                self._pending += rows
+                await self._hand_out()
+                view.read(reached)
+            self._pending += view.take(linear)
+
+    async def _hand_out(self) -> None:
+        rows, self._pending = self._pending, []
+        if rows and self._starts:
+            rows = [row for row in rows if not self._covered_by_start(row)]
+        if rows:
+            outcome = self._handle(rows)
+            if inspect.isawaitable(outcome):
+                await outcome
+        self._handled = self._cursors.positions()
+        self._progressed()
+        if self._finishing:
+            raise _Finished
+
+    def _covered_by_start(self, row: FollowedRow) -> bool:
+        """A linear start at a vector token passes once more by facts of the writers that were ahead."""
+        token = self._starts.get(row.stream)
+        if token is None:
+            return False
+        if row.token > token.highest and self.linear(row.stream) > token.highest:
+            del self._starts[row.stream]  # far beyond the start by now
+            return False
+        return token.covers(row.instance, row.token)
+
+    # --- where we are ---------------------------------------------------------------------------------------------
+
+    def linear(self, stream: str) -> int:
+        """Every fact of the stream up to here was handled; 0 for a stream that was not heard of."""
+        if not self._cursors.knows(stream):
+            return 0
+        in_order = self.options.view is View.LINEAR and stream in self._views
+        return self._views[stream].handed_out if in_order else self._cursors.linear(stream)
+
+    def positions(self) -> dict[str, dict[str, int]]:
+        """Per stream and writer: up to where facts were handled."""
+        if self.options.view is View.WRITER:
+            return self._handled
+        return {stream: dict.fromkeys(self._handled.get(stream, ()), v.handed_out) for stream, v in self._views.items()}

@@ -1,0 +1,210 @@
+"""What ``manage.py follow`` does: a follower that prints, registers itself, and ends where it was told to.
+
+Output is written in a thread, so that a slow reader of it does not keep us from saying PING. A reader that goes away
+ends the following quietly.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from streams import database
+from streams.conf import stream_settings
+from streams.errors import TokenError
+from streams.logs import get_logger
+from streams.replication.addresses import Address
+from streams.replication.catch_up import CatchUp, NoCatchUp, TableCatchUp
+from streams.replication.follower import Follower, FollowerOptions
+from streams.replication.json_rows import encode_json
+from streams.replication.protocol import CloseReason, Limits
+from streams.replication.reader_rows import ReaderRows
+from streams.replication.views import FollowedRow, View
+from streams.tokens import VectorToken
+
+__all__ = ["CATCH_UP_CHOICES", "FollowRequest", "Following"]
+
+log = get_logger(__name__)
+
+CATCH_UP_CHOICES = ("table", "http", "none")
+
+
+@dataclass(frozen=True, slots=True)
+class FollowRequest:
+    """The checked arguments. Tokens are still text: reading them may need the database."""
+
+    address: Address
+    name: str
+    server_name: str
+    streams: tuple[str, ...] | None = None
+    start: Mapping[str, str] = field(default_factory=dict)
+    until: Mapping[str, str] = field(default_factory=dict)
+    view: View = View.WRITER
+    uses_table: bool = True
+    registers: bool = True
+    json: bool = False
+
+
+class Following:
+    """One run of the command."""
+
+    def __init__(self, request: FollowRequest, output: int) -> None:
+        self._request = request
+        self._output = output
+        self._until: dict[str, VectorToken] = {}
+        self._follower: Follower | None = None
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="output")
+        self._output_is_gone = False
+
+    async def run(self, timeout_seconds: float | None) -> bool:
+        """Follow to the end; whether what was wanted was reached. Raises `TokenError`, `WrongRemote`."""
+        using = stream_settings().database
+        catch_up = TableCatchUp(using, f"replsite follow {self._request.name}") if self._request.uses_table else None
+        try:
+            self._follower = await self._make_follower(catch_up)
+            return await self._follow(self._follower, timeout_seconds)
+        finally:
+            if catch_up is not None:
+                await catch_up.close()
+            self._writer.shutdown(wait=True)
+
+    async def _make_follower(self, catch_up: TableCatchUp | None) -> Follower:
+        request, given = self._request, stream_settings()
+        self._until = {stream: await _token(catch_up, stream, text) for stream, text in request.until.items()}
+        options = FollowerOptions(
+            address=request.address,
+            name=request.name,
+            server_name=request.server_name,
+            streams=request.streams,
+            start={stream: await _token(catch_up, stream, text) for stream, text in request.start.items()},
+            view=request.view,
+            limits=Limits(given.ping_interval_seconds, given.ping_timeout_seconds, line_bytes=given.line_limit_bytes),
+        )
+        source: CatchUp = catch_up or NoCatchUp()
+        return Follower(options, self._print, source, self._end_when_reached)
+
+    async def _follow(self, follower: Follower, timeout_seconds: float | None) -> bool:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, follower.finish)
+        registration = _Registration(follower) if self._request.registers else None
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                await follower.run()
+        except TimeoutError:
+            return False
+        finally:
+            if registration is not None:
+                await registration.end()
+        return self._output_is_gone or self._is_reached(follower)
+
+    # --- output ---------------------------------------------------------------------------------------------------
+
+    async def _print(self, rows: Sequence[FollowedRow]) -> None:
+        form = _json_line if self._request.json else _plain_line
+        text = b"".join(form(row) for row in rows if not self._is_beyond(row))
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._writer, _write_all, self._output, text)
+        except BrokenPipeError:
+            self._output_is_gone = True
+            if self._follower is not None:
+                self._follower.finish()
+
+    def _is_beyond(self, row: FollowedRow) -> bool:
+        """In linear order everything up to the wanted end comes before everything behind it."""
+        end = self._until.get(row.stream)
+        return end is not None and self._request.view is View.LINEAR and row.token > end.highest
+
+    # --- the end --------------------------------------------------------------------------------------------------
+
+    def _end_when_reached(self) -> None:
+        if self._until and self._follower is not None and self._is_reached(self._follower):
+            self._follower.finish()
+
+    def _is_reached(self, follower: Follower) -> bool:
+        return all(_has_reached(follower, stream, token) for stream, token in self._until.items())
+
+
+class _Registration:
+    """Shows the follower in the table of readers, once a second, as far as the database can be reached."""
+
+    def __init__(self, follower: Follower) -> None:
+        self._follower = follower
+        self._key = f"follower {follower.options.name}"
+        self._connected_at = time.time()
+        self._rows = ReaderRows("follower", str(follower.options.address), stream_settings().database)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="registration")
+        self._task = asyncio.create_task(self._beat())
+
+    async def end(self) -> None:
+        """Say that we are gone."""
+        self._task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._task
+        await self._write(CloseReason.STOPPING.value)
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._rows.close)
+        self._thread.shutdown(wait=True)
+
+    async def _beat(self) -> None:
+        while True:
+            await self._write("")
+            await asyncio.sleep(stream_settings().heartbeat_seconds)
+
+    async def _write(self, close_reason: str) -> None:
+        row = self._row(close_reason)
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._thread, self._rows.write, [row])
+        except database.DatabaseError as error:
+            log.info("follower.not_registered", error=str(error).strip())
+
+    def _row(self, close_reason: str) -> dict[str, object]:
+        follower, connection = self._follower, self._follower.connection
+        counters = ("bytes_in", "bytes_out", "lines_in", "lines_out")
+        return {
+            "key": self._key,
+            "name": follower.options.name,
+            "address": f"{socket.gethostname()}:{os.getpid()}",
+            "connected_at": self._connected_at,
+            "positions": follower.positions(),
+            **{name: getattr(connection, name) if connection else 0 for name in counters},
+            "buffer_bytes": 0,
+            "close_reason": close_reason,
+        }
+
+
+async def _token(catch_up: TableCatchUp | None, stream: str, text: str) -> VectorToken:
+    if catch_up is None or not text.startswith("m"):
+        return VectorToken.parse(text, {})
+    if not catch_up.covers(stream):
+        raise TokenError(f"{stream}={text}: there is no stream {stream!r}.")
+    return await catch_up.token(stream, text)
+
+
+def _has_reached(follower: Follower, stream: str, token: VectorToken) -> bool:
+    if follower.linear(stream) < token.base:
+        return False
+    positions = follower.positions().get(stream, {})
+    return all(positions.get(writer, 0) >= position for writer, position in token.entries.items())
+
+
+def _json_line(row: FollowedRow) -> bytes:
+    head = encode_json({"stream": row.stream, "instance": row.instance, "token": row.token})
+    return b'%s,"row":%s}\n' % (head[:-1], encode_json(row.row))
+
+
+def _plain_line(row: FollowedRow) -> bytes:
+    return b"%s %s %d %s\n" % (row.stream.encode(), row.instance.encode(), row.token, encode_json(row.row))
+
+
+def _write_all(output: int, data: bytes) -> None:
+    """Straight to the descriptor: nothing is left in a buffer, and a closed pipe is noticed here and nowhere else."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(output, view) :]
