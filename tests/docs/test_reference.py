@@ -55,4 +55,4 @@ def test_only_the_settings_module_reads_the_environment() -> None:
 
 def test_every_command_is_documented() -> None:
     ours = {name for name, app in get_commands().items() if app in ROOMS}
-    assert {name for name in ours if f"`{name}" not in page("commands.md")} == set()
+    assert {name for name in ours if f"`manage.py {name}" not in page("commands.md")} == set()
