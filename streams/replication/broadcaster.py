@@ -16,10 +16,9 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-import structlog
-
 from streams import database, registry
 from streams.conf import StreamSettings, stream_settings
+from streams.logs import get_logger
 from streams.names import is_pattern
 from streams.pokes import Poke, PokeListener
 from streams.replication.backlog import Backlog, Round
@@ -31,7 +30,7 @@ from streams.replication.rounds import Announcer, position_line
 
 __all__ = ["Broadcaster", "process_broadcaster"]
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 T = TypeVar("T")
 
 POLL_SECONDS = 1.0

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import structlog
 from channels.consumer import AsyncConsumer
 from channels.exceptions import StopConsumer
 
+from streams.logs import get_logger
 from streams.replication.broadcaster import Broadcaster, process_broadcaster
 from streams.replication.commands import Command, Error, Name, RemoteServerUp, Replicate
 from streams.replication.peers import Peer
@@ -21,7 +21,7 @@ from streams.replication.protocol import CloseReason
 
 __all__ = ["ReplicationConsumer"]
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 Message = dict[str, Any]
 
 

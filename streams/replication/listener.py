@@ -15,14 +15,15 @@ from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, cast
 
-import structlog
 from daphne.server import Server as DaphneServer
 from daphne.server import twisted_loop
 from twisted.internet import defer, reactor
 
+from streams.logs import get_logger
+
 __all__ = ["AsgiServer", "TcpConnection"]
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 #: Unread input of one application at which reading stops, and at which it goes on.
 INPUT_HIGH_BYTES, INPUT_LOW_BYTES = 256 * 1024, 64 * 1024

@@ -10,14 +10,13 @@ import time
 import uuid
 from typing import Any, Protocol
 
-import structlog
-
+from streams.logs import get_logger
 from streams.replication.commands import Command
 from streams.replication.protocol import CloseReason, Limits, ServerConnection
 
 __all__ = ["Peer", "Transport"]
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 class Transport(Protocol):

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-import structlog
 from django.conf import settings
 from django.db import connections
 from django.db.utils import Error as DjangoDatabaseError
 
 from streams.conf import stream_settings
+from streams.logs import get_logger
 from streams.replication.addresses import Address, bind, refuse_open_network
 from streams.replication.broadcaster import process_broadcaster
 from streams.replication.errors import ReplicationError
@@ -21,7 +21,7 @@ from streams.replication.listener import AsgiServer
 
 __all__ = ["DatabaseNotUsable", "Endpoints", "serve"]
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 class DatabaseNotUsable(ReplicationError):
