@@ -70,8 +70,9 @@ def _is_line(accepted: Sequence[ParsedEvent]) -> bool:
 def _history_runs(line: Sequence[ParsedEvent]) -> list[_Run]:
     """The history visibility over the line.
 
-    An event that changes it belongs to the more open side: when it closes, both runs hold it, which lets nobody
-    more in.
+    An event that ends a world-readable or shared run for a closer one belongs to both runs, which lets nobody more in
+    than the more open rule does. Every other change belongs to the new run alone (the reference does not show the change
+    from invited to joined to those who are invited).
     """
     runs = [_Run("shared", 0)]
     for number, event in enumerate(line):
@@ -81,7 +82,8 @@ def _history_runs(line: Sequence[ParsedEvent]) -> list[_Run]:
         value = value if isinstance(value, str) and value in _OPENNESS else "shared"
         current = runs[-1]
         if value != current.value:
-            current.last = number - 1 if _OPENNESS[value] > _OPENNESS[current.value] else number
+            closes = current.value in _ROOM_WIDE and _OPENNESS[value] < _OPENNESS[current.value]
+            current.last = number if closes else number - 1
             runs.append(_Run(value, number))
     return runs
 
