@@ -6,6 +6,7 @@ killed at any point: the cluster appears by one rename, and what a killed server
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import secrets
@@ -19,12 +20,11 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 import psycopg2
 
 from replsite.postgres.account import Account, choose_account
 from replsite.postgres.errors import OtherMajorVersion, StartFailed
-from replsite.postgres.folder import Folder, ServerRecord, is_postgres_of, own_like_folder
+from replsite.postgres.folder import Folder, ServerRecord, is_postgres_of, own_like_folder, try_lock
 
 __all__ = ["Cluster", "Postmaster", "connection_parameters", "log_to"]
 
@@ -119,54 +119,54 @@ class Cluster:
         fresh.rename(self.folder.cluster)
 
     def start(self, port: int | None) -> Postmaster:
-        """The running server: adopted when one is there, else started, on ``port`` when that is free."""
-        deadline = time.monotonic() + START_SECONDS
-        while (found := self._living_postmaster()) is not None:
-            if self._answers(found):
-                return found
-            if time.monotonic() > deadline:
-                raise StartFailed(
-                    self._failure(f"A server (process {found.pid}) holds this folder and does not answer")
-                )
-            time.sleep(0.1)
-        while True:
-            postmaster = self._spawn(port if port and _is_free(port) else _free_port())
-            _wait(lambda started=postmaster: not started.alive() or self._answers(started), START_SECONDS)  # type: ignore[misc]
-            if postmaster.alive() and self._answers(postmaster):
-                return postmaster
-            postmaster.stop()
-            tail = self.folder.log_tail()
-            # Children of a killed server take a moment to see that it is gone; a port may be taken in between.
-            if time.monotonic() > deadline or not re.search("still in use|Address already in use", tail):
-                raise StartFailed(self._failure("The embedded PostgreSQL did not start"))
-            time.sleep(0.2)
+        """The running server: adopted when one is there, else started, on ``port`` when that is free.
 
-    def _spawn(self, port: int) -> Postmaster:
+        Children of a killed server take a moment to see that it is gone; nothing is started before the last one went.
+        """
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline:
+            found = self._living_postmaster()
+            if found is not None and self._answers(found):
+                return found
+            if found is None and (lock := try_lock(self.folder.server_lock, fcntl.LOCK_EX)) is not None:
+                started = self._spawn(port if port and _is_free(port) else _free_port(), lock)
+                if self._becomes_ready(started):
+                    return started
+                started.stop()
+                if "Address already in use" not in self.folder.log_tail():  # else the port was taken meanwhile
+                    raise StartFailed(self._failure("The embedded PostgreSQL did not start"))
+            time.sleep(0.05)
+        raise StartFailed(self._failure("Processes of an earlier server hold the folder and do not answer"))
+
+    def _spawn(self, port: int, lock: int) -> Postmaster:
+        """Start the server and leave ``lock`` to it alone."""
+        (self.folder.cluster / "postmaster.pid").unlink(missing_ok=True)  # the lock was free: nobody lives who wrote it
         must = ["listen_addresses=127.0.0.1", f"port={port}", "unix_socket_directories=", "logging_collector=off"]
         options = [part for option in (*must, *(() if self._fsync else _UNSAFE_BUT_FAST)) for part in ("-c", option)]
-        with log_to(self.folder) as log:
-            child = subprocess.Popen(
-                self._account.command(self._programs / "postgres", "-D", self.folder.cluster, *options),
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=_environment(), cwd="/", start_new_session=True,
-            )  # fmt: skip
+        try:
+            with log_to(self.folder) as log:
+                child = subprocess.Popen(
+                    self._account.command(self._programs / "postgres", "-D", self.folder.cluster, *options),
+                    stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=_environment(), cwd="/",
+                    start_new_session=True, pass_fds=[lock],
+                )  # fmt: skip
+        finally:
+            os.close(lock)
         return Postmaster(child.pid, port, self.folder.cluster, child)
 
     def _living_postmaster(self) -> Postmaster | None:
-        """The server that ``postmaster.pid`` names; a killed one's file is removed if its number is in use again.
-
-        PostgreSQL itself would refuse to start as long as *any* process of the same account has that number.
-        """
-        file = self.folder.cluster / "postmaster.pid"
+        """The server that ``postmaster.pid`` names, when that process is one of this cluster."""
         try:
-            lines = file.read_text().splitlines()
+            lines = (self.folder.cluster / "postmaster.pid").read_text().splitlines()
             pid, port = int(lines[0]), int(lines[3])
         except (FileNotFoundError, ValueError, IndexError):
             return None
-        if is_postgres_of(pid, self.folder.cluster):
-            return Postmaster(pid, port, self.folder.cluster)
-        if psutil.pid_exists(pid):
-            file.unlink(missing_ok=True)
-        return None
+        return Postmaster(pid, port, self.folder.cluster) if is_postgres_of(pid, self.folder.cluster) else None
+
+    def _becomes_ready(self, started: Postmaster) -> bool:
+        """Wait until the server answers or ends."""
+        _wait(lambda: not started.alive() or self._answers(started), START_SECONDS)
+        return started.alive() and self._answers(started)
 
     def _answers(self, postmaster: Postmaster) -> bool:
         parameters = connection_parameters(self.folder, ServerRecord(postmaster.port))

@@ -4,12 +4,13 @@
     users.lock     held shared by every process that uses the server, for its life
     start.lock     held by the process that is starting a keeper
     keeper.lock    held by the keeper, for its life
+    server.lock    inherited by the server and all its children: free means that not one of them lives
     server.json    port and process of the server, and whether it is ready
     postgres.log   what initdb, the server and the keeper said; two files of bounded size
 
 The locks are ``flock`` locks: the kernel lets go of them however their holder dies. Python opens files close-on-exec,
-so programs that a holder starts (the server itself, a JVM) never keep them; a forked child does, which is meant, since
-it may use the database too.
+so programs that a holder starts (a JVM) never keep them, ``server.lock`` excepted; a forked child does, which is meant,
+since it may use the database too.
 """
 
 from __future__ import annotations
@@ -70,6 +71,11 @@ class Folder:
     def keeper_lock(self) -> Path:
         """Held by the keeper."""
         return self.path / "keeper.lock"
+
+    @property
+    def server_lock(self) -> Path:
+        """Held by every process of the server."""
+        return self.path / "server.lock"
 
     def make(self) -> None:
         """Make the folder. Each file in it is closed to others; the server's account must pass through it."""

@@ -128,10 +128,13 @@ def _start(folder: Folder, settings: LaunchSettings) -> ServerRecord:
         while time.monotonic() < deadline:
             if (record := folder.running_server()) is not None:
                 return record
+            if folder.has_keeper():  # its starter was killed, or it is restarting the server: it tells in server.json
+                time.sleep(0.05)
+                continue
             try:
                 _start_keeper(folder, programs, fsync=settings.fsync)
             except KeeperBusy:
-                time.sleep(0.05)  # its starter was killed, or it is restarting the server: it reports in server.json
+                time.sleep(0.05)  # one that was starting when we looked
     raise StartFailed(
         f"The embedded PostgreSQL in {folder.path} was not ready within {WAIT_SECONDS:.0f} s."
         f" Log: {folder.log}, its last lines:\n{folder.log_tail()}"

@@ -29,7 +29,7 @@ from replsite.postgres.errors import (
     OtherMajorVersion,
     StartFailed,
 )
-from replsite.postgres.folder import Folder, ServerRecord, is_postgres_of
+from replsite.postgres.folder import Folder, ServerRecord, is_postgres_of, try_lock
 from replsite.postgres.launcher import LaunchSettings, ensure_running, find_programs, release
 from tests.session import PROJECT
 from tests.waiting import wait_until
@@ -338,6 +338,28 @@ def test_stale_pid_file_does_not_hinder_a_start(ready, pid):
     lines = [str(pid), str(ready.folder.cluster), "1700000000", "5432", "", "127.0.0.1", "", "ready"]
     (ready.folder.cluster / "postmaster.pid").write_text("\n".join(lines) + "\n")
     assert ready.user().port()
+
+
+def test_pid_file_stays_while_children_of_a_killed_server_live(ready):
+    """Two servers on one cluster would destroy it: the next one waits until the last process of the first is gone."""
+    with ready.folder.server_lock.open("a") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        (ready.folder.cluster / "postmaster.pid").write_text("4194300\n")
+        user = ready.user()
+        wait_until(ready.folder.has_keeper)
+        assert not ready.serves()
+        assert (ready.folder.cluster / "postmaster.pid").exists()
+    assert user.port()
+
+
+def test_every_process_of_the_server_holds_its_lock(ready):
+    ready.user().port()
+    assert try_lock(ready.folder.server_lock, fcntl.LOCK_SH) is None
+    ready.users[0].end()
+    wait_until(ready.is_stopped, 15)
+    lock = try_lock(ready.folder.server_lock, fcntl.LOCK_SH)
+    assert lock is not None
+    os.close(lock)
 
 
 def test_number_of_another_process_is_not_taken_for_the_server(tmp_path):
