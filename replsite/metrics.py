@@ -16,9 +16,9 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from datetime import datetime
 
 import django
-import structlog
 from django.conf import settings
 from django.db import Error as DatabaseError
 from django.http import HttpRequest, HttpResponse
@@ -31,10 +31,11 @@ from replsite.shared_snapshot import SHARED
 from replsite.snapshot import ReaderStreamView, ReaderView, Snapshot, StreamView
 from replsite.status import ReaderWord, WriterWord
 from streams.conf import stream_settings
+from streams.logs import get_logger
 
 __all__ = ["OWN", "SYNAPSE", "MetricName", "SnapshotCollector", "families", "metrics_view"]
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 MOST_READER_LABELS = 100
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,59}")
 
@@ -200,20 +201,27 @@ def _add_reader(page: _Page, label: str, stream: str, views: list[ReaderStreamVi
 
 
 def _add_synapse(page: _Page, snapshot: Snapshot, readers: dict[str, list[ReaderView]], server: str) -> None:
-    now = snapshot.as_of.timestamp()
     for stream in snapshot.streams:
         page.add(SYNAPSE_LINEAR, stream.linear_position, stream.name, server)
         if stream.name == "events":
             page.add(SYNAPSE_PERSISTED, stream.linear_position, server)
-            last = now if stream.last_fact_at is None else stream.last_fact_at.timestamp()
-    for label, found in readers.items():
-        for view in _by_stream(found).get("events", [])[:1]:
-            lag = max(other.lag_seconds for other in _by_stream(found)["events"])
-            page.add(SYNAPSE_POSITION, view.position, label, server)
-            page.add(SYNAPSE_LAG, lag * 1000, label, server)
-            page.add(SYNAPSE_LAST_TS, (now - lag if lag else last) * 1000, label, server)
+            _add_synapse_readers(page, stream.last_fact_at or snapshot.as_of, snapshot, readers, server)
     page.add(SYNAPSE_CONNECTIONS, sum(r.kind == "connection" and r.closed_at is None for r in snapshot.readers), server)
     page.add(SYNAPSE_BUILD, 1, platform.python_version(), f"replsite {snapshot.version}", platform.system())
+
+
+def _add_synapse_readers(
+    page: _Page, last_fact_at: datetime, snapshot: Snapshot, readers: dict[str, list[ReaderView]], server: str
+) -> None:
+    for label, found in readers.items():
+        views = _by_stream(found).get("events")
+        if not views:
+            continue
+        lag = max(view.lag_seconds for view in views)
+        read_upto = snapshot.as_of.timestamp() - lag if lag else last_fact_at.timestamp()
+        page.add(SYNAPSE_POSITION, min(view.position for view in views), label, server)
+        page.add(SYNAPSE_LAG, lag * 1000, label, server)
+        page.add(SYNAPSE_LAST_TS, read_upto * 1000, label, server)
 
 
 def _by_label(readers: Iterable[ReaderView]) -> dict[str, list[ReaderView]]:

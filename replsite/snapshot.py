@@ -507,7 +507,8 @@ def _worst_first(views: Sequence[Any]) -> tuple[Any, ...]:
 def _session(row: PositionRow) -> str:
     if row.session_pid is None:
         return ""
-    return f"database session {row.session_pid}, {row.session_name or 'unnamed'}, {row.session_state}"
+    name = f" {row.session_name}" if row.session_name else ""
+    return f"database session {row.session_pid}{name}, {row.session_state}"
 
 
 def _version() -> str:

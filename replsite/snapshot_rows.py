@@ -44,6 +44,7 @@ SELECT p.stream, p.instance_name, abs(p.position), p.state, p.pending_facts, p.o
 FROM streams_streamposition p
 LEFT JOIN streams_instance i ON i.name = p.instance_name
 LEFT JOIN pg_stat_activity a ON a.backend_xid = (p.oldest_pending_transaction & 4294967295)::text::xid
+ORDER BY p.stream, p.state = 'retired', p.instance_name
 """
 _READERS = f"""
 SELECT key, name, kind, served_by, address, process_id, connected_at, heartbeat_at, positions::text, bytes_in, bytes_out,

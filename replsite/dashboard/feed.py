@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-import structlog
 from django.db import Error as DatabaseError
 from django.db import close_old_connections, connections
 
@@ -25,10 +24,11 @@ from replsite.dashboard.changes import changes
 from replsite.dashboard.page import Page, live_page_data
 from replsite.shared_snapshot import SHARED
 from replsite.snapshot import Snapshot
+from streams.logs import get_logger
 
 __all__ = ["LiveFeed", "Tick", "feed_of_this_loop"]
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 TICK_SECONDS = 1.0
 
 

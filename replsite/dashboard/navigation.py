@@ -6,16 +6,22 @@ from typing import Any
 
 from django.contrib import admin
 from django.http import HttpRequest
+from django.templatetags.static import static
 from django.urls import reverse_lazy
 
-__all__ = ["sidebar"]
+__all__ = ["favicon", "sidebar"]
 
 
 def sidebar(request: HttpRequest) -> list[dict[str, Any]]:
     """Groups of links; unfold asks for them on every page."""
-    watch = {"title": "Live", "icon": "monitoring", "link": reverse_lazy("live")}
+    watch = {"title": "Live streams", "icon": "monitoring", "link": reverse_lazy("live")}
     groups: list[dict[str, Any]] = [{"title": "Watch", "items": [watch]}]
     for app in admin.site.get_app_list(request):
         items = [{"title": model["name"], "link": model["admin_url"]} for model in app["models"] if model["admin_url"]]
         groups.append({"title": app["name"], "separator": True, "collapsible": True, "items": items})
     return groups
+
+
+def favicon(request: HttpRequest) -> str:
+    """Address of the icon in the browser's tab."""
+    return static("dashboard/icon.svg")

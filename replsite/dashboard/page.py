@@ -106,10 +106,9 @@ def _row(key: str, status: Verdict, cells: Iterable[Cell]) -> Row:
     }
 
 
-def _head(status: Verdict, about: str, cells: Iterable[Cell]) -> Row:
-    """The first line of a group repeats its worst line's sentence, and whom it is about, when there is something to do."""
-    sentence = "" if status.severity == Severity.FINE else f"{about}{status.sentence}"
-    return _row("", Verdict(status.word, status.severity, sentence), cells)
+def _head(status: Verdict, sentence: str, cells: Iterable[Cell]) -> Row:
+    """The first line of a group; it says something only when there is something to do."""
+    return _row("", Verdict(status.word, status.severity, "" if status.severity == Severity.FINE else sentence), cells)
 
 
 def _text(text: str, sub: str = "") -> Cell:
@@ -142,8 +141,9 @@ def _stream_group(stream: StreamView) -> Group:
         _text(count(pending) if pending else _NOTHING),
         _moment(stream.last_fact_at),
     ]
-    about = f"{stream.writers[0].writer}: " if stream.writers and stream.writers[0].status == stream.status else ""
-    head = _head(stream.status, about, cells)
+    culprit = next((writer for writer in stream.writers if writer.status == stream.status), None)
+    sentence = f"{culprit.writer} is {culprit.status.word}." if culprit else stream.status.sentence
+    head = _head(stream.status, sentence, cells)
     return {"key": stream.name, "head": head, "rows": [_writer_row(writer) for writer in stream.writers]}
 
 
@@ -165,7 +165,8 @@ def _writer_row(writer: WriterView) -> Row:
 
 
 def _reader_group(reader: ReaderView) -> Group:
-    where = " · ".join(part for part in (reader.kind, reader.address) if part)
+    follows = counted(len(reader.streams), "stream") if reader.streams else ""
+    where = " · ".join(part for part in (reader.kind, reader.address, follows) if part)
     exact = all(stream.lag_exact for stream in reader.streams)
     waiting = f", {byte_size(reader.buffer_bytes)} waiting" if reader.buffer_bytes else ""
     sent = _text(_NOTHING)
@@ -173,16 +174,16 @@ def _reader_group(reader: ReaderView) -> Group:
         sent = _text(counted(reader.lines_out, "line"), byte_size(reader.bytes_out) + waiting)
     cells = [
         _text(reader.name, where),
-        _text(_NOTHING if not reader.streams else counted(len(reader.streams), "stream")),
+_text(count(reader.streams[0].position) if len(reader.streams) == 1 else _NOTHING),
         _lag(reader.lag_facts, reader.lag_seconds, exact),
         sent,
         _moment(reader.connected_at),
     ]
-    about = f"{reader.streams[0].stream}: " if reader.streams and reader.closed_at is None else ""
     if reader.closed_at is not None:  # its lines are history: nothing to do, but the reason is worth a word
         cells[2:4] = [_text(_NOTHING), sent]
         return {"key": reader.key, "head": _row("", reader.status, cells), "rows": []}
-    head = _head(reader.status, about, cells)
+    about = f"{reader.streams[0].stream}: " if reader.streams else ""
+    head = _head(reader.status, about + reader.status.sentence, cells)
     return {"key": reader.key, "head": head, "rows": [_reader_row(view) for view in reader.streams]}
 
 

@@ -63,6 +63,7 @@
       text.removeAttribute("title");
       setText(text, cell.text);
     }
+    text.toggleAttribute("data-nothing", !cell.at && cell.text === "-");
     setText(sub, cell.sub || "");
     element.dataset.label = title;
     element.classList.toggle("live-number", number);

@@ -1,0 +1,63 @@
+"""Snapshots made by hand, for tests of what shows them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from replsite.snapshot import ReaderStreamView, ReaderView, Snapshot, StreamView, WriterView
+from replsite.status import Health, HealthWord, Severity, Verdict
+
+NOW = datetime(2026, 11, 21, 4, 0, tzinfo=UTC)
+WRITING = Verdict("writing", Severity.FINE, "Writing.")
+CURRENT = Verdict("current", Severity.FINE, "Keeps up.")
+STUCK = Verdict("stuck", Severity.WRONG, "Restart it.")
+
+
+def ago(seconds: float) -> datetime:
+    return NOW - timedelta(seconds=seconds)
+
+
+def a_writer(name: str = "master", stream: str = "events", **changes: Any) -> WriterView:
+    writer = WriterView(
+        stream=stream, writer=name, position=10, state="active", pending_facts=0, oldest_pending_at=None,
+        oldest_pending_seconds=None, oldest_pending_transaction=None, oldest_pending_session="", behind_facts=0,
+        behind_seconds=0.0, behind_exact=True, last_write_position=10, last_write_at=ago(5), last_advance_at=ago(5),
+        facts_written=9, facts_rolled_back=1, heartbeat_at=ago(1), heartbeat_seconds=1.0, host="host", process_id=7,
+        command="manage.py", status=WRITING,
+    )  # fmt: skip
+    return replace(writer, **changes)
+
+
+def a_stream(*writers: WriterView, name: str = "events", **changes: Any) -> StreamView:
+    status = max((w.status for w in writers), key=lambda s: s.severity, default=WRITING)
+    stream = StreamView(name, 10, 10, 11, ago(5), status, writers)
+    return replace(stream, **changes)
+
+
+def on_stream(stream: str = "events", **changes: Any) -> ReaderStreamView:
+    return replace(ReaderStreamView(stream, {"master": 10}, 10, 0, True, 0.0, None, CURRENT), **changes)
+
+
+def a_reader(name: str = "sender", *streams: ReaderStreamView, **changes: Any) -> ReaderView:
+    followed = streams or (on_stream(),)
+    reader = ReaderView(
+        key=f"key of {name}", name=name, kind="follower", served_by="", address="127.0.0.1:5", process_id=8,
+        connected_at=ago(100), heartbeat_at=ago(1), heartbeat_seconds=1.0, bytes_in=1, bytes_out=2000, lines_in=3, lines_out=4,
+        buffer_bytes=0, closed_at=None, close_reason="", lag_facts=sum(s.lag_facts for s in followed),
+        lag_seconds=max(s.lag_seconds for s in followed), status=max((s.status for s in followed), key=lambda s: s.severity),
+        streams=followed,
+    )  # fmt: skip
+    return replace(reader, **changes)
+
+
+def a_snapshot(*parts: StreamView | ReaderView, **changes: Any) -> Snapshot:
+    snapshot = Snapshot(
+        NOW,
+        "1.2",
+        Health(HealthWord.WELL, "All is well."),
+        tuple(part for part in parts if isinstance(part, StreamView)),
+        tuple(part for part in parts if isinstance(part, ReaderView)),
+    )
+    return replace(snapshot, **changes)

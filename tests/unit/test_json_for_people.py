@@ -1,0 +1,28 @@
+"""Stored bytes shown to people, whatever they are."""
+
+from __future__ import annotations
+
+import pytest
+
+from events.json_for_people import json_for_people
+
+
+def test_json_is_indented_and_letters_stay_letters():
+    assert json_for_people(b'{"body":"\xc3\xa4"}') == '{\n  "body": "ä"\n}'
+
+
+def test_what_the_database_gives_is_taken_as_it_is():
+    assert json_for_people(memoryview(b"[1]")) == "[\n  1\n]"
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        b"", b"{", b"\xff\xfe\x00", b"\x00", b'"\\u0000"', b'"\\ud800"', b"[" * 100_000, b'{"n":' + b"9" * 5000 + b"}", b"NaN",
+        '{"a":"\u2028<script>"}'.encode(),
+    ],
+)  # fmt: skip
+def test_odd_bytes_are_shown_and_never_crash(stored):
+    shown = json_for_people(stored)
+    assert "\x00" not in shown
+    shown.encode()

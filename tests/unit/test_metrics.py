@@ -1,0 +1,131 @@
+"""Metric families made of a snapshot, read back with prometheus_client's own parser."""
+
+from __future__ import annotations
+
+import pytest
+from django.db import OperationalError
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from replsite import metrics
+from replsite.metrics import MOST_READER_LABELS, OWN, SYNAPSE, SnapshotCollector
+from replsite.status import ReaderWord
+from tests.snapshots import NOW, STUCK, a_reader, a_snapshot, a_stream, a_writer, ago, on_stream
+
+
+def scrape(*parts):
+    """{(name, label pairs): value} of a scrape of the snapshot."""
+    registry = CollectorRegistry()
+    registry.register(SnapshotCollector(lambda: a_snapshot(*parts)))
+    text = generate_latest(registry).decode()
+    samples = [s for family in text_string_to_metric_families(text) for s in family.samples]
+    return {(s.name, tuple(sorted(s.labels.items()))): s.value for s in samples}
+
+
+def value(found, metric, /, **labels):
+    return found[metric, tuple(sorted(labels.items()))]
+
+
+def test_writers_are_exported():
+    writer = a_writer("w", pending_facts=3, oldest_pending_seconds=4.5)
+    found = scrape(a_stream(writer))
+    assert value(found, "replsite_stream_position", stream="events", writer="w") == 10
+    assert value(found, "replsite_stream_pending_facts", stream="events", writer="w") == 3
+    assert value(found, "replsite_stream_oldest_pending_seconds", stream="events", writer="w") == 4.5
+    assert (
+        value(found, "replsite_stream_facts_completed_total", stream="events", writer="w", outcome="rolled_back") == 1
+    )
+    assert value(found, "replsite_writer_heartbeat_timestamp_seconds", writer="w") == ago(1).timestamp()
+    assert (
+        value(found, "replsite_stream_last_advance_timestamp_seconds", stream="events", writer="w")
+        == ago(5).timestamp()
+    )
+
+
+def test_streams_are_exported():
+    found = scrape(a_stream(a_writer(), linear_position=8))
+    assert value(found, "replsite_stream_linear_position", stream="events") == 8
+    assert value(found, "replsite_stream_sequence_value", stream="events") == 11
+
+
+def test_readers_are_exported_with_one_status_word():
+    found = scrape(a_stream(), a_reader("sender", on_stream(lag_facts=5, lag_seconds=2.5, status=STUCK)))
+    assert value(found, "replsite_reader_lag_facts", reader="sender", stream="events") == 5
+    assert value(found, "replsite_reader_lag_seconds", reader="sender", stream="events") == 2.5
+    assert value(found, "replsite_reader_position", reader="sender", stream="events", writer="master") == 10
+    words = {
+        word: value(found, "replsite_reader_status", reader="sender", stream="events", status=word)
+        for word in ReaderWord
+    }
+    assert [word for word, on in words.items() if on] == ["stuck"]
+
+
+def test_readers_of_one_name_are_shown_as_the_worst_of_them():
+    far = a_reader("x", on_stream(positions={"master": 2}, lag_facts=8), key="2")
+    found = scrape(a_stream(), a_reader("x"), far)
+    assert value(found, "replsite_reader_position", reader="x", stream="events", writer="master") == 2
+    assert value(found, "replsite_reader_lag_facts", reader="x", stream="events") == 8
+
+
+@pytest.mark.parametrize("name", ["<b>", "a b", "x" * 1000, "", 'quote"', "\n"])
+def test_names_that_are_not_plain_are_other(name):
+    assert value(scrape(a_stream(), a_reader(name)), "replsite_reader_lag_facts", reader="other", stream="events") == 0
+
+
+def test_labels_are_bounded_however_many_names_peers_choose():
+    found = scrape(a_stream(), *(a_reader(f"peer-{n}") for n in range(500)))
+    assert len({labels for name, labels in found if name == "replsite_reader_lag_facts"}) == MOST_READER_LABELS + 1
+
+
+def test_connections_count_open_ones_by_direction():
+    found = scrape(a_reader("a", kind="connection"), a_reader("b", kind="connection", closed_at=NOW), a_reader("c"))
+    assert value(found, "replsite_replication_connections", direction="inbound") == 1
+    assert value(found, "replsite_replication_connections", direction="outbound") == 1
+
+
+def test_synapse_names_tell_the_same_in_their_units():
+    found = scrape(a_stream(a_writer()), a_reader("sender", on_stream(position=7, lag_facts=3, lag_seconds=2.5)))
+    assert value(found, "synapse_storage_stream_current_position", stream_name="events", server_name="localhost") == 10
+    assert value(found, "synapse_event_persisted_position", server_name="localhost") == 10
+    assert value(found, "synapse_event_processing_positions", name="sender", server_name="localhost") == 7
+    assert value(found, "synapse_event_processing_lag", name="sender", server_name="localhost") == 2500
+    assert (
+        value(found, "synapse_event_processing_last_ts", name="sender", server_name="localhost")
+        == ago(2.5).timestamp() * 1000
+    )
+
+
+def test_synapse_names_can_be_switched_off(settings):
+    settings.REPLSITE_SYNAPSE_METRIC_NAMES = False
+    assert not [name for name, _ in scrape(a_stream(a_writer()), a_reader()) if name.startswith("synapse")]
+
+
+def test_database_away_is_told_and_nothing_old_is_shown():
+    def away():
+        raise OperationalError("no route to host")
+
+    registry = CollectorRegistry()
+    registry.register(SnapshotCollector(away))
+    samples = [line for line in generate_latest(registry).decode().splitlines() if not line.startswith("#")]
+    assert samples == ["replsite_snapshot_up 0.0"]
+
+
+def test_every_name_is_exported_by_a_full_snapshot():
+    found = scrape(a_stream(a_writer()), a_reader("f"), a_reader("c", kind="connection"))
+    exported = {name for name, _ in found}
+    assert {metric.name + ("_total" if metric.counter else "") for metric in (*OWN, *SYNAPSE)} == exported
+
+
+def test_registering_the_collector_asks_no_database():
+    def never():
+        raise AssertionError
+
+    registry = CollectorRegistry(auto_describe=True)
+    registry.register(SnapshotCollector(never))
+
+
+def test_names_follow_the_rules_of_prometheus():
+    for metric in metrics.OWN:
+        assert metric.name.startswith("replsite_")
+        assert not metric.name.endswith(("_total", "_count", "_milliseconds", "_ms"))
+        assert metric.help

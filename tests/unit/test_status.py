@@ -1,0 +1,195 @@
+"""Every status word by its rule."""
+
+from __future__ import annotations
+
+import pytest
+
+from replsite.status import (
+    HealthWord,
+    Limits,
+    Problem,
+    ReaderOnStream,
+    ReaderWord,
+    Severity,
+    Verdict,
+    WriterOnStream,
+    WriterWord,
+    judge_health,
+    judge_reader,
+    judge_sequence,
+    judge_writer,
+    worst,
+)
+
+LIMITS = Limits()
+
+
+def writer(**seen):
+    return judge_writer(WriterOnStream("events", "web-1", **seen), LIMITS)
+
+
+def reader(**seen):
+    return judge_reader(ReaderOnStream(**seen), LIMITS)
+
+
+def test_writer_with_a_young_fact_is_writing():
+    assert writer(last_write_age=9.9).word == WriterWord.WRITING
+
+
+def test_writer_with_a_young_open_transaction_is_writing():
+    assert writer(last_write_age=500, pending_facts=3, oldest_pending_age=2.0).word == WriterWord.WRITING
+
+
+@pytest.mark.parametrize("age", [None, 10.1, 86_400])
+def test_living_writer_with_nothing_to_write_is_idle_and_fine(age):
+    verdict = writer(last_write_age=age)
+    assert (verdict.word, verdict.severity) == (WriterWord.IDLE, Severity.FINE)
+
+
+def test_writer_with_an_old_pending_fact_is_blocked_and_names_the_transaction():
+    verdict = writer(
+        pending_facts=2,
+        oldest_pending_age=11,
+        last_write_age=1,
+        transaction=815,
+        session="database session 4",
+        session_pid=4,
+    )
+    assert (verdict.word, verdict.severity) == (WriterWord.BLOCKED, Severity.WRONG)
+    assert "2 facts pending for 11 s in transaction 815" in verdict.sentence
+    assert "pg_terminate_backend(4)" in verdict.sentence
+
+
+def test_blocked_writer_without_a_known_session_says_where_to_look():
+    assert "pg_stat_activity" in writer(pending_facts=1, oldest_pending_age=11, transaction=815).sentence
+
+
+def test_silent_writer_with_pending_facts_is_gone_with_pending():
+    verdict = writer(heartbeat_age=3.1, pending_facts=1)
+    assert (verdict.word, verdict.severity) == (WriterWord.GONE_WITH_PENDING, Severity.WRONG)
+    assert "manage.py streams retire web-1" in verdict.sentence
+
+
+def test_silent_writer_that_holds_readers_back_is_gone_with_pending():
+    assert "holds readers back by 7 facts" in writer(heartbeat_age=4, behind_facts=7).sentence
+
+
+@pytest.mark.parametrize("age", [None, 3.1])
+def test_silent_writer_with_nothing_pending_is_gone(age):
+    verdict = writer(heartbeat_age=age)
+    assert (verdict.word, verdict.severity) == (WriterWord.GONE, Severity.WARNING)
+
+
+def test_writer_is_not_gone_before_three_periods():
+    assert writer(heartbeat_age=2.9).word == WriterWord.IDLE
+
+
+def test_retired_writer_is_retired_whatever_else():
+    assert writer(retired=True, heartbeat_age=999, pending_facts=5).word == WriterWord.RETIRED
+
+
+def test_reader_that_has_read_everything_is_current():
+    assert reader(stream_quiet_seconds=3).word == ReaderWord.CURRENT
+
+
+def test_reader_that_misses_only_facts_on_their_way_is_current():
+    assert reader(lag_facts=500, lag_seconds=0.9, stream_quiet_seconds=0.1).word == ReaderWord.CURRENT
+
+
+@pytest.mark.parametrize("quiet", [None, 61])
+def test_reader_of_a_quiet_stream_is_idle_however_long(quiet):
+    verdict = reader(stream_quiet_seconds=quiet, unmoved_seconds=86_400)
+    assert (verdict.word, verdict.severity) == (ReaderWord.IDLE, Severity.FINE)
+
+
+def test_reader_with_falling_lag_is_catching_up_and_says_when_it_is_done():
+    verdict = reader(lag_facts=1000, lag_seconds=60, unmoved_seconds=0, lag_change_per_second=-100)
+    assert verdict.word == ReaderWord.CATCHING_UP
+    assert "current in about 10 s" in verdict.sentence
+
+
+def test_reader_with_lag_seen_once_is_catching_up():
+    assert reader(lag_facts=1000, lag_seconds=6000).word == ReaderWord.CATCHING_UP
+
+
+def test_reader_with_rising_lag_is_falling_behind():
+    verdict = reader(lag_facts=100, lag_seconds=5, unmoved_seconds=0, lag_change_per_second=3)
+    assert (verdict.word, verdict.severity) == (ReaderWord.FALLING_BEHIND, Severity.WARNING)
+
+
+@pytest.mark.parametrize(("facts", "seconds"), [(99, 50), (5000, 4.9)])
+def test_lag_below_either_floor_is_not_falling_behind(facts, seconds):
+    assert (
+        reader(lag_facts=facts, lag_seconds=seconds, unmoved_seconds=0, lag_change_per_second=3).word
+        == ReaderWord.CATCHING_UP
+    )
+
+
+def test_living_reader_that_does_not_move_is_stuck():
+    verdict = reader(lag_facts=1, lag_seconds=10, unmoved_seconds=10, lag_change_per_second=1)
+    assert (verdict.word, verdict.severity) == (ReaderWord.STUCK, Severity.WRONG)
+
+
+def test_reader_that_was_idle_for_long_is_not_stuck_at_the_first_new_fact():
+    assert reader(lag_facts=1, lag_seconds=2, unmoved_seconds=86_400).word == ReaderWord.CATCHING_UP
+
+
+def test_silent_reader_is_gone():
+    verdict = reader(heartbeat_age=3.1, lag_facts=5, lag_seconds=50, unmoved_seconds=50)
+    assert (verdict.word, verdict.severity) == (ReaderWord.GONE, Severity.WARNING)
+
+
+def test_closed_connection_is_gone_with_its_reason_and_no_cause_for_alarm():
+    verdict = reader(close_reason="slow", heartbeat_age=100)
+    assert (verdict.word, verdict.severity) == (ReaderWord.GONE, Severity.FINE)
+    assert "slow" in verdict.sentence
+
+
+def test_sequence_below_the_position_is_wrong_and_names_the_repair():
+    verdict = judge_sequence("events", 5, 9)
+    assert verdict is not None
+    assert verdict.severity == Severity.WRONG
+    assert "check_streams --repair" in verdict.sentence
+
+
+@pytest.mark.parametrize("value", [None, 9, 10])
+def test_sequence_at_or_above_the_position_is_well(value):
+    assert judge_sequence("events", value, 9) is None
+
+
+def verdicts(*severities):
+    return [Verdict(str(n), severity, "") for n, severity in enumerate(severities)]
+
+
+def test_worst_is_the_first_of_the_most_severe():
+    found = verdicts(Severity.FINE, Severity.WRONG, Severity.WRONG)
+    assert worst(found, found[0]).word == "1"
+
+
+def test_worst_of_nothing_is_the_default():
+    assert worst([], verdicts(Severity.NOTE)[0]).severity == Severity.NOTE
+
+
+@pytest.mark.parametrize(
+    ("severities", "word"),
+    [
+        ([], HealthWord.WELL),
+        ([Severity.NOTE], HealthWord.WELL),
+        ([Severity.NOTE, Severity.WARNING], HealthWord.LOOK),
+        ([Severity.WARNING, Severity.WRONG], HealthWord.WRONG),
+    ],
+)
+def test_health_is_the_worst_status(severities, word):
+    assert judge_health([Problem("x", v) for v in verdicts(*severities)], "3 streams").word == word
+
+
+def test_health_says_the_worst_first_and_how_many_more():
+    bad = [
+        Problem("Reader r", Verdict("gone", Severity.WARNING, "Start it.")),
+        Problem("Writer w", Verdict("blocked", Severity.WRONG, "End it.")),
+    ]
+    assert judge_health(bad, "").sentence == "Writer w is blocked: End it. (1 more below)"
+
+
+def test_health_says_what_there_is_when_all_is_well():
+    assert judge_health([], "3 streams, 1 writer").sentence == "All is well: 3 streams, 1 writer."
