@@ -12,6 +12,7 @@ import os
 import select
 import threading
 import time
+import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
@@ -60,7 +61,7 @@ class Background:
     def __init__(self, writer: WriterProcess) -> None:
         self._writer = writer
         self._thread: threading.Thread | None = None
-        self._stopping = False
+        self._stop = threading.Event()
         self._wake_read, self._wake_write = -1, -1
         self._open: dict[int, OpenTransaction] = {}
         self._asked: deque[OpenTransaction] = deque()
@@ -75,6 +76,8 @@ class Background:
         """Start the thread if it does not run."""
         if self._thread is None:
             self._wake_read, self._wake_write = os.pipe()
+            # Closed with the object and no sooner: somebody who wakes late must not write into another file.
+            weakref.finalize(self, _close, self._wake_read, self._wake_write).atexit = False
             os.set_blocking(self._wake_read, False)
             os.set_blocking(self._wake_write, False)
             name = f"replsite-writer-{self._writer.name}"
@@ -83,13 +86,13 @@ class Background:
 
     def wake(self) -> None:
         """Look at everything now."""
-        if self._signalled:
+        if self._signalled or self._wake_write < 0:
             return
         self._signalled = True
         try:
             os.write(self._wake_write, b"w")
-        except (BlockingIOError, OSError):
-            return  # full: it is about to wake up anyway; closed: the process gives the name up
+        except BlockingIOError:
+            return  # full: it is about to wake up anyway
 
     def watch(self, record: OpenTransaction) -> None:
         """Look after a transaction until its end is known."""
@@ -114,21 +117,19 @@ class Background:
 
     def stop(self) -> None:
         """End the thread and wait for it."""
-        self._stopping = True
+        self._stop.set()
         thread, self._thread = self._thread, None
         if thread is not None:
+            self._signalled = False
             self.wake()
             thread.join(timeout=10)
-            os.close(self._wake_read)
-            os.close(self._wake_write)
-            self._wake_write = -1
 
     # --- the loop -------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         from streams.writers import Condition  # noqa: PLC0415 - the writer imports this module
 
-        while not self._stopping:
+        while not self._stop.is_set():
             try:
                 if self._writer.condition is Condition.HOLDING:
                     self._turn()
@@ -161,6 +162,8 @@ class Background:
         """Sleep until there is something to do: a wake-up, a notification, or the next due time."""
         now = time.monotonic()
         due = [self._beat_due]
+        if self._writer.control.notifies:
+            due.append(now)  # they came with the answer to something else, so the socket is silent
         if self._asked:
             due.append(self._ask_due)
         if self._due(idle_too=False):
@@ -178,12 +181,13 @@ class Background:
 
     def _take_signal(self, ready: list[Any]) -> None:
         if self._wake_read in ready:
-            self._signalled = False  # before the read: a wake-up between the two is seen in the next turn
             os.read(self._wake_read, 65536)
+            # After the read: a wake-up between the two writes nothing, and what it is about is seen in this turn. The other
+            # way round the pipe could be empty with the signal set, and no wake-up would ever come again.
+            self._signalled = False
 
     def _pause(self, seconds: float) -> None:
-        ready, _, _ = select.select([self._wake_read], [], [], seconds)
-        self._take_signal(ready)
+        self._stop.wait(seconds)  # whatever wakes this thread meanwhile: no faster
 
     # --- hear others ----------------------------------------------------------------------------------------------
 
@@ -195,11 +199,11 @@ class Background:
             tracker = self._writer.trackers.get(parts[0])
             if tracker is None:
                 continue
-            if len(parts) == 3:
+            if len(parts) == 3 and parts[2].isdecimal():
                 tracker.advance(parts[1], int(parts[2]))
             else:  # a writer came or went: look at the whole set
                 for writer, at in stored_positions(cursor, [parts[0]]).get(parts[0], {}).items():
-                    tracker.retire(writer) if at.state == RETIRED else tracker.advance(writer, at.position)
+                    tracker.retire(writer, at.position) if at.state == RETIRED else tracker.advance(writer, at.position)
 
     # --- ask how transactions ended -------------------------------------------------------------------------------
 
@@ -207,16 +211,11 @@ class Background:
         ask = {id(record): record for record in self._take_asked(now) if not record.ended}
         if not ask:
             return
-        for record in ask.values():
-            if record.number is None and id(record) in self._hooks_lost:
-                record.end(written=False)  # it ended before it reserved anything
-        numbers = sorted({record.number for record in ask.values() if record.number is not None})
+        numbers = sorted({record.number for record in ask.values()})
         cursor.execute("SELECT n, pg_xact_status(n::text::xid8) FROM unnest(%s::bigint[]) AS n", [numbers])
         outcome = dict(cursor.fetchall())
         for record in ask.values():
             status = outcome.get(record.number)
-            if record.number is None or record.ended:
-                continue
             if status != "in progress":
                 record.end(written=status == "committed")
             elif id(record) in self._hooks_lost:
@@ -266,3 +265,8 @@ class Background:
         self._announced.update(due)
         self._turn_due = now + ANNOUNCE_GAP_SECONDS
         self._idle_due = now + stream_settings().announce_interval_seconds
+
+
+def _close(*descriptors: int) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from streams import registry
+
 if TYPE_CHECKING:
     from streams.reservations import OpenTransaction
     from streams.writers import WriterProcess
@@ -59,7 +61,7 @@ def _row(stream: str, writer: WriterProcess, open_transactions: Sequence[OpenTra
     return (
         stream,
         len(pending),
-        shown[0],
+        shown[0] * registry.get(stream).declaration.sign if shown[0] is not None else None,
         since,
         oldest[1].number if oldest and pending else None,
         written,

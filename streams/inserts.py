@@ -29,14 +29,14 @@ def _fields(model: type[Model]) -> tuple[Field[Any, Any], ...]:
 
 
 @cache
-def _head(model: type[Model], quote: Any) -> str:
-    columns = ", ".join(quote(field.column) for field in _fields(model))
-    return f"INSERT INTO {quote(model._meta.db_table)} ({columns}) VALUES "
+def _head(model: type[Model]) -> str:
+    columns = ", ".join(f'"{field.column}"' for field in _fields(model))
+    return f'INSERT INTO "{model._meta.db_table}" ({columns}) VALUES '
 
 
 def insert_facts(connection: BaseDatabaseWrapper, model: type[Model], facts: Sequence[Model]) -> None:
     """Insert rows of one model on that connection. Keys that the database makes are not read back."""
-    head = _head(model, connection.ops.quote_name)
+    head = _head(model)
     with connection.cursor() as cursor:
         for first in range(0, len(facts), _MOST_ROWS):
             rows, values = [], []

@@ -14,9 +14,26 @@ from streams.errors import WriterBusy, WriterNameTaken
 from streams.names import check_name, is_pattern, numbered_name
 from streams.stream import Stream
 
-__all__ = ["Held", "Identity", "describe_lock_holder", "retire", "store_entry", "take"]
+__all__ = [
+    "ACTIVE_STREAMS",
+    "Held",
+    "Identity",
+    "describe_lock_holder",
+    "end",
+    "hold_positions",
+    "store_entry",
+    "take",
+    "wait_for_open_transactions",
+]
 
 _MOST_NUMBERS = 10_000
+_ENDING_SECONDS = 1.0
+_LOCK_NOT_AVAILABLE = "55P03"
+
+#: Streams that a writer has not left.
+ACTIVE_STREAMS = (
+    "SELECT stream FROM streams_streamposition WHERE instance_name = %s AND state <> 'retired' ORDER BY stream"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +73,7 @@ def take(cursor: Any, pattern: str, identity: Identity, timeout_seconds: float) 
         [name, identity.host, identity.process_id, identity.command],
     )
     lease = cursor.fetchone()[0]
-    _wait_for_open_transactions(cursor, name, timeout_seconds)
+    wait_for_open_transactions(cursor, name, timeout_seconds)
     return Held(name, lease)
 
 
@@ -66,6 +83,9 @@ def _lock_free_name(cursor: Any, pattern: str) -> str:
         cursor.execute("SELECT pg_try_advisory_lock(%s)", [database.writer_key(name)])
         if cursor.fetchone()[0]:
             return name
+    # A session of a process just gone may still be ending, or somebody may be looking at whether it is dead.
+    if not is_pattern(pattern) and _lock_in_time(cursor, database.writer_key(pattern), _ENDING_SECONDS):
+        return pattern
     holder = describe_lock_holder(cursor, database.writer_key(candidates[0]))
     raise WriterNameTaken(
         f"Writer name {pattern!r} is taken: {_describe_instance(cursor, candidates[0])}{holder}. Stop that process, or give "
@@ -103,24 +123,32 @@ def describe_lock_holder(cursor: Any, key: int) -> str:
     return f" (database session {row[0]} from {row[1]}, {row[2]!r}, {row[3]}{since})"
 
 
-def _wait_for_open_transactions(cursor: Any, name: str, timeout_seconds: float) -> None:
+def wait_for_open_transactions(cursor: Any, name: str, timeout_seconds: float) -> None:
     """Get the append lock exclusively once: it proves that no transaction of an earlier holder is open."""
     key = database.append_key(name)
-    cursor.execute(f"SET lock_timeout = {max(1, int(timeout_seconds * 1000))}")
+    if _lock_in_time(cursor, key, timeout_seconds):
+        cursor.execute("SELECT pg_advisory_unlock(%s)", [key])
+        return
+    holder = describe_lock_holder(cursor, key)
+    raise WriterBusy(
+        f"Writer {name!r} cannot start: a transaction of an earlier process with this name is still open after "
+        f"{timeout_seconds:g} s{holder}. Wait for it, or end that session with pg_terminate_backend."
+    )
+
+
+def _lock_in_time(cursor: Any, key: int, seconds: float) -> bool:
+    """Wait for a session lock, but no longer than that."""
+    cursor.execute(f"SET lock_timeout = {max(1, int(seconds * 1000))}")
     try:
         cursor.execute("SELECT pg_advisory_lock(%s)", [key])
-        cursor.execute("SELECT pg_advisory_unlock(%s)", [key])
     except database.OperationalError as error:
-        if error.pgcode != "55P03":  # lock_not_available
+        if error.pgcode != _LOCK_NOT_AVAILABLE:
             raise
-        holder = describe_lock_holder(cursor, key)
-        raise WriterBusy(
-            f"Writer {name!r} cannot start: a transaction of an earlier process with this name is still open after "
-            f"{timeout_seconds:g} s{holder}. Wait for it, or end that session with pg_terminate_backend."
-        ) from error
+        return False
     finally:
         if not cursor.connection.closed:
             cursor.execute("SET lock_timeout = 0")
+    return True
 
 
 def store_entry(cursor: Any, stream: Stream, name: str, position: int) -> None:
@@ -142,18 +170,22 @@ def store_entry(cursor: Any, stream: Stream, name: str, position: int) -> None:
     cursor.execute("SELECT pg_notify('replsite_streams', %s)", [f"{stream.name} {name} {position}"])
 
 
-def retire(cursor: Any, name: str, streams: list[str]) -> None:
-    """Mark a writer with nothing pending as retired, on all its streams at once; tell everybody."""
+def hold_positions(cursor: Any, stream: str) -> list[tuple[str, str, int]]:
+    """(writer, state, positive position) of all writers of a stream, as they are now and stay until this transaction ends.
+
+    So the row that ``store_entry`` adds lies at or above all of them, and the minimum never goes down.
+    """
     cursor.execute(
-        """
-        WITH gone AS (
-            UPDATE streams_streamposition SET state = 'retired', pending_facts = 0, oldest_pending_id = NULL,
-                oldest_pending_at = NULL, oldest_pending_transaction = NULL, updated_at = clock_timestamp()
-            WHERE instance_name = %(name)s AND state <> 'retired' RETURNING stream
-        ), instance AS (
-            UPDATE streams_instance SET state = 'retired', lease = lease + 1 WHERE name = %(name)s
-        )
-        SELECT pg_notify('replsite_streams', stream || ' ' || %(name)s) FROM gone
-        """,
-        {"name": name, "streams": streams},
+        "SELECT instance_name, state, abs(position) FROM streams_streamposition WHERE stream = %s "
+        "ORDER BY instance_name FOR SHARE",
+        [stream],
+    )
+    rows: list[tuple[str, str, int]] = cursor.fetchall()
+    return rows
+
+
+def end(cursor: Any, name: str, lease: int) -> None:
+    """End the lease: no reservation gets IDs under it from now on."""
+    cursor.execute(
+        "UPDATE streams_instance SET lease = lease + 1, state = 'retired' WHERE name = %s AND lease = %s", [name, lease]
     )

@@ -10,6 +10,7 @@ Silence (an old heartbeat) only decides *when to look*.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,7 @@ from streams import database, registry
 from streams.conf import stream_settings
 from streams.logs import get_logger
 
-__all__ = ["Resolution", "resolve_dead_writers", "resolve_writer"]
+__all__ = ["Resolution", "resolve_dead_writers", "resolve_writer", "retire_streams"]
 
 log = get_logger(__name__)
 
@@ -32,6 +33,10 @@ UPDATE streams_streamposition SET state = 'retired',
     pending_facts = 0, oldest_pending_id = NULL, oldest_pending_at = NULL, oldest_pending_transaction = NULL,
     last_advance_at = clock_timestamp(), updated_at = clock_timestamp()
 WHERE stream = %(stream)s AND instance_name = %(name)s
+"""
+_ACTIVE = """
+SELECT stream, position FROM streams_streamposition
+WHERE instance_name = %(name)s AND state <> 'retired' AND (%(streams)s::text[] IS NULL OR stream = ANY(%(streams)s::text[]))
 """
 _TRACE = """
 INSERT INTO streams_writerresolution (stream, instance_name, from_position, to_position, evidence, resolved_by)
@@ -81,30 +86,55 @@ def resolve_writer(cursor: Any, name: str, resolved_by: str) -> list[Resolution]
 
 def _retire(cursor: Any, name: str, resolved_by: str) -> list[Resolution]:
     """Both locks are held. A new lease fences a ghost; then each stream's position covers every committed row."""
-    resolutions: list[Resolution] = []
-    cursor.execute("BEGIN")
-    try:
-        cursor.execute("UPDATE streams_instance SET lease = lease + 1, state = 'retired' WHERE name = %s", [name])
-        cursor.execute(
-            "SELECT stream, abs(position) FROM streams_streamposition WHERE instance_name = %s AND state <> 'retired'",
-            [name],
-        )
-        for stream_name, before in cursor.fetchall():
-            stream = registry.get(stream_name)
-            position = max(before, stream.table_maximum(cursor))
-            sign = stream.declaration.sign
-            values = {"stream": stream_name, "name": name, "before": before * sign, "position": position * sign}
-            cursor.execute(_RETIRE, values)
-            cursor.execute(_TRACE, values | {"evidence": EVIDENCE, "by": resolved_by})
-            cursor.execute("SELECT pg_notify('replsite_streams', %s)", [f"{stream_name} {name}"])
-            resolutions.append(Resolution(stream_name, name, before, position))
-        cursor.execute("COMMIT")
-    except BaseException:
-        cursor.execute("ROLLBACK")
-        raise
+    cursor.execute("UPDATE streams_instance SET lease = lease + 1, state = 'retired' WHERE name = %s", [name])
+    resolutions = retire_streams(cursor, name, trace=resolved_by)
     for done in resolutions:
         log.warning(
             "writer.resolved_dead", stream=done.stream, writer=name, was=done.from_position, now=done.to_position,
             evidence=EVIDENCE, by=resolved_by,
         )  # fmt: skip
     return resolutions
+
+
+def retire_streams(
+    cursor: Any, name: str, streams: Sequence[str] | None = None, trace: str | None = None
+) -> list[Resolution]:
+    """Retire a writer on those streams (all by default) in one transaction, and tell everybody.
+
+    Called when its lease has ended and no transaction of it is open: every ID that it reserved is complete, so its
+    position may cover whatever is committed. ``trace`` leaves a row that says who found it dead.
+    """
+    done: list[Resolution] = []
+    cursor.execute("BEGIN ISOLATION LEVEL READ COMMITTED")
+    try:
+        cursor.execute(_ACTIVE, {"name": name, "streams": None if streams is None else list(streams)})
+        for stream_name, before in cursor.fetchall():
+            resolution = _retire_on(cursor, name, stream_name, before)
+            if trace is not None:
+                _leave_trace(cursor, resolution, trace)
+            done.append(resolution)
+        cursor.execute("COMMIT")
+    except BaseException:
+        cursor.execute("ROLLBACK")
+        raise
+    return done
+
+
+def _retire_on(cursor: Any, name: str, stream_name: str, stored: int) -> Resolution:
+    position = abs(stored)
+    if stream_name in registry.names():  # otherwise this program is not the one that knows its tables
+        position = max(position, registry.get(stream_name).table_maximum(cursor))
+    sign = _sign(stream_name)
+    cursor.execute(_RETIRE, {"stream": stream_name, "name": name, "position": position * sign})
+    cursor.execute("SELECT pg_notify('replsite_streams', %s)", [f"{stream_name} {name}"])
+    return Resolution(stream_name, name, abs(stored), position)
+
+
+def _leave_trace(cursor: Any, done: Resolution, resolved_by: str) -> None:
+    sign = _sign(done.stream)
+    values = {"before": done.from_position * sign, "position": done.to_position * sign, "by": resolved_by}
+    cursor.execute(_TRACE, values | {"stream": done.stream, "name": done.writer, "evidence": EVIDENCE})
+
+
+def _sign(stream_name: str) -> int:
+    return registry.get(stream_name).declaration.sign if stream_name in registry.names() else 1

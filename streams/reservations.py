@@ -13,7 +13,7 @@ An ID is thus complete only by the commit hook, which Django calls after COMMIT 
 
 Each reservation takes, in one round trip and in this order: the append lock, shared (evidence for whoever has to judge a dead
 writer), then the lease check and the IDs. Two statements, because the second must see what was committed before the
-lock was granted. In a transaction with a frozen snapshot the lease is checked on the control connection as well.
+lock was granted. In a transaction with a frozen snapshot the lease is checked on the control connection instead.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from __future__ import annotations
 import threading
 import time
 import weakref
+from collections.abc import Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -28,7 +29,7 @@ from django.db import connections, transaction
 
 from streams import database
 from streams.conf import stream_settings
-from streams.errors import BadCount, ForeignFact, ReservationEnded
+from streams.errors import BadCount, ForeignFact, ReservationEnded, WriterFenced
 from streams.inserts import insert_facts
 from streams.writers import Tenure, WriterProcess, current_writer
 
@@ -46,9 +47,16 @@ LARGEST_COUNT = 1_000_000
 
 _RESERVE = """
 SELECT pg_advisory_xact_lock_shared(%(key)s);
-SELECT pg_current_xact_id()::text::bigint, current_setting('transaction_isolation') = 'read committed',
-       CASE WHEN lease = %(lease)s THEN ARRAY(SELECT nextval(%(sequence)s) FROM generate_series(1, %(count)s)) END
-FROM streams_instance WHERE name = %(name)s
+SELECT pg_current_xact_id()::text::bigint, fresh,
+       CASE WHEN NOT fresh OR lease = %(lease)s
+            THEN ARRAY(SELECT nextval(%(sequence)s) FROM generate_series(1, %(count)s)) END
+FROM (SELECT current_setting('transaction_isolation') = 'read committed' AS fresh) AS snapshot
+     LEFT JOIN streams_instance ON name = %(name)s
+"""
+_LOCK_AGAIN = """
+SELECT pg_advisory_xact_lock_shared(%(key)s);
+SELECT current_setting('transaction_isolation') = 'read committed',
+       (SELECT lease FROM streams_instance WHERE name = %(name)s)
 """
 _LEASE = "SELECT lease FROM streams_instance WHERE name = %s"
 
@@ -56,24 +64,33 @@ _LEASE = "SELECT lease FROM streams_instance WHERE name = %s"
 class OpenTransaction:
     """An outermost transaction in which IDs were reserved, and what is to be completed when it ends."""
 
-    def __init__(self, writer: WriterProcess) -> None:
+    def __init__(self, writer: WriterProcess, number: int) -> None:
         self.writer = writer
-        self.number: int | None = None
+        self.number = number  # PostgreSQL's
         self.opened_at = time.time()
         self.ended = False
         self._pending: list[tuple[Stream, PositionTracker, list[int]]] = []
         self._lock = threading.Lock()
 
     @classmethod
-    def of(cls, connection: BaseDatabaseWrapper, writer: WriterProcess) -> OpenTransaction:
-        """The record of the connection's transaction; enters the hook when there is none yet."""
+    def of(cls, connection: BaseDatabaseWrapper, writer: WriterProcess, number: int) -> OpenTransaction:
+        """The record of the connection's transaction of that number; enters the hook when there is none yet.
+
+        Under manual transaction management Django keeps hooks beyond COMMIT, so hooks of other numbers belong to
+        transactions that have ended: they are taken out, and the database is asked about those.
+        """
         hooks: list[Any] = connection.run_on_commit
-        for _, hook, _ in hooks:
+        for entry in list(hooks):
+            hook = entry[1]
             if isinstance(hook, _CommitHook) and hook.record.writer is writer:
-                return hook.record
-        record = cls(writer)
+                if hook.record.number == number:
+                    return hook.record
+                hooks.remove(entry)
+        record = cls(writer, number)
         writer.watch(record)
         hooks.insert(0, (set(), _CommitHook(record), False))
+        if not (connection.in_atomic_block and connection.commit_on_exit):
+            writer.ask(record)  # the hook may come much later than the COMMIT, so keep asking
         return record
 
     def own(self, stream: Stream, tracker: PositionTracker, ids: list[int]) -> None:
@@ -129,7 +146,8 @@ class Reservation:
         self._atomic: transaction.Atomic | None = None
         self._record: OpenTransaction
         self._tenure: Tenure
-        self._savepoints: list[Any] = []
+        self._reserved: frozenset[int] = frozenset()
+        self._unused: Iterator[int] = iter(())
 
     def __enter__(self) -> Self:
         writer = current_writer(self._using)
@@ -138,7 +156,6 @@ class Reservation:
             self._atomic = transaction.atomic(using=self._using)
             self._atomic.__enter__()
         try:
-            self._record = OpenTransaction.of(self._connection, writer)
             self._reserve(writer, tenure, tracker)
         except BaseException as error:
             if self._atomic is not None:
@@ -149,16 +166,21 @@ class Reservation:
     def _reserve(self, writer: WriterProcess, tenure: Tenure, tracker: PositionTracker) -> None:
         fetch = tracker.begin_fetch()
         ids: list[int] = []
+        owned = False
         try:
             number, fresh, ids = self._take_ids(writer, tenure)
-            self._record.number = number
         finally:
             if tracker.end_fetch(fetch, ids):
                 writer.announce_soon()
-            if ids:
-                self._record.own(self.stream, tracker, ids)
+        try:
+            self._record = OpenTransaction.of(self._connection, writer, number)
+            self._record.own(self.stream, tracker, ids)
+            owned = True
+        finally:
+            if not owned and tracker.complete(ids, written=False):  # nobody got them, so nothing is written under them
+                writer.announce_soon()
         self.ids, self._tenure = ids, tenure
-        self._savepoints = list(self._connection.savepoint_ids)
+        self._reserved, self._unused = frozenset(ids), iter(ids)
         if not fresh:
             self._check_lease(writer)
 
@@ -175,9 +197,8 @@ class Reservation:
                 },
             )
             row = cursor.fetchone()
-        if row is None or row[2] is None:
-            writer.fenced("its lease is no longer the current one", tenure.lease)
-            raise writer.fenced_error()
+        if row[2] is None:
+            raise self._lost(writer, tenure)
         return row[0], row[1], row[2]
 
     def _check_lease(self, writer: WriterProcess) -> None:
@@ -186,8 +207,13 @@ class Reservation:
             cursor.execute(_LEASE, [self._tenure.name])
             row = cursor.fetchone()
         if row is None or row[0] != self._tenure.lease:
-            writer.fenced("its lease is no longer the current one", self._tenure.lease)
-            raise writer.fenced_error()
+            raise self._lost(writer, self._tenure)
+
+    @staticmethod
+    def _lost(writer: WriterProcess, tenure: Tenure) -> WriterFenced:
+        """The lease is not the current one: fence the process, unless it has got a newer one itself meanwhile."""
+        writer.fenced("its lease is no longer the current one", tenure.lease)
+        return writer.fenced_error()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -198,11 +224,16 @@ class Reservation:
     def write(self, *facts: Fact) -> None:
         """Insert rows under the reserved IDs.
 
-        Rows without an ID get the reserved ones in order; a fact of several rows names its ID on each of them. Raises
+        Rows without an ID get the reserved ones in order, going on where an earlier call ended; a fact of several rows
+        names its ID on each of them. Raises
         ``ReservationEnded`` once the transaction is over, ``ForeignFact`` for another stream's row or a foreign ID.
         """
         self._check_open()
-        unused = iter(self.ids)
+        self._hold_append_lock()
+        self.write_directly(*facts)
+
+    def write_directly(self, *facts: Fact) -> None:
+        """``write`` with nothing done on the connection since the reservation: saves a round trip."""
         by_model: dict[type[Model], list[Fact]] = {}
         for fact in facts:
             if type(fact) not in self.stream.models:
@@ -210,17 +241,17 @@ class Reservation:
                     f"{type(fact).__name__} holds no facts of stream {self.stream.name!r}; "
                     f"it is made of {', '.join(model.__name__ for model in self.stream.models)}."
                 )
-            self._give_id(fact, unused)
+            self._give_id(fact)
             fact.instance_name = self._tenure.name
             by_model.setdefault(type(fact), []).append(fact)
         for model, rows in by_model.items():
             insert_facts(self._connection, model, rows)
 
-    def _give_id(self, fact: Fact, unused: Any) -> None:
+    def _give_id(self, fact: Fact) -> None:
         sign = self.stream.declaration.sign
         given = getattr(fact, fact.id_field)
-        number = next(unused, None) if given is None else given * sign
-        if number not in self.ids:
+        number = next(self._unused, None) if given is None else given * sign
+        if number is None or number not in self._reserved:
             raise ForeignFact(
                 f"Stream {self.stream.name}: ID {given} was not reserved here (reserved: {self.ids[0]} to {self.ids[-1]}); "
                 f"reserve as many IDs as there are facts."
@@ -233,9 +264,13 @@ class Reservation:
                 f"Stream {self.stream.name}: the transaction that reserved {self.ids[0]} to {self.ids[-1]} is over, so these "
                 f"IDs are complete and no row may be written under them. Reserve again in the new transaction."
             )
-        if self._connection.savepoint_ids[: len(self._savepoints)] != self._savepoints:
-            # The savepoint of the reservation is gone, perhaps rolled back and the append lock with it.
-            with self._connection.cursor() as cursor:
-                cursor.execute("SELECT pg_advisory_xact_lock_shared(%s)", [database.append_key(self._tenure.name)])
+
+    def _hold_append_lock(self) -> None:
+        """Take the append lock again: rolling back to a savepoint, perhaps one made by hand, gives back what came after it."""
+        with self._connection.cursor() as cursor:
+            cursor.execute(_LOCK_AGAIN, {"key": database.append_key(self._tenure.name), "name": self._tenure.name})
+            fresh, lease = cursor.fetchone()
+        if not fresh:
             self._check_lease(self._record.writer)
-            self._savepoints = list(self._connection.savepoint_ids)
+        elif lease != self._tenure.lease:
+            raise self._lost(self._record.writer, self._tenure)

@@ -64,7 +64,7 @@ class Stream:
         In the caller's transaction if there is one: readers see the facts after its commit.
         """
         with self.reserve(len(facts), using) as reservation:
-            reservation.write(*facts)
+            reservation.write_directly(*facts)
             return reservation.ids
 
     async def aappend(self, *facts: Fact, using: str | None = None) -> list[int]:

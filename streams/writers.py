@@ -23,9 +23,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from streams import database, leases
+from streams import database, leases, liveness, registry
 from streams.conf import stream_settings
-from streams.errors import WriterFenced, WriterNotAllowed
+from streams.errors import SequenceBehind, UnknownStream, WriterBusy, WriterFenced, WriterNotAllowed
 from streams.logs import get_logger
 from streams.names import matches_pattern
 from streams.readers import RETIRED, stored_positions
@@ -99,25 +99,35 @@ class WriterProcess:
         """
         if self.condition is Condition.HOLDING:
             return
+        self._refuse_fenced()
         with self._lock:
             if self.condition is Condition.HOLDING:
                 return
-            if self.condition is Condition.FENCED:
-                raise self.fenced_error()
-            self._take(self.pattern)
+            self._refuse_fenced()
+            self._install(*self._take(self.pattern))
             self._background.start()
+            self._resume()
+
+    def _refuse_fenced(self) -> None:
+        """Without waiting for the lock: the caller's own transaction may be what taking the name again waits for."""
+        if self.condition is Condition.FENCED:
+            raise self.fenced_error()
 
     def hold_again(self) -> None:
         """After the control connection was lost: take the same name under a new lease, and forget what was known."""
+        if self.condition is not Condition.FENCED:
+            return
+        taken = self._take(self.name)
         with self._lock:
-            if self.condition is not Condition.FENCED:
+            if self.condition is not Condition.FENCED:  # closed meanwhile
+                _close_quietly(taken[0])
                 return
-            streams = list(self.trackers)
             self.shown_pending = {}
-            self._take(self.name)
-            log.info("writer.holds_again", writer=self.name, lease=self.lease, streams=streams)
+            self._install(*taken)
+            self._resume()
+            log.info("writer.holds_again", writer=self.name, lease=self.lease, streams=list(self.trackers))
 
-    def _take(self, pattern: str) -> None:
+    def _take(self, pattern: str) -> tuple[Any, leases.Held]:
         control = database.direct_connection(self.using, application_name=f"replsite writer {pattern}")
         try:
             with control.cursor() as cursor:
@@ -128,9 +138,27 @@ class WriterProcess:
         except BaseException:
             control.close()
             raise
+        return control, held
+
+    def _install(self, control: Any, held: leases.Held) -> None:
         self.control, self.tenure = control, Tenure(held.name, held.lease)
         self.condition = Condition.HOLDING
         log.info("writer.holds_name", writer=self.name, lease=self.lease)
+
+    def _resume(self) -> None:
+        """Enter the streams that an earlier life of this name has not left: nobody else moves their positions on."""
+        with self.control_cursor() as cursor:
+            cursor.execute(leases.ACTIVE_STREAMS, [self.name])
+            names = [row[0] for row in cursor.fetchall()]
+        for name in names:
+            try:
+                self.enter(registry.get(name))
+            except (UnknownStream, WriterNotAllowed) as error:
+                log.warning("writer.leaves_stream", writer=self.name, stream=name, reason=str(error))
+                with self.control_cursor() as cursor:
+                    liveness.retire_streams(cursor, self.name, [name])
+            except SequenceBehind as error:  # concerns those who append to that stream, and they are told
+                log.error("writer.cannot_resume", writer=self.name, stream=name, error=str(error))
 
     def fenced(self, reason: str, lease: int | None = None) -> None:
         """The control connection is gone, or another process holds the name: no more appends under this lease.
@@ -172,7 +200,7 @@ class WriterProcess:
         """Start on a stream (``streams.md`` 5). The writer's row is committed before its first reservation."""
         self._check_allowed(stream)
         with self.control_cursor() as cursor:
-            cursor.execute("BEGIN")
+            cursor.execute("BEGIN ISOLATION LEVEL READ COMMITTED")
             try:
                 tracker = self._start_on(cursor, stream)
                 cursor.execute("COMMIT")
@@ -200,6 +228,9 @@ class WriterProcess:
             )
             stream.set_sequence(cursor, outcome.set_sequence_to)
         tracker = outcome.tracker(stream.ids_from(cursor, outcome.linear), findings)
+        for writer, state, position in leases.hold_positions(cursor, stream.name):
+            if writer != self.name:
+                tracker.retire(writer, position) if state == RETIRED else tracker.advance(writer, position)
         leases.store_entry(cursor, stream, self.name, tracker.announceable)
         return tracker
 
@@ -214,6 +245,7 @@ class WriterProcess:
     @contextmanager
     def control_cursor(self) -> Iterator[Any]:
         """A cursor on the control connection, for one thread at a time; its loss fences the process."""
+        self._refuse_fenced()
         with self._lock:
             if self.condition is not Condition.HOLDING:
                 raise self.fenced_error()
@@ -243,17 +275,29 @@ class WriterProcess:
     def retire(self, timeout_seconds: float = 5.0) -> bool:
         """Leave all streams: wait for what is pending, announce, and no longer take part in the linear position.
 
-        Returns False when something is still pending after the time-out; the name is then let go as it is, and whoever
-        finds the writer gone resolves it by evidence.
+        Appends of other threads are refused from the moment on at which nothing was pending. Returns False when something
+        is still pending after the time-out; the name is then let go as it is, and whoever finds the writer gone resolves
+        it by evidence.
         """
         clean = self._background.drain(timeout_seconds)
         self._background.stop()  # before the lease ends, or the next heartbeat would take it for a loss
         with self._lock:
             if self.condition is Condition.HOLDING and clean:
-                with self.control_cursor() as cursor:
-                    leases.retire(cursor, self.name, list(self.trackers))
+                clean = self._leave(timeout_seconds)
         self.close()
         return clean
+
+    def _leave(self, timeout_seconds: float) -> bool:
+        """End the lease, prove that nothing is open under it any more, then retire on all streams."""
+        try:
+            with self.control_cursor() as cursor:
+                leases.end(cursor, self.name, self.lease)
+                leases.wait_for_open_transactions(cursor, self.name, timeout_seconds)
+                liveness.retire_streams(cursor, self.name)
+        except (WriterBusy, WriterFenced) as error:
+            log.warning("writer.not_retired", writer=self.name, reason=str(error))
+            return False
+        return True
 
     def close(self) -> None:
         """Let the name go without a word, as a process that dies would."""

@@ -177,7 +177,7 @@ class Site:
     def take_ids(self, writer: Writer, under_way: FetchUnderWay) -> None:
         """The sequence gives them out; the process does not know yet."""
         under_way.ids = self.database.nextval(under_way.count)
-        self.truth.update({number: (writer.name, Truth.PENDING) for number in under_way.ids})
+        self.truth.update(dict.fromkeys(under_way.ids, (writer.name, Truth.PENDING)))
 
     def end_fetch(self, writer: Writer, under_way: FetchUnderWay) -> None:
         """They arrive."""

@@ -82,7 +82,7 @@ class StreamMachine(RuleBasedStateMachine):
     @precondition(lambda self: any(w.fetches for w in self.site.writers.values()))
     @rule(pick=PICK, outcome=st.sampled_from(["go on", "go on", "go on", "fail"]))
     def go_on_fetching(self, pick: int, outcome: str) -> None:
-        writer = [w for w in self.site.writers.values() if w.fetches][0]
+        writer = next(w for w in self.site.writers.values() if w.fetches)
         under_way = writer.fetches[pick % len(writer.fetches)]
         if outcome == "fail":
             self.site.fail_fetch(writer, under_way)
@@ -94,7 +94,7 @@ class StreamMachine(RuleBasedStateMachine):
     @precondition(lambda self: any(w.transactions for w in self.site.writers.values()))
     @rule(pick=PICK, which=PICK, commit=st.booleans(), rows=st.integers(0, 3))
     def end_transaction(self, pick: int, which: int, commit: bool, rows: int) -> None:
-        writer = [w for w in self.site.writers.values() if w.transactions][0]
+        writer = next(w for w in self.site.writers.values() if w.transactions)
         transaction = writer.transactions[which % len(writer.transactions)]
         if not transaction.ended:
             self.site.end(transaction, commit=commit, rows=rows)
@@ -102,7 +102,7 @@ class StreamMachine(RuleBasedStateMachine):
     @precondition(lambda self: any(w.transactions for w in self.site.writers.values()))
     @rule(which=PICK)
     def complete(self, which: int) -> None:
-        writer = [w for w in self.site.writers.values() if w.transactions][0]
+        writer = next(w for w in self.site.writers.values() if w.transactions)
         self.site.complete(writer, writer.transactions[which % len(writer.transactions)])
 
     @precondition(lambda self: self.site.ghosts)

@@ -1,0 +1,34 @@
+"""For tests of programs that use the engine: let go of what this process holds between tests.
+
+Tests that really commit end by emptying the tables, the one of writer names too. A process that still held its name then
+would find its lease gone, so it has to let go first; it takes the name again at its next append.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from streams import writers
+
+__all__ = ["as_instance", "forget_writers"]
+
+
+def forget_writers() -> None:
+    """Let all writer names of this process go, without a word and without waiting for open transactions."""
+    for writer in list(writers._writers.values()):
+        writer.close()
+    writers._writers.clear()
+
+
+@contextmanager
+def as_instance(pattern: str) -> Iterator[None]:
+    """Write under that name or pattern inside; the names held before and after are let go."""
+    before = writers._instance
+    forget_writers()
+    writers._instance = pattern
+    try:
+        yield
+    finally:
+        forget_writers()
+        writers._instance = before

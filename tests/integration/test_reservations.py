@@ -1,0 +1,405 @@
+"""Reservations on a real server: complete once the outermost transaction is known to have ended, however it ended."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+from asgiref.sync import sync_to_async
+from django.db import DatabaseError, connection, connections, transaction
+from django.db.utils import InterfaceError, OperationalError
+
+from streams.errors import BadCount, FactIsFixed, ForeignFact, ReservationEnded
+from streams.models import CacheInvalidation, Reader
+from streams.writers import current_writer
+from tests.waiting import wait_until
+from tests.writing import (
+    append,
+    fact,
+    ids,
+    in_thread,
+    linear,
+    server_process,
+    session,
+    stored,
+    stream,
+    terminate,
+    wait_for_linear,
+)
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+class Oops(Exception):
+    """Raised by a test inside a transaction."""
+
+
+def pending() -> list[int]:
+    return list(current_writer().trackers["caches"].pending)
+
+
+def nothing_pending() -> None:
+    wait_until(lambda: not pending(), 5.0, "nothing pending")
+
+
+def test_commit_moves_the_position():
+    taken = append(3)
+    assert ids() == taken
+    wait_for_linear(taken[-1])
+
+
+def test_ids_are_ascending_and_start_above_one():
+    first, second = append(2), append(2)
+    assert 1 < first[0] < first[1] < second[0] < second[1]
+
+
+def test_open_transaction_holds_the_position_back():
+    before = append()[0]
+    with transaction.atomic():
+        append()
+        in_thread(append).join()
+        wait_for_linear(before)
+    wait_for_linear(before + 2)
+
+
+def test_rollback_is_noticed_at_once():
+    before = append()[0]
+    begun = 0.0
+    with pytest.raises(Oops), transaction.atomic():
+        append()
+        begun = time.monotonic()
+        raise Oops
+    nothing_pending()
+    assert time.monotonic() - begun < 0.5
+    assert ids() == [before]
+
+
+def test_rollback_lets_a_later_commit_be_seen():
+    before = append()[0]
+    with pytest.raises(Oops), transaction.atomic():
+        append()
+        in_thread(append).join()
+        raise Oops
+    wait_for_linear(before + 2)
+    assert ids() == [before, before + 2]
+
+
+def test_rolled_back_id_is_not_stored():
+    before = append()[0]
+    with pytest.raises(Oops), transaction.atomic():
+        append(5)
+        raise Oops
+    nothing_pending()
+    time.sleep(0.1)
+    assert linear() == before
+
+
+def test_nested_blocks_complete_with_the_outermost():
+    with transaction.atomic():
+        with transaction.atomic():
+            inner = append()
+        assert pending() == inner
+    wait_for_linear(inner[0])
+
+
+def test_rolled_back_savepoint_does_not_lose_the_hook():
+    with transaction.atomic():
+        with pytest.raises(Oops), transaction.atomic():
+            lost = append()
+            raise Oops
+        kept = append()
+        assert pending() == lost + kept
+    wait_for_linear(kept[0])
+    assert ids() == kept
+
+
+def test_another_hook_that_fails_changes_nothing():
+    def fails() -> None:
+        raise Oops
+
+    with pytest.raises(Oops), transaction.atomic():
+        transaction.on_commit(fails)
+        taken = append()
+    wait_for_linear(taken[0])
+
+
+def test_manual_commit_is_noticed():
+    connection.set_autocommit(False)
+    try:
+        first = append()
+        connection.commit()
+        wait_until(lambda: linear() == first[0], 1.0)
+        second = append()
+        connection.rollback()
+        third = append()
+        connection.commit()
+    finally:
+        connection.set_autocommit(True)
+    wait_for_linear(third[0])
+    assert ids() == [*first, *third]
+    assert third[0] == second[0] + 1
+
+
+def test_manual_rollback_right_after_a_commit_is_noticed():
+    connection.set_autocommit(False)
+    try:
+        first = append()
+        connection.commit()
+        append()
+        connection.rollback()
+        wait_until(lambda: linear() == first[0], 2.0)
+        nothing_pending()
+    finally:
+        connection.rollback()
+        connection.set_autocommit(True)
+
+
+def test_blocks_inside_manual_management_complete():
+    connection.set_autocommit(False)
+    try:
+        with transaction.atomic():
+            taken = append()
+        assert linear() < taken[0]
+        connection.commit()
+        wait_until(lambda: linear() == taken[0], 1.0)
+    finally:
+        connection.set_autocommit(True)
+
+
+@pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
+def test_first_append_in_a_frozen_snapshot(level):
+    with transaction.atomic():
+        with connection.cursor() as cursor:
+            cursor.execute(f"SET TRANSACTION ISOLATION LEVEL {level}")
+        assert ids() == []  # the snapshot is older than the writer's own row
+        taken = append()
+    wait_for_linear(taken[0])
+
+
+def test_append_in_a_snapshot_that_is_older_than_the_lease():
+    append()
+    with transaction.atomic():
+        with connection.cursor() as cursor:
+            cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        ids()
+        writer = current_writer()
+        writer.fenced("for the test")
+        wait_until(lambda: writer.condition == "holding")
+        taken = append()
+    assert writer.lease == 2
+    wait_for_linear(taken[0])
+
+
+def test_server_process_ended_in_the_open_transaction():
+    before = append()[0]
+    with pytest.raises((OperationalError, InterfaceError)), transaction.atomic():
+        append()
+        terminate(server_process())
+        append()
+    connection.close()
+    nothing_pending()
+    assert append() == [before + 2]
+    wait_for_linear(before + 2)
+
+
+def test_closing_the_connection_inside_is_noticed():
+    append()
+    connection.set_autocommit(False)
+    append()
+    connection.close()
+    nothing_pending()
+    assert len(ids()) == 1
+
+
+def test_writing_under_a_completed_id_is_refused():
+    with stream().reserve() as reservation:
+        pass
+    with pytest.raises(ReservationEnded, match="Reserve again"):
+        reservation.write(fact())
+
+
+def test_writing_under_an_earlier_transactions_id_is_refused():
+    connection.set_autocommit(False)
+    try:
+        with stream().reserve() as reservation:
+            connection.rollback()
+            wait_until(lambda: not pending())
+            append()
+            with pytest.raises(ReservationEnded):
+                reservation.write(fact())
+    finally:
+        connection.rollback()
+        connection.set_autocommit(True)
+
+
+def test_writing_after_a_savepoint_of_the_reservation_went():
+    with transaction.atomic():
+        with pytest.raises(Oops), transaction.atomic():
+            reservation = stream().reserve()
+            reservation.__enter__()
+            raise Oops
+        assert not append_lock_holders()
+        reservation.write(fact())
+        assert append_lock_holders()
+    wait_for_linear(reservation.ids[0])
+
+
+def test_writing_after_a_handmade_savepoint_went():
+    with transaction.atomic():
+        savepoint = transaction.savepoint()
+        with stream().reserve() as reservation:
+            transaction.savepoint_rollback(savepoint)
+            assert not append_lock_holders()
+            reservation.write(fact())
+            assert append_lock_holders()
+    wait_for_linear(reservation.ids[0])
+
+
+def append_lock_holders() -> bool:
+    """Whether somebody holds the append lock: nobody gets it exclusively then."""
+    from streams import database
+
+    with session() as cursor:
+        cursor.execute("SELECT pg_try_advisory_lock(%s)", [database.append_key("master")])
+        return not cursor.fetchone()[0]
+
+
+def test_several_writes_use_the_ids_in_order():
+    with stream().reserve(3) as reservation:
+        reservation.write(fact("a"))
+        reservation.write(fact("b"), fact("c"))
+    assert list(CacheInvalidation.objects.order_by("stream_id").values_list("cache_name", flat=True)) == ["a", "b", "c"]
+    assert ids() == reservation.ids
+
+
+def test_several_rows_under_one_id():
+    with stream().reserve() as reservation:
+        rows = [fact("a"), fact("b")]
+        for row in rows:
+            row.stream_id = reservation.ids[0]
+        reservation.write(*rows)
+    assert ids() == reservation.ids * 2
+
+
+def test_more_facts_than_ids_are_refused():
+    with pytest.raises(ForeignFact, match="reserve as many"), stream().reserve() as reservation:
+        reservation.write(fact(), fact())
+    assert ids() == []
+
+
+def test_a_foreign_id_is_refused():
+    stranger = fact()
+    stranger.stream_id = 999_999
+    with pytest.raises(ForeignFact, match="999999"), stream().reserve() as reservation:
+        reservation.write(stranger)
+
+
+def test_a_row_of_another_stream_is_refused():
+    with pytest.raises(ForeignFact, match="Reader"), stream().reserve() as reservation:
+        reservation.write(Reader(key="x"))
+
+
+@pytest.mark.parametrize("count", [0, -1, 10_000_000])
+def test_a_senseless_count_is_refused(count):
+    with pytest.raises(BadCount):
+        stream().reserve(count)
+
+
+def test_facts_cannot_be_saved_or_deleted():
+    append()
+    row = CacheInvalidation.objects.get()
+    with pytest.raises(FactIsFixed, match="Append it"):
+        row.save()
+    with pytest.raises(FactIsFixed):
+        row.delete()
+
+
+def test_an_insert_that_fails_leaves_nothing_pending():
+    before = append()[0]
+    with pytest.raises(DatabaseError):
+        stream().append(CacheInvalidation(cache_name=None))
+    nothing_pending()
+    assert append() == [before + 2]
+
+
+def test_an_append_in_a_broken_transaction_leaves_nothing_pending():
+    append()
+    with pytest.raises(Oops), transaction.atomic():
+        transaction.set_rollback(True)
+        with pytest.raises(transaction.TransactionManagementError):
+            append()
+        raise Oops
+    assert pending() == []
+    wait_for_linear(append()[0])
+
+
+def test_threads_share_announcements():
+    append()
+    with session() as cursor:
+        cursor.execute("SELECT n_tup_upd FROM pg_stat_user_tables WHERE relname = 'streams_streamposition'")
+        cursor.execute("LISTEN replsite_streams")
+        threads = [in_thread(lambda: [append() for _ in range(10)]) for _ in range(32)]  # type: ignore[arg-type, misc]
+        for thread in threads:
+            thread.join()
+        wait_for_linear(max(ids()))
+        cursor.connection.poll()
+        announcements = len(cursor.connection.notifies)
+    assert len(ids()) == 321
+    assert announcements < 321 / 3, f"{announcements} announcements for 320 appends"
+
+
+def test_threads_lose_nothing_when_some_roll_back():
+    def work() -> None:
+        for number in range(10):
+            try:
+                with transaction.atomic():
+                    append()
+                    if number % 3 == 0:
+                        raise Oops
+            except Oops:
+                continue
+
+    threads = [in_thread(work) for _ in range(8)]
+    for thread in threads:
+        thread.join()
+    nothing_pending()
+    wait_for_linear(max(append()))
+    assert len(ids()) == 8 * 6 + 1
+
+
+async def test_append_from_async_code():
+    taken = await stream().aappend(fact(), fact())
+    await sync_to_async(wait_for_linear)(taken[-1])
+    await sync_to_async(connections.close_all)()
+
+
+async def test_gathered_appends_each_get_their_own_id():
+    taken = await asyncio.gather(*(stream().aappend(fact()) for _ in range(20)))
+    assert len({number for some in taken for number in some}) == 20
+    await sync_to_async(wait_for_linear)(max(taken)[0])
+    await sync_to_async(connections.close_all)()
+
+
+async def test_a_cancelled_append_leaves_nothing_pending():
+    await stream().aappend(fact())
+    task = asyncio.create_task(stream().aappend(fact()))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await sync_to_async(nothing_pending)()
+    await sync_to_async(connections.close_all)()
+
+
+def test_ended_transactions_are_forgotten():
+    for _ in range(50):
+        append()
+    background = current_writer()._background
+    wait_until(lambda: len(background._open) == 0, 3.0)
+    assert not background._asked
+
+
+def test_last_write_is_shown():
+    taken = append(2)
+    wait_until(lambda: stored()["master"].last_write_position == taken[1])
