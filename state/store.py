@@ -16,6 +16,7 @@ from state.models import EventStateGroup, StateGroup
 __all__ = ["FULL_STATE", "full_state", "groups_of_events", "reserve_group_ids"]
 
 #: All entries of a group: walks from chain to chain (``state.deltas.HOPS_LIMIT`` at most), one index range each.
+#: ``OFFSET 0`` keeps the planner, which cannot guess how many chains there are, from reading the whole table instead.
 FULL_STATE = """
 WITH RECURSIVE spans AS (
     SELECT chain, id AS upto FROM state_stategroup WHERE id = %(group)s
@@ -25,10 +26,13 @@ WITH RECURSIVE spans AS (
     JOIN state_stategroup AS first ON first.id = spans.chain
     JOIN state_stategroup AS below ON below.id = first.prev_group
 ), entries AS (
-    SELECT DISTINCT ON (delta.type, delta.state_key) delta.type, delta.state_key, delta.event_id
-    FROM spans
-    JOIN state_stategroupdelta AS delta ON delta.chain = spans.chain AND delta.state_group <= spans.upto
-    ORDER BY delta.type, delta.state_key, delta.state_group DESC
+    SELECT DISTINCT ON (type, state_key) type, state_key, event_id
+    FROM spans, LATERAL (
+        SELECT type, state_key, event_id, state_group FROM state_stategroupdelta AS delta
+        WHERE delta.chain = spans.chain AND delta.state_group <= spans.upto
+        OFFSET 0
+    ) AS read
+    ORDER BY type, state_key, state_group DESC
 )
 SELECT type, state_key, event_id FROM entries WHERE event_id IS NOT NULL
 """

@@ -1,0 +1,153 @@
+"""State at an event and timelines, as functions and as commands."""
+
+import io
+import json
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.db import connection
+
+from events.errors import BadToken, StateUnresolved, UnknownEvent, UnknownRoom
+from events.reading import state_at, timeline
+from tests.made_rooms import ALICE, MadeRoom
+from tests.stored_rooms import store_room
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def made():
+    return MadeRoom()
+
+
+def run(*arguments):
+    """(lines, exit status) of a command."""
+    out = io.StringIO()
+    try:
+        call_command(*arguments, stdout=out)
+    except SystemExit as end:
+        return [json.loads(line) for line in out.getvalue().splitlines()], end.code
+    return [json.loads(line) for line in out.getvalue().splitlines()], 0
+
+
+def test_state_event_changes_the_state_after_it_not_before(made):
+    topic = made.topic("x")
+    store_room(made.events)
+    found = state_at(topic.event_id)
+    assert found.before == {("m.room.create", ""): made.create.event_id, ("m.room.member", ALICE): made.alice.event_id}
+    assert found.after == {**found.before, ("m.room.topic", ""): topic.event_id}
+
+
+def test_create_event_begins_with_nothing(made):
+    store_room(made.events)
+    found = state_at(made.create.event_id)
+    assert (found.before, found.after) == ({}, {("m.room.create", ""): made.create.event_id})
+
+
+def test_message_and_rejected_event_change_nothing(made):
+    message, rejected = made.message(), made.topic("no", rejected_reason="auth")
+    store_room(made.events)
+    for event in (message, rejected):
+        found = state_at(event.event_id)
+        assert found.before == found.after == state_at(made.alice.event_id).after
+
+
+def test_outlier_has_no_state(made):
+    outlier = made.message(outlier=True)
+    store_room(made.events)
+    assert (state_at(outlier.event_id).before, state_at(outlier.event_id).after) == (None, None)
+
+
+def test_state_that_is_not_known_is_an_error(made):
+    merge = made.message(prev=[made.topic("1", prev=[made.alice]), made.topic("2", prev=[made.alice])])
+    store_room(made.events)
+    with pytest.raises(StateUnresolved):
+        state_at(merge.event_id)
+    with pytest.raises(UnknownEvent):
+        state_at("$nowhere")
+
+
+def test_state_command_answers_in_the_order_asked_and_exits_1_for_gaps(made):
+    merge = made.message(prev=[made.topic("1", prev=[made.alice]), made.topic("2", prev=[made.alice])])
+    store_room(made.events)
+    lines, status = run("state_at", merge.event_id, "$nowhere", made.create.event_id, "--json")
+    assert status == 1
+    assert lines[0] == {"event_id": merge.event_id, "error": "unresolved"}
+    assert lines[1] == {"event_id": "$nowhere", "error": "unknown"}
+    assert lines[2]["after"] == {"m.room.create\0": made.create.event_id}
+
+
+def test_state_command_reads_ids_from_standard_input(made, monkeypatch):
+    store_room(made.events)
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"{made.alice.event_id}\n\n{made.create.event_id}\n"))
+    lines, status = run("state_at", "-", "--json")
+    assert status == 0
+    assert [line["event_id"] for line in lines] == [made.alice.event_id, made.create.event_id]
+
+
+def test_timeline_is_newest_first_and_shows_accepted_events_only(made):
+    made.message(soft_failed=True)
+    made.message(rejected_reason="x")
+    made.message(outlier=True)
+    late = made.message(prev=[made.create])
+    top = made.message(prev=[made.alice])
+    store_room(made.events)
+    found = timeline(made.room_id)
+    assert [entry.event_id for entry in found] == [event.event_id for event in (top, late, made.alice, made.create)]
+
+
+def test_pages_join_without_gap_or_repetition(made):
+    for _ in range(10):
+        made.message(prev=[made.alice])
+    store_room(made.events, first_position=-6)
+    whole, token, pages = timeline(made.room_id), None, []
+    while page := timeline(made.room_id, 3, token):
+        pages += page
+        token = page[-1].token
+    assert pages == whole and len(whole) == 12
+    assert {entry.stream_ordering < 0 for entry in whole} == {True, False}
+
+
+@pytest.mark.parametrize(
+    "token", ["", "5", "s5", "t5", "t5-", "t-5-3", "t5-3-1", "t5--", "t" + "9" * 19 + "-1", "t5 -3"]
+)
+def test_unreadable_token_is_refused(made, token):
+    store_room(made.events)
+    with pytest.raises(BadToken):
+        timeline(made.room_id, before=token)
+
+
+def test_unknown_room_is_an_error():
+    with pytest.raises(UnknownRoom):
+        timeline("!nowhere:a")
+
+
+def test_timeline_command_prints_the_contract_and_its_tokens_work(made):
+    store_room(made.events)
+    lines, status = run("timeline", made.room_id, "--limit", "1", "--json")
+    assert (status, set(lines[0])) == (0, {"event_id", "token", "stream_ordering", "topological_ordering"})
+    below, _ = run("timeline", made.room_id, "--before", lines[0]["token"], "--json")
+    assert [line["event_id"] for line in below] == [made.create.event_id]
+
+
+@pytest.mark.parametrize(
+    "arguments, status", [(("--before", "x"), 2), (("--limit", "0"), 2), ((), 1)], ids=["token", "limit", "room"]
+)
+def test_timeline_command_says_what_is_wrong(arguments, status):
+    with pytest.raises(CommandError) as caught:
+        call_command("timeline", "!nowhere:a", *arguments)
+    assert caught.value.returncode == status
+
+
+def test_timeline_is_one_index_range():
+    made = MadeRoom()
+    store_room(made.events)
+    with connection.cursor() as cursor:
+        cursor.execute("SET LOCAL enable_seqscan = off")
+        cursor.execute(
+            "EXPLAIN SELECT event_id FROM events_event WHERE room_id = %s AND (topological_ordering, stream_ordering)"
+            " < (9, 9) AND NOT outlier ORDER BY topological_ordering DESC, stream_ordering DESC LIMIT 5",
+            [made.room_id],
+        )
+        plan = "\n".join(line for (line,) in cursor)
+    assert "Index Scan Backward using events_event_timeline" in plan and "Sort" not in plan
