@@ -14,15 +14,20 @@ one.
 from __future__ import annotations
 
 import enum
+import heapq
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from streams.replication.commands import Position, RData
-from streams.tracker import PositionTracker, TrackerState
 
 __all__ = ["Cursors", "Event", "Fact", "Gap", "Ignored", "Moved", "Reset"]
+
+
+#: More facts than this above the linear position are not kept to close gaps with; the linear position then waits for
+#: all writers' announcements.
+FACTS_ABOVE_LIMIT = 100_000
 
 
 class Ignored(enum.StrEnum):
@@ -77,10 +82,16 @@ Event = Fact | Moved | Gap | Reset
 
 @dataclass(slots=True)
 class _StreamCursors:
-    """One stream: cursors, the linear position, and what belongs to the present connection."""
+    """One stream: cursors, the linear position, and what belongs to the present connection.
 
-    tracker: PositionTracker
+    Linear here means *received*: a writer may announce an ID of another one before that one's fact has come to us. So
+    it is the minimum of the cursors, and runs on without a gap over facts that are in our hands, never over mere
+    announcements.
+    """
+
+    linear: int
     cursors: dict[str, int] = field(default_factory=dict)
+    facts_above: list[int] = field(default_factory=list)  # heap
     positioned: set[str] = field(default_factory=set)
     batches: dict[str, list[Any]] = field(default_factory=dict)
     is_new: bool = True
@@ -88,9 +99,23 @@ class _StreamCursors:
     run_start: int | None = None
     """Our linear position when the present run of POSITIONs began; None outside of a run."""
 
-    def place_new_run(self, instance: str, token: int) -> None:
+    def start_anew(self, instance: str, token: int) -> None:
+        """The writer is where it is said to be, whatever we knew."""
         self.cursors[instance] = token
-        self.tracker = PositionTracker(TrackerState(min(self.cursors.values()), self.cursors))
+        self.linear = min(self.cursors.values())
+        self.facts_above.clear()
+
+    def reach(self, instance: str, token: int, *, is_fact: bool = False) -> None:
+        """Everything of the writer up to here was received; `is_fact`: the token itself is one."""
+        self.cursors[instance] = max(token, self.cursors.get(instance, 0))
+        if is_fact and len(self.facts_above) < FACTS_ABOVE_LIMIT:
+            heapq.heappush(self.facts_above, token)
+        self.settle()
+
+    def settle(self) -> None:
+        self.linear = max(self.linear, min(self.cursors.values(), default=self.linear))
+        while self.facts_above and self.facts_above[0] <= self.linear + 1:
+            self.linear = max(self.linear, heapq.heappop(self.facts_above))
 
 
 class Cursors:
@@ -116,8 +141,7 @@ class Cursors:
 
     def start(self, stream: str, linear: int, positions: Mapping[str, int]) -> None:
         """Begin a stream at known cursors; a writer that is not named starts at `linear`."""
-        tracker = PositionTracker(TrackerState(linear, positions))
-        self._streams[stream] = _StreamCursors(tracker, dict(positions), is_new=False)
+        self._streams[stream] = _StreamCursors(linear, dict(positions), is_new=False)
 
     def learn(self, stream: str, writers: Iterable[str]) -> None:
         """All writers that exist, from a snapshot taken after the server told its positions.
@@ -129,7 +153,7 @@ class Cursors:
             self._place(state, writer)
         for writer in state.cursors.keys() - existing:
             del state.cursors[writer]
-            state.tracker.retire(writer)
+        state.settle()
 
     def begin_connection(self) -> None:
         """A new connection: no stream is positioned on it, and half-received batches are void."""
@@ -140,9 +164,7 @@ class Cursors:
 
     def reached(self, stream: str, instance: str, token: int) -> None:
         """Facts of the writer up to `token` are here (fetched ones, too)."""
-        state = self._streams[stream]
-        state.cursors[instance] = max(token, state.cursors.get(instance, 0))
-        state.tracker.advance(instance, token)
+        self._streams[stream].reach(instance, token)
 
     # --- what the server says -------------------------------------------------------------------------------------
 
@@ -157,13 +179,14 @@ class Cursors:
     def _take_position(self, command: Position) -> Event | None:
         state = self._streams.get(command.stream)
         if state is None:
-            state = self._streams[command.stream] = _StreamCursors(PositionTracker(TrackerState(command.new, {})))
+            state = self._streams[command.stream] = _StreamCursors(command.new)
         self._follow_run(state, command)
         state.batches.pop(command.instance, None)
         state.positioned.add(command.instance)
+        is_known = command.instance in state.cursors
         cursor = self._place(state, command.instance)
         if command.new < cursor:
-            return self._take_lower(command, state)
+            return self._take_lower(command, state, is_known)
         if command.previous <= cursor:
             self.reached(command.stream, command.instance, command.new)
             return Moved(command.stream, command.instance, command.new)
@@ -172,18 +195,17 @@ class Cursors:
     def _follow_run(self, state: _StreamCursors, command: Position) -> None:
         """Begin, continue or end the run of first POSITIONs."""
         if not state.positioned:
-            state.run_start = state.tracker.linear
+            state.run_start = state.linear
         elif command.instance in state.positioned:
             state.run_start, state.is_new = None, False
         if state.is_new and state.run_start is not None:
-            state.place_new_run(command.instance, command.new)
+            state.start_anew(command.instance, command.new)
 
-    def _take_lower(self, command: Position, state: _StreamCursors) -> Event | None:
+    def _take_lower(self, command: Position, state: _StreamCursors, is_known: bool) -> Event | None:
         """A table does not go back: the server is only behind us. Other streams begin anew."""
-        if not self._can_reset(command.stream):
+        if not is_known or not self._can_reset(command.stream):
             return self._ignore(Ignored.STALE)
-        state.cursors[command.instance] = command.new
-        state.tracker = PositionTracker(TrackerState(min(state.cursors.values()), state.cursors))
+        state.start_anew(command.instance, command.new)
         return Reset(command.stream, command.instance, command.new)
 
     def _take_rdata(self, command: RData) -> Event | None:
@@ -197,15 +219,14 @@ class Cursors:
         rows = (*state.batches.pop(command.instance, ()), command.row)
         if command.token <= state.cursors[command.instance]:
             return self._ignore(Ignored.STALE)
-        self.reached(command.stream, command.instance, command.token)
+        state.reach(command.instance, command.token, is_fact=True)
         return Fact(command.stream, command.instance, command.token, rows)
 
     @staticmethod
     def _place(state: _StreamCursors, writer: str) -> int:
         """The writer's cursor; one that is new to us enters at the linear position, or at that before the run."""
         if writer not in state.cursors:
-            state.cursors[writer] = state.tracker.linear if state.run_start is None else state.run_start
-            state.tracker.advance(writer, state.cursors[writer])
+            state.cursors[writer] = state.linear if state.run_start is None else state.run_start
         return state.cursors[writer]
 
     def _ignore(self, reason: Ignored) -> Event | None:
@@ -228,11 +249,11 @@ class Cursors:
 
     def linear(self, stream: str) -> int:
         """Every fact of any writer up to here was received."""
-        return self._streams[stream].tracker.linear
+        return self._streams[stream].linear
 
     def positions(self) -> dict[str, dict[str, int]]:
         """Cursor per stream and writer, never below the linear position of the stream."""
         return {
-            stream: {writer: max(cursor, state.tracker.linear) for writer, cursor in state.cursors.items()}
+            stream: {writer: max(cursor, state.linear) for writer, cursor in state.cursors.items()}
             for stream, state in self._streams.items()
         }

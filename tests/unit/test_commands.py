@@ -1,0 +1,145 @@
+"""Commands: fields, integers, JSON rows, and what cannot be sent."""
+
+import pytest
+
+from streams.replication.commands import (
+    COMMANDS,
+    ClearUserSync,
+    Error,
+    FederationAck,
+    Name,
+    Ping,
+    Position,
+    RData,
+    RemoteServerUp,
+    Replicate,
+    Server,
+    Side,
+    UserIP,
+    UserSync,
+    format_line,
+    parse_line,
+)
+from streams.replication.errors import MalformedCommand, UnknownCommand, UnsendableCommand
+
+EXAMPLES = [
+    (Server("example.org"), b"SERVER example.org\n"),
+    (RData("caches", "master", 7, ["a", None]), b'RDATA caches master 7 ["a",null]\n'),
+    (RData("events", "w1", None, ["ev", [1]]), b'RDATA events w1 batch ["ev",[1]]\n'),
+    (Position("events", "master", 281, 282), b"POSITION events master 281 282\n"),
+    (Error("something went wrong"), b"ERROR something went wrong\n"),
+    (Ping("1795226301268"), b"PING 1795226301268\n"),
+    (RemoteServerUp("two words"), b"REMOTE_SERVER_UP two words\n"),
+    (Name("worker1"), b"NAME worker1\n"),
+    (Replicate(), b"REPLICATE \n"),
+    (UserSync("zHeCu", "@i:a", True, 12), b"USER_SYNC zHeCu @i:a start 12\n"),
+    (UserSync("zHeCu", "@i:a", False, 12), b"USER_SYNC zHeCu @i:a end 12\n"),
+    (ClearUserSync("zHeCu"), b"CLEAR_USER_SYNC zHeCu\n"),
+    (FederationAck("sender1", 0), b"FEDERATION_ACK sender1 0\n"),
+    (UserIP("@c:a", "t", "::1", "ua 1.0", None, 5), b'USER_IP @c:a ["t","::1","ua 1.0",null,5]\n'),
+]
+
+
+@pytest.mark.parametrize(("command", "line"), EXAMPLES)
+def test_command_is_written_as_its_line(command, line):
+    assert format_line(command) == line
+
+
+@pytest.mark.parametrize(("command", "line"), EXAMPLES)
+def test_line_is_read_as_its_command(command, line):
+    assert parse_line(line[:-1].decode()) == command
+
+
+def test_every_command_of_version_1_43_has_an_example():
+    assert {type(command) for command, _ in EXAMPLES} == {grammar.kind for grammar in COMMANDS.values()}
+
+
+@pytest.mark.parametrize(
+    ("word", "server", "client"),
+    [("RDATA", True, False), ("NAME", False, True), ("PING", True, True), ("REMOTE_SERVER_UP", True, True)],
+)
+def test_table_says_who_may_send(word, server, client):
+    senders = COMMANDS[word].senders
+    assert (Side.SERVER in senders, Side.CLIENT in senders) == (server, client)
+
+
+@pytest.mark.parametrize("line", ["", "BOGUS x", " PING 1", "ping 1", "PING\t1", "REPLICATE\r"])
+def test_other_first_words_are_unknown(line):
+    with pytest.raises(UnknownCommand):
+        parse_line(line)
+
+
+@pytest.mark.parametrize("line", ["REPLICATE", "REPLICATE ", "REPLICATE events NOW", "REPLICATE \r"])
+def test_arguments_of_replicate_do_not_matter(line):
+    assert parse_line(line) == Replicate()
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("+5", 5), ("1_000", 1000), ("-3", -3), ("007", 7), ("\u0664\u0662", 42), ("9" * 30, int("9" * 30))],
+)
+def test_integers_follow_python(text, number):
+    assert parse_line(f"POSITION s w {text} {number}") == Position("s", "w", number, number)
+
+
+def test_last_integer_may_have_blanks_around():
+    assert parse_line("POSITION s w 1  2 ") == Position("s", "w", 1, 2)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "POSITION s w 1",
+        "POSITION s w 1 x",
+        "POSITION s w 1 2 3",
+        "POSITION s w 1__0 2",
+        "POSITION s w 1 " + "9" * 5000,
+        "RDATA s w 5",
+        "RDATA s w x []",
+        "RDATA s w BATCH []",
+        "RDATA events master 5 not-json",
+        "RDATA s w 5 [NaN]",
+        "RDATA s w 5 [1e999]",
+        "RDATA s w 5 " + "[" * 10_000,
+        "USER_SYNC inst @a:b middle 12",
+        "USER_SYNC inst @a:b start",
+        "FEDERATION_ACK 3",
+        "FEDERATION_ACK a b 3",
+        'USER_IP @a:b ["t","ip","ua",null]',
+        'USER_IP @a:b "abcde"',
+        'USER_IP @a:b ["t","ip","ua",null,"5"]',
+        'USER_IP @a:b ["t","ip","ua",{},5]',
+    ],
+)
+def test_bad_arguments_are_named(line):
+    with pytest.raises(MalformedCommand):
+        parse_line(line)
+
+
+def test_row_may_hold_blanks():
+    assert parse_line('RDATA s w 5 ["a b", 1]').row == ["a b", 1]
+
+
+def test_two_blanks_are_an_empty_field():
+    assert parse_line("RDATA s  5 []") == RData("s", "", 5, [])
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        Name("two\nlines"),
+        Name("\ud800"),
+        Name("x" * 16_380),
+        RData("two words", "w", 1, []),
+        RData("s", "w", 1, [float("nan")]),
+        RData("s", "w", 1, [object()]),
+        Position("s", "two words", 1, 2),
+    ],
+)
+def test_what_no_line_can_carry_is_refused(command):
+    with pytest.raises(UnsendableCommand):
+        format_line(command)
+
+
+def test_a_line_of_exactly_the_limit_is_sent():
+    assert len(format_line(Name("x" * 16_379))) == 16_385
