@@ -417,7 +417,7 @@ class _Assembly:
             ]
         )
         alone = judge_reader(self._seen(row, Unread(0, True, None), Motion(), None), self.limits)
-        default = _READS_NOTHING if alone.severity == Severity.FINE else alone
+        default = _READS_NOTHING if alone.severity == Severity.FINE and row.closed_at is None else alone
         return ReaderView(
             key=row.key,
             name=row.name,

@@ -51,13 +51,14 @@ def _row(stream: str, writer: WriterProcess, open_transactions: Sequence[OpenTra
     tracker = writer.trackers[stream]
     written, rolled_back = tracker.take_counts()
     pending = tracker.pending
-    shown = (pending[0] if pending else None, len(pending))
-    if writer.shown_pending.get(stream) == shown and not written and not rolled_back:
-        return None
-    writer.shown_pending[stream] = shown
     holders = [(record.pending().get(stream), record) for record in open_transactions if not record.ended]
     oldest = min((h for h in holders if h[0] is not None), key=lambda holder: holder[0] or 0, default=None)
     since = oldest[1].opened_at if oldest and pending else None
+    # An ID may be pending a moment before its transaction is known: that is shown again when it is.
+    shown = (pending[0] if pending else None, len(pending), since)
+    if writer.shown_pending.get(stream) == shown and not written and not rolled_back:
+        return None
+    writer.shown_pending[stream] = shown
     return (
         stream,
         len(pending),

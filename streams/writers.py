@@ -71,7 +71,7 @@ class WriterProcess:
         self.tenure = Tenure("", 0)
         self.condition = Condition.NEW
         self.control: Any = None
-        self.shown_pending: dict[str, tuple[int | None, int]] = {}
+        self.shown_pending: dict[str, tuple[int | None, int, float | None]] = {}
         self._lock = threading.RLock()
         self._background = Background(self)
 

@@ -1,0 +1,301 @@
+"""The snapshot reads what is really there: real appends, open transactions, dead writers, readers that lag."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from datetime import timedelta
+from types import SimpleNamespace
+
+import pytest
+from django.db import connection, transaction
+from django.utils import timezone
+
+from replsite import snapshot_rows
+from replsite.snapshot import as_json, take_snapshot
+from replsite.status import HealthWord
+from replsite.trends import History
+from streams import registry
+from streams.declaration import FactTable, StreamDeclaration
+from streams.models import CacheInvalidation, Instance, Reader, StreamPosition
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture(autouse=True)
+def short_times(settings):
+    """Signs of life four times a second, and short patience."""
+    settings.REPLSITE_HEARTBEAT_SECONDS = 0.25
+    settings.REPLSITE_BLOCKED_AFTER_SECONDS = 0.3
+    settings.REPLSITE_STUCK_AFTER_SECONDS = 0.3
+
+
+def append(count=1):
+    facts = [CacheInvalidation(cache_name="test", keys=[str(number)]) for number in range(count)]
+    return registry.get("caches").append(*facts)
+
+
+def head(wait_until, ids):
+    """Wait until the appended facts are complete and stored."""
+    return wait_until(lambda: (caches := take_snapshot().stream("caches")).head >= ids[-1] and caches)
+
+
+def a_reader(positions, **more):
+    return Reader.objects.create(key="r", name="r", kind="follower", positions={"caches": positions}, **more)
+
+
+def reader_status(history=None):
+    return take_snapshot(history).readers[0].streams[0]
+
+
+class Held:
+    """A transaction with pending facts, held open by another thread."""
+
+    def __enter__(self):
+        self.reserved, self.done = threading.Event(), threading.Event()
+        self.thread = threading.Thread(target=self.hold)
+        self.thread.start()
+        assert self.reserved.wait(10)
+        return self
+
+    def hold(self):
+        try:
+            with transaction.atomic():
+                self.ids = append(2)
+                self.reserved.set()
+                self.done.wait(30)
+        finally:
+            connection.close()
+
+    def __exit__(self, *_):
+        self.done.set()
+        self.thread.join()
+
+
+def test_streams_nobody_wrote_are_quiet_and_well():
+    snapshot = take_snapshot()
+    assert {stream.name for stream in snapshot.streams} == set(registry.names())
+    assert all(stream.status.word == "idle" and stream.writers == () for stream in snapshot.streams)
+    assert snapshot.health.word == HealthWord.WELL
+
+
+def test_append_shows(wait_until):
+    ids = append(3)
+    caches = head(wait_until, ids)
+    (writer,) = caches.writers
+    assert (caches.linear_position, writer.position, writer.last_write_position) == (ids[-1],) * 3
+    assert caches.sequence_value >= ids[-1]
+    assert writer.status.word == "writing"
+    assert writer.last_write_at is not None
+    assert caches.last_fact_at == writer.last_write_at
+
+
+def test_rolled_back_facts_are_counted(wait_until):
+    append()
+    with pytest.raises(ZeroDivisionError), transaction.atomic():
+        append(2)
+        raise ZeroDivisionError
+    wait_until(lambda: take_snapshot().stream("caches").writers[0].facts_rolled_back == 2)
+
+
+def test_open_transaction_blocks_and_is_named(wait_until):
+    with Held():
+        writer = wait_until(lambda: (w := take_snapshot().stream("caches").writers[0]).status.word == "blocked" and w)
+        health = take_snapshot().health
+    assert writer.pending_facts == 2
+    assert writer.oldest_pending_seconds > 0.3
+    assert f"in transaction {writer.oldest_pending_transaction}" in writer.status.sentence
+    assert "pg_terminate_backend(" in writer.status.sentence
+    assert health.word == HealthWord.WRONG
+    assert health.sentence.startswith("Writer master of caches is blocked")
+
+
+def test_facts_that_wait_for_a_writer_are_counted_behind_the_head(wait_until):
+    with Held() as held:
+        later = append(3)
+        other = {"stream": "caches", "instance_name": "other", "position": later[-1], "last_write_position": later[-1]}
+        StreamPosition.objects.create(**other)
+        CacheInvalidation.objects.filter(stream_id__in=later).update(instance_name="other")
+        found = wait_until(lambda: {w.writer: w for w in take_snapshot().stream("caches").writers})
+        assert found["master"].position < held.ids[0]
+        assert (found["master"].behind_facts, found["other"].behind_facts) == (3, 0)
+        assert found["master"].behind_seconds > 0
+        assert take_snapshot().stream("caches").linear_position == found["master"].position
+
+
+def test_dead_writer_with_pending_facts_is_told_from_one_without():
+    long_ago = timezone.now() - timedelta(hours=1)
+    for name, pending in (("dead-1", 4), ("dead-2", 0)):
+        Instance.objects.create(name=name, heartbeat_at=long_ago)
+        StreamPosition.objects.create(stream="caches", instance_name=name, position=1, pending_facts=pending)
+    words = {w.writer: w.status.word for w in take_snapshot().stream("caches").writers}
+    assert words == {"dead-1": "gone with pending", "dead-2": "gone"}
+
+
+def test_lag_is_zero_when_equal_however_long_ago(wait_until):
+    ids = append(3)
+    head(wait_until, ids)
+    a_reader({"master": ids[-1]})
+    view = reader_status()
+    assert (view.lag_facts, view.lag_seconds, view.lag_exact) == (0, 0.0, True)
+
+
+def test_lag_is_the_age_of_the_oldest_unread_fact(wait_until):
+    ids = append(5)
+    head(wait_until, ids)
+    for number, stream_id in enumerate(ids):
+        CacheInvalidation.objects.filter(stream_id=stream_id).update(
+            received_at=timezone.now() - timedelta(seconds=500 - 100 * number)
+        )
+    a_reader({"master": ids[1]})
+    view = reader_status()
+    assert view.lag_facts == 3
+    assert 299 < view.lag_seconds < 310
+
+
+def test_rolled_back_ids_are_no_lag(wait_until):
+    ids = append(1)
+    with pytest.raises(ZeroDivisionError), transaction.atomic():
+        append(50)
+        raise ZeroDivisionError
+    last = append(1)
+    head(wait_until, last)
+    a_reader({"master": ids[0]})
+    assert reader_status().lag_facts == 1
+
+
+def test_reader_below_the_window_is_estimated_with_the_exact_time(wait_until, monkeypatch):
+    monkeypatch.setattr(snapshot_rows, "WINDOW_FACTS", 5)
+    ids = append(40)
+    head(wait_until, ids)
+    CacheInvalidation.objects.filter(stream_id=ids[10]).update(received_at=timezone.now() - timedelta(seconds=900))
+    a_reader({"master": ids[9]})
+    view = reader_status()
+    assert (view.lag_facts, view.lag_exact) == (30, False)
+    assert view.lag_seconds >= 900
+
+
+def test_living_reader_that_does_not_move_is_stuck_once_it_was_watched(wait_until):
+    ids = append(5)
+    head(wait_until, ids)
+    a_reader({"master": ids[0]}, heartbeat_at=timezone.now() + timedelta(hours=1))
+    CacheInvalidation.objects.update(received_at=timezone.now() - timedelta(seconds=60))
+    history = History()
+    assert reader_status(history).status.word == "catching up"
+    wait_until(lambda: reader_status(history).status.word == "stuck")
+
+
+def test_closed_connection_is_remembered_for_a_while():
+    now = timezone.now()
+    for key, closed in (("new", now), ("old", now - timedelta(hours=1))):
+        Reader.objects.create(key=key, name=key, kind="connection", closed_at=closed, close_reason="slow")
+    snapshot = take_snapshot()
+    assert [(r.name, r.status.sentence) for r in snapshot.readers] == [("new", "Connection closed: slow.")]
+    assert snapshot.health.word == HealthWord.WELL
+
+
+@pytest.mark.parametrize("positions", [{}, [], "x", {"caches": 5}, {"caches": {"master": "x"}}, {"unknown": {"a": 1}}])
+def test_positions_that_make_no_sense_harm_nobody(positions):
+    Reader.objects.create(key="odd", name="odd", kind="connection", positions=positions)
+    assert len(take_snapshot().readers) == 1
+
+
+def test_sequence_behind_is_wrong():
+    StreamPosition.objects.create(stream="caches", instance_name="w", position=10**9, state="retired")
+    snapshot = take_snapshot()
+    assert snapshot.stream("caches").status.word == "sequence behind"
+    assert snapshot.health.word == HealthWord.WRONG
+
+
+def test_backward_stream_is_positive_everywhere():
+    StreamPosition.objects.create(
+        stream="backfill", instance_name="w", position=-40, last_write_position=-40, state="retired"
+    )
+    backfill = take_snapshot().stream("backfill")
+    assert (backfill.head, backfill.linear_position, backfill.writers[0].last_write_position) == (40, 40, 40)
+
+
+def test_snapshot_is_json(wait_until):
+    head(wait_until, append())
+    a_reader({"master": 1})
+    plain = json.loads(json.dumps(as_json(take_snapshot())))
+    (caches,) = [stream for stream in plain["streams"] if stream["name"] == "caches"]
+    assert caches["writers"][0]["status"]["severity"] == "fine"
+    assert plain["readers"][0]["streams"][0]["positions"] == {"master": 1}
+
+
+# --- size: 20 writers x 12 streams x 50 readers -------------------------------------------------------------------------
+
+STREAMS, WRITERS, READERS, FACTS = 12, 20, 50, 4_000
+
+
+@pytest.fixture
+def crowd(transactional_db, monkeypatch):
+    """Twelve made-up streams with twenty busy writers each and fifty readers that are behind in all ways."""
+    declarations = [
+        StreamDeclaration(f"crowd_{n}", (FactTable(f"crowd_{n}", (), then_by=""),), f"crowd_{n}_seq")
+        for n in range(STREAMS)
+    ]
+    names = [f"web-{n}" for n in range(WRITERS)]
+    with connection.cursor() as cursor:
+        for stream in declarations:
+            cursor.execute(
+                f"CREATE TABLE {stream.name} (id bigserial, stream_id bigint, instance_name text, received_at timestamptz);"
+                f"CREATE SEQUENCE {stream.sequence}; SELECT setval('{stream.sequence}', {FACTS});"
+                f"INSERT INTO {stream.name} (stream_id, instance_name, received_at) SELECT n, 'web-' || n %% {WRITERS}, "
+                f"now() - ({FACTS} - n) * interval '10 ms' FROM generate_series(1, %s) n;"
+                f"CREATE INDEX ON {stream.name} (stream_id); ANALYZE {stream.name}",
+                [FACTS],
+            )
+    Instance.objects.bulk_create(Instance(name=name, heartbeat_at=timezone.now()) for name in names)
+    StreamPosition.objects.bulk_create(
+        StreamPosition(stream=s.name, instance_name=w, position=FACTS - n, last_write_position=FACTS - n)
+        for s in declarations for n, w in enumerate(names)
+    )  # fmt: skip
+    Reader.objects.bulk_create(
+        Reader(key=str(r), name=f"reader-{r}", kind="connection",
+               positions={s.name: {w: max(1, FACTS - r * (r % 3) * 40 - n) for n, w in enumerate(names)} for s in declarations})
+        for r in range(READERS)
+    )  # fmt: skip
+    monkeypatch.setattr(
+        registry, "all_streams", lambda: [SimpleNamespace(declaration=stream) for stream in declarations]
+    )
+    yield declarations
+    with connection.cursor() as cursor:
+        for stream in declarations:
+            cursor.execute(f"DROP TABLE {stream.name}; DROP SEQUENCE {stream.sequence}")
+
+
+def test_a_crowd_takes_less_than_a_fifth_of_a_second(crowd, record_property):
+    times = []
+    for _ in range(7):
+        started = time.perf_counter()
+        snapshot = take_snapshot()
+        times.append(time.perf_counter() - started)
+    record_property("best_ms", round(min(times) * 1000))
+    assert (len(snapshot.streams), len(snapshot.readers)) == (STREAMS, READERS)
+    assert sum(len(stream.writers) for stream in snapshot.streams) == STREAMS * WRITERS
+    assert min(times) < 0.2, times
+
+
+def test_number_of_queries_does_not_depend_on_the_crowd(crowd, django_assert_max_num_queries):
+    with django_assert_max_num_queries(9):
+        take_snapshot()
+
+
+def test_lag_of_the_crowd_is_right_against_plain_sql(crowd):
+    reader = next(r for r in take_snapshot().readers if r.name == "reader-7")
+    view = reader.streams[0]
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT count(*), extract(epoch from now() - min(received_at)) "
+            f"FROM {view.stream}, jsonb_each_text(%s) AS have (writer, at)"
+            " WHERE writer = instance_name AND stream_id > at::bigint"
+            " AND stream_id <= (SELECT position FROM streams_streamposition p WHERE p.stream = %s AND p.instance_name = writer)",
+            [json.dumps(view.positions), view.stream],
+        )
+        facts, seconds = cursor.fetchone()
+    assert view.lag_exact
+    assert view.lag_facts == facts > 0
+    assert abs(view.lag_seconds - float(seconds)) < 5
