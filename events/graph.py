@@ -76,25 +76,33 @@ class Leaves:
         self._here: set[str] = set()
         self.current: dict[str, None] = {}
 
-    def add(self, node: Node) -> None:
-        """An event arrives. Rejected and soft-failed ones change nothing until an accepted event refers to them."""
-        self._here.add(node.event_id)
-        if is_accepted(node):
-            self._reach_below(node)
-            if node.event_id not in self._reached:
-                self.current[node.event_id] = None
-        elif node.event_id in self._reached:
-            self._reach_below(node)
+    def add(self, node: Node) -> tuple[bool, list[str]]:
+        """An event arrives; returns whether it is a leaf now, and the leaves that are none any more.
 
-    def _reach_below(self, node: Node) -> None:
+        Rejected and soft-failed events change nothing until an accepted event refers to them.
+        """
+        self._here.add(node.event_id)
+        reached = node.event_id in self._reached
+        if not is_accepted(node):
+            return False, self._reach_below(node) if reached else []
+        gone = self._reach_below(node)
+        if not reached:
+            self.current[node.event_id] = None
+        return not reached, gone
+
+    def _reach_below(self, node: Node) -> list[str]:
         """An accepted event has been seen above: its prev events, looked through, are leaves no more."""
+        gone = []
         below = [node]
         while below:
             for prev in below.pop().prev_event_ids:
                 if prev in self._reached:
                     continue
                 self._reached.add(prev)
-                self.current.pop(prev, None)
+                if prev in self.current:
+                    del self.current[prev]
+                    gone.append(prev)
                 parent = self._nodes.get(prev)
                 if parent is not None and prev in self._here and not is_accepted(parent):
                     below.append(parent)
+        return gone

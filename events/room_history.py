@@ -187,7 +187,10 @@ class _History:
 
     # --- current state ------------------------------------------------------------------------------------------
     def _add_current_state(self, result: RoomResult) -> None:
-        current = self._common_group(result.forward_extremities)
+        groups = _Agreement()
+        for event_id in result.forward_extremities:
+            groups.count(self.after.get(event_id), 1)
+        current = groups.common()
         if current is None:
             result.current_state_unresolved = True
             return
@@ -199,22 +202,22 @@ class _History:
     def _state_deltas(self) -> list[tuple[int, str, str, str | None, str | None]]:
         """Replay the arrivals: whenever the leaves agree on another group, the difference is a change."""
         rows: list[tuple[int, str, str, str | None, str | None]] = []
-        leaves = Leaves(self.in_graph)
+        leaves, groups = Leaves(self.in_graph), _Agreement()
         known: int | None = None
         for index, event in enumerate(self.events):
             if event.outlier:
                 continue
-            leaves.add(event)
-            group = self._common_group(leaves.current) if not event.backfilled else None
+            is_leaf, gone = leaves.add(event)
+            for event_id in gone:
+                groups.count(self.after.get(event_id), -1)
+            if is_leaf:
+                groups.count(self.after.get(event.event_id), 1)
+            group = groups.common() if not event.backfilled else None
             if group is not None and group != known:
                 changes = self.builder.changes_between(known, group)
                 rows += [(index, *key, new, old) for key, (old, new) in changes.items()]
                 known = group
         return rows
-
-    def _common_group(self, event_ids: Mapping[str, None] | Sequence[str]) -> int | None:
-        groups = {self.after.get(event_id) for event_id in event_ids}
-        return groups.pop() if len(groups) == 1 else None
 
     # --- redactions ---------------------------------------------------------------------------------------------
     def _redactions(self) -> dict[str, str]:
@@ -242,6 +245,23 @@ class _History:
             if self.version.room_id_is_create_hash and isinstance(additional, list):
                 creators.update(user for user in additional if isinstance(user, str))
         return PowerLevels(self.version, content, creators)
+
+
+class _Agreement:
+    """How many leaves have which group (null: unknown), so that asking for the common one takes no search."""
+
+    def __init__(self) -> None:
+        self._counts: dict[int | None, int] = {}
+
+    def count(self, group: int | None, change: int) -> None:
+        """One leaf more or less."""
+        left = self._counts.pop(group, 0) + change
+        if left:
+            self._counts[group] = left
+
+    def common(self) -> int | None:
+        """The group that all leaves have; null when they differ or it is unknown."""
+        return next(iter(self._counts)) if len(self._counts) == 1 else None
 
 
 def _only_room(events: Sequence[ParsedEvent]) -> tuple[str, RoomVersion]:

@@ -1,5 +1,6 @@
 """A room's history as rows, against a real server's answers and on small made rooms."""
 
+import time
 from collections import defaultdict
 from functools import cache
 
@@ -287,3 +288,14 @@ def test_event_given_twice_is_refused():
     made = MadeRoom()
     with pytest.raises(HistoryError, match="twice"):
         room_history([*made.events, made.create])
+
+
+def test_many_forks_take_linear_time():
+    made = MadeRoom()
+    messages = [made.message(prev=[made.alice]) for _ in range(3000)]
+    made.message(prev=messages[:1000])
+    begun = time.perf_counter()
+    result = room_history(made.events)
+    assert time.perf_counter() - begun < 1
+    assert len(result.forward_extremities) == 2001
+    assert result.unresolved_events == 0
