@@ -157,7 +157,7 @@ class Connection:
         if self.state is State.CLOSING:
             return
         if text is not None and self.state is State.OPEN:
-            self.send(Error(text), now)
+            self.send(Error(text[: self.limits.line_bytes - len("ERROR ")]), now)
         self.state = State.CLOSING
         self.close_reason = reason
         self._closing_since = now

@@ -233,12 +233,12 @@ def test_moves_that_a_closed_connection_does_not_allow(move):
     connection = server()
     connection.lost()
     arguments = {"connected": (1.0,), "send": (Ping(""), 1.0), "receive": (b"", 1.0), "tick": (1.0,)}
-    with pytest.raises(IllegalMove, match=f"{move}.*closed"):
+    with pytest.raises(IllegalMove, match=rf"{move}.*closed"):
         getattr(connection, move)(*arguments.get(move, (CloseReason.STOPPING, 1.0)))
 
 
 def test_sending_before_the_connection_is_there_is_a_mistake():
-    with pytest.raises(IllegalMove, match="send.*new"):
+    with pytest.raises(IllegalMove, match=r"send.*new"):
         ServerConnection("a").send(Ping(""), 0.0)
 
 

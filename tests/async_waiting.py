@@ -1,0 +1,20 @@
+"""Waiting for a condition with a deadline, for tests that run on an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+async def wait_for(condition: Callable[[], T], seconds: float = 10.0, what: str = "") -> T:
+    """The first true value of ``condition``; fails the test when there is none within ``seconds``."""
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {seconds} s: {what or condition}; last value {value!r}")
+        await asyncio.sleep(0.01)
+    return value

@@ -1,0 +1,71 @@
+"""Addresses as text, binding, and where plain text may be spoken."""
+
+import os
+import socket
+
+import pytest
+
+from streams.replication.addresses import Address, bind, refuse_open_network
+from streams.replication.errors import BadAddress, PortTaken
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("127.0.0.1:9092", Address("127.0.0.1", 9092)),
+        ("localhost:0", Address("localhost", 0)),
+        ("[::1]:80", Address("::1", 80)),
+    ],
+)
+def test_address_is_read_and_written(text, address):
+    assert Address.parse(text) == address
+    assert str(address) == text
+
+
+@pytest.mark.parametrize(
+    "text", ["", "9092", "host", "host:", "host:x", "host:70000", ":80", "a:1/path", "u@h:1", "::1:80"]
+)
+def test_other_text_is_refused(text):
+    with pytest.raises(BadAddress):
+        Address.parse(text)
+
+
+def test_a_scheme_is_wanted_where_one_is_named():
+    assert Address.parse("tcp://127.0.0.1:9092", scheme="tcp") == Address("127.0.0.1", 9092)
+    with pytest.raises(BadAddress, match="tcp://HOST:PORT"):
+        Address.parse("http://127.0.0.1:9092", scheme="tcp")
+
+
+def test_port_zero_takes_a_free_one():
+    bound, address = bind(Address("127.0.0.1", 0))
+    with bound:
+        assert address.port == bound.getsockname()[1] > 0
+
+
+def test_a_taken_port_is_refused_with_its_holder():
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        port = holder.getsockname()[1]
+        with pytest.raises(PortTaken, match=rf"{port}: the port is in use by process {os.getpid()} "):
+            bind(Address("127.0.0.1", port))
+
+
+def test_an_address_of_nobody_here_is_refused():
+    with pytest.raises(BadAddress, match="Cannot listen"):
+        bind(Address("192.0.2.1", 0))
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost"])
+def test_loopback_is_always_allowed(host):
+    refuse_open_network(Address(host, 9092), [])
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "10.1.2.3", "::"])
+def test_other_networks_need_a_setting(host):
+    with pytest.raises(BadAddress, match="REPLSITE_PLAIN_NETWORKS"):
+        refuse_open_network(Address(host, 9092), ["10.9.0.0/16"])
+
+
+def test_a_named_network_is_allowed():
+    refuse_open_network(Address("10.1.2.3", 9092), ["10.1.0.0/16"])

@@ -1,0 +1,183 @@
+"""What a follower makes of RDATA and POSITION."""
+
+import pytest
+
+from streams.replication.commands import parse_line
+from streams.replication.cursors import Cursors, Fact, Gap, Ignored, Moved, Reset
+
+
+def at(linear=10, **positions) -> Cursors:
+    """Cursors of the stream ``s`` with known writers, on a fresh connection."""
+    cursors = Cursors(can_reset=lambda stream: stream == "typing")
+    cursors.start("s", linear, positions or {"w": linear})
+    cursors.begin_connection()
+    return cursors
+
+
+def take(cursors: Cursors, *lines: str):
+    """What the last of the lines means."""
+    return [cursors.take(parse_line(line)) for line in lines][-1]
+
+
+@pytest.mark.parametrize(
+    ("line", "event"),
+    [
+        ("POSITION s w 10 10", Moved("s", "w", 10)),
+        ("POSITION s w 10 15", Moved("s", "w", 15)),
+        ("POSITION s w 5 15", Moved("s", "w", 15)),
+        ("POSITION s w 12 15", Gap("s", "w", 10, 15)),
+        ("POSITION s w 15 15", Gap("s", "w", 10, 15)),
+        ("POSITION s w 5 5", None),
+    ],
+)
+def test_position_against_the_cursor(line, event):
+    assert take(at(10), line) == event
+
+
+def test_a_gap_moves_nothing_until_it_was_fetched():
+    cursors = at(10)
+    take(cursors, "POSITION s w 15 15")
+    assert cursors.positions() == {"s": {"w": 10}}
+    cursors.reached("s", "w", 15)
+    assert cursors.positions() == {"s": {"w": 15}}
+
+
+def test_rows_before_the_first_position_of_the_connection_are_dropped():
+    cursors = at(10)
+    assert take(cursors, "RDATA s w 11 []") is None
+    assert cursors.ignored[Ignored.BEFORE_POSITION] == 1
+
+
+def test_rows_of_a_writer_without_a_position_are_dropped():
+    assert take(at(10), "POSITION s w 10 10", "RDATA s other 11 []") is None
+
+
+def test_a_row_is_a_fact():
+    cursors = at(10)
+    assert take(cursors, "POSITION s w 10 10", "RDATA s w 12 [1]") == Fact("s", "w", 12, ([1],))
+    assert cursors.positions() == {"s": {"w": 12}}
+
+
+def test_known_tokens_are_dropped_with_their_batch():
+    cursors = at(10)
+    assert take(cursors, "POSITION s w 10 10", "RDATA s w batch [1]", "RDATA s w 10 [2]") is None
+    assert take(cursors, "RDATA s w 11 [3]") == Fact("s", "w", 11, ([3],))
+
+
+def test_batch_rows_come_with_the_token():
+    lines = ("POSITION s w 10 10", "RDATA s w batch [1]", "RDATA s w batch [2]", "RDATA s w 11 [3]")
+    assert take(at(10), *lines) == Fact("s", "w", 11, ([1], [2], [3]))
+
+
+def test_batches_of_two_writers_do_not_mix():
+    lines = ("POSITION s a 10 10", "POSITION s b 10 10", "RDATA s a batch [1]", "RDATA s b 11 [2]", "RDATA s a 12 [3]")
+    assert take(at(10, a=10, b=10), *lines) == Fact("s", "a", 12, ([1], [3]))
+
+
+def test_a_position_throws_the_collected_batch_away():
+    lines = ("POSITION s w 10 10", "RDATA s w batch [1]", "POSITION s w 11 11")
+    cursors = at(10)
+    assert take(cursors, *lines) == Gap("s", "w", 10, 11)
+    cursors.reached("s", "w", 11)
+    assert take(cursors, "RDATA s w 12 [2]") == Fact("s", "w", 12, ([2],))
+
+
+def test_a_new_connection_voids_batches_and_positions():
+    cursors = at(10)
+    take(cursors, "POSITION s w 10 10", "RDATA s w batch [1]")
+    cursors.begin_connection()
+    assert take(cursors, "RDATA s w 11 [2]") is None
+    assert take(cursors, "POSITION s w 10 10", "RDATA s w 11 [2]") == Fact("s", "w", 11, ([2],))
+
+
+def test_facts_missed_between_connections_are_a_gap():
+    cursors = at(10)
+    take(cursors, "POSITION s w 10 10", "RDATA s w 11 []")
+    cursors.begin_connection()
+    assert take(cursors, "POSITION s w 20 20") == Gap("s", "w", 11, 20)
+
+
+def test_own_echo_is_ignored():
+    cursors = Cursors(own_instance="me")
+    assert take(cursors, "POSITION s me 10 10") is None
+    assert cursors.ignored[Ignored.OWN_ECHO] == 1
+
+
+def test_unwanted_streams_are_ignored():
+    cursors = Cursors(streams=["s"])
+    assert take(cursors, "POSITION t w 10 10") is None
+    assert cursors.ignored[Ignored.OTHER_STREAM] == 1
+
+
+def test_a_stream_in_memory_that_goes_back_was_reset():
+    cursors = at()
+    take(cursors, "POSITION typing m 8 8")
+    cursors.begin_connection()
+    assert take(cursors, "POSITION typing m 0 0") == Reset("typing", "m", 0)
+    assert take(cursors, "RDATA typing m 1 []") == Fact("typing", "m", 1, ([],))
+
+
+# --- several writers ----------------------------------------------------------------------------------------------
+
+
+def test_an_unknown_stream_starts_where_the_run_of_positions_says():
+    cursors = Cursors()
+    take(cursors, "POSITION s a 100 100", "POSITION s b 90 90", "POSITION s c 95 95")
+    assert cursors.positions() == {"s": {"a": 100, "b": 90, "c": 95}}
+    assert cursors.linear("s") == 90
+
+
+def test_a_stream_started_by_a_run_does_not_start_again_after_a_reconnection():
+    cursors = Cursors()
+    take(cursors, "POSITION s a 100 100")
+    cursors.begin_connection()
+    assert take(cursors, "POSITION s a 120 120") == Gap("s", "a", 100, 120)
+
+
+def test_a_writer_that_came_while_we_were_away_starts_where_we_were():
+    cursors = at(10, a=10)
+    assert take(cursors, "POSITION s a 10 30", "POSITION s b 30 30") == Gap("s", "b", 10, 30)
+
+
+def test_a_writer_that_joins_later_starts_at_our_linear_position():
+    cursors = at(10, a=10)
+    take(cursors, "POSITION s a 10 10", "RDATA s a 14 []")
+    assert take(cursors, "POSITION s b 10 10") is None
+    assert take(cursors, "RDATA s b 15 []") == Fact("s", "b", 15, ([],))
+
+
+def test_the_linear_position_is_the_minimum():
+    cursors = at(10, a=10, b=10)
+    take(cursors, "POSITION s a 10 40", "POSITION s b 10 30")
+    assert cursors.linear("s") == 30
+
+
+def test_the_linear_position_runs_on_over_received_facts():
+    cursors = at(10, a=10, b=10)
+    take(cursors, "POSITION s a 10 10", "POSITION s b 10 10", "RDATA s a 12 []", "RDATA s b 11 []")
+    assert cursors.linear("s") == 12
+
+
+def test_the_linear_position_never_runs_over_an_announcement():
+    """An idle writer may claim 11 before 11, another one's fact, has come to us."""
+    cursors = at(10, a=10, b=10)
+    take(cursors, "POSITION s a 10 11", "POSITION s b 10 10")
+    assert cursors.linear("s") == 10
+
+
+def test_learning_places_writers_nobody_told_of():
+    cursors = at(10, a=10)
+    cursors.learn("s", ["a", "b"])
+    take(cursors, "POSITION s a 10 40")
+    assert cursors.linear("s") == 10
+
+
+def test_learning_lets_go_of_writers_that_are_gone():
+    cursors = at(10, a=20, gone=10)
+    cursors.learn("s", ["a"])
+    assert cursors.linear("s") == 20
+
+
+def test_positions_are_never_below_the_linear_position():
+    cursors = at(30, a=10)
+    assert cursors.positions() == {"s": {"a": 30}}

@@ -1,0 +1,179 @@
+"""What the broadcaster says, from positions and rows alone."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from streams.replication.rounds import Announce, Announcer, Move, Read, encode_rows, linear_of
+
+
+@dataclass
+class At:
+    position: int
+    state: str = "active"
+
+
+@dataclass
+class Row:
+    token: int
+    row: Any
+
+
+def announcer(**writers: At) -> Announcer:
+    made = Announcer(["s"], stand_in="master")
+    made.start({"s": writers})
+    return made
+
+
+def do(made: Announcer, now: float = 10.0, **writers: At) -> list[Any]:
+    """One round with all its steps carried out."""
+    steps = made.steps({"s": writers}, now)
+    for step in steps:
+        position = {Announce: "position", Read: "upto", Move: "new"}[type(step)]
+        made.said("s", step.writer, getattr(step, position))
+    return steps
+
+
+def test_nothing_is_said_of_what_did_not_move():
+    assert do(announcer(a=At(5)), a=At(5)) == []
+
+
+def test_a_moved_writer_is_read():
+    assert do(announcer(a=At(5), b=At(7)), a=At(9), b=At(7)) == [Read("s", "a", 5, 9)]
+
+
+def test_a_new_writer_is_announced_before_anything_else_at_the_old_linear_position():
+    steps = do(announcer(b=At(5)), b=At(9), a=At(8))
+    assert steps[0] == Announce("s", "a", 5)
+    assert set(steps[1:]) == {Read("s", "b", 5, 9), Read("s", "a", 5, 8)}
+
+
+def test_a_new_writer_below_the_linear_position_is_announced_where_it_is():
+    assert do(announcer(b=At(12)), b=At(12), a=At(10)) == [Announce("s", "a", 10)]
+
+
+def test_a_retired_writer_goes_with_the_linear_position_after_all_rows():
+    made = announcer(gone=At(3, "retired"), z=At(5))
+    assert do(made, gone=At(3, "retired"), z=At(9)) == [Read("s", "z", 5, 9), Move("s", "gone", 5, 9)]
+
+
+def test_a_retired_writers_last_rows_are_read_first():
+    made = announcer(a=At(3), z=At(5))
+    steps = do(made, a=At(7, "retired"), z=At(9))
+    assert steps == [Read("s", "a", 3, 7), Read("s", "z", 5, 9), Move("s", "a", 7, 9)]
+
+
+def test_moving_the_retired_is_put_together():
+    made = announcer(gone=At(3, "retired"), z=At(5))
+    do(made, 10.0, gone=At(3, "retired"), z=At(9))
+    assert do(made, 10.05, gone=At(3, "retired"), z=At(11)) == [Read("s", "z", 9, 11)]
+    assert made.wants_round_at == pytest.approx(10.1)
+    assert do(made, 10.1, gone=At(3, "retired"), z=At(11)) == [Move("s", "gone", 9, 11)]
+
+
+def test_a_writer_whose_row_is_gone_holds_nobody_back():
+    assert do(announcer(a=At(3), b=At(5)), b=At(8)) == [Read("s", "b", 5, 8), Move("s", "a", 3, 8)]
+
+
+def test_a_stream_without_writers_shows_a_stand_in():
+    made = announcer()
+    assert list(made.positions()) == [("s", "master", 1)]
+    assert do(made, w=At(1)) == [Announce("s", "w", 1)]
+    assert do(made, 20.0, w=At(4)) == [Read("s", "w", 1, 4), Move("s", "master", 1, 4)]
+
+
+def test_the_stand_in_becomes_a_writer_like_any_other():
+    assert do(announcer(), master=At(6)) == [Read("s", "master", 1, 6)]
+
+
+def test_a_position_that_fell_is_not_said():
+    assert do(announcer(a=At(9)), a=At(4)) == []
+
+
+def test_what_was_not_carried_out_comes_again():
+    made = announcer(a=At(5))
+    made.steps({"s": {"a": At(9)}}, 1.0)
+    made.said("s", "a", 7)
+    assert made.steps({"s": {"a": At(9)}}, 2.0) == [Read("s", "a", 7, 9)]
+
+
+def test_with_nobody_listening_positions_are_followed_without_a_word():
+    made = announcer(a=At(5), old=At(2, "retired"))
+    made.skip({"s": {"a": At(50), "old": At(2, "retired"), "new": At(60)}})
+    assert list(made.positions()) == [("s", "a", 50), ("s", "new", 60), ("s", "old", 50)]
+
+
+def test_streams_are_announced_in_the_order_of_the_table():
+    made = Announcer(["z", "a"], stand_in="m")
+    made.start({})
+    assert [stream for stream, _, _ in made.positions()] == ["z", "a"]
+
+
+@pytest.mark.parametrize(
+    ("stored", "linear"),
+    [
+        ([], 1),
+        ([At(5), At(3)], 3),
+        ([At(5), At(3, "retired")], 5),
+        ([At(5), At(3, "draining")], 3),
+        ([At(5, "retired"), At(3, "retired")], 5),
+    ],
+)
+def test_linear_position(stored, linear):
+    assert linear_of(stored) == linear
+
+
+# --- lines --------------------------------------------------------------------------------------------------------
+
+STEP = Read("s", "w", 5, 9)
+
+
+def lines(rows, reached=9, **limits):
+    encoded = encode_rows(STEP, rows, reached, **limits)
+    assert encoded.count == encoded.data.count(b"\n")
+    return encoded.data.decode().splitlines()
+
+
+def test_a_row_of_its_own_has_its_token():
+    assert lines([Row(9, ["x"])]) == ['RDATA s w 9 ["x"]']
+
+
+def test_all_but_the_last_row_of_a_fact_are_batch():
+    assert lines([Row(8, [1]), Row(8, [2]), Row(8, [3]), Row(9, [4])]) == [
+        "RDATA s w batch [1]",
+        "RDATA s w batch [2]",
+        "RDATA s w 8 [3]",
+        "RDATA s w 9 [4]",
+    ]
+
+
+def test_no_rows_are_a_position_from_the_last_one():
+    assert lines([]) == ["POSITION s w 5 9"]
+
+
+def test_reaching_beyond_the_last_row_is_a_position_from_it():
+    assert lines([Row(7, [])]) == ["RDATA s w 7 []", "POSITION s w 7 9"]
+
+
+def test_a_cut_read_says_only_how_far_it_got():
+    assert lines([Row(7, [])], reached=7) == ["RDATA s w 7 []"]
+
+
+def test_a_row_too_long_for_a_line_makes_followers_fetch_its_fact():
+    rows = [Row(7, [1]), Row(8, ["small"]), Row(8, ["x" * 100]), Row(9, [2])]
+    assert lines(rows, limit=60) == ["RDATA s w 7 [1]", "POSITION s w 8 8", "RDATA s w 9 [2]"]
+
+
+def test_a_line_of_exactly_the_limit_is_sent():
+    size = len(b'RDATA s w 9 [""]')
+    assert lines([Row(9, ["x" * (40 - size)])], limit=40) == [f'RDATA s w 9 ["{"x" * (40 - size)}"]']
+
+
+def test_long_rows_are_counted():
+    encoded = encode_rows(STEP, [Row(8, ["x" * 100]), Row(9, [])], 9, limit=60)
+    assert (encoded.oversize, encoded.facts) == (1, 2)
+
+
+def test_rows_are_ascii():
+    assert lines([Row(9, ["\u2615"])]) == ['RDATA s w 9 ["\\u2615"]']
