@@ -13,7 +13,7 @@ reserved IDs, ascending.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from events.errors import HistoryError
