@@ -18,6 +18,7 @@ __all__ = [
     "PipelineError",
     "QueryRunning",
     "SourceChanged",
+    "SparkFailed",
     "UnusableArguments",
 ]
 
@@ -48,3 +49,7 @@ class LedgerMismatch(PipelineError):
 
 class QueryRunning(PipelineError):
     """Another living process keeps the same table current."""
+
+
+class SparkFailed(PipelineError):
+    """A Spark job failed; what was done before stays, and the job can be resumed."""

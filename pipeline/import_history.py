@@ -44,7 +44,7 @@ from pipeline.plan import (
     store_broken,
 )
 from pipeline.progress import Progress
-from pipeline.promotion import batches, promote, ready_rooms
+from pipeline.promotion import EVENTS_PER_BATCH, batches, promote, ready_rooms
 from pipeline.session import spark_session
 from pipeline.spark_tasks import pack_rooms, scan_parts, stage_parts, stage_rooms
 from pipeline.stage_lines import LineWork, PartScan
@@ -65,12 +65,13 @@ PART_BYTES = 16 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class ImportOptions:
-    """What to import and how; ``pause`` is called with the name of each step, for tests that end the process there."""
+    """What to import and how; ``pause`` is called with the name of each finished step, for tests that end it there."""
 
     paths: Sequence[Path]
     as_history: bool = False
     resume: bool = False
     master: str = "local[2]"
+    events_per_batch: int = EVENTS_PER_BATCH
     pause: Callable[[str], None] = field(default=lambda step: None)
 
 
@@ -241,7 +242,7 @@ class _Import:
         lost: set[str] = set()
         done = 0
         with self._progress.stage("load", sum(room.events for room in rooms), "events", lambda: done):
-            for batch in batches(rooms):
+            for batch in batches(rooms, self._options.events_per_batch):
                 lost |= promote(self._job.pk, batch, self._using)
                 done += sum(room.events for room in batch)
                 self._options.pause("load")

@@ -11,12 +11,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol, TextIO
 
-import structlog
 from django.db import connections
+
+from streams.logs import get_logger
 
 __all__ = ["Progress", "Stage", "describe"]
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 _PLAIN_SECONDS = 2.0
 _TERMINAL_SECONDS = 0.2
 Store = Callable[[str, int, "int | None", "float | None"], None]

@@ -11,8 +11,8 @@ import hashlib
 import logging
 import os
 import shutil
+import subprocess
 import sys
-import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -31,6 +31,7 @@ SHIPPED_ROOMS = ("streams", "state", "events", "pipeline")
 _ROOMS_FOLDER = Path(__file__).resolve().parent.parent
 _NOT_SHIPPED = {"management", "__pycache__", "templates"}
 _HIDDEN_NAMES = ("DJANGO_SETTINGS_MODULE", "DATABASE_URL")
+_JVM_END_SECONDS = 10.0
 _HIDDEN_PREFIX = "REPLSITE_"
 _LOGGING = """
 rootLogger.level = error
@@ -54,11 +55,15 @@ def spark_session(
 ) -> Iterator[SparkSession]:
     """A session for the length of the block; ``folder`` takes its scratch files and the archive of our code.
 
-    ``project`` may hold ``.java``. Raises ``JavaMissing``. Starting takes some seconds.
+    A session that this process has already is used as it is, and stays. ``project`` may hold ``.java``. Raises
+    ``JavaMissing``. Starting takes some seconds.
     """
     from pyspark.sql import SparkSession  # noqa: PLC0415 - slow to import, and not needed to read this module
 
-    folder.mkdir(parents=True, exist_ok=True)
+    if (active := SparkSession.getActiveSession()) is not None:
+        yield active
+        return
+    (folder / "tmp").mkdir(parents=True, exist_ok=True)
     archive = code_archive(folder)
     builder = SparkSession.builder.master(master).appName(f"replsite {name}")
     for key, value in {**_configuration(folder, master), **(conf or {})}.items():
@@ -71,6 +76,24 @@ def spark_session(
         yield session
     finally:
         session.stop()
+        _end_jvm()
+
+
+def _end_jvm() -> None:
+    """``stop`` leaves the JVM alone with its memory; without its standard input it ends."""
+    from pyspark import SparkContext  # noqa: PLC0415
+
+    gateway, SparkContext._gateway, SparkContext._jvm = SparkContext._gateway, None, None
+    process = getattr(gateway, "proc", None)
+    if gateway is None or process is None:
+        return
+    gateway.shutdown()
+    process.stdin.close()
+    try:
+        process.wait(_JVM_END_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def _configuration(folder: Path, master: str) -> dict[str, str]:
@@ -97,10 +120,10 @@ def _configuration(folder: Path, master: str) -> dict[str, str]:
 
 
 def _java_options(folder: Path) -> str:
-    """Errors only on stderr, which belongs to our progress; temporary files where Python puts them."""
+    """Errors only on stderr, which belongs to our progress; temporary files in our folder."""
     levels = folder / "log4j2.properties"
     levels.write_text(_LOGGING)
-    return f"-Djava.io.tmpdir={tempfile.gettempdir()} -XX:-UsePerfData -Dlog4j2.configurationFile={levels.as_uri()}"
+    return f"-Djava.io.tmpdir={folder / 'tmp'} -XX:-UsePerfData -Dlog4j2.configurationFile={levels.as_uri()}"
 
 
 @contextmanager

@@ -7,9 +7,11 @@ name from the pure modules; only plain values travel.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from pipeline.errors import SparkFailed
 from pipeline.lines import Part
 from pipeline.plan import PlannedRoom
 from pipeline.stage_lines import LineWork, PartScan, scan_part, stage_part
@@ -78,5 +80,23 @@ def _run(spark: SparkSession, tasks: int, work: Callable[[int], str]) -> list[st
             answers = [work(number) for number in numbers]
             yield pyarrow.RecordBatch.from_pydict({"task": numbers, "answer": answers})
 
-    found = spark.range(0, tasks, 1, tasks).mapInArrow(each, "task bigint, answer string").collect()
+    from pyspark.errors import PySparkException  # noqa: PLC0415 - the rest of this module needs no Spark
+
+    try:
+        found = spark.range(0, tasks, 1, tasks).mapInArrow(each, "task bigint, answer string").collect()
+    except PySparkException as error:  # its text needs the JVM, which may be gone when somebody prints it
+        raise SparkFailed(f"Spark could not finish: {_last_words(str(error))}") from None
     return [row["answer"] for row in sorted(found, key=lambda row: row["task"])]
+
+
+def _last_words(text: str) -> str:
+    """Of a remote traceback the line that says what happened, and where in our rooms."""
+    lines = [line.strip() for line in text.splitlines()]
+    python = [
+        line
+        for line in lines
+        if line and not line.startswith(("at ", "...", "Driver stacktrace", "SQLSTATE", "^", "~"))
+    ]
+    named = [line for line in python if re.match(r"[A-Za-z_.]+(Error|Exception|Refused|Missing)\b", line)]
+    where = [line for line in python if line.startswith("File ")]
+    return " ".join([*(named or python)[-1:], *where[-1:]])[:1000]

@@ -1,0 +1,97 @@
+"""One Spark session for the process, and imports into the test database.
+
+The session is shared, because starting one takes seconds: code under test that asks for a session gets this one. Tests that
+kill a process start one of their own.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+
+import pytest
+from django.core.management import call_command
+from django.db import connection
+
+from pipeline.conf import pipeline_settings
+from pipeline.errors import JavaMissing
+from pipeline.session import find_java, spark_session
+from streams import writers
+from tests import session as test_session
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if {"spark", "imported", "run_script"} & set(getattr(item, "fixturenames", ())):
+            item.add_marker("spark")
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[object]:
+    settings = pipeline_settings()
+    try:
+        find_java(settings.project)
+    except JavaMissing as missing:
+        pytest.skip(str(missing))
+    conf = {"spark.python.worker.reuse": "true"}
+    with spark_session("tests", folder=settings.folder, project=settings.project, conf=conf) as session:
+        yield session
+
+
+@pytest.fixture
+def own_writer() -> Iterator[None]:
+    """The test's process writes under names of its own choice and lets them go afterwards."""
+    _forget_writers()
+    yield
+    _forget_writers()
+
+
+def _forget_writers() -> None:
+    writers.retire_all()
+    for writer in list(writers._writers.values()):
+        writer.close()
+    writers._writers.clear()
+    writers.use_instance(None)
+
+
+@pytest.fixture(scope="module")
+def module_database(django_db_setup, django_db_blocker) -> Iterator[None]:
+    """The test database for a whole module, whose tests only read and are marked ``django_db``; emptied afterwards."""
+    with django_db_blocker.unblock():
+        _forget_writers()
+        yield
+        _forget_writers()
+        call_command("flush", interactive=False, verbosity=0)
+
+
+@pytest.fixture
+def run_script(database_url):
+    """``run_script(code, *arguments)``: run Python with Django set up on the test database, in a process of its own."""
+
+    def run(code: str, *arguments: str, timeout: float = 120.0) -> subprocess.CompletedProcess[str]:
+        prelude = "import os, sys, signal, django; django.setup()\n"
+        return subprocess.run(
+            [sys.executable, "-c", prelude + textwrap.dedent(code), *arguments],
+            cwd=test_session.PROJECT,
+            env={**test_session.os.environ, "DATABASE_URL": database_url},
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+
+    return run
+
+
+@pytest.fixture
+def rows():
+    """``rows(sql, *parameters)``: all rows of a query."""
+
+    def fetch(sql: str, *parameters: object) -> list[tuple]:
+        with connection.cursor() as cursor:
+            cursor.execute(sql, parameters or None)
+            return cursor.fetchall()
+
+    return fetch

@@ -1,0 +1,113 @@
+"""Lines that cannot be imported are put aside with file, line and reason; everything else goes in."""
+
+from __future__ import annotations
+
+import gzip
+import json
+
+import pytest
+
+from pipeline.models import QuarantinedLine
+from tests.pipeline.imports import bare_room, content, run_import, write_lines
+from tests.room_data import event_lines, stored_events
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("spark", "own_writer")]
+
+
+def quarantine():
+    return [(line.file, line.line, line.reason) for line in QuarantinedLine.objects.all()]
+
+
+def test_each_kind_of_broken_line_is_named_with_its_place(tmp_path):
+    good = event_lines("v9_restricted")
+    broken = {
+        b'{"json": {': "not-json",
+        b"\xff\xfe\x00": "not-json",
+        b'"a string"': "not-an-object",
+        b'{"json": [], "room_version": "10"}': "not-an-object",
+        b'{"json": {"type": "m.room.message"}, "room_version": "10"}': "missing-key",
+        good[3].replace(b'"depth":', b'"depth":"x","Depth":', 1).replace(b'"json":{', b'"json":{"depth":"x",', 1): None,
+        b'{"json": ' + b'"x' + b"y" * 1_100_000 + b'"}': "line-too-long",
+        b'{"a": "' + b"\x00" * 10 + b'"}': "not-json",
+    }
+    path = write_lines(tmp_path / "mixed.jsonl", *good[:5], *broken, *good[5:])
+    outcome = run_import(path)
+    assert (outcome.imported, outcome.quarantined, outcome.duplicates) == (len(good), len(broken), 0)
+    expected = [(str(path), 6 + n, reason) for n, reason in enumerate(broken.values())]
+    found = quarantine()
+    assert [place[:2] for place in found] == [place[:2] for place in expected]
+    assert all(reason in (None, place[2]) for reason, place in zip(broken.values(), found, strict=True)), found
+
+
+def test_the_line_itself_is_kept_shortened(tmp_path):
+    run_import(write_lines(tmp_path / "in", b"\x00\xff" + b"z" * 10_000))
+    assert bytes(QuarantinedLine.objects.get().content) == (b"\x00\xff" + b"z" * 10_000)[:300]
+
+
+def test_lines_of_a_file_that_is_read_in_parts_have_their_numbers(tmp_path, monkeypatch):
+    monkeypatch.setattr("pipeline.import_history.PART_BYTES", 5_000)
+    events = bare_room(1, 100)
+    path = write_lines(tmp_path / "in", *events[:70], b"broken", *events[70:], b"also broken")
+    assert run_import(path).imported == 100
+    assert [line for _, line, _ in quarantine()] == [71, 102]
+
+
+def test_a_truncated_gzip_keeps_the_lines_before_the_break(tmp_path):
+    path = tmp_path / "in.jsonl.gz"
+    whole = gzip.compress(b"".join(line + b"\n" for line in event_lines("v11_gap")))
+    path.write_bytes(whole[: len(whole) // 2])
+    outcome = run_import(path)
+    assert outcome.quarantined == 1 and outcome.imported == outcome.read - 1 > 10
+    assert quarantine()[0][2] == "truncated-gzip"
+
+
+def test_events_that_name_another_room_version_do_not_spoil_the_room(tmp_path):
+    events = [{"json": event, "room_version": "2"} for event in bare_room(1, 10)]
+    events[6]["room_version"] = "1"
+    outcome = run_import(write_lines(tmp_path / "in", *events))
+    assert (outcome.imported, outcome.quarantined) == (9, 1)
+    assert [(line, reason) for _, line, reason in quarantine()] == [(7, "room-version-differs")]
+
+
+def test_new_events_of_a_room_that_is_here_are_put_aside(tmp_path):
+    events = bare_room(1, 10)
+    run_import(write_lines(tmp_path / "first", *events[:6]))
+    before = content()
+    outcome = run_import(write_lines(tmp_path / "second", *events))
+    assert (outcome.duplicates, outcome.quarantined, outcome.imported) == (6, 4, 0)
+    assert {reason for _, _, reason in quarantine()} == {"room-known"}
+    assert content() == before
+
+
+def test_an_event_that_comes_twice_counts_once(tmp_path):
+    events = bare_room(1, 10)
+    outcome = run_import(write_lines(tmp_path / "a", *events), write_lines(tmp_path / "b", *events[3:], *events[:2]))
+    assert (outcome.read, outcome.imported, outcome.duplicates) == (19, 10, 9)
+
+
+def test_the_same_rooms_twice_are_all_duplicates(tmp_path):
+    path = write_lines(tmp_path / "in", *event_lines("v11_redactions"))
+    first, before = run_import(path), content()
+    again = run_import(path)
+    assert (again.imported, again.duplicates, again.quarantined, again.rooms) == (0, first.imported, 0, 0)
+    assert content() == before
+
+
+def test_bare_events_find_the_version_of_their_create_event_in_any_file(tmp_path):
+    create, *others = (event["json"] for event in stored_events("v10_rejected") if not event["rejected_reason"])
+    rest = write_lines(tmp_path / "rest", *(json.dumps(event, ensure_ascii=False).encode() for event in others))
+    outcome = run_import(rest, write_lines(tmp_path / "create", create))
+    assert (outcome.quarantined, outcome.imported) == (0, len(others) + 1)
+
+
+def test_history_goes_to_the_backward_stream_in_the_given_order(tmp_path, rows):
+    events = stored_events("v9_restricted")
+    run_import(write_lines(tmp_path / "in", *event_lines("v9_restricted")), as_history=True)
+    found = rows("SELECT event_id FROM events_event WHERE stream_ordering < 0 ORDER BY stream_ordering")
+    assert [event_id for (event_id,) in found] == [event["event_id"] for event in events]
+    assert rows("SELECT stream, position < 0 FROM streams_streamposition") == [("backfill", True)]
+
+
+def test_a_file_without_events_is_no_error(tmp_path):
+    outcome = run_import(write_lines(tmp_path / "in"))
+    assert (outcome.read, outcome.imported, outcome.rooms) == (0, 0, 0)

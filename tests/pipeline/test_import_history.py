@@ -1,0 +1,161 @@
+"""The shipped rooms, imported: every table against the input and against what a real server answered."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+
+import pytest
+
+from pipeline.models import Job
+from streams import registry
+from streams.readers import linear_position, rows_between, stored_positions
+from tests.pipeline.imports import ALL_ROOMS, run_import, staging_tables
+from tests.room_data import ROOM_NAMES, ROOMS, oracle, stored_events
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture(scope="module")
+def imported(spark, module_database):
+    return run_import(*ALL_ROOMS)
+
+
+@pytest.fixture(params=ROOM_NAMES)
+def room(request, imported):
+    return request.param
+
+
+def room_id_of(room):
+    return stored_events(room)[0]["room_id"]
+
+
+def test_every_line_is_accounted_for(imported):
+    lines = sum(len(stored_events(room)) for room in ROOM_NAMES)
+    assert imported.summary() | {"seconds": 0} == {
+        "read": lines,
+        "imported": lines,
+        "duplicates": 0,
+        "rejected": 6,
+        "quarantined": 0,
+        "rooms": len(ROOM_NAMES),
+        "seconds": 0,
+    }
+
+
+def test_the_order_is_the_given_one(room, rows):
+    found = rows("SELECT event_id FROM events_event WHERE room_id = %s ORDER BY stream_ordering", room_id_of(room))
+    assert [event_id for (event_id,) in found] == [event["event_id"] for event in stored_events(room)]
+
+
+def test_the_order_over_all_rooms_is_the_given_one(imported, rows):
+    given = sorted(
+        (event["stream_ordering"], event["event_id"]) for name in ROOM_NAMES for event in stored_events(name)
+    )
+    found = rows("SELECT event_id FROM events_event WHERE stream_ordering > 0 ORDER BY stream_ordering")
+    assert [event_id for (event_id,) in found] == [event_id for ordering, event_id in given if ordering > 0]
+
+
+def test_backfilled_events_keep_their_sign(room, rows):
+    found = rows("SELECT event_id FROM events_event WHERE room_id = %s AND stream_ordering < 0", room_id_of(room))
+    expected = {event["event_id"] for event in stored_events(room) if event["stream_ordering"] < 0}
+    assert {event_id for (event_id,) in found} == expected
+
+
+def test_stored_bytes_are_the_exact_substring_of_the_line(room, rows):
+    with gzip.open(ROOMS / room / "events.jsonl.gz") as lines:
+        expected = {json.loads(line)["event_id"]: re.search(rb'"json":(\{.*\})\}$', line.rstrip())[1] for line in lines}
+    found = rows(
+        "SELECT event_id, json FROM events_eventjson JOIN events_event USING (event_id) WHERE room_id = %s",
+        room_id_of(room),
+    )
+    assert {event_id: bytes(stored) for event_id, stored in found} == expected
+
+
+def test_extremities_are_those_of_the_real_server(room, rows):
+    expected = oracle(room, "extremities")
+    for table, name in (("events_forwardextremity", "forward"), ("events_backwardextremity", "backward")):
+        found = rows(f"SELECT event_id FROM {table} WHERE room_id = %s", room_id_of(room))
+        assert sorted(event_id for (event_id,) in found) == sorted(expected[name])
+
+
+def test_state_is_the_real_servers_where_it_is_known(room, rows):
+    known = dict(
+        rows(
+            "SELECT m.event_id, m.state_group FROM state_eventstategroup m JOIN events_event USING (event_id) "
+            "WHERE room_id = %s",
+            room_id_of(room),
+        )
+    )
+    expected = expected_states(room)
+    for event_id, group in known.items():
+        assert stored_state(rows, group) == expected(event_id), event_id
+
+
+def expected_states(room):
+    """The real server's state after an event, by expanding its groups."""
+    facts = oracle(room, "state_groups")
+    groups = {fact["state_group"]: fact for fact in facts if fact["kind"] == "group"}
+    group_of = {fact["event_id"]: fact["state_group"] for fact in facts if fact["kind"] == "event"}
+
+    def state(event_id):
+        found, number = {}, group_of[event_id]
+        while number is not None:
+            for event_type, state_key, entry in groups[number]["delta"]:
+                found.setdefault((event_type, state_key), entry)
+            number = groups[number]["prev_group"]
+        return found
+
+    return state
+
+
+def stored_state(rows, group):
+    """The state of a stored group, expanded the slow and obvious way."""
+    found = {}
+    while group is not None:
+        ((prev,),) = rows("SELECT prev_group FROM state_stategroup WHERE id = %s", group)
+        for event_type, state_key, event_id in rows(
+            "SELECT type, state_key, event_id FROM state_stategroupdelta WHERE state_group = %s", group
+        ):
+            found.setdefault((event_type, state_key), event_id)
+        group = prev
+    return {key: event_id for key, event_id in found.items() if event_id is not None}
+
+
+def test_unknown_state_is_counted_and_has_no_group(imported, rows):
+    ((unresolved,),) = rows("SELECT count(*) FROM events_event WHERE state_unresolved")
+    ((without,),) = rows(
+        "SELECT count(*) FROM events_event e WHERE NOT outlier AND NOT EXISTS "
+        "(SELECT FROM state_eventstategroup m WHERE m.event_id = e.event_id)"
+    )
+    assert imported.unresolved == unresolved == without
+
+
+@pytest.mark.parametrize("stream", ["events", "backfill"])
+def test_a_follower_sees_every_fact_below_the_linear_position(stream, imported, rows):
+    from django.db import connection
+
+    declaration = registry.get(stream).declaration
+    with connection.cursor() as cursor:
+        upto = linear_position(stored_positions(cursor, [stream])[stream].values())
+        facts, reached = rows_between(cursor, declaration, None, 1, upto, 100_000)
+    expected = rows(
+        f"SELECT event_id FROM events_event WHERE {declaration.tables[0].where} ORDER BY abs(stream_ordering)"
+    )
+    seen = [
+        fact.row[1][0] if stream == "events" else fact.row[0]
+        for fact in facts
+        if stream != "events" or fact.row[0] == "ev"
+    ]
+    assert reached == upto and seen == [event_id for (event_id,) in expected]
+
+
+def test_the_writer_is_retired_and_the_job_is_done(imported, rows):
+    assert {state for (state,) in rows("SELECT state FROM streams_streamposition")} == {"retired"}
+    job = Job.objects.get()
+    assert (job.state, job.summary) == ("done", imported.summary())
+
+
+def test_nothing_is_left_in_staging(imported):
+    assert staging_tables() == []

@@ -1,0 +1,114 @@
+"""Whatever is killed, and whenever: the tables end as after one clean import, with ``--resume`` and without."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+from django.db import connection
+
+from pipeline.errors import SourceChanged
+from pipeline.models import Job
+from tests.pipeline.imports import SMALL_ROOMS, content, run_import, staging_tables
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("spark", "own_writer"), pytest.mark.slow]
+
+KILLED = """
+import io
+from pathlib import Path
+from pipeline import promotion
+from pipeline.import_history import ImportOptions, import_history
+from pipeline.progress import Progress
+
+def die(step):
+    if step == sys.argv[1]:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+if sys.argv[1] == "middle":
+    ordered, whole = promotion._ORDERED, promotion._Batch._run
+    def run(batch, sql, more=None):
+        whole(batch, sql, more)
+        if sql is ordered[0] and len(batch._rooms) and Job.objects.filter(importedroom__isnull=False).exists():
+            os.kill(os.getpid(), signal.SIGKILL)
+    from pipeline.models import Job
+    promotion._Batch._run = run
+options = ImportOptions([Path(path) for path in sys.argv[2:]], events_per_batch=300, pause=die)
+import_history(options, lambda store: Progress(io.StringIO(), store))
+"""
+
+
+@pytest.fixture
+def killed_import(run_script):
+    def kill(step):
+        done = run_script(KILLED, step, *map(str, SMALL_ROOMS))
+        assert done.returncode == -signal.SIGKILL, done.stderr
+        return done
+
+    return kill
+
+
+@pytest.fixture(scope="module")
+def clean(spark, module_database):
+    """What one clean import gives: summary and content of the tables."""
+    from django.core.management import call_command
+
+    outcome = run_import(*SMALL_ROOMS)
+    found = content()
+    call_command("flush", interactive=False, verbosity=0)
+    return without_seconds(outcome), found
+
+
+def without_seconds(outcome):
+    return outcome.summary() | {"seconds": 0}
+
+
+@pytest.mark.parametrize("step", ["read", "rooms", "middle"])
+def test_a_resumed_import_ends_like_a_clean_one(step, clean, killed_import):
+    killed_import(step)
+    assert staging_tables()
+    outcome = run_import(*SMALL_ROOMS, resume=True)
+    assert (without_seconds(outcome), content()) == clean
+    assert Job.objects.count() == 1 and staging_tables() == []
+
+
+def test_rooms_are_whole_after_a_kill_and_a_new_import_loses_and_doubles_nothing(clean, killed_import, rows):
+    killed_import("middle")
+    loaded = dict(rows("SELECT room_id, count(*) FROM events_event GROUP BY 1"))
+    whole = {room: len(order) for room, order in clean[1]["order"]}
+    assert loaded and loaded.items() < whole.items()
+    outcome = run_import(*SMALL_ROOMS)
+    assert content() == clean[1]
+    assert (outcome.duplicates, outcome.imported) == (sum(loaded.values()), outcome.read - sum(loaded.values()))
+    assert [job.state for job in Job.objects.all()] == ["done", "failed"] and staging_tables() == []
+
+
+def test_a_crash_of_postgresql_empties_staging_and_the_job_begins_anew(clean, killed_import):
+    killed_import("load")
+    with connection.cursor() as cursor:
+        for table in staging_tables():
+            cursor.execute(f"TRUNCATE {table}")  # what recovery does to unlogged tables
+    outcome = run_import(*SMALL_ROOMS, resume=True)
+    assert (without_seconds(outcome), content()) == clean
+
+
+def test_a_file_that_changes_while_it_is_read_is_refused_and_nothing_is_loaded(tmp_path, rows, monkeypatch):
+    path = tmp_path / "in.jsonl.gz"
+    path.write_bytes(SMALL_ROOMS[0].read_bytes())
+    monkeypatch.setattr("pipeline.import_history.stage_parts", lambda *_: path.write_bytes(SMALL_ROOMS[1].read_bytes()))
+    with pytest.raises(SourceChanged, match="has changed"):
+        run_import(path)
+    assert rows("SELECT count(*) FROM events_event") == [(0,)]
+    assert Job.objects.get().state == "failed"
+
+
+def test_a_room_made_by_another_meanwhile_is_left_to_it(clean, rows):
+    room = clean[1]["rooms"][0][0]
+
+    def meanwhile(step):
+        if step == "rooms":
+            rows("INSERT INTO events_room (room_id, room_version) VALUES (%s, '10') RETURNING 1", room)
+
+    outcome = run_import(*SMALL_ROOMS, pause=meanwhile)
+    there = {found for (found,) in rows("SELECT DISTINCT room_id FROM events_event")}
+    assert there == {name for name, _ in clean[1]["order"]} - {room}
+    assert outcome.quarantined == len(dict(clean[1]["order"])[room])

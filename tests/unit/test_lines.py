@@ -1,0 +1,98 @@
+"""Lines of files, whatever is in them."""
+
+from __future__ import annotations
+
+import gzip
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.lines import HEAD_BYTES, BrokenLine, Line, parts_of, read_lines
+
+LIMIT = 100
+
+
+def read(path, part_bytes=1 << 20, limit=LIMIT):
+    return [list(read_lines(part, limit)) for part in parts_of(0, path, part_bytes)]
+
+
+@pytest.fixture
+def file(tmp_path):
+    def write(content: bytes, name: str = "in.jsonl"):
+        path = tmp_path / name
+        path.write_bytes(content)
+        return path
+
+    return write
+
+
+def test_lines_are_numbered_from_one_and_keep_their_bytes(file):
+    content = b'{"a": "\\u0000"}\r\n\xff\xfe not utf-8\n{"b":\x00}'
+    assert read(file(content)) == [
+        [Line(1, b'{"a": "\\u0000"}\r'), Line(2, b"\xff\xfe not utf-8"), Line(3, b'{"b":\x00}')]
+    ]
+
+
+def test_blank_lines_count_in_the_numbering_only(file):
+    assert read(file(b"\na\n  \t\nb\n\n")) == [[Line(2, b"a"), Line(4, b"b")]]
+
+
+def test_an_empty_file_has_no_lines(file):
+    assert read(file(b"")) == [[]]
+
+
+@pytest.mark.parametrize("end", [b"", b"\n", b"\nshort\n"])
+def test_a_line_beyond_the_limit_is_broken_and_the_rest_is_read(file, end):
+    first, *rest = read(file(b"x" * (LIMIT + 1) + end))[0]
+    assert (first.number, first.reason, first.head) == (1, "line-too-long", b"x" * LIMIT + b"x")
+    assert rest == ([Line(2, b"short")] if b"short" in end else [])
+
+
+def test_a_line_of_exactly_the_limit_is_whole(file):
+    assert read(file(b"x" * LIMIT + b"\n")) == [[Line(1, b"x" * LIMIT)]]
+
+
+def test_of_a_huge_line_only_the_head_is_kept(file):
+    (broken,) = read(file(b"y" * 5_000_000), limit=1000)[0]
+    assert len(broken.head) == HEAD_BYTES
+    assert "5000000 bytes" in broken.detail
+
+
+def test_gzip_is_known_by_its_content_not_by_its_name(file):
+    assert read(file(gzip.compress(b"a\nb\n"), "plain.jsonl")) == [[Line(1, b"a"), Line(2, b"b")]]
+
+
+def test_several_gzip_members_are_one_file(file):
+    assert read(file(gzip.compress(b"a\nb") + gzip.compress(b"c\nd\n"))) == [
+        [Line(1, b"a"), Line(2, b"bc"), Line(3, b"d")]
+    ]
+
+
+def test_a_truncated_gzip_keeps_the_lines_before_the_break(file):
+    lines = b"".join(b"line %d of some length %d\n" % (n, n * n * 7919) for n in range(20_000))
+    found = read(file(gzip.compress(lines)[:-2000]))[0]
+    *whole, last = found
+    assert last.reason == "truncated-gzip" and last.number == len(whole) + 1
+    assert (
+        len(whole) > 1000
+        and b"\n".join(line.content for line in whole) == lines[: sum(len(w.content) + 1 for w in whole) - 1]
+    )
+
+
+def test_a_corrupt_gzip_is_one_broken_line(file):
+    content = bytearray(gzip.compress(bytes(range(256)) * 2000))
+    content[len(content) // 2] ^= 0xFF
+    found = read(file(bytes(content)), limit=1 << 20)[0]
+    assert isinstance(found[-1], BrokenLine) and found[-1].reason in ("corrupt-gzip", "truncated-gzip")
+
+
+@given(st.lists(st.binary(max_size=12).filter(lambda line: b"\n" not in line)), st.integers(1, 40))
+def test_parts_give_every_line_once_wherever_they_are_cut(tmp_path_factory, lines, part_bytes):
+    path = tmp_path_factory.mktemp("parts") / "in"
+    path.write_bytes(b"\n".join(lines))
+    if path.read_bytes()[:2] == b"\x1f\x8b":
+        return
+    whole = [line.content for line in read(path)[0]]
+    assert [line.content for part in read(path, part_bytes) for line in part] == whole
+    assert whole == [line for line in lines if line.strip()]

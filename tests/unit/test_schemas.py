@@ -1,0 +1,37 @@
+"""Schemas of streams for Spark follow from their declarations."""
+
+from __future__ import annotations
+
+import pytest
+
+from events.catalog import EVENTS
+from pipeline.schemas import COMMON_COLUMNS, arrow_schema, declaration_of, fact_columns, spark_schema
+from streams.catalog import CACHES
+from streams.declaration import Column, ColumnKind, FactTable, StreamDeclaration
+
+
+def test_columns_of_all_tables_stand_once_in_order_of_appearance():
+    names = list(fact_columns(EVENTS))
+    assert names[:3] == ["event_id", "room_id", "type"]
+    assert len(names) == len(set(names)) == len({column.name for table in EVENTS.tables for column in table.columns})
+
+
+@pytest.mark.parametrize("stream", ["events", "backfill", "caches"])
+def test_spark_and_arrow_agree_on_the_columns(stream):
+    declared = declaration_of(stream)
+    assert spark_schema(declared).names == arrow_schema(declared).names
+
+
+def test_lists_and_numbers_have_their_types():
+    kinds = {field.name: field.dataType.simpleString() for field in spark_schema(CACHES)}
+    assert kinds == dict(COMMON_COLUMNS) | {
+        "cache_name": "string",
+        "keys": "array<string>",
+        "invalidation_ts": "bigint",
+    }
+
+
+def test_a_name_of_two_kinds_is_refused():
+    tables = tuple(FactTable(kind, (Column("x", kind),)) for kind in (ColumnKind.TEXT, ColumnKind.BIGINT))
+    with pytest.raises(ValueError, match="column x has two kinds"):
+        fact_columns(StreamDeclaration("odd", tables, "seq"))
