@@ -42,6 +42,8 @@ class GroupBuilder:
     def __init__(self) -> None:
         self._groups: list[_Group] = []
         self._tips: dict[int, int] = {}
+        self._copies: dict[int, int] = {}
+        self._originals: dict[int, int] = {}
         self._history: dict[int, dict[StateKey, tuple[list[int], list[str | None]]]] = {}
 
     def __len__(self) -> int:
@@ -55,18 +57,13 @@ class GroupBuilder:
     def add(self, base: int, changes: Mapping[StateKey, str | None]) -> int:
         """A new group: the state of ``base`` with ``changes`` (null removes a key).
 
-        Takes time in proportion to the changes, but for the groups that have to be stored in full.
+        Takes time in proportion to the changes. Where an expansion would read too much, ``base`` is first copied in
+        full, once for all groups that will build on it.
         """
-        old = self._groups[base]
-        on_tip = self._tips[old.chain] == base
-        hops = old.hops if on_tip else old.hops + 1
-        keys = old.keys + sum(self._growth(base, key, event_id) for key, event_id in changes.items())
-        rows = old.rows_to_read + len(changes)
-        if hops > HOPS_LIMIT or rows > ROWS_PER_KEY_LIMIT * keys + SPARE_ROWS:
-            state = {**self.expand(base), **changes}
-            return self.add_full({key: event_id for key, event_id in state.items() if event_id is not None})
-        chain = old.chain if on_tip else len(self._groups)
-        return self._store(_Group(base, chain, hops, keys, rows, dict(changes)))
+        number = self._add(base, changes)
+        if number is None and 2 * len(changes) < self._groups[base].keys:
+            number = self._add(self._copy(base), changes)
+        return number if number is not None else self._add_full_on(base, changes)
 
     def lookup(self, group: int, key: StateKey) -> str | None:
         """The event at one key of a group's state, or null."""
@@ -88,15 +85,16 @@ class GroupBuilder:
     def changes_between(self, old: int | None, new: int) -> dict[StateKey, tuple[str | None, str | None]]:
         """What turns the state of ``old`` into that of ``new``: key -> (event before, event after)."""
         touched: dict[StateKey, str | None] = {}
-        for number in self._line(new):
-            if number == old:
-                found = {key: (self.lookup(number, key), event_id) for key, event_id in touched.items()}
-                break
-            if old is not None and number < old:
-                found = self._difference(self.expand(old), self.expand(new))
-                break
+        number: int | None = new
+        while number is not None and old is not None and number > old:
+            if number in self._originals:  # a copy changes nothing
+                number = self._originals[number]
+                continue
             for key, event_id in self._groups[number].changes.items():
                 touched.setdefault(key, event_id)
+            number = self._groups[number].prev
+        if old is not None and number == old:
+            found = {key: (self.lookup(old, key), event_id) for key, event_id in touched.items()}
         else:
             found = self._difference(self.expand(old) if old is not None else {}, self.expand(new))
         return {key: pair for key, pair in found.items() if pair[0] != pair[1]}
@@ -111,6 +109,30 @@ class GroupBuilder:
         for number, group in enumerate(self._groups):
             for (event_type, state_key), event_id in group.changes.items():
                 yield group.chain, number, event_type, state_key, event_id
+
+    def _add(self, base: int, changes: Mapping[StateKey, str | None]) -> int | None:
+        """The new group as a delta, or null when that breaks a bound."""
+        old = self._groups[base]
+        on_tip = self._tips[old.chain] == base
+        hops = old.hops if on_tip else old.hops + 1
+        keys = old.keys + sum(self._growth(base, key, event_id) for key, event_id in changes.items())
+        rows = old.rows_to_read + len(changes)
+        if hops > HOPS_LIMIT or rows > ROWS_PER_KEY_LIMIT * keys + SPARE_ROWS:
+            return None
+        chain = old.chain if on_tip else len(self._groups)
+        return self._store(_Group(base, chain, hops, keys, rows, dict(changes)))
+
+    def _copy(self, base: int) -> int:
+        """A group with the state of ``base``, stored in full."""
+        if base not in self._copies:
+            copy = self._copies[base] = self.add_full(self.expand(base))
+            self._originals[copy] = base
+        return self._copies[base]
+
+    def _add_full_on(self, base: int, changes: Mapping[StateKey, str | None]) -> int:
+        """For changes as large as the state: storing the outcome writes less."""
+        state = {**self.expand(base), **changes}
+        return self.add_full({key: event_id for key, event_id in state.items() if event_id is not None})
 
     def _store(self, group: _Group) -> int:
         number = len(self._groups)

@@ -8,8 +8,10 @@ from django.core.management import CommandError, call_command
 from django.db import connection
 
 from events.errors import BadToken, StateUnresolved, UnknownEvent, UnknownRoom
+from events.parsing import parse_line
 from events.reading import state_at, timeline
 from tests.made_rooms import ALICE, MadeRoom
+from tests.room_data import event_lines, oracle
 from tests.stored_rooms import store_room
 
 pytestmark = pytest.mark.django_db

@@ -11,21 +11,20 @@ STEPS = st.lists(st.tuples(st.integers(0, 10**6), CHANGES), max_size=60)
 
 
 def grown(steps):
-    """The builder, and the same states as dictionaries."""
-    builder, states = GroupBuilder(), [{("m.create", ""): "$0"}]
-    builder.add_full(states[0])
+    """The builder, and the state of each of its groups that we asked for, by group number."""
+    builder, made = GroupBuilder(), []
+    made.append((builder.add_full({("m.create", ""): "$0"}), {("m.create", ""): "$0"}))
     for choice, changes in steps:
-        base = len(states) - 1 if choice % 3 else choice % len(states)
-        builder.add(base, changes)
-        merged = {**states[base], **changes}
-        states.append({key: event for key, event in merged.items() if event is not None})
-    return builder, states
+        base, state = made[-1 if choice % 3 else choice % len(made)]
+        merged = {key: event for key, event in {**state, **changes}.items() if event is not None}
+        made.append((builder.add(base, changes), merged))
+    return builder, dict(made)
 
 
 @given(STEPS)
 def test_every_group_expands_to_its_state(steps):
     builder, states = grown(steps)
-    assert [builder.expand(number) for number in range(len(states))] == states
+    assert {number: builder.expand(number) for number in states} == states
 
 
 @given(STEPS)
@@ -34,7 +33,7 @@ def test_the_rows_alone_tell_the_same_states(steps):
     builder, states = grown(steps)
     groups = {row[0]: row for row in builder.group_rows()}
     rows = list(builder.delta_rows())
-    for number, state in enumerate(states):
+    for number, state in states.items():
         found, at, read = {}, number, 0
         while at is not None:
             chain = groups[at][2]
@@ -58,7 +57,8 @@ def test_bounds_hold_for_every_group(steps):
 @given(STEPS, st.integers(0, 10**6), st.integers(0, 10**6))
 def test_changes_between_two_groups_turn_one_into_the_other(steps, one, other):
     builder, states = grown(steps)
-    old, new = one % len(states), other % len(states)
+    numbers = list(states)
+    old, new = numbers[one % len(numbers)], numbers[other % len(numbers)]
     changes = builder.changes_between(old, new)
     state = dict(states[old])
     for key, (before, after) in changes.items():

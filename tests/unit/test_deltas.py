@@ -88,6 +88,27 @@ def test_changes_across_a_fork_and_across_a_full_copy():
     assert builder.changes_between(fork, full) == {C: ("3", None)}
 
 
+def test_many_forks_from_a_deep_group_copy_its_state_once():
+    builder = GroupBuilder()
+    number = builder.add_full({("m.room.member", f"@{user}"): "$j" for user in range(1000)})
+    for step in range(HOPS_LIMIT):
+        builder.add(number, {B: f"tip{step}"})
+        number = builder.add(number, {C: f"{step}"})
+    builder.add(number, {B: "tip"})
+    before = len(list(builder.delta_rows()))
+    forks = [builder.add(number, {A: str(fork)}) for fork in range(50)]
+    assert len(list(builder.delta_rows())) - before == 1001 + 50
+    assert builder.changes_between(number, forks[7]) == {A: (None, "7")}
+
+
+def test_taking_most_of_a_state_away_stores_what_is_left():
+    keys = [("m.x", str(number)) for number in range(1000)]
+    builder = GroupBuilder()
+    rest = builder.add(builder.add_full(dict.fromkeys(keys, "$1")), dict.fromkeys(keys[1:]))
+    assert builder.expand(rest) == {keys[0]: "$1"}
+    assert list(builder.group_rows())[rest] == (1, None, 1, 0, 1, 1)
+
+
 @pytest.mark.parametrize("room", ROOM_NAMES)
 def test_a_real_rooms_groups_expand_to_the_same_states(room):
     builder, states, numbers = GroupBuilder(), {}, {}
@@ -98,4 +119,5 @@ def test_a_real_rooms_groups_expand_to_the_same_states(room):
         states[own] = delta if prev is None else {**states[prev], **delta}
         numbers[own] = builder.add_full(delta) if prev is None else builder.add(numbers[prev], delta)
     assert all(builder.expand(numbers[own]) == state for own, state in states.items())
-    assert all(len(states[own]) == row[4] for own, row in zip(states, builder.group_rows(), strict=True))
+    keys = {row[0]: row[4] for row in builder.group_rows()}
+    assert all(keys[numbers[own]] == len(state) for own, state in states.items())
