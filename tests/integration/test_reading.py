@@ -110,6 +110,31 @@ def test_pages_join_without_gap_or_repetition(made):
     assert {entry.stream_ordering < 0 for entry in whole} == {True, False}
 
 
+@pytest.mark.parametrize("room", ["v9_restricted", "v10_rejected", "v10_gap", "v12_power_fork"])
+def test_real_servers_pages_are_in_the_order_of_the_timeline(room):
+    events = [parse_line(line) for line in event_lines(room)]
+    store_room(events, first_position=-sum(event.backfilled for event in events) or 2)
+    place = {entry.event_id: n for n, entry in enumerate(timeline(events[-1].room_id, 1000))}
+    walks = [row for row in oracle(room, "pagination") if row["kind"] == "messages" and row["dir"] == "b"]
+    assert walks
+    for walk in walks:
+        seen = [place[event_id] for page in walk["pages"] for event_id in page.get("chunk", ())]
+        assert seen == sorted(seen)
+
+
+@pytest.mark.parametrize("room", ["v9_restricted", "v10_rejected"])
+def test_every_known_state_of_a_real_room_reads_back_as_the_real_servers(room):
+    result = store_room([parse_line(line) for line in event_lines(room)])
+    rows = oracle(room, "state_groups")
+    groups, states = {row["state_group"]: row for row in rows if row["kind"] == "group"}, {None: {}}
+    for number in sorted(groups):
+        delta = {(event_type, key): event_id for event_type, key, event_id in groups[number]["delta"]}
+        states[number] = {**states[groups[number]["prev_group"]], **delta}
+    theirs = {row["event_id"]: row["state_group"] for row in rows if row["kind"] == "event"}
+    for event_id, _ in result.event_groups:
+        assert state_at(event_id).after == states[theirs[event_id]]
+
+
 @pytest.mark.parametrize(
     "token", ["", "5", "s5", "t5", "t5-", "t-5-3", "t5-3-1", "t5--", "t" + "9" * 19 + "-1", "t5 -3"]
 )
