@@ -50,7 +50,7 @@ def test_every_line_of_a_real_room_is_taken_with_its_exact_bytes(room):
 
 @pytest.mark.parametrize("room", ROOM_NAMES)
 def test_bare_lines_of_a_real_room_parse_alike_once_the_create_event_told_its_version(room):
-    wrapped = [parse_line(text) for text in event_lines(room)]
+    wrapped = [parse_line(text) for text in event_lines(room)[:500]]
     versions = dict(filter(None, (announced_version(parsed.json) for parsed in wrapped)))
     for parsed in wrapped:
         bare = parse_line(parsed.json, versions)
