@@ -59,7 +59,7 @@ def _parameters(using: str | None) -> dict[str, Any]:
     wrapper = connections[using or stream_settings().database]
     parameters = {k: v for k, v in wrapper.get_connection_params().items() if k not in _NOT_LIBPQ}
     if direct := wrapper.settings_dict.get("DIRECT", {}):
-        parameters |= direct  # HOST and PORT of the server behind a pooler
+        parameters |= {name.lower(): value for name, value in direct.items()}  # HOST and PORT behind a pooler
     return parameters
 
 
@@ -72,8 +72,8 @@ def direct_connection(using: str | None = None, *, application_name: str) -> Any
         found = _parameters(using)
     except DjangoOperationalError as error:  # an embedded server that does not start
         raise OperationalError(str(error)) from error
-    parameters = found | _KEEPALIVES | {"application_name": application_name[:63]}
-    connection = psycopg2.connect(**parameters, connect_timeout=10)
+    parameters = {"connect_timeout": 10} | found | _KEEPALIVES | {"application_name": application_name[:63]}
+    connection = psycopg2.connect(**parameters)
     connection.autocommit = True
     return connection
 

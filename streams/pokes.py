@@ -35,7 +35,7 @@ class Poke:
     def parse(cls, payload: str) -> Poke:
         """Read a NOTIFY payload; anything odd means "look at the table"."""
         parts = payload.split(" ")
-        position = int(parts[2]) if len(parts) == 3 and parts[2].isdigit() else None
+        position = int(parts[2]) if len(parts) == 3 and parts[2].isdecimal() else None
         return cls(parts[0], parts[1] if len(parts) > 1 else "", position)
 
 
@@ -49,6 +49,7 @@ class PokeListener:
         self._on_pokes = on_pokes
         self._using = using
         self._name = name
+        self._missed = False
         self._stopping = threading.Event()
         self._connection: Any = None
         self._wake_read, self._wake_write = -1, -1
@@ -78,14 +79,14 @@ class PokeListener:
 
     def _run(self) -> None:
         connected = True
-        self._on_pokes([])
+        self._tell([])
         while not self._stopping.is_set():
             try:
                 if not connected:
                     self._connect()
                     connected = True
                     log.info("pokes.connected_again", reader=self._name)
-                    self._on_pokes([])
+                    self._tell([])
                 self._hear()
             except (OSError, ValueError, *database.connection_gone) as error:
                 if connected:
@@ -94,11 +95,22 @@ class PokeListener:
                 select.select([self._wake_read], [], [], RETRY_SECONDS)
 
     def _hear(self) -> None:
-        ready, _, _ = select.select([self._connection, self._wake_read], [], [])
+        ready, _, _ = select.select(
+            [self._connection, self._wake_read], [], [], RETRY_SECONDS if self._missed else None
+        )
         if self._wake_read in ready:
             return
         self._connection.poll()
         heard = [Poke.parse(notify.payload) for notify in self._connection.notifies]
         self._connection.notifies.clear()
-        if heard:
-            self._on_pokes(heard)
+        if heard or self._missed:
+            self._tell(heard)
+
+    def _tell(self, pokes: list[Poke]) -> None:
+        """Call back; when that fails, listening goes on and the next call says "look at everything"."""
+        try:
+            self._on_pokes([] if self._missed else pokes)
+            self._missed = False
+        except Exception:
+            log.exception("pokes.callback_failed", reader=self._name)
+            self._missed = True

@@ -1,0 +1,64 @@
+"""A TCP proxy in front of PostgreSQL that cuts the connection at COMMIT: before the server sees it, or before the client
+hears the answer."""
+
+from __future__ import annotations
+
+import select
+import socket
+import threading
+from enum import Enum, auto
+
+COMMIT = b"COMMIT\x00"
+
+
+class Cut(Enum):
+    """Which half of the conversation about COMMIT is lost."""
+
+    NOTHING = auto()
+    QUESTION = auto()
+    ANSWER = auto()
+
+
+class CuttingProxy:
+    """Serves each connection in a thread; ``cut`` says what happens at the next COMMIT."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self.cut = Cut.NOTHING
+        self._target = host, port
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> CuttingProxy:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._thread.join(5)
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._connect, args=(client,), daemon=True).start()
+
+    def _connect(self, client: socket.socket) -> None:
+        with client, socket.create_connection(self._target) as server:
+            self._forward(client, server)
+
+    def _forward(self, client: socket.socket, server: socket.socket) -> None:
+        other = {client: server, server: client}
+        lost_answer = False
+        while True:
+            for end in select.select([client, server], [], [])[0]:
+                data = end.recv(65536)
+                if not data or (lost_answer and end is server):
+                    return
+                if end is client and COMMIT in data and self.cut is Cut.QUESTION:
+                    return
+                lost_answer |= end is client and COMMIT in data and self.cut is Cut.ANSWER
+                other[end].sendall(data)

@@ -1,0 +1,64 @@
+"""Direct connections: their own, past a pooler, with the caller's options."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+import psycopg2
+import pytest
+from django.db import connection
+
+from streams import database
+
+pytestmark = pytest.mark.django_db
+
+
+def test_it_is_a_session_of_its_own_in_autocommit_mode():
+    with closing(database.direct_connection(application_name="a test")) as direct, direct.cursor() as cursor:
+        cursor.execute("SELECT current_setting('application_name'), pg_backend_pid() <> %s", [own_process()])
+        assert cursor.fetchone() == ("a test", True)
+        assert direct.autocommit
+
+
+def own_process() -> int:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_backend_pid()")
+        return int(cursor.fetchone()[0])
+
+
+def test_long_names_are_cut():
+    with closing(database.direct_connection(application_name="x" * 100)) as direct, direct.cursor() as cursor:
+        cursor.execute("SHOW application_name")
+        assert cursor.fetchone() == ("x" * 63,)
+
+
+def test_options_of_the_site_are_kept(monkeypatch):
+    given = connection.get_connection_params()
+    monkeypatch.setattr(
+        connection, "get_connection_params", lambda: given | {"connect_timeout": 3, "isolation_level": 2}
+    )
+    with closing(database.direct_connection(application_name="test")) as direct:
+        assert direct.info.dsn_parameters["connect_timeout"] == "3"
+
+
+def test_a_pooler_is_passed_by(monkeypatch):
+    given = connection.get_connection_params()
+    monkeypatch.setattr(connection, "get_connection_params", lambda: given | {"port": 1})
+    with pytest.raises(psycopg2.OperationalError):
+        database.direct_connection(application_name="test")
+    monkeypatch.setitem(connection.settings_dict, "DIRECT", {"PORT": given["port"]})
+    database.direct_connection(application_name="test").close()
+
+
+def test_dsn_is_enough_to_connect():
+    with closing(psycopg2.connect(database.dsn())) as elsewhere, elsewhere.cursor() as cursor:
+        cursor.execute("SELECT current_database()")
+        assert cursor.fetchone() == (connection.settings_dict["NAME"],)
+
+
+def test_lock_keys_differ_by_kind_and_name_and_fit():
+    keys = {
+        make(name) for make in (database.writer_key, database.append_key, database.start_key) for name in ("a", "b")
+    }
+    assert len(keys) == 6
+    assert all(-(2**63) <= key < 2**63 for key in keys)

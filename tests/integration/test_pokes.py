@@ -1,0 +1,97 @@
+"""Pokes: heard while connected, repaired by looking after every connection."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from streams.pokes import Poke, PokeListener
+from tests.waiting import wait_until
+from tests.writing import append, session, terminate
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+class Ear:
+    """What a listener reported."""
+
+    def __init__(self) -> None:
+        self.heard: list[list[Poke]] = []
+        self.listener = PokeListener(self.heard.append)
+        self.listener.start()
+
+    def all(self) -> list[Poke]:
+        return [poke for pokes in self.heard for poke in pokes]
+
+
+@pytest.fixture
+def ear() -> Iterator[Ear]:
+    ear = Ear()
+    yield ear
+    ear.listener.stop()
+
+
+def test_a_connection_begins_with_a_look_at_everything(ear):
+    wait_until(lambda: ear.heard == [[]])
+
+
+def test_announcements_are_heard(ear):
+    taken = append()
+    wait_until(lambda: Poke("caches", "master", taken[0]) in ear.all())
+
+
+def test_a_lost_connection_comes_back_with_a_look_at_everything(ear):
+    wait_until(lambda: ear.heard)
+    terminate(ear.listener._connection.info.backend_pid)
+    wait_until(lambda: ear.heard.count([]) == 2)
+    taken = append()
+    wait_until(lambda: Poke("caches", "master", taken[0]) in ear.all())
+
+
+def test_a_callback_that_fails_does_not_end_the_listening():
+    heard: list[int] = []
+
+    def fails(pokes: list[Poke]) -> None:
+        heard.append(len(pokes))
+        raise RuntimeError("for the test")
+
+    listener = PokeListener(fails)
+    listener.start()
+    try:
+        wait_until(lambda: heard == [0])
+        append()
+        wait_until(lambda: len(heard) > 1)
+    finally:
+        listener.stop()
+
+
+def test_stopping_leaves_neither_thread_nor_session():
+    ear = Ear()
+    wait_until(lambda: ear.heard)
+    pid = ear.listener._connection.info.backend_pid
+    ear.listener.stop()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("replsite-pokes")]
+    with session() as cursor:
+
+        def gone() -> bool:
+            cursor.execute("SELECT count(*) FROM pg_stat_activity WHERE pid = %s", [pid])
+            return bool(cursor.fetchone()[0] == 0)
+
+        wait_until(gone)
+
+
+@pytest.mark.parametrize(
+    ("payload", "poke"),
+    [
+        ("events north 12", Poke("events", "north", 12)),
+        ("events north", Poke("events", "north", None)),
+        ("events north x", Poke("events", "north", None)),
+        ("events north ²", Poke("events", "north", None)),
+        ("events", Poke("events", "", None)),
+        ("", Poke("", "", None)),
+    ],
+)
+def test_parse(payload, poke):
+    assert Poke.parse(payload) == poke

@@ -1,0 +1,368 @@
+"""The process as a writer: one holder of a name, fenced when the lock is lost, gone in order."""
+
+from __future__ import annotations
+
+import gc
+import os
+import socket
+import threading
+
+import psutil
+import pytest
+from django.db import connection, connections, transaction
+from django.test import override_settings
+
+from streams import database
+from streams.errors import SequenceBehind, WriterFenced, WriterNameTaken, WriterNotAllowed
+from streams.models import Instance, StreamPosition
+from streams.testing import as_instance, forget_writers
+from streams.writers import Condition, WriterProcess, current_writer, retire_all
+from tests.waiting import wait_until
+from tests.writing import append, fact, ids, in_thread, linear, session, stored, stream, terminate, wait_for_linear
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def another() -> object:
+    """Make further writers in this process, each with sessions of its own; all are let go."""
+    made: list[WriterProcess] = []
+
+    def make(pattern: str) -> WriterProcess:
+        made.append(WriterProcess("default", pattern))
+        made[-1].hold()
+        return made[-1]
+
+    yield make
+    for writer in made:
+        writer.close()
+
+
+def test_name_is_taken_at_the_first_reservation_only():
+    current_writer()
+    assert not Instance.objects.exists()
+    append()
+    assert Instance.objects.get().process_id == os.getpid()
+
+
+def test_second_holder_is_refused_with_the_first_ones_place(another):
+    append()
+    with pytest.raises(WriterNameTaken) as error:
+        another("master")
+    assert f"process {os.getpid()} on host {socket.gethostname()}" in str(error.value)
+    assert "REPLSITE_INSTANCE" in str(error.value)
+
+
+def test_second_process_is_refused(run_manage):
+    append()
+    done = run_manage("append", "caches", "--count", "1", "--instance", "master")
+    assert done.returncode == 1
+    assert f"process {os.getpid()}" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_pattern_takes_the_lowest_free_number(another):
+    first, second = another("web-{n}"), another("web-{n}")
+    assert (first.name, second.name) == ("web-1", "web-2")
+    first.close()
+    assert another("web-{n}").name == "web-1"
+
+
+def test_a_session_that_is_just_ending_does_not_take_the_name():
+    holder = database.direct_connection(application_name="test")
+    holder.cursor().execute("SELECT pg_advisory_lock(%s)", [database.writer_key("master")])
+    threading.Timer(0.2, holder.close).start()
+    assert append()
+
+
+def test_writer_that_may_not_write_the_stream():
+    with override_settings(REPLSITE_WRITERS={"caches": ["other", "web-{n}"]}):
+        with pytest.raises(WriterNotAllowed, match=r"web-\{n\}"):
+            append()
+        with as_instance("web-{n}"):
+            assert append()
+
+
+def test_row_is_there_before_the_first_reservation(another):
+    another("north").enter(stream())
+    assert stored()["north"].state == "active"
+    assert ids() == []
+
+
+def test_joining_does_not_lower_the_linear_position(another):
+    taken = append()
+    wait_for_linear(taken[0])
+    another("north").enter(stream())
+    assert linear() == taken[0]
+
+
+def test_lock_lost_is_noticed_and_taken_again():
+    before = append()
+    writer = current_writer()
+    terminate(writer.control.info.backend_pid)
+    wait_until(lambda: writer.lease == 2 and writer.condition is Condition.HOLDING)
+    after = append()
+    wait_for_linear(after[0])
+    assert ids() == before + after
+
+
+def test_appending_while_fenced_is_refused(monkeypatch):
+    append()
+    writer = current_writer()
+    monkeypatch.setattr(writer, "hold_again", lambda: None)
+    writer.fenced("for the test")
+    with pytest.raises(WriterFenced, match="repeat the transaction"):
+        append()
+    assert len(ids()) == 1
+
+
+def test_open_transaction_of_the_old_lease_is_neither_lost_nor_passed():
+    """Taking the name again waits for it, and appends in it are refused at once meanwhile."""
+    first = append()[0]
+    writer = current_writer()
+    with transaction.atomic():
+        append()
+        terminate(writer.control.info.backend_pid)
+        wait_until(lambda: writer.condition is Condition.FENCED)
+        wait_until(lambda: Instance.objects.get().lease == 2)
+        with pytest.raises(WriterFenced):
+            append()
+        assert linear() == first
+    wait_until(lambda: writer.condition is Condition.HOLDING)
+    wait_for_linear(first + 1)
+    assert ids() == [first, first + 1]
+
+
+def test_process_that_does_not_know_of_its_loss_is_stopped_by_the_lease():
+    append()
+    writer = current_writer()
+    Instance.objects.update(lease=7)
+    with pytest.raises(WriterFenced):
+        append()
+    wait_until(lambda: writer.lease == 8 and writer.condition is Condition.HOLDING)
+    assert append()
+
+
+def test_threads_that_append_through_a_loss_lose_nothing():
+    append()
+    done: list[int] = []
+
+    def work() -> None:
+        while len(done) < 200:
+            try:
+                done.extend(append())
+            except WriterFenced:
+                connection.close()
+
+    threads = [in_thread(work) for _ in range(4)]
+    for _ in range(2):
+        wanted = len(done) + 20
+        wait_until(lambda: len(done) > min(wanted, 190))  # noqa: B023 - read at once
+        lock = current_writer().control
+        terminate(lock.info.backend_pid)
+        wait_until(lambda: current_writer().control is not lock)  # noqa: B023
+    for thread in threads:
+        thread.join()
+    assert sorted(done) == ids()[1:]
+    wait_for_linear(ids()[-1])
+
+
+def test_streams_of_an_earlier_life_are_entered_at_once(another):
+    append()
+    StreamPosition.objects.create(stream="events", instance_name="north", position=1)
+    north = another("north")
+    assert set(north.trackers) == {"events"}
+
+
+def test_streams_that_may_no_longer_be_written_are_left(another):
+    StreamPosition.objects.create(stream="events", instance_name="north", position=1)
+    StreamPosition.objects.create(stream="gone", instance_name="north", position=-5)
+    with override_settings(REPLSITE_WRITERS={"events": ["south"]}):
+        another("north")
+    assert stored("events")["north"].state == stored("gone")["north"].state == "retired"
+    assert StreamPosition.objects.get(stream="gone").position == -5
+
+
+def test_idle_writer_goes_on_announcing_after_it_took_its_name_again(another):
+    """Otherwise it would hold the linear position back until its next append."""
+    north = another("north")
+    north.enter(stream())
+    terminate(north.control.info.backend_pid)
+    wait_until(lambda: north.lease == 2 and north.condition is Condition.HOLDING)
+    wait_for_linear(append()[0])
+
+
+def test_orderly_exit_retires():
+    taken = append()
+    assert retire_all()
+    assert stored()["master"].state == "retired"
+    assert linear() == taken[0]
+    assert Instance.objects.get().state == "retired"
+
+
+def test_command_retires_at_its_end(run_manage):
+    done = run_manage("append", "caches", "--count", "25", "--batch", "5", "--instance", "load-{n}")
+    assert done.returncode == 0, done.stderr
+    assert (stored()["load-1"].state, linear(), len(ids())) == ("retired", ids()[-1], 25)
+
+
+def test_retiring_waits_for_open_transactions():
+    append()
+    with transaction.atomic():
+        taken = append()
+        thread = threading.Thread(target=lambda: results.append(current_writer().retire()))
+        results: list[bool] = []
+        thread.start()
+    thread.join()
+    assert results == [True]
+    assert linear() == taken[0]
+
+
+def test_writer_with_an_open_transaction_does_not_retire():
+    before = append()
+    with transaction.atomic():
+        append()
+        assert not current_writer().retire(timeout_seconds=0.1)
+        assert stored()["master"].state == "active"
+        assert linear() == before[0]
+
+
+def test_append_that_races_with_retiring_is_refused_or_covered(monkeypatch):
+    """An append after the wait and before the end of the lease: retiring proves that nothing is open, so it waits."""
+    append()
+    writer = current_writer()
+    started, go_on = threading.Event(), threading.Event()
+    monkeypatch.setattr(writer._background, "drain", lambda timeout: started.wait(5))
+
+    def late() -> None:
+        with transaction.atomic():
+            append()
+            started.set()
+            go_on.wait(5)
+
+    thread = in_thread(late)
+    threading.Timer(0.2, go_on.set).start()
+    assert writer.retire()
+    thread.join()
+    assert linear() == ids()[-1]
+    assert len(ids()) == 2
+
+
+def test_name_comes_back_from_retirement():
+    append()
+    retire_all()
+    taken = append()
+    wait_for_linear(taken[0])
+    assert (stored()["master"].state, Instance.objects.get().state) == ("active", "active")
+
+
+def test_sequence_behind_the_table_is_moved_forward():
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT last_value + 50 FROM streams_cacheinvalidation_seq")
+        highest = cursor.fetchone()[0]
+        cursor.execute(
+            "INSERT INTO streams_cacheinvalidation (stream_id, instance_name, cache_name) VALUES (%s, 'x', 'y')",
+            [highest],
+        )
+    assert append() == [highest + 1]
+
+
+def test_sequence_behind_a_stored_position_is_refused():
+    StreamPosition.objects.create(stream="caches", instance_name="old", position=10**9)
+    with pytest.raises(SequenceBehind, match="check_streams --repair"):
+        append()
+    assert ids() == []
+
+
+def test_a_stream_that_cannot_be_resumed_does_not_stop_the_others():
+    StreamPosition.objects.create(stream="events", instance_name="master", position=10**9)
+    assert append()
+
+
+def test_closing_leaves_no_thread_connection_or_file():
+    append()
+    forget_writers()
+    connection.close()
+    gc.collect()
+    process, threads = psutil.Process(), threading.active_count()
+    before = process.num_fds()
+    for _ in range(3):
+        append()
+        forget_writers()
+        connection.close()
+    gc.collect()
+    assert process.num_fds() <= before
+    assert threading.active_count() <= threads
+
+
+def in_child(pattern: str) -> str:
+    """What a forked child gets when it appends; the child leaves without running anything of the tests."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            connections.close_all()
+            with override_settings(REPLSITE_INSTANCE=pattern):
+                append()
+            words = current_writer().name
+        except BaseException as error:  # noqa: BLE001 - told to the parent
+            words = f"{type(error).__name__}: {error}"
+        os.write(write, words.encode())
+        os._exit(0)
+    os.close(write)
+    os.waitpid(child, 0)
+    with os.fdopen(read) as said:
+        return said.read()
+
+
+def test_forked_child_takes_the_next_number():
+    with override_settings(REPLSITE_INSTANCE="web-{n}"):
+        append()
+        connections.close_all()
+        assert in_child("web-{n}") == "web-2"
+        assert current_writer().name == "web-1"
+        assert append()
+
+
+def test_forked_child_with_a_fixed_name_is_refused():
+    append()
+    connections.close_all()
+    assert in_child("master").startswith("WriterNameTaken")
+    wait_for_linear(append()[0])
+
+
+def test_naive_reading_by_id_loses_what_ours_does_not():
+    """The reason for all of this: IDs become visible in the order of commits, not of reservations."""
+    append()
+    naive, ours = [ids()[-1]], [ids()[-1]]
+
+    def look() -> None:
+        naive.extend(number for number in ids() if number > naive[-1])
+        position = linear()
+        ours.extend(number for number in ids() if ours[-1] < number <= position)
+
+    opened, close = threading.Event(), threading.Event()
+
+    def slow() -> None:
+        with transaction.atomic():
+            stream().append(fact("slow"))
+            opened.set()
+            close.wait(10)
+
+    thread = in_thread(slow)
+    opened.wait(10)
+    fast = append()[0]
+    look()
+    close.set()
+    thread.join()
+    wait_for_linear(fast)
+    look()
+    assert fast - 1 not in naive, "the slow one came too late for the naive reader"
+    assert ours == ids()
+
+
+def test_session_sees_the_lock():
+    append()
+    with session() as cursor:
+        cursor.execute("SELECT pg_try_advisory_lock(%s)", [database.writer_key("master")])
+        assert cursor.fetchone() == (False,)

@@ -1,0 +1,60 @@
+"""The SQL of reading, and cutting what was read at whole tokens."""
+
+from __future__ import annotations
+
+import pytest
+
+from events.catalog import BACKFILL, EVENTS
+from streams.catalog import CACHES
+from streams.queries import cut_whole_tokens, ids_sql, maximum_sql, rows_sql
+
+
+def rows(*tokens: int) -> list[tuple[int]]:
+    return [(token,) for token in tokens]
+
+
+def test_everything_was_read():
+    assert cut_whole_tokens([rows(2, 3, 3)], 9, 10) == (9, [rows(2, 3, 3)])
+
+
+def test_last_token_of_a_full_batch_may_be_incomplete():
+    assert cut_whole_tokens([rows(2, 3, 3)], 9, 3) == (2, [rows(2)])
+
+
+def test_one_table_that_was_cut_cuts_the_others():
+    assert cut_whole_tokens([rows(2, 3, 4), rows(2, 5, 7)], 9, 3) == (3, [rows(2, 3), rows(2)])
+
+
+def test_a_token_that_fills_the_batch_leaves_nothing():
+    reached, left = cut_whole_tokens([rows(5, 5, 5)], 9, 3)
+    assert (reached, left) == (4, [[]])
+
+
+def test_nothing_to_read():
+    assert cut_whole_tokens([[], []], 9, 3) == (9, [[], []])
+
+
+def test_limit_that_is_not_reached_by_any_table_alone():
+    assert cut_whole_tokens([rows(2, 3), rows(2, 3)], 9, 3) == (9, [rows(2, 3), rows(2, 3)])
+
+
+@pytest.mark.parametrize("of_writer", [True, False])
+@pytest.mark.parametrize("declaration", [CACHES, EVENTS, BACKFILL], ids=lambda declaration: declaration.name)
+def test_every_parameter_is_named(declaration, of_writer):
+    for table in declaration.tables:
+        sql = rows_sql(declaration, table, of_writer=of_writer)
+        parameters = {"after": 1, "upto": 2, "limit": 3, "writer": "w"}
+        assert "%" not in sql % dict.fromkeys(parameters, "X")
+        assert ("%(writer)s" in sql) is of_writer
+
+
+def test_backward_streams_compare_with_the_sign_changed():
+    sql = rows_sql(BACKFILL, BACKFILL.tables[0], of_writer=True)
+    assert "stream_ordering < -(%(after)s::bigint) AND stream_ordering >= -(%(upto)s::bigint)" in sql
+    assert "ORDER BY stream_ordering DESC" in sql
+    assert "-min(stream_ordering)" in maximum_sql(BACKFILL)
+
+
+def test_condition_of_a_shared_table_is_kept_everywhere():
+    for sql in (rows_sql(EVENTS, EVENTS.tables[0], of_writer=False), ids_sql(EVENTS), maximum_sql(EVENTS)):
+        assert "stream_ordering > 0" in sql
