@@ -32,7 +32,7 @@ class LiveConsumer(AsyncJsonWebsocketConsumer):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._shown: Tick | None = None
+        self._sent: Tick | None = None
         self._answer: asyncio.Task[None] | None = None
         self._second = 0.0
         self._messages = 0
@@ -68,10 +68,10 @@ class LiveConsumer(AsyncJsonWebsocketConsumer):
         if not await self._still_staff():
             await self.close(code=4403)
             return
-        known = self._shown if self._shown is not None and self._shown.number == have else None
-        tick = await feed_of_this_loop().after(known.number if known else 0)
+        known = self._sent if self._sent is not None and self._sent.number == have and self._sent.page else None
+        tick = await feed_of_this_loop().after(self._sent.number if self._sent else 0)
         await self.send_json(message(known, tick))
-        self._shown = tick if tick.page is not None else None
+        self._sent = tick
 
     async def _still_staff(self) -> bool:
         now = time.monotonic()

@@ -1,0 +1,243 @@
+"""The WebSocket of the live page: who may look, what is sent, and what it costs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+from channels.db import database_sync_to_async
+from channels.testing import WebsocketCommunicator
+from django.conf import settings
+from django.contrib.auth.models import AnonymousUser, User
+from django.db import OperationalError, connections
+from django.test import Client
+
+from replsite.asgi import application
+from replsite.dashboard import consumer, feed
+from replsite.dashboard.consumer import LiveConsumer
+from replsite.dashboard.feed import LiveFeed
+from tests.snapshots import a_snapshot, a_stream, a_writer
+
+STAFF = User(username="staff", is_staff=True)
+
+
+class Source:
+    """Snapshots that move on with every look, counted."""
+
+    def __init__(self):
+        self.looks = 0
+        self.error = None
+
+    def __call__(self):
+        self.looks += 1
+        if self.error:
+            raise self.error
+        return a_snapshot(a_stream(a_writer(position=self.looks), a_writer("quiet")))
+
+
+@pytest.fixture
+def source(monkeypatch, db):
+    """The feed of this test's loop, ticking fast."""
+    source = Source()
+    found = []
+
+    def of_this_loop():
+        found.extend([] if found else [LiveFeed(source, tick_seconds=0.02)])
+        return found[0]
+
+    monkeypatch.setattr(consumer, "feed_of_this_loop", of_this_loop)
+    return source
+
+
+def viewer(user=STAFF):
+    communicator = WebsocketCommunicator(LiveConsumer.as_asgi(), "/ws/live/")
+    communicator.scope["user"] = user
+    return communicator
+
+
+async def connected():
+    communicator = viewer()
+    assert (await communicator.connect())[0]
+    return communicator
+
+
+@pytest.mark.parametrize(
+    ("user", "code"),
+    [
+        (None, 4401),
+        (AnonymousUser(), 4401),
+        (User(username="u"), 4403),
+        (User(username="s", is_staff=True, is_active=False), 4403),
+    ],
+)
+async def test_others_are_refused_before_anything_is_sent(source, user, code):
+    assert await viewer(user).connect() == (False, code)
+    assert source.looks == 0
+
+
+async def test_first_answer_is_everything_and_the_next_only_what_changed(source):
+    ws = await connected()
+    await ws.send_json_to({"have": 0})
+    first = await ws.receive_json_from()
+    await ws.send_json_to({"have": first["number"]})
+    second = await ws.receive_json_from()
+    await ws.disconnect()
+    assert first["streams"]["order"] == ["events"]
+    assert list(second["streams"]["groups"]["events"]["rows"]) == ["master"]
+    assert "health" not in second
+    assert second["number"] > first["number"]
+
+
+async def test_nothing_is_sent_or_read_unasked(source):
+    ws = await connected()
+    assert await ws.receive_nothing(0.1)
+    await ws.send_json_to({"have": 0})
+    await ws.receive_json_from()
+    assert await ws.receive_nothing(0.2)
+    looks = source.looks
+    assert await ws.receive_nothing(0.2)
+    await ws.disconnect()
+    assert source.looks == looks <= 3
+
+
+async def test_a_viewer_that_comes_back_gets_everything_and_no_old_page(source):
+    ws = await connected()
+    await ws.send_json_to({"have": 0})
+    first = await ws.receive_json_from()
+    await asyncio.sleep(0.2)
+    looks = source.looks
+    await ws.send_json_to({"have": 0})
+    again = await ws.receive_json_from()
+    await ws.disconnect()
+    assert again["number"] > first["number"]
+    assert source.looks > looks
+    assert "order" in again["streams"]
+
+
+async def test_many_viewers_share_one_look_per_tick(source):
+    viewers = [await connected() for _ in range(20)]
+    for ws in viewers:
+        await ws.send_json_to({"have": 0})
+    numbers = {(await ws.receive_json_from())["number"] for ws in viewers}
+    for ws in viewers:
+        await ws.disconnect()
+    assert len(numbers) <= 2
+    assert source.looks <= 3
+
+
+async def test_database_away_is_said_and_then_everything_comes_again(source):
+    source.error = OperationalError("gone")
+    ws = await connected()
+    await ws.send_json_to({"have": 0})
+    assert (await ws.receive_json_from())["error"] == "The database cannot be read."
+    source.error = None
+    await ws.send_json_to({"have": 0})
+    answer = await ws.receive_json_from()
+    await ws.disconnect()
+    assert "order" in answer["streams"]
+
+
+@pytest.mark.parametrize(
+    "said",
+    ["x", "[]", "{}", '{"have": "1"}', '{"have": -1}', '{"have": true}', "[" * 150, '{"have": 1}' + " " * 200],
+)
+async def test_what_is_not_a_question_closes(source, said):
+    ws = await connected()
+    await ws.send_to(text_data=said)
+    assert (await ws.receive_output())["code"] == 4400
+
+
+async def test_bytes_close(source):
+    ws = await connected()
+    await ws.send_to(bytes_data=b'{"have": 0}')
+    assert (await ws.receive_output())["code"] == 4400
+
+
+async def test_a_flood_closes(source):
+    ws = await connected()
+    for _ in range(consumer.MOST_MESSAGES_PER_SECOND + 1):
+        await ws.send_json_to({"have": 0})
+    codes = []
+    while not codes:
+        message = await ws.receive_output()
+        codes += [message["code"]] if message["type"] == "websocket.close" else []
+    assert codes == [4429]
+
+
+async def test_leaving_ends_the_wait(source):
+    ws = await connected()
+    await ws.send_json_to({"have": 0})
+    await ws.disconnect()
+    before = {task for task in asyncio.all_tasks() if "_send_next" in repr(task)}
+    assert not before
+
+
+async def test_the_feed_rests_when_nobody_waits():
+    source = Source()
+    live = LiveFeed(source, tick_seconds=0.01)
+    await live.after(0)
+    await asyncio.wait_for(live._task, 5)
+    looks = source.looks
+    await asyncio.sleep(0.1)
+    assert source.looks == looks
+
+
+# --- the whole ASGI stack ---------------------------------------------------------------------------------------------
+
+
+def session_headers(user, origin=b"http://localhost"):
+    client = Client()
+    client.force_login(user)
+    cookie = f"{settings.SESSION_COOKIE_NAME}={client.cookies[settings.SESSION_COOKIE_NAME].value}"
+    return [(b"origin", origin), (b"cookie", cookie.encode())]
+
+
+@database_sync_to_async
+def headers_of(name, staff, origin=b"http://localhost"):
+    return session_headers(User.objects.create_user(name, is_staff=staff), origin)
+
+
+async def handshake(headers):
+    communicator = WebsocketCommunicator(application, "/ws/live/", headers=headers)
+    accepted, code = await communicator.connect()
+    return communicator, accepted, code
+
+
+@pytest.fixture
+async def committed(transactional_db):
+    """Other threads see the rows; their connections are closed, so that the test database can be dropped."""
+    yield
+    await database_sync_to_async(connections.close_all)()
+
+
+async def test_staff_session_sees_the_real_page(committed):
+    ws, accepted, _ = await handshake(await headers_of("boss", True))
+    assert accepted
+    await ws.send_json_to({"have": 0})
+    answer = json.loads(await ws.receive_from(timeout=10))
+    await ws.disconnect()
+    await asyncio.wait_for(feed.feed_of_this_loop()._task, 10)
+    assert set(answer["streams"]["order"]) >= {"events", "caches"}
+
+
+async def test_ordinary_session_is_refused(committed):
+    _, accepted, code = await handshake(await headers_of("user", False))
+    assert (accepted, code) == (False, 4403)
+
+
+async def test_anonymous_is_refused(committed):
+    assert (await handshake([(b"origin", b"http://localhost")]))[1:] == (False, 4401)
+
+
+async def test_foreign_origin_is_refused_even_for_staff(committed):
+    assert not (await handshake(await headers_of("boss", True, b"http://evil.example")))[1]
+
+
+async def test_losing_the_staff_mark_shuts_out(committed, monkeypatch):
+    monkeypatch.setattr(consumer, "RECHECK_SECONDS", 0.0)
+    ws, accepted, _ = await handshake(await headers_of("boss", True))
+    assert accepted
+    await database_sync_to_async(User.objects.update)(is_staff=False)
+    await ws.send_json_to({"have": 0})
+    assert (await ws.receive_output(timeout=10))["code"] == 4403

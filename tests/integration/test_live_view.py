@@ -1,0 +1,76 @@
+"""The live page over HTTP."""
+
+from __future__ import annotations
+
+import pytest
+from django.db import OperationalError
+from django.urls import reverse
+
+from replsite.dashboard import views
+from replsite.dashboard.changes import changes
+from replsite.dashboard.page import live_page_data
+from tests.snapshots import a_reader, a_snapshot, a_stream, a_writer
+
+pytestmark = pytest.mark.django_db
+HOSTILE = "<img src=x onerror=alert(1)>\"'&"
+
+
+@pytest.fixture
+def shown(monkeypatch):
+    """What the page shows."""
+    snapshot = a_snapshot(a_stream(a_writer("web-1")), a_reader(HOSTILE))
+    monkeypatch.setattr(views.SHARED, "get", lambda: snapshot)
+    return snapshot
+
+
+def test_first_rendering_needs_no_javascript(admin_client, shown):
+    page = admin_client.get(reverse("live")).content.decode()
+    for words in ("All is well.", "web-1", "writing", "linear position", "5.0 s ago", "04:00:00 UTC"):
+        assert words in page
+
+
+def test_names_are_text(admin_client, shown):
+    page = admin_client.get(reverse("live")).content.decode()
+    assert "<img src=x" not in page
+    assert "&lt;img src=x onerror=alert(1)&gt;" in page
+
+
+def test_page_brings_no_inline_script_of_its_own(admin_client, shown):
+    page = admin_client.get(reverse("live")).content.decode()
+    own = page[
+        page.index('id="live"') : page.index("</main>") if "</main>" in page else page.index('id="live-readers"')
+    ]
+    assert "<script" not in own
+    assert " on" not in [part[:3] for part in own.split("=")]
+
+
+def test_data_is_what_the_websocket_sends_first(admin_client, shown):
+    assert admin_client.get(reverse("live-data")).json() == {"number": 0, **changes(None, live_page_data(shown))}
+
+
+def test_root_leads_to_the_live_page(client):
+    assert client.get("/").headers["Location"] == reverse("live")
+
+
+@pytest.mark.parametrize("staff", [None, False])
+def test_others_are_refused(client, django_user_model, shown, staff):
+    if staff is not None:
+        client.force_login(django_user_model.objects.create_user("u", password="x", is_staff=staff))
+    assert client.get(reverse("live")).headers["Location"].startswith(reverse("admin:login"))
+    answer = client.get(reverse("live-data"))
+    assert answer.status_code == 403
+    assert list(answer.json()) == ["error"]
+
+
+def test_nothing_is_posted_to_the_live_page(admin_client, shown):
+    assert admin_client.post(reverse("live")).status_code == 405
+    assert admin_client.post(reverse("live-data")).status_code == 405
+
+
+def test_database_away_is_said_to_the_poller(admin_client, monkeypatch):
+    def away():
+        raise OperationalError("gone")
+
+    monkeypatch.setattr(views.SHARED, "get", away)
+    answer = admin_client.get(reverse("live-data"))
+    assert (answer.status_code, answer.json()) == (503, {"error": "The database cannot be read."})

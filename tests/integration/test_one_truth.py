@@ -1,0 +1,188 @@
+"""Page, command, metrics and health never disagree: all of them show the same snapshot."""
+
+from __future__ import annotations
+
+import json
+from io import StringIO
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.db import OperationalError
+from django.urls import reverse
+from prometheus_client.parser import text_string_to_metric_families
+
+from replsite import health, metrics
+from replsite.dashboard import views
+from replsite.management.commands import streams as streams_command
+from replsite.shared_snapshot import SHARED
+from replsite.snapshot import as_json
+from replsite.status import Limits, Problem, ReaderOnStream, WriterOnStream, judge_health, judge_reader, judge_writer
+from tests.snapshots import a_reader, a_snapshot, a_stream, a_writer, on_stream
+
+pytestmark = pytest.mark.django_db
+
+LIMITS = Limits()
+BLOCKED = judge_writer(
+    WriterOnStream("events", "web-3", pending_facts=2, oldest_pending_age=70.0, transaction=815), LIMITS
+)
+STUCK = judge_reader(ReaderOnStream(lag_facts=123, lag_seconds=45.0, unmoved_seconds=45.0), LIMITS)
+
+
+@pytest.fixture
+def shown(monkeypatch):
+    """A snapshot with trouble, wherever a snapshot is looked at."""
+    problems = (Problem("Writer web-3 of events", BLOCKED), Problem("Follower sender on events", STUCK))
+    snapshot = a_snapshot(
+        a_stream(
+            a_writer("web-3", position=777, pending_facts=2, oldest_pending_seconds=70.0, status=BLOCKED),
+            linear_position=777,
+        ),
+        a_reader("sender", on_stream(position=555, lag_facts=123, lag_seconds=45.0, status=STUCK)),
+        health=judge_health(problems, ""),
+    )
+    monkeypatch.setattr(SHARED, "get", lambda: snapshot)
+    monkeypatch.setattr(metrics, "_CLUSTER", metrics.CollectorRegistry())
+    metrics._CLUSTER.register(metrics.SnapshotCollector(lambda: snapshot))
+    monkeypatch.setattr(health, "SHARED", SHARED)
+    monkeypatch.setattr(views, "SHARED", SHARED)
+    monkeypatch.setattr(streams_command, "take_snapshot", lambda history: snapshot)
+    return snapshot
+
+
+def command(*arguments):
+    out = StringIO()
+    with pytest.raises(SystemExit) as ended:
+        call_command("streams", *arguments, stdout=out, stderr=StringIO())
+    return out.getvalue(), ended.value.code
+
+
+def scraped(client):
+    text = client.get("/metrics").content.decode()
+    samples = [s for family in text_string_to_metric_families(text) for s in family.samples]
+    return {(s.name, *sorted(s.labels.values())): s.value for s in samples if s.name.startswith("replsite")}
+
+
+def test_all_tell_the_same_lag(shown, admin_client):
+    assert "123 facts" in admin_client.get(reverse("live")).content.decode()
+    assert "123 facts (45 s)" in command()[0]
+    found = scraped(admin_client)
+    assert found["replsite_reader_lag_facts", "events", "sender"] == 123
+    assert found["replsite_reader_lag_seconds", "events", "sender"] == 45
+
+
+def test_all_tell_the_same_position(shown, admin_client):
+    assert ">777<" in admin_client.get(reverse("live")).content.decode()
+    assert "777" in command()[0]
+    assert scraped(admin_client)["replsite_stream_position", "events", "web-3"] == 777
+
+
+def test_all_tell_the_same_status(shown, admin_client):
+    page = admin_client.get(reverse("live-data")).json()
+    assert page["streams"]["groups"]["events"]["head"]["cells"][1]["text"] == "blocked"
+    assert "blocked" in command()[0]
+    found = scraped(admin_client)
+    assert found["replsite_writer_status", "blocked", "events", "web-3"] == 1
+    assert found["replsite_reader_status", "events", "sender", "stuck"] == 1
+
+
+def test_all_say_the_same_about_the_whole(shown, admin_client):
+    sentence = shown.health.sentence
+    assert sentence.startswith("Writer web-3 of events is blocked")
+    assert admin_client.get(reverse("live-data")).json()["health"]["sentence"] == sentence
+    assert sentence in command()[0]
+    assert health.summary(lambda: shown).parts[-1].sentence.startswith("stuck: ")
+
+
+def test_trouble_is_exit_status_1_and_503(shown, admin_client, monkeypatch):
+    assert command()[1] == command("--json")[1] == 1
+    monkeypatch.setattr(health.summary, "__defaults__", (lambda: shown,))
+    assert admin_client.get("/health").status_code == 503
+    with pytest.raises(SystemExit) as ended:
+        call_command("health", stdout=StringIO())
+    assert ended.value.code == 1
+
+
+def test_json_of_the_command_is_the_snapshot(shown):
+    assert json.loads(command("--json")[0]) == json.loads(json.dumps(as_json(shown)))
+
+
+def test_ready_does_not_depend_on_what_the_streams_do(shown):
+    assert health.ready(lambda: shown).well
+
+
+# --- health by itself ---------------------------------------------------------------------------------------------------
+
+
+def away():
+    raise OperationalError("connection refused\nand more")
+
+
+def test_all_well_is_200_everywhere(client):
+    SHARED.__init__()
+    for path in ("/health", "/health/live", "/health/ready"):
+        answer = client.get(path)
+        assert (answer.status_code, answer.json()["well"]) == (200, True), answer.json()
+
+
+def test_live_asks_nothing(client, django_assert_num_queries):
+    with django_assert_num_queries(0):
+        client.get("/health/live")
+
+
+def test_positions_that_cannot_be_read_say_what_to_do():
+    report = health.ready(away)
+    assert not report.well
+    assert report.sentence.startswith("positions: They cannot be read")
+
+
+def test_database_away_is_one_part_with_the_cure(monkeypatch):
+    class Away:
+        def cursor(self):
+            away()
+
+    monkeypatch.setattr(health, "connections", {"default": Away()})
+    report = health.ready()
+    assert [(part.name, part.well) for part in report.parts] == [("database", False)]
+    assert (
+        report.sentence
+        == "database: It cannot be used (connection refused). Start the server, or correct DATABASE_URL."
+    )
+
+
+def test_missing_migrations_say_how_to_apply_them(monkeypatch):
+    class Behind:
+        def __init__(self, connection):
+            self.loader = self
+            self.graph = self
+
+        def leaf_nodes(self):
+            return []
+
+        def migration_plan(self, targets):
+            step = type("Step", (), {"app_label": "streams", "name": "0009_new"})
+            return [(step, False)]
+
+    monkeypatch.setattr(health, "MigrationExecutor", Behind)
+    report = health.ready()
+    assert "streams.0009_new" in report.sentence
+    assert "manage.py migrate" in report.sentence
+
+
+def test_health_command_prints_parts_and_json(capsys):
+    SHARED.__init__()
+    out = StringIO()
+    call_command("health", stdout=out)
+    assert "database: PostgreSQL" in out.getvalue()
+    out = StringIO()
+    call_command("health", "--json", stdout=out)
+    assert json.loads(out.getvalue())["well"] is True
+
+
+def test_metrics_stand_beside_djangos_own(client):
+    names = {family.name for family in text_string_to_metric_families(client.get("/metrics").content.decode())}
+    assert {"replsite_snapshot_up", "replsite_build_info", "django_http_requests_before_middlewares"} <= names
+
+
+def test_unusable_arguments_are_refused():
+    with pytest.raises(CommandError):
+        call_command("streams", "--bogus")

@@ -1,0 +1,106 @@
+"""``manage.py streams`` as it is run: output, exit status, retiring."""
+
+from __future__ import annotations
+
+import json
+import signal
+from datetime import timedelta
+
+import pytest
+from django.db import connection, transaction
+from django.utils import timezone
+
+from streams import registry
+from streams.models import CacheInvalidation, Instance, Reader, StreamPosition, WriterResolution
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def append():
+    return registry.get("caches").append(CacheInvalidation(cache_name="c", keys=None))
+
+
+@pytest.fixture
+def ghost():
+    """A writer whose process is gone, with facts that were committed and never announced."""
+    Instance.objects.create(name="ghost", heartbeat_at=timezone.now() - timedelta(hours=1))
+    StreamPosition.objects.create(stream="caches", instance_name="ghost", position=1, pending_facts=2)
+    CacheInvalidation._base_manager.bulk_create([CacheInvalidation(stream_id=9, instance_name="ghost", cache_name="c")])
+    with connection.cursor() as cursor:
+        registry.get("caches").set_sequence(cursor, 9)
+
+
+def test_plain_lines_without_a_terminal(run_manage):
+    done = run_manage("streams")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("WELL  All is well: ")
+    assert "\x1b" not in done.stdout
+    assert "caches" in done.stdout
+
+
+def test_trouble_comes_first_with_exit_status_1(run_manage, ghost):
+    done = run_manage("streams")
+    assert done.returncode == 1
+    assert done.stdout.startswith("WRONG  Writer ghost of caches is gone with pending")
+    assert "manage.py streams retire ghost" in done.stdout
+
+
+def test_json_is_one_object(run_manage):
+    done = run_manage("streams", "--json")
+    assert {stream["name"] for stream in json.loads(done.stdout)["streams"]} == set(registry.names())
+
+
+def test_watch_repeats_until_interrupted(start_manage):
+    process = start_manage("streams", "--json", "--watch")
+    first, second = (json.loads(process.stdout.readline()) for _ in range(2))
+    process.send_signal(signal.SIGINT)
+    assert process.wait(20) == 0
+    assert second["as_of"] > first["as_of"]
+
+
+def test_a_reader_that_does_not_move_is_found_by_watching_it(run_manage):
+    append()
+    CacheInvalidation.objects.update(received_at=timezone.now() - timedelta(minutes=5))
+    later = timezone.now() + timedelta(hours=1)
+    Reader.objects.create(key="r", name="r", kind="follower", positions={"caches": {"master": 1}}, heartbeat_at=later)
+    patience = {"REPLSITE_STUCK_AFTER_SECONDS": "0.5"}
+    done = run_manage("streams", env=patience)
+    assert (done.returncode, "stuck" in done.stdout) == (1, True), done.stdout
+    assert "watching it" in done.stderr
+    assert run_manage("streams", "--now", env=patience).returncode == 0
+
+
+@pytest.mark.parametrize("arguments", [["--bogus"], ["retire"], ["retire", "nobody"], ["explode"]])
+def test_unusable_arguments_are_exit_status_2(run_manage, arguments):
+    done = run_manage("streams", *arguments)
+    assert done.returncode == 2
+    assert done.stderr
+
+
+def test_retire_takes_a_dead_writer_out_and_leaves_a_trace(run_manage, ghost):
+    done = run_manage("streams", "retire", "ghost")
+    assert (done.returncode, done.stdout.strip()) == (0, "ghost retired on caches: 1 -> 9")
+    row = StreamPosition.objects.get(instance_name="ghost")
+    assert (row.state, row.position, row.pending_facts) == ("retired", 9, 0)
+    assert WriterResolution.objects.get().resolved_by.startswith("streams retire")
+    again = run_manage("streams", "retire", "ghost")
+    assert (again.returncode, again.stdout.strip()) == (0, "ghost is retired already.")
+
+
+def test_retire_refuses_a_living_writer_and_names_its_process(run_manage, wait_until):
+    append()
+    wait_until(lambda: StreamPosition.objects.filter(instance_name="master").exists())
+    done = run_manage("streams", "retire", "master")
+    assert done.returncode == 1
+    assert "lives: process" in done.stderr
+    assert StreamPosition.objects.get(instance_name="master").state == "active"
+
+
+def test_retire_refuses_while_a_transaction_is_open(run_manage, ghost):
+    from streams.database import append_key
+
+    with transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute("SELECT pg_advisory_xact_lock_shared(%s)", [append_key("ghost")])
+        done = run_manage("streams", "retire", "ghost")
+    assert done.returncode == 1
+    assert "a transaction of it is still open (database session" in done.stderr
