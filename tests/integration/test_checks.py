@@ -1,0 +1,83 @@
+"""System checks of the engine: each wrong setting has its own words and hint."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from unittest.mock import patch
+
+import pytest
+from django.core.checks import run_checks
+from django.test import override_settings
+
+from migrations import MIGRATION_MODULES
+from streams import registry
+from streams.catalog import CACHES
+from streams.checks import check_declarations, check_migration_modules, check_settings
+from streams.conf import stream_settings
+from streams.declaration import Column, ColumnKind, FactTable
+
+
+def ids(found: list) -> list[str]:
+    return [message.id for message in found]
+
+
+def test_this_site_is_well():
+    assert not [message for message in run_checks() if str(message.id).startswith("streams.")]
+
+
+@pytest.mark.parametrize("mapping", [{}, {**MIGRATION_MODULES, "streams": "elsewhere.migrations"}])
+def test_forgotten_migrations_are_loud(mapping):
+    with override_settings(MIGRATION_MODULES=mapping):
+        found = check_migration_modules(None)
+    assert found
+    assert set(ids(found)) == {"streams.E001"}
+    assert "from migrations import MIGRATION_MODULES" in found[0].hint
+
+
+def test_apps_that_are_not_installed_need_no_mapping():
+    with override_settings(MIGRATION_MODULES={"streams": "migrations.streams"}, INSTALLED_APPS=["streams"]):
+        assert check_migration_modules(None) == []
+
+
+@pytest.mark.parametrize("name", ["two words", "", "x" * 101])
+def test_instance_name_that_cannot_travel(name):
+    with override_settings(REPLSITE_INSTANCE=name):
+        assert "streams.E002" in ids(check_settings(None))
+
+
+def test_writer_name_that_cannot_travel():
+    with override_settings(REPLSITE_WRITERS={"caches": ["a b"]}):
+        assert ids(check_settings(None)) == ["streams.E002"]
+
+
+def test_writers_of_an_unknown_stream():
+    with override_settings(REPLSITE_WRITERS={"cashes": ["a"]}):
+        found = check_settings(None)
+    assert ids(found) == ["streams.E003"]
+    assert "caches" in found[0].hint
+
+
+def test_ping_timeout_below_the_interval():
+    with override_settings(REPLSITE_PING_TIMEOUT_SECONDS=5.0, REPLSITE_PING_INTERVAL_SECONDS=5.0):
+        assert ids(check_settings(None)) == ["streams.E004"]
+
+
+def with_tables(*tables: FactTable) -> list[str]:
+    with patch.object(registry.get("caches"), "declaration", replace(CACHES, tables=tables)):
+        return ids(check_declarations(None))
+
+
+def test_declared_table_without_a_model():
+    assert with_tables(*CACHES.tables, FactTable("nowhere", ())) == ["streams.E005"]
+
+
+def test_declared_column_that_is_not_there():
+    table = replace(CACHES.tables[0], columns=(Column("colour", ColumnKind.TEXT),))
+    assert with_tables(table) == ["streams.E006"]
+
+
+def test_settings_are_read_again_after_a_change():
+    before = stream_settings().instance
+    with override_settings(REPLSITE_INSTANCE="other"):
+        assert stream_settings().instance == "other"
+    assert stream_settings().instance == before

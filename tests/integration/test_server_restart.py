@@ -1,0 +1,67 @@
+"""The whole server is killed and comes back: the same process goes on writing, and nothing is lost or passed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.session import PROJECT
+
+_SCRIPT = """
+import json, os, signal, sys
+from pathlib import Path
+import django
+django.setup()
+from django.core.management import call_command
+from django.db import DatabaseError, InterfaceError, connection, transaction
+from streams.errors import StreamError
+from streams.writers import current_writer, retire_all
+from tests.waiting import wait_until
+from tests.writing import append, ids, linear
+
+call_command("migrate", verbosity=0)
+known = append(3)
+open_ids = []
+try:
+    with transaction.atomic():
+        open_ids = append(2)
+        pid = int((Path(os.environ["REPLSITE_DATA_DIR"]) / "postgres/data/postmaster.pid").read_text().split()[0])
+        os.kill(pid, signal.SIGKILL)
+except (DatabaseError, InterfaceError):
+    pass
+
+def works():
+    try:
+        known.extend(append())
+        return True
+    except (StreamError, DatabaseError, InterfaceError):
+        connection.close()
+
+wait_until(works, 60)
+wait_until(lambda: linear() == known[-1], 20)
+result = {"known": known, "ids": ids(), "open": open_ids, "lease": current_writer().lease, "retired": retire_all()}
+connection.close()
+print(json.dumps(result))
+"""
+
+
+def test_server_killed_under_an_open_transaction(tmp_path: Path):
+    environment = {name: value for name, value in os.environ.items() if name != "DATABASE_URL"}
+    done = subprocess.run(
+        [sys.executable, "-c", _SCRIPT],
+        cwd=PROJECT,
+        env={**environment, "REPLSITE_DATA_DIR": str(tmp_path), "DJANGO_SETTINGS_MODULE": "replsite.settings"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["known"] == found["ids"]
+    assert not set(found["open"]) & set(found["ids"])
+    assert found["lease"] >= 2
+    assert found["retired"]
