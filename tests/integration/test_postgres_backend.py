@@ -56,7 +56,7 @@ def test_missing_database_is_created_at_the_first_connection(manage):
 
 
 def test_dbshell_uses_the_programs_that_came_with_the_server(manage):
-    done = manage("dbshell", "--", "--version", PATH=f"{Path(sys.executable).parent}:/bin")
+    done = manage("dbshell", "--", "--version", PATH=str(Path(sys.executable).parent))
     assert "PostgreSQL" in done.stdout, done.stderr
 
 

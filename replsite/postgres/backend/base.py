@@ -43,10 +43,16 @@ class DatabaseClient(PostgresClient):
         """Start the shell; replaces or waits for it as Django's own does."""
         self.connection.ensure_connection()  # starts the server and creates the database
         self.connection.close()
-        psql = find_programs(launch_settings().programs) / "psql"
-        if psql.is_file():
-            self.executable_name = str(psql)
         super().runshell(parameters)
+
+    @classmethod
+    def settings_to_cmd_args_env(
+        cls, settings_dict: dict[str, Any], parameters: Iterable[str]
+    ) -> tuple[list[str], dict[str, str] | None]:
+        """Django's command line, with the path of the ``psql`` that came with the server."""
+        arguments, environment = super().settings_to_cmd_args_env(settings_dict, parameters)
+        psql = find_programs(launch_settings().programs) / "psql"
+        return ([str(psql), *arguments[1:]] if psql.is_file() else arguments), environment
 
 
 class DatabaseWrapper(PostgresWrapper):
