@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from streams import database, registry
+from streams import database, liveness, registry
 from streams.readers import StoredPosition, rows_between, stored_positions
 from streams.replication.rounds import Announce, Announcer, Lines, Move, Read, Step, encode_rows, position_line
 
@@ -76,6 +76,11 @@ class Backlog:
         result.data = b"".join(pieces)
         result.has_more = bool(cut)
         return result
+
+    def resolve_dead_writers(self) -> None:
+        """Retire writers that are proven dead, so that nobody waits for them where no other process writes."""
+        with self._cursor() as cursor:
+            liveness.resolve_dead_writers(cursor, self._name)
 
     def close(self) -> None:
         """Give the connection back."""

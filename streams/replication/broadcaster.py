@@ -66,7 +66,7 @@ class Broadcaster:
         self._tasks: list[asyncio.Task[None]] = []
         self._lost: list[Peer] = []
         self._unchecked_bytes = 0
-        self._asked: set[str] = set()
+        self._questions = 0
         self._answer_others: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -121,8 +121,8 @@ class Broadcaster:
     def answer_replicate(self, peer: Peer) -> None:
         """Tell every client where all writers are: who asked at once, the others soon, once for all who asked."""
         peer.has_replicated = True
+        self._questions += 1
         self._tell_positions([peer])
-        self._asked.add(peer.key)
         if self._answer_others is None:
             loop = asyncio.get_running_loop()
             self._answer_others = loop.call_later(ANSWER_OTHERS_SECONDS, self._answer_the_others)
@@ -143,12 +143,13 @@ class Broadcaster:
 
     def _answer_the_others(self) -> None:
         self._answer_others = None
-        asked, self._asked = self._asked, set()
-        self._tell_positions([peer for key, peer in self.peers.items() if key not in asked])
+        self._tell_positions([peer for peer in self.peers.values() if peer.answered < self._questions])
 
     def _tell_positions(self, peers: list[Peer]) -> None:
         lines = [position_line(stream, writer, at, at) for stream, writer, at in self._announcer.positions()]
         self._write(b"".join(lines), len(lines), peers)
+        for peer in peers:
+            peer.answered = self._questions
 
     def _write(self, data: bytes, lines: int, peers: list[Peer]) -> None:
         now = time.monotonic()
@@ -221,10 +222,17 @@ class Broadcaster:
             self._cut_slow_clients(now)
             closed, self._lost = self._lost, []
             await self._tell_readers([*closed, *self.peers.values()])
+            await self._resolve_dead_writers()
             if now >= forget_at:
                 forget_at = now + FORGET_EVERY_SECONDS
                 await self._write_readers(self._reader_rows.forget_old)
             await asyncio.sleep(FIGURES_SECONDS)
+
+    async def _resolve_dead_writers(self) -> None:
+        try:
+            await self._in_thread(self._backlog.resolve_dead_writers)
+        except database.DatabaseError as error:  # the rounds say it, and try again
+            log.debug("broadcaster.dead_writers_not_resolved", error=str(error).strip())
 
     def _cut_slow_clients(self, now: float) -> None:
         given = self.settings
