@@ -82,7 +82,10 @@ def refuse_open_network(address: Address, networks: Sequence[str]) -> None:
 
     The protocol has neither encryption nor passwords.
     """
-    allowed = [ipaddress.ip_network(network) for network in networks]
+    try:
+        allowed = [ipaddress.ip_network(network) for network in networks]
+    except ValueError as error:
+        raise BadAddress(f"REPLSITE_PLAIN_NETWORKS: {error}; write networks such as 10.1.2.0/24.") from error
     for *_, where in socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM):
         host = ipaddress.ip_address(str(where[0]).partition("%")[0])
         if not host.is_loopback and not any(host in network for network in allowed):

@@ -83,6 +83,7 @@ class Follower:
         self._views: dict[str, LinearView] = {}
         self._starts: dict[str, VectorToken] = {}
         self._handled: dict[str, dict[str, int]] = {}
+        self._handled_linear: dict[str, int] = {}
         self._pending: list[FollowedRow] = []
         self._touched: set[str] = set()
         self._has_learned = False
@@ -315,6 +316,7 @@ class Follower:
             if inspect.isawaitable(outcome):
                 await outcome
         self._handled = self._cursors.positions()
+        self._handled_linear = {stream: self._cursors.linear(stream) for stream in self._handled}
         self._progressed()
         if self._finishing:
             raise _Finished
@@ -333,10 +335,8 @@ class Follower:
 
     def linear(self, stream: str) -> int:
         """Every fact of the stream up to here was handled; 0 for a stream that was not heard of."""
-        if not self._cursors.knows(stream):
-            return 0
         in_order = self.options.view is View.LINEAR and stream in self._views
-        return self._views[stream].handed_out if in_order else self._cursors.linear(stream)
+        return self._views[stream].handed_out if in_order else self._handled_linear.get(stream, 0)
 
     def positions(self) -> dict[str, dict[str, int]]:
         """Per stream and writer: up to where facts were handled."""

@@ -40,6 +40,8 @@ class Peer:
         self.name = ""
         self.connected_at = time.time()
         self.has_replicated = False
+        #: Number of the last REPLICATE, of any client, whose answer this one got.
+        self.answered = 0
         self._transport = transport
         self._timer: asyncio.TimerHandle | None = None
         self._drained_bytes = 0
@@ -62,11 +64,6 @@ class Peer:
     def buffered_bytes(self) -> int:
         """Bytes that the client has not taken yet."""
         return self._transport.buffered_bytes
-
-    @property
-    def positions_known(self) -> bool:
-        """Whether the client was told positions, so that it takes rows."""
-        return self.has_replicated
 
     # --- out ------------------------------------------------------------------------------------------------------
 

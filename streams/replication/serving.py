@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from django.conf import settings
 from django.db import connections
 from django.db.utils import Error as DjangoDatabaseError
 
@@ -46,12 +45,12 @@ def serve(
     application: Callable[..., Awaitable[None]], wanted: Endpoints, when_ready: Callable[[Endpoints], None]
 ) -> None:
     """Serve until SIGINT or SIGTERM. Raises `BadAddress`, `PortTaken` or `DatabaseNotUsable` before anything runs."""
-    refuse_open_network(wanted.replication, getattr(settings, "REPLSITE_PLAIN_NETWORKS", ()))
+    given = stream_settings()
+    refuse_open_network(wanted.replication, given.plain_networks)
     _check_database()
     replication_socket, replication = bind(wanted.replication)
     http_socket, http = bind(wanted.http) if wanted.http else (None, None)
     endpoints = Endpoints(replication, http)
-    given = stream_settings()
     broadcaster = process_broadcaster(served_by=f"{given.instance} {replication}")
     server = _Server(
         application,

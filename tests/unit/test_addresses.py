@@ -67,5 +67,10 @@ def test_other_networks_need_a_setting(host):
         refuse_open_network(Address(host, 9092), ["10.9.0.0/16"])
 
 
+def test_a_setting_that_names_no_network_is_refused():
+    with pytest.raises(BadAddress, match="10.1.2.3/24"):
+        refuse_open_network(Address("127.0.0.1", 9092), ["10.1.2.3/24"])
+
+
 def test_a_named_network_is_allowed():
     refuse_open_network(Address("10.1.2.3", 9092), ["10.1.0.0/16"])

@@ -1,0 +1,207 @@
+"""A replication server process, real facts, and clients on plain sockets."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from django.db import transaction
+
+from streams.models import CacheInvalidation, Reader
+from streams.testing import as_instance
+from tests.waiting import wait_until
+from tests.wire_client import WireClient, positioned, start_replication
+from tests.writing import append, fact, linear, session, stream
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def port(start_manage) -> int:
+    return start_replication(start_manage)
+
+
+def rdata(line: str) -> tuple[str, str, list]:
+    """(writer, token, row) of an RDATA line of the tested stream."""
+    _, _, writer, token, row = line.split(" ", 4)
+    return writer, token, json.loads(row)
+
+
+def test_a_fact_reaches_a_client_after_its_commit(port):
+    with positioned(port) as client:
+        with transaction.atomic():
+            append()
+        writer, token, row = rdata(client.read_until("RDATA caches"))
+    assert (writer, token, row[:2]) == ("master", str(CacheInvalidation.objects.get().stream_id), ["test", ["k"]])
+
+
+def test_a_client_that_says_nothing_gets_facts_too(port):
+    with WireClient(port) as client:
+        client.read_until("PING")
+        append()
+        client.read_until("RDATA caches")
+
+
+def test_an_open_transaction_is_not_seen(port, run_manage):
+    with positioned(port) as client:
+        with transaction.atomic():
+            append()
+            run_manage("append", "caches", "--count", "1", "--instance", "other")
+            client.read_until("RDATA caches other")
+            assert not client.of("RDATA caches master")
+        client.read_until("RDATA caches master")
+
+
+def test_rows_of_one_fact_are_a_batch(port):
+    with positioned(port) as client:
+        with stream().reserve(1) as reservation:
+            for name in ("one", "two", "three"):
+                row = fact(name)
+                row.stream_id = reservation.ids[0]
+                reservation.write(row)
+        last = client.read_until(lambda line: '"three"' in line)
+        found = [(token, row[0]) for _, token, row in map(rdata, client.of("RDATA caches"))]
+    assert found == [("batch", "one"), ("batch", "two"), (rdata(last)[1], "three")]
+
+
+def test_positions_come_in_the_order_of_the_table(port):
+    append(3)
+    with positioned(port) as client:
+        lines = client.of("POSITION")
+    streams = list(dict.fromkeys(line.split()[1] for line in lines))
+    assert streams == ["events", "backfill", "caches"]
+    assert all(line.split()[3] == line.split()[4] for line in lines)
+
+
+def test_everybody_hears_the_answer_to_replicate(port):
+    with positioned(port, "first") as first:
+        before = len(first.of("POSITION caches"))
+        with positioned(port, "second"):
+            first.read_until(lambda _: len(first.of("POSITION caches")) > before)
+
+
+def test_replicate_is_answered_each_time(port):
+    with WireClient(port, "REPLICATE\nREPLICATE\nREPLICATE") as client:
+        client.read_until(lambda _: len(client.of("POSITION caches")) >= 3)
+
+
+def test_a_new_writer_is_announced_before_its_rows(port):
+    append()
+    with positioned(port) as client:
+        with as_instance("newcomer"):
+            append()
+            client.read_until("RDATA caches newcomer")
+        lines = [line for line in client.lines if " newcomer " in line]
+    assert lines[0].startswith("POSITION caches newcomer ")
+
+
+def test_all_writers_get_to_the_head(port, run_manage):
+    """Retired ones, too: none of them may hold a follower's linear position back."""
+    append(2)
+    run_manage("append", "caches", "--count", "5", "--batch", "5")
+    run_manage("append", "caches", "--count", "5", "--instance", "writer-b")
+    append(2)
+    with positioned(port) as client:
+        append()
+        head = wait_until(lambda: linear() if linear() >= max(ids_of_table()) else 0)
+        for writer in ("append-1", "writer-b"):
+            client.read_until(
+                lambda line, w=writer: line.startswith(f"POSITION caches {w}") and line.endswith(f" {head}")
+            )
+
+
+def ids_of_table() -> list[int]:
+    return list(CacheInvalidation.objects.values_list("stream_id", flat=True))
+
+
+def test_a_row_longer_than_a_line_becomes_a_position_beyond_every_cursor(port):
+    with positioned(port) as client:
+        [long_id] = stream().append(fact("x" * 20_000))
+        [next_id] = append()
+        client.read_until(f"RDATA caches master {next_id} ")
+        assert client.of("POSITION caches master", str(long_id), str(long_id))
+        assert client.of("RDATA caches master") == [client.lines[-1]]
+
+
+def test_remote_server_up_goes_to_all_others(port):
+    with positioned(port, "a") as sender, positioned(port, "b") as other:
+        sender.say("REMOTE_SERVER_UP remote.example")
+        other.read_until("REMOTE_SERVER_UP remote.example")
+        assert not sender.of("REMOTE_SERVER_UP")
+
+
+def test_commands_of_workers_are_taken_without_an_answer(port):
+    with WireClient(port) as client:
+        client.say("USER_SYNC inst1 @c:a start 5\nCLEAR_USER_SYNC inst1\nFEDERATION_ACK sender 0")
+        client.say('USER_IP @c:a ["t","1.2.3.4","ua",null,5]\nERROR it hurts\nPING\nREPLICATE')
+        client.read_until("POSITION caches")
+        assert not client.of("ERROR")
+
+
+BROKEN = {
+    b"BOGUS\nREPLICATE\n": "ERROR failed to parse line: unknown command 'BOGUS'",
+    b"RDATA caches w 5 []\n": "ERROR invalid command: RDATA",
+    b"x" * 17_000: "ERROR Line length exceeded",
+    b"GET / HTTP/1.1\r\n\r\n": "ERROR failed to parse line: unknown command 'GET'",
+    b"NAME \xff\n": "PING ",
+}
+
+
+def test_a_broken_rule_ends_the_connection_with_its_reason(port):
+    for data, last_line in BROKEN.items():
+        with WireClient(port) as client:
+            client.socket.sendall(data)
+            assert client.read_to_end()[-1].startswith(last_line)
+    reasons = {"parse error", "invalid command", "line too long", "invalid UTF-8"}
+    wait_until(lambda: set(Reader.objects.values_list("close_reason", flat=True)) >= reasons)
+
+
+def test_the_table_of_readers_shows_a_client_and_its_end(port):
+    with positioned(port, "shown") as client:
+        [fact_id] = append()
+        client.read_until("RDATA caches")
+        row = wait_until(lambda: Reader.objects.filter(name="shown", positions__caches__master=fact_id).first())
+        assert (row.kind, row.closed_at) == ("connection", None)
+        assert row.lines_out >= 4
+    closed = wait_until(lambda: Reader.objects.filter(name="shown", closed_at__isnull=False).first())
+    assert closed.close_reason == "peer closed"
+
+
+def test_a_client_that_does_not_read_is_cut_after_whole_lines(start_manage, run_manage):
+    port = start_replication(start_manage, REPLSITE_SEND_BUFFER_LIMIT_BYTES="300000")
+    with positioned(port, "slow") as slow, positioned(port, "quick") as quick:
+        for _ in range(12):
+            stream().append(*(fact("y" * 10_000) for _ in range(100)))
+            quick.read_until(lambda line: str(max(ids_of_table())) in line[:40])
+        wait_until(lambda: Reader.objects.filter(name="slow", close_reason="too slow").exists())
+        lines = slow.read_to_end()
+    assert lines[-1] == "ERROR Failed to keep up"
+    tokens = [int(rdata(line)[1]) for line in lines if line.startswith("RDATA")]
+    assert tokens == list(range(tokens[0], tokens[0] + len(tokens)))
+    assert not quick.of("ERROR")
+
+
+def test_clients_stay_and_miss_nothing_when_the_database_connection_breaks(port):
+    with positioned(port) as client, session() as cursor:
+        cursor.execute(
+            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND application_name ~ '^replsite (broadcaster|pokes broad)'"
+        )
+        wanted = append(5)
+        client.read_until(lambda line: line.startswith(f"RDATA caches master {wanted[-1]} "))
+        assert [int(rdata(line)[1]) for line in client.of("RDATA caches")] == wanted
+
+
+def test_two_servers_send_the_same(start_manage, port):
+    other_port = start_replication(start_manage)
+    with positioned(port) as one, positioned(other_port) as other:
+        last = append(20)[-1]
+        for client in (one, other):
+            client.read_until(f"RDATA caches master {last} ")
+        assert one.of("RDATA") == other.of("RDATA")
+
+
+def test_connections_over_the_limit_are_told_so(start_manage):
+    port = start_replication(start_manage, REPLSITE_CONNECTION_LIMIT="1")
+    with positioned(port), WireClient(port) as refused:
+        assert refused.read_to_end() == ["ERROR too many connections"]

@@ -1,0 +1,266 @@
+"""A follower in this process, a server process, real facts, and a network that fails."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from streams.models import CacheInvalidation, StreamPosition
+from streams.replication.addresses import Address
+from streams.replication.catch_up import TableCatchUp
+from streams.replication.errors import WrongRemote
+from streams.replication.follower import Follower, FollowerOptions
+from streams.replication.views import FollowedRow, View
+from streams.testing import as_instance
+from streams.tokens import VectorToken
+from tests.proxy import proxy_to
+from tests.waiting import wait_until
+from tests.wire_client import start_replication
+from tests.writing import append, fact, stored, stream
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def port(start_manage) -> int:
+    return start_replication(start_manage)
+
+
+class Followed:
+    """A follower on a loop in a thread, and what it handed out."""
+
+    def __init__(self, port: int, uses_table: bool = True, handle: Callable | None = None, **options) -> None:
+        self.rows: list[FollowedRow] = []
+        self.error: BaseException | None = None
+        catch_up = TableCatchUp("default", "test follower") if uses_table else None
+        given = FollowerOptions(Address("127.0.0.1", port), "test", streams=["caches"], **options)
+        self.follower = Follower(given, handle or self.rows.extend, catch_up)
+        self._catch_up = catch_up
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        try:
+            self._loop.run_until_complete(self._follow())
+        except Exception as error:  # noqa: BLE001 - the test looks at it
+            self.error = error
+        finally:
+            self._loop.close()
+
+    async def _follow(self) -> None:
+        try:
+            await self.follower.run()
+        finally:
+            if self._catch_up is not None:
+                await self._catch_up.close()
+
+    def start(self) -> None:
+        self._thread.start()
+        wait_until(lambda: self.follower.positions().get("caches") or self.error, what="the follower is positioned")
+
+    def stop(self) -> None:
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self.follower.finish)
+        self._thread.join(10)
+        assert not self._thread.is_alive()
+
+    def tokens(self) -> list[int]:
+        return [row.token for row in self.rows]
+
+    def wait_for(self, token: int) -> None:
+        wait_until(lambda: self.follower.linear("caches") >= token, what=f"linear position {token}")
+
+
+@contextmanager
+def following(port: int, **options) -> Iterator[Followed]:
+    followed = Followed(port, **options)
+    followed.start()
+    try:
+        yield followed
+    finally:
+        followed.stop()
+
+
+def written() -> list[int]:
+    return list(CacheInvalidation.objects.order_by("stream_id").values_list("stream_id", flat=True))
+
+
+@pytest.mark.parametrize("view", list(View))
+def test_facts_are_handed_out_once_and_in_order(port, view):
+    append(3)
+    with following(port, view=view) as followed:
+        wanted = [number for _ in range(5) for number in append(4)]
+        followed.wait_for(wanted[-1])
+        assert followed.tokens() == wanted
+
+
+def test_rows_of_a_fact_have_its_token(port):
+    with following(port) as followed:
+        with stream().reserve(1) as reservation:
+            for name in ("one", "two"):
+                row = fact(name)
+                row.stream_id = reservation.ids[0]
+                reservation.write(row)
+        followed.wait_for(reservation.ids[0])
+        assert [(row.token, row.row[0]) for row in followed.rows] == [
+            (reservation.ids[0], "one"),
+            (reservation.ids[0], "two"),
+        ]
+
+
+@pytest.mark.parametrize("view", list(View))
+def test_nothing_is_missed_or_repeated_over_cuts(port, view):
+    with proxy_to(port) as proxy, following(proxy.port, view=view) as followed:
+        for number in range(60):
+            append(5)
+            if number % 12 == 5:
+                proxy.cut()
+        followed.wait_for(written()[-1])
+        assert followed.tokens() == written()
+        assert followed.follower.connects > 1
+
+
+def test_what_was_written_while_the_server_was_away_comes_from_the_table(port):
+    with proxy_to(port) as proxy, following(proxy.port) as followed:
+        proxy.refuse()
+        proxy.cut()
+        append(50)
+        proxy.refuse(False)
+        followed.wait_for(written()[-1])
+        assert followed.tokens() == written()
+
+
+@pytest.mark.parametrize("view", list(View))
+def test_a_follower_that_was_cut_as_slow_converges(start_manage, view):
+    port = start_replication(start_manage, REPLSITE_SEND_BUFFER_LIMIT_BYTES="100000")
+    with proxy_to(port) as proxy, following(proxy.port, view=view) as followed:
+        proxy.stall()
+        for _ in range(10):
+            stream().append(*(fact("z" * 9_000) for _ in range(100)))
+        proxy.stall(False)
+        followed.wait_for(written()[-1])
+        assert followed.tokens() == written()
+
+
+def test_a_slow_handler_loses_nothing(port):
+    got: list[int] = []
+
+    async def slowly(rows) -> None:
+        await asyncio.sleep(0.02)
+        got.extend(row.token for row in rows)
+
+    with following(port, handle=slowly) as followed:
+        for _ in range(20):
+            append(10)
+        followed.wait_for(written()[-1])
+        assert got == written()
+
+
+def test_a_row_longer_than_a_line_is_fetched(port):
+    with following(port) as followed:
+        append()
+        stream().append(fact("x" * 20_000))
+        last = append()[-1]
+        followed.wait_for(last)
+        assert followed.tokens() == written()
+
+
+@pytest.mark.parametrize("view", list(View))
+def test_two_writers_and_one_that_joins(port, run_manage, view):
+    with following(port, view=view) as followed:
+        first = threading.Thread(target=run_manage, args=("append", "caches", "--count", "300", "--batch", "3"))
+        first.start()
+        for _ in range(30):
+            append(2)
+        run_manage("append", "caches", "--count", "50", "--instance", "newcomer")
+        first.join()
+        followed.wait_for(written()[-1])
+        tokens = followed.tokens()
+    assert sorted(tokens) == written()
+    if view is View.LINEAR:
+        assert tokens == written()
+    for writer in ("master", "append-1", "newcomer"):
+        own = [row.token for row in followed.rows if row.instance == writer]
+        assert own == sorted(own)
+
+
+def test_a_writer_that_came_and_went_while_we_were_away_is_not_missed(port, run_manage):
+    append()
+    with proxy_to(port) as proxy, following(proxy.port, view=View.LINEAR) as followed:
+        before = len(written())
+        proxy.refuse()
+        proxy.cut()
+        append(5)
+        run_manage("append", "caches", "--count", "20", "--instance", "visitor")
+        append(5)
+        wait_until(lambda: stored()["visitor"].state == "retired")
+        proxy.refuse(False)
+        followed.wait_for(written()[-1])
+        assert followed.tokens() == written()[before:]
+
+
+def test_following_may_begin_at_an_earlier_token(port):
+    wanted = append(10)
+    start = {"caches": VectorToken(wanted[3])}
+    with following(port, start=start) as followed:
+        followed.wait_for(wanted[-1])
+        assert followed.tokens() == wanted[4:]
+
+
+@pytest.mark.parametrize("view", list(View))
+def test_a_vector_start_passes_over_what_its_writers_had(port, view):
+    mine = append(4)
+    with as_instance("south"):
+        theirs = append(4)
+        wait_until(lambda: stored().get("south") and stored()["south"].position >= theirs[-1])
+        start = {"caches": VectorToken(mine[1], {"south": theirs[2]})}
+        with following(port, start=start, view=view) as followed:
+            wait_until(lambda: theirs[3] in followed.tokens())
+            assert sorted(followed.tokens()) == [*mine[2:], theirs[3]]
+
+
+def test_without_catch_up_gaps_are_counted_and_passed(port):
+    with proxy_to(port) as proxy, following(proxy.port, uses_table=False) as followed:
+        append(2)
+        followed.wait_for(written()[-1])
+        proxy.refuse()
+        proxy.cut()
+        append(5)
+        proxy.refuse(False)
+        wait_until(lambda: followed.follower.facts_missed_ranges == 1)
+        last = append()[-1]
+        followed.wait_for(last)
+        assert followed.tokens() == [*written()[:2], last]
+
+
+def test_another_server_than_the_wanted_one_is_refused(port):
+    with following(port, server_name="elsewhere.org") as followed:
+        wait_until(lambda: followed.error)
+    assert isinstance(followed.error, WrongRemote)
+    assert "--server-name localhost" in str(followed.error)
+
+
+def test_a_handler_that_fails_ends_the_follower_with_its_error(port):
+    def fail(rows) -> None:
+        raise ZeroDivisionError
+
+    with following(port, handle=fail) as followed:
+        append()
+        wait_until(lambda: followed.error)
+    assert isinstance(followed.error, ZeroDivisionError)
+
+
+def test_a_writer_whose_position_is_gone_no_longer_holds_back(port):
+    with as_instance("short-lived"):
+        append()
+        wait_until(lambda: "short-lived" in stored())
+        with proxy_to(port) as proxy, following(proxy.port) as followed:
+            StreamPosition.objects.filter(instance_name="short-lived").delete()
+            with as_instance("master"):
+                last = append(3)[-1]
+                proxy.cut()
+                followed.wait_for(last)

@@ -1,0 +1,219 @@
+"""The commands as processes: serve, runreplication, follow; and the real netcat."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import threading
+import time
+import urllib.request
+
+import pytest
+
+from streams.models import Reader
+from tests.waiting import wait_until
+from tests.wire_client import WireClient, positioned, ready_ports, start_replication
+from tests.writing import append, fact, stream
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def port(start_manage) -> int:
+    return start_replication(start_manage)
+
+
+# --- serve and runreplication -------------------------------------------------------------------------------------
+
+
+def test_serve_offers_pages_and_replication_in_one_process(start_manage):
+    ports = ready_ports(start_manage("serve", "--http", "127.0.0.1:0", "--replication", "127.0.0.1:0"))
+    assert list(ports) == ["http", "replication"]
+    with positioned(ports["replication"]) as client:
+        with urllib.request.urlopen(f"http://127.0.0.1:{ports['http']}/admin/login/", timeout=10) as page:
+            assert page.status == 200
+        append()
+        client.read_until("RDATA caches")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_an_orderly_stop_says_so_and_takes_less_than_two_seconds(start_manage, number):
+    process = start_manage("runreplication", "--bind", "127.0.0.1:0")
+    with positioned(ready_ports(process)["replication"], "last") as client:
+        asked_at = time.monotonic()
+        process.send_signal(number)
+        assert client.read_to_end()[-1] == "ERROR server stopping"
+        assert process.wait(5) == 0
+        assert time.monotonic() - asked_at < 2.0
+    assert Reader.objects.get(name="last").close_reason == "stopping"
+
+
+def test_stop_does_not_wait_for_a_client_that_reads_nothing(start_manage):
+    process = start_manage("runreplication", "--bind", "127.0.0.1:0")
+    with positioned(ready_ports(process)["replication"]):
+        for _ in range(8):
+            stream().append(*(fact("x" * 10_000) for _ in range(100)))
+        asked_at = time.monotonic()
+        process.terminate()
+        assert process.wait(10) == 0
+        assert time.monotonic() - asked_at < 3.0
+
+
+def test_a_taken_port_is_refused_with_its_holder(run_manage):
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        taken = holder.getsockname()[1]
+        done = run_manage("runreplication", "--bind", f"127.0.0.1:{taken}")
+    assert done.returncode == 1
+    assert f"127.0.0.1:{taken}: the port is in use by process" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_other_networks_are_refused_without_a_setting(run_manage):
+    done = run_manage("runreplication", "--bind", "0.0.0.0:0")
+    assert done.returncode == 2
+    assert "REPLSITE_PLAIN_NETWORKS" in done.stderr
+
+
+def test_a_named_network_may_be_used(start_manage):
+    process = start_manage("runreplication", "--bind", "0.0.0.0:0", env={"REPLSITE_PLAIN_NETWORKS": "0.0.0.0/32"})
+    assert ready_ports(process)["replication"] > 0
+
+
+def test_a_database_that_is_down_is_one_clear_error(run_manage, free_port):
+    url = f"postgres://nobody@127.0.0.1:{free_port}/nothing"
+    done = run_manage("runreplication", "--bind", "127.0.0.1:0", env={"DATABASE_URL": url})
+    assert done.returncode == 1
+    assert "cannot be used" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+@pytest.mark.skipif(shutil.which("nc") is None, reason="netcat is not installed (netcat-openbsd)")
+def test_it_can_be_driven_by_hand_with_netcat(port):
+    done = subprocess.run(
+        ["nc", "-N", "127.0.0.1", str(port)],
+        input="NAME by-hand\n\nREPLICATE\n",
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=False,
+    )
+    lines = done.stdout.splitlines()
+    assert lines[0] == "SERVER localhost"
+    assert re.fullmatch(r"PING \d{13}", lines[1])
+    assert re.fullmatch(r"POSITION caches \S+ (\d+) \1", lines[-1])
+
+
+def test_a_peer_that_closes_its_half_still_gets_its_answer(port):
+    with WireClient(port, "REPLICATE") as client:
+        client.socket.shutdown(socket.SHUT_WR)
+        assert client.read_to_end()[-1].startswith("POSITION caches")
+
+
+# --- follow -------------------------------------------------------------------------------------------------------
+
+
+def follow(run_manage, port: int, *arguments: str, **more) -> subprocess.CompletedProcess[str]:
+    return run_manage("follow", f"tcp://127.0.0.1:{port}", *arguments, **more)
+
+
+def test_follow_prints_json_from_a_token_until_another(port, run_manage):
+    wanted = append(10)
+    span = ("--from", f"caches={wanted[1]}", "--until", f"caches={wanted[7]}")
+    done = follow(run_manage, port, "--json", "--view", "linear", *span, "--timeout", "20")
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert done.returncode == 0
+    assert [row["token"] for row in rows] == wanted[2:8]
+    assert {tuple(row) for row in rows} == {("stream", "instance", "token", "row")}
+    assert {(row["stream"], row["instance"], row["row"][0]) for row in rows} == {("caches", "master", "test")}
+
+
+def test_follow_prints_a_line_for_people(port, run_manage):
+    [before, only] = append(2)
+    done = follow(run_manage, port, "--from", f"caches={before}", "--until", f"caches={only}", "--timeout", "20")
+    assert re.fullmatch(rf'caches master {only} \["test",\["k"\],\d+\]\n', done.stdout)
+
+
+def test_follow_that_is_there_already_prints_nothing(port, run_manage):
+    last = append(3)[-1]
+    done = follow(run_manage, port, "--until", f"caches={last}", "--timeout", "20", "--json")
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_follow_gives_up_after_its_time(port, run_manage):
+    done = follow(run_manage, port, "--until", "caches=999999", "--timeout", "1")
+    assert done.returncode == 1
+    assert "caches=999999" in done.stderr
+
+
+def test_follow_gives_up_on_a_server_that_is_not_there(free_port, run_manage):
+    assert follow(run_manage, free_port, "--timeout", "1").returncode == 1
+
+
+def test_follow_refuses_another_server_by_name(port, run_manage):
+    done = follow(run_manage, port, "--server-name", "elsewhere.org", "--timeout", "20")
+    assert done.returncode == 1
+    assert "'localhost'" in done.stderr
+
+
+def test_our_table_is_never_used_for_a_foreign_server(start_manage, run_manage):
+    """The foreign server is a second process of ours under another name, with the same tables as a trap."""
+    foreign = start_replication(start_manage, REPLSITE_SERVER_NAME="foreign.org")
+    first = append(3)[0]
+    arguments = ("--server-name", "foreign.org", "--from", f"caches={first}", "--timeout", "2", "--json")
+    done = follow(run_manage, foreign, *arguments)
+    assert done.stdout == ""
+    assert "facts_missed" in done.stderr
+    assert not Reader.objects.filter(kind="follower").exists()
+
+
+BAD_ARGUMENTS = [
+    ("redis://127.0.0.1:6379",),
+    ("127.0.0.1:1",),
+    ("http://127.0.0.1:1",),
+    ("tcp://127.0.0.1:1", "--record", "x"),
+    ("tcp://127.0.0.1:1", "--catch-up", "http"),
+    ("tcp://127.0.0.1:1", "--server-name", "other", "--catch-up", "table"),
+    ("tcp://127.0.0.1:1", "--streams", "caches,nonsense"),
+    ("tcp://127.0.0.1:1", "--from", "caches"),
+    ("tcp://127.0.0.1:1", "--from", "caches=x"),
+    ("tcp://127.0.0.1:1", "--until", "caches=m5~77.9"),
+    ("tcp://127.0.0.1:1", "--view", "sideways"),
+]
+
+
+def test_unusable_arguments_end_with_status_two(run_manage):
+    for arguments in BAD_ARGUMENTS:
+        done = run_manage("follow", *arguments, timeout=20)
+        assert (done.returncode, done.stdout) == (2, ""), (arguments, done.stderr)
+        assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_follow_ends_cleanly_when_told_to(port, start_manage, number):
+    process = start_manage("follow", f"tcp://127.0.0.1:{port}", "--json", "--name", "told")
+    wait_until(lambda: Reader.objects.filter(name="told", kind="follower", positions__has_key="caches").exists())
+    last = append(5)[-1]
+    assert [json.loads(process.stdout.readline())["token"] for _ in range(5)][-1] == last
+    row = Reader.objects.filter(kind="follower", name="told", positions__caches__master=last)
+    wait_until(row.exists)
+    process.send_signal(number)
+    assert process.wait(5) == 0
+    assert Reader.objects.get(kind="follower", name="told").closed_at is not None
+
+
+def test_follow_ends_quietly_when_nobody_reads_its_output(port, start_manage):
+    errors: list[str] = []
+    process = start_manage("follow", f"tcp://127.0.0.1:{port}", "--name", "unread", stderr=subprocess.PIPE)
+    reader = threading.Thread(target=lambda: errors.extend(process.stderr))
+    reader.start()
+    wait_until(lambda: Reader.objects.filter(name="unread", kind="follower", positions__has_key="caches").exists())
+    process.stdout.close()
+    append(3)
+    assert process.wait(10) == 0
+    reader.join()
+    assert not [line for line in errors if "Traceback" in line or "Exception" in line]
