@@ -101,6 +101,7 @@ class Background:
     def ask(self, record: OpenTransaction) -> None:
         """Ask the database how it ended, at once. May be called by the garbage collector: takes no lock."""
         self._asked.append(record)
+        self._ask_due = 0.0
         self.wake()
 
     def drain(self, timeout_seconds: float) -> bool:

@@ -6,7 +6,7 @@ own conversion; a field that was not set takes the column's default. Assumes the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -39,15 +39,19 @@ def insert_facts(connection: BaseDatabaseWrapper, model: type[Model], facts: Seq
     head = _head(model)
     with connection.cursor() as cursor:
         for first in range(0, len(facts), _MOST_ROWS):
-            rows, values = [], []
+            rows: list[str] = []
+            values: list[Any] = []
             for fact in facts[first : first + _MOST_ROWS]:
-                places = []
-                for field in _fields(model):
-                    value = getattr(fact, field.attname)
-                    if isinstance(value, DatabaseDefault):
-                        places.append("DEFAULT")
-                    else:
-                        places.append("%s")
-                        values.append(field.get_db_prep_save(value, connection))
-                rows.append(f"({', '.join(places)})")
+                rows.append(f"({', '.join(_places(fact, values, connection))})")
             cursor.execute(head + ", ".join(rows), values)
+
+
+def _places(fact: Model, values: list[Any], connection: BaseDatabaseWrapper) -> Iterator[str]:
+    """What stands for each column in the statement; adds the values that go with it."""
+    for field in _fields(type(fact)):
+        value = getattr(fact, field.attname)
+        if isinstance(value, DatabaseDefault):
+            yield "DEFAULT"
+        else:
+            yield "%s"
+            values.append(field.get_db_prep_save(value, connection))

@@ -1,0 +1,35 @@
+"""Inserting facts: values as the ORM would write them, defaults by the database, many rows at once."""
+
+from __future__ import annotations
+
+import pytest
+from django.db import connection
+
+from streams import inserts
+from streams.inserts import insert_facts
+from streams.models import CacheInvalidation
+
+pytestmark = pytest.mark.django_db
+
+
+def made(number: int, **fields: object) -> CacheInvalidation:
+    return CacheInvalidation(stream_id=number, instance_name="north", cache_name="c", **fields)
+
+
+def test_values_come_back():
+    insert_facts(connection, CacheInvalidation, [made(5, keys=["a", "b%s"], invalidation_ts=7)])
+    row = CacheInvalidation.objects.get()
+    assert (row.stream_id, row.keys, row.invalidation_ts) == (5, ["a", "b%s"], 7)
+
+
+def test_what_is_not_set_takes_the_default_of_the_column():
+    insert_facts(connection, CacheInvalidation, [made(5), made(6, invalidation_ts=1)])
+    first, second = CacheInvalidation.objects.order_by("stream_id")
+    assert first.invalidation_ts > 1_500_000_000_000
+    assert first.received_at is not None
+    assert (second.invalidation_ts, second.keys) == (1, None)
+
+
+def test_more_rows_than_one_statement_takes():
+    insert_facts(connection, CacheInvalidation, [made(number) for number in range(2, 2 + 2 * inserts._MOST_ROWS + 1)])
+    assert CacheInvalidation.objects.count() == 2 * inserts._MOST_ROWS + 1
