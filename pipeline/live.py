@@ -5,6 +5,7 @@ Blocks in ``run`` until it is told to stop, until nothing is left (``until_idle_
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ from django.db import connections
 from pipeline.conf import pipeline_settings
 from pipeline.counts import QUERY, READER, CountsQuery, ledger_vector
 from pipeline.errors import PipelineError, QueryRunning
-from pipeline.reader_rows import beat_reader, close_reader
+from pipeline.reader_rows import ReaderRow, beat_reader, close_reader, store_reader
 from pipeline.session import spark_session
 from pipeline.source import Vector, register
 from streams.conf import stream_settings
@@ -54,6 +55,8 @@ def run(options: LiveOptions, stopping: Callable[[], bool], started: Callable[[]
         register(spark)
         counts = CountsQuery(dsn(using), settings.folder / "checkpoints" / QUERY, using)
         query = counts.start(spark, _TRIGGER)
+        with connections[using].cursor() as cursor:
+            store_reader(cursor, ReaderRow(READER, os.getpid(), {_STREAM: ledger_vector(cursor, QUERY)}))
         started()
         try:
             _watch(query, using, options, stopping)
@@ -85,7 +88,7 @@ def _only_one(using: str) -> Iterator[None]:
 
 def _watch(query: StreamingQuery, using: str, options: LiveOptions, stopping: Callable[[], bool]) -> None:
     """Until the end: signs of life, and whether there is still something to do."""
-    beaten, idle_since = 0.0, time.monotonic()
+    beaten, busy_at = 0.0, time.monotonic()
     while not stopping():
         if not query.isActive:
             raise PipelineError(f"The query {QUERY} has failed: {query.exception()}")
@@ -93,9 +96,9 @@ def _watch(query: StreamingQuery, using: str, options: LiveOptions, stopping: Ca
         if now - beaten >= _BEAT_SECONDS:
             beaten = now
             if not _caught_up(using):
-                idle_since = now
-        if options.until_idle_seconds is not None and now - idle_since >= options.until_idle_seconds:
-            return
+                busy_at = now
+            elif options.until_idle_seconds is not None and now - busy_at >= options.until_idle_seconds:
+                return
         time.sleep(_POLL_SECONDS)
 
 

@@ -1,0 +1,73 @@
+"""The Spark session: what executors get, and what is kept from them."""
+
+from __future__ import annotations
+
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from pipeline.errors import JavaMissing
+from pipeline.session import code_archive, find_java, spark_session
+
+
+def ask_executor(spark, question):
+    """The answer of one Python worker."""
+
+    def work(batches):
+        import pyarrow
+
+        for _ in batches:
+            yield pyarrow.RecordBatch.from_pydict({"answer": [str(question())]})
+
+    return spark.range(0, 1, 1, 1).mapInArrow(work, "answer string").collect()[0]["answer"]
+
+
+def test_executors_have_our_rules_and_never_django(spark):
+    def question():
+        import pipeline.source
+        import pipeline.spark_tasks
+        import pipeline.stage_lines
+        import pipeline.stage_rooms
+
+        return [name for name in sys.modules if name.split(".")[0] in ("django", "replsite")]
+
+    assert ask_executor(spark, question) == "[]"
+
+
+def test_executors_do_not_see_the_sites_environment(spark):
+    def question():
+        import os
+
+        return [name for name in os.environ if name.startswith(("DJANGO", "DATABASE_URL", "REPLSITE"))]
+
+    assert ask_executor(spark, question) == "[]"
+
+
+def test_executors_run_this_interpreter(spark):
+    assert ask_executor(spark, lambda: sys.executable) == sys.executable
+
+
+def test_a_session_that_is_there_is_used_and_stays(spark, tmp_path):
+    with spark_session("inner", folder=tmp_path) as inner:
+        assert inner is spark
+    assert spark.range(3).count() == 3
+
+
+def test_the_archive_has_the_rooms_and_changes_its_name_with_them(tmp_path):
+    archive = code_archive(tmp_path)
+    names = zipfile.ZipFile(archive).namelist()
+    assert "events/room_history.py" in names and "pipeline/source.py" in names
+    assert not [name for name in names if "management" in name or name.startswith("replsite")]
+    assert code_archive(tmp_path) == archive
+
+
+def test_java_of_the_project_is_found_when_there_is_no_other(tmp_path, monkeypatch):
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(JavaMissing, match="script/demo"):
+        find_java(tmp_path)
+    (tmp_path / ".java" / "bin").mkdir(parents=True)
+    Path(tmp_path / ".java" / "bin" / "java").touch()
+    assert find_java(tmp_path) == str(tmp_path / ".java")
