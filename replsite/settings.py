@@ -47,15 +47,19 @@ def _database() -> dict[str, Any]:
     if not url:
         return {"ENGINE": "replsite.postgres.backend", "NAME": "replsite"}
     try:
-        return dict(dj_database_url.parse(url, conn_max_age=600, conn_health_checks=True))
+        found = dict(dj_database_url.parse(url, conn_max_age=600, conn_health_checks=True))
     except ValueError as error:
         raise ImproperlyConfigured(
             f"DATABASE_URL cannot be read: {error}. Write it as postgres://USER:PASSWORD@HOST:PORT/NAME."
         ) from error
+    if found["ENGINE"] == "django.db.backends.postgresql":
+        found["ENGINE"] = "django_prometheus.db.backends.postgresql"  # the same, and it counts queries
+    return found
 
 
 # --- where things are ---------------------------------------------------------------------------------------------
-REPLSITE_DATA_DIR = Path(env.str("REPLSITE_DATA_DIR", str(BASE_DIR / ".data"))).absolute()
+_HOME = BASE_DIR if (BASE_DIR / "manage.py").exists() else Path.cwd()  # a checkout, or wherever an installed site runs
+REPLSITE_DATA_DIR = Path(env.str("REPLSITE_DATA_DIR", str(_HOME / ".data"))).absolute()
 REPLSITE_POSTGRES_BIN = env.str("REPLSITE_POSTGRES_BIN", "")
 REPLSITE_POSTGRES_FSYNC = env.bool("REPLSITE_POSTGRES_FSYNC", True)  # off: fast, and a crash of the machine loses data
 
@@ -136,6 +140,7 @@ UNFOLD = {
     "SITE_FAVICONS": [
         {"rel": "icon", "type": "image/svg+xml", "href": "replsite.dashboard.navigation.favicon"},
     ],
+    "STYLES": ["replsite.dashboard.navigation.noscript_style"],
     "SHOW_HISTORY": False,
     "SHOW_VIEW_ON_SITE": False,
     "SIDEBAR": {
