@@ -9,7 +9,7 @@ from django.http import HttpRequest
 from django.templatetags.static import static
 from django.urls import reverse_lazy
 
-__all__ = ["favicon", "sidebar"]
+__all__ = ["favicon", "noscript_style", "sidebar"]
 
 
 def sidebar(request: HttpRequest) -> list[dict[str, Any]]:
@@ -25,3 +25,8 @@ def sidebar(request: HttpRequest) -> list[dict[str, Any]]:
 def favicon(request: HttpRequest) -> str:
     """Address of the icon in the browser's tab."""
     return static("dashboard/icon.svg")
+
+
+def noscript_style(request: HttpRequest) -> str:
+    """Address of the style that shows pages where scripts do not run."""
+    return static("dashboard/noscript.css")

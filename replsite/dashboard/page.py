@@ -151,7 +151,8 @@ def _writer_row(writer: WriterView) -> Row:
     where = f"{writer.host}, process {writer.process_id}" if writer.process_id else writer.host
     pending = _text(_NOTHING)
     if writer.pending_facts:
-        pending = _text(count(writer.pending_facts), f"transaction {writer.oldest_pending_transaction}")
+        number = writer.oldest_pending_transaction
+        pending = _text(count(writer.pending_facts), "" if number is None else f"transaction {number}")
     cells = [
         _text(writer.writer, where),
         _text(count(writer.position)),
@@ -174,7 +175,7 @@ def _reader_group(reader: ReaderView) -> Group:
         sent = _text(counted(reader.lines_out, "line"), byte_size(reader.bytes_out) + waiting)
     cells = [
         _text(reader.name, where),
-_text(count(reader.streams[0].position) if len(reader.streams) == 1 else _NOTHING),
+        _text(count(reader.streams[0].position) if len(reader.streams) == 1 else _NOTHING),
         _lag(reader.lag_facts, reader.lag_seconds, exact),
         sent,
         _moment(reader.connected_at),

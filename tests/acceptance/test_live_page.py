@@ -1,0 +1,301 @@
+"""The live page in a real Chromium, against a running site.
+
+With ``REPLSITE_SCREENSHOTS`` set to a folder, what the tests see is kept there as pictures; ``script/screenshot`` uses that.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from django.contrib.auth.models import User
+from django.utils import timezone
+
+from streams.models import Reader
+
+playwright_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: apt-get install chromium"),
+]
+ARGUMENTS = [
+    "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-component-update",
+    "--disable-sync", "--disable-default-apps", "--disable-dev-shm-usage",
+]  # fmt: skip
+playwright_api.expect.set_options(timeout=15_000)
+PASSWORD = "correct horse battery"
+HOSTILE = "<b>bold</b><img src=x onerror=document.title='owned'>"
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory) -> Iterator[playwright_api.Browser]:
+    os.environ.setdefault(
+        "DJANGO_ALLOW_ASYNC_UNSAFE", "true"
+    )  # Playwright's loop runs in this thread, Django looks for one
+    with playwright_api.sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        yield found
+        found.close()
+
+
+class Site:
+    """A site that was started, and can be stopped and started again on its port."""
+
+    def __init__(self, start_manage, port: int) -> None:
+        self._start, self._port = start_manage, port
+        self.address = f"http://127.0.0.1:{port}"
+        self.start()
+
+    def start(self) -> None:
+        self.process = self._start("serve", "--http", f"127.0.0.1:{self._port}", "--replication", "127.0.0.1:0")
+        ready = self.process.stdout.readline()
+        assert ready.startswith("ready "), "the site did not start"
+        self.replication = ready.split("replication=")[1].strip()
+
+    def kill(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+
+@pytest.fixture
+def site(start_manage, free_port) -> Site:
+    return Site(start_manage, free_port)
+
+
+@pytest.fixture
+def boss(transactional_db) -> User:
+    return User.objects.create_superuser("boss", password=PASSWORD)
+
+
+@pytest.fixture
+def new_page(browser, site):
+    """``new_page(**options)``: a page of a fresh browser context."""
+    contexts = []
+
+    def make(**options) -> playwright_api.Page:
+        contexts.append(browser.new_context(base_url=site.address, **options))
+        contexts[-1].set_default_timeout(15_000)
+        return contexts[-1].new_page()
+
+    yield make
+    for context in contexts:
+        context.close()
+
+
+def log_in(page, name="boss"):
+    page.goto("/")
+    page.fill("#id_username", name)
+    page.fill("#id_password", PASSWORD)
+    page.press("#id_password", "Enter")
+
+
+@pytest.fixture
+def live(new_page, boss):
+    """The live page of a logged-in operator, connected."""
+
+    def make(**options) -> playwright_api.Page:
+        page = new_page(**options)
+        log_in(page)
+        says(page, "#live-link", "Live")
+        return page
+
+    return make
+
+
+def says(page, selector, text, seconds=15.0):
+    playwright_api.expect(page.locator(selector)).to_have_text(text, timeout=seconds * 1000)
+
+
+def keep(page, name, **options):
+    if folder := os.environ.get("REPLSITE_SCREENSHOTS"):
+        page.screenshot(path=Path(folder) / f"{name}.png", **options)
+
+
+def linear_position(page):
+    return page.locator('#live-streams tbody[data-key="caches"] .live-head td:nth-child(3) .live-text')
+
+
+def test_login_leads_to_the_live_page(live):
+    page = live()
+    assert page.url.endswith("/admin/live/")
+    playwright_api.expect(page.locator("#live-health-word")).to_have_text("well")
+    playwright_api.expect(page.get_by_role("heading", name="Streams and writers")).to_be_visible()
+
+
+def test_append_of_another_process_shows_within_two_seconds_without_reload(live, run_manage):
+    run_manage("append", "caches", "--count", "1")
+    page = live()
+    page.evaluate("window.notReloaded = true")
+    playwright_api.expect(linear_position(page)).not_to_have_text("1")
+    before = int(linear_position(page).inner_text())
+    assert run_manage("append", "caches", "--count", "5").returncode == 0
+    playwright_api.expect(linear_position(page)).to_have_text(str(before + 5), timeout=2000)
+    assert page.evaluate("window.notReloaded")
+
+
+def test_anonymous_is_sent_to_the_login_and_refused_by_the_websocket(new_page):
+    page = new_page()
+    page.goto("/admin/live/")
+    assert "/admin/login/" in page.url
+    code = page.evaluate(
+        """() => new Promise((done) => {
+            const socket = new WebSocket("ws://" + location.host + "/ws/live/");
+            socket.onopen = () => done("open");
+            socket.onclose = () => done("refused");
+        })"""
+    )
+    assert code == "refused"
+
+
+def test_ordinary_user_does_not_get_in(new_page, transactional_db):
+    User.objects.create_user("user", password=PASSWORD)
+    page = new_page()
+    log_in(page, "user")
+    page.goto("/admin/live/")
+    assert "/admin/login/" in page.url
+
+
+def test_lost_link_greys_the_numbers_with_their_age_and_comes_back(live, site):
+    page = live()
+    site.kill()
+    playwright_api.expect(page.locator("#live.live-stale")).to_be_visible()
+    playwright_api.expect(page.locator("#live-link")).to_have_text("Link lost, trying again")
+    playwright_api.expect(page.locator("#live-age")).to_contain_text("s ago")
+    keep(page, "lost")
+    site.start()
+    says(page, "#live-link", "Live", seconds=60)
+    playwright_api.expect(page.locator("#live.live-stale")).to_have_count(0)
+
+
+def test_without_websockets_the_page_polls(new_page, boss, run_manage):
+    page = new_page()
+    page.add_init_script("window.WebSocket = class extends EventTarget { constructor() { super(); "
+                         "setTimeout(() => this.dispatchEvent(new CloseEvent('close', { code: 1006 }))); } };")  # fmt: skip
+    log_in(page)
+    says(page, "#live-link", "Live, by polling", seconds=30)
+    run_manage("append", "caches", "--count", "4")
+    playwright_api.expect(linear_position(page)).not_to_have_text("1", timeout=8000)
+
+
+def test_signed_out_page_says_so_and_leads_to_the_login(live, site):
+    page = live()
+    User.objects.update(is_staff=False)
+    site.kill()
+    site.start()
+    says(page, "#live-link", "You are signed out. Log in again", seconds=60)
+    playwright_api.expect(page.locator("#live.live-stale")).to_be_visible()
+    page.get_by_role("link", name="Log in again").click()
+    assert "/admin/login/" in page.url
+
+
+def test_writers_and_followers_of_other_processes_are_seen(live, site, start_manage):
+    for name, stream in (("web-1", "events"), ("web-2", "caches"), ("web-3", "caches")):
+        steady = ("--count", "100000", "--rate", "20", "--instance", name)
+        start_manage("append", stream, *steady, stdout=subprocess.DEVNULL)
+    for name in ("federation-sender", "search-index"):
+        start_manage("follow", f"tcp://{site.replication}", "--name", name, stdout=subprocess.DEVNULL)
+    page = live(viewport={"width": 1280, "height": 930})
+    writer = page.locator('#live-streams tr[data-key="web-1"] td:nth-child(2) .live-text')
+    playwright_api.expect(writer).to_have_text("writing")
+    follower = page.locator("#live-readers tbody", has_text="follower").filter(has_text="federation-sender")
+    playwright_api.expect(follower.locator(".live-head td:nth-child(2) .live-text")).to_have_text("current")
+    page.wait_for_timeout(3000)
+    keep(page, "live")
+
+
+def test_hidden_tab_does_not_ask(live):
+    page = live()
+    page.evaluate("""() => {
+        Object.defineProperty(document, "hidden", { value: true, configurable: true });
+        document.dispatchEvent(new Event("visibilitychange"));
+    }""")
+    page.wait_for_timeout(1500)  # an answer that was on its way
+    frozen = page.inner_text("#live-as-of")
+    page.wait_for_timeout(2500)
+    assert page.inner_text("#live-as-of") == frozen
+    page.evaluate("""() => {
+        Object.defineProperty(document, "hidden", { value: false, configurable: true });
+        document.dispatchEvent(new Event("visibilitychange"));
+    }""")
+    playwright_api.expect(page.locator("#live-as-of")).not_to_have_text(frozen)
+
+
+def test_names_that_readers_choose_are_text(live):
+    later = timezone.now() + timedelta(hours=1)
+    page = live()
+    Reader.objects.create(
+        key="evil", name=HOSTILE, kind="connection", positions={"caches": {"master": 1}}, heartbeat_at=later
+    )
+    playwright_api.expect(page.locator("#live-readers tbody th .live-text").first).to_have_text(HOSTILE)
+    page.reload()
+    playwright_api.expect(page.locator("#live-readers tbody th .live-text").first).to_have_text(HOSTILE)
+    assert page.title() != "owned"
+    assert page.locator("#live img").count() == 0
+
+
+def test_page_fits_a_phone(live, run_manage):
+    run_manage("append", "caches", "--count", "3")
+    page = live(viewport={"width": 390, "height": 844}, is_mobile=True, has_touch=True)
+    playwright_api.expect(linear_position(page)).not_to_have_text("1")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    keep(page, "phone", full_page=True)
+
+
+def test_dark_mode_is_dark_and_readable(live):
+    page = live(color_scheme="dark")
+    colours = "(e) => getComputedStyle(e)"
+    background = page.evaluate(f"({colours})(document.querySelector('.live-scroll')).backgroundColor")
+    text = page.evaluate(f"({colours})(document.querySelector('.live-head .live-text')).color")
+    assert luminance(page, background) < 0.2
+    assert luminance(page, text) > 0.7
+    keep(page, "dark")
+
+
+def luminance(page, colour):
+    """Mean of red, green and blue of any CSS colour, 0 to 1."""
+    return page.evaluate(
+        """(colour) => { const c = document.createElement("canvas").getContext("2d");
+        c.fillStyle = colour; c.fillRect(0, 0, 1, 1);
+        const [r, g, b] = c.getImageData(0, 0, 1, 1).data; return (r + g + b) / 765; }""",
+        colour,
+    )
+
+
+def test_groups_fold_by_keyboard(live, run_manage):
+    run_manage("append", "caches", "--count", "1")
+    page = live()
+    button = page.locator('#live-streams tbody[data-key="caches"] .live-toggle')
+    button.focus()
+    page.keyboard.press("Enter")
+    playwright_api.expect(button).to_have_attribute("aria-expanded", "false")
+    page.keyboard.press("Space")
+    playwright_api.expect(button).to_have_attribute("aria-expanded", "true")
+
+
+def test_page_works_without_javascript(new_page, boss, run_manage):
+    run_manage("append", "caches", "--count", "1")
+    page = new_page(java_script_enabled=False)
+    log_in(page)
+    playwright_api.expect(page.locator('#live-streams tbody[data-key="caches"]')).to_be_visible()
+    playwright_api.expect(page.locator("#live-health-sentence")).to_contain_text("All is well")
+
+
+def test_no_outside_host_is_asked_and_nothing_fails(new_page, boss, site):
+    page = new_page()
+    asked, errors = [], []
+    page.on("request", lambda request: asked.append(request.url))
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.on("console", lambda said: errors.append(said.text) if said.type == "error" else None)
+    log_in(page)
+    says(page, "#live-link", "Live")
+    assert {url for url in asked if not url.startswith((site.address, "data:"))} == set()
+    assert errors == []
