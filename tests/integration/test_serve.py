@@ -13,6 +13,7 @@ import time
 import urllib.request
 
 import pytest
+from django.core.management import CommandError, call_command
 
 from streams.models import Reader
 from tests.waiting import wait_until
@@ -182,14 +183,21 @@ BAD_ARGUMENTS = [
     ("tcp://127.0.0.1:1", "--from", "caches"),
     ("tcp://127.0.0.1:1", "--from", "caches=x"),
     ("tcp://127.0.0.1:1", "--until", "caches=m5~77.9"),
-    ("tcp://127.0.0.1:1", "--view", "sideways"),
 ]
 
 
-def test_unusable_arguments_end_with_status_two(run_manage):
-    for arguments in BAD_ARGUMENTS:
+@pytest.mark.parametrize("arguments", BAD_ARGUMENTS)
+def test_unusable_arguments_are_refused_with_status_two(arguments, capfd):
+    with pytest.raises(CommandError) as error:
+        call_command("follow", *arguments)
+    assert error.value.returncode == 2
+    assert capfd.readouterr().out == ""
+
+
+def test_unusable_arguments_end_the_process_with_status_two(run_manage):
+    for arguments in (("tcp://127.0.0.1:1", "--view", "sideways"), ("127.0.0.1:1",)):
         done = run_manage("follow", *arguments, timeout=20)
-        assert (done.returncode, done.stdout) == (2, ""), (arguments, done.stderr)
+        assert (done.returncode, done.stdout) == (2, "")
         assert "Traceback" not in done.stderr
 
 

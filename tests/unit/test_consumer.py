@@ -1,0 +1,120 @@
+"""The consumer on a made-up connection: life cycle, and what reaches whom. No socket, no database."""
+
+from __future__ import annotations
+
+import pytest
+
+from streams.conf import StreamSettings
+from streams.replication.broadcaster import Broadcaster
+from streams.replication.consumer import ReplicationConsumer
+from streams.replication.protocol import CloseReason
+from streams.replication.testing import TcpCommunicator
+from tests.async_waiting import wait_for
+
+
+@pytest.fixture
+async def broadcaster():
+    """One that was not started: it knows that no stream has writers, and reads nothing."""
+    made = Broadcaster(StreamSettings(server_name="example.org"))
+    made._announcer.start({})
+    yield made
+    for peer in list(made.peers.values()):
+        peer.lost()
+
+
+@pytest.fixture
+async def connect(broadcaster):
+    """Connect clients; all are gone at the end."""
+    clients: list[TcpCommunicator] = []
+
+    async def make() -> TcpCommunicator:
+        client = TcpCommunicator(ReplicationConsumer.as_asgi(broadcaster=broadcaster))
+        await client.connect()
+        clients.append(client)
+        return client
+
+    yield make
+    for client in clients:
+        await client.disconnect()
+    assert not broadcaster.peers
+
+
+async def test_a_client_is_greeted_on_connect(connect):
+    client = await connect()
+    assert client.transport.sent.startswith(b"SERVER example.org\nPING ")
+
+
+async def test_replicate_is_answered_with_every_stream(connect):
+    client = await connect()
+    await client.send(b"NAME x\nREPLI")
+    await client.send(b"CATE\n")
+    sent = await client.receive_until(b"POSITION caches master 1 1\n")
+    assert sent.index(b"POSITION events") < sent.index(b"POSITION caches")
+
+
+async def test_all_others_get_the_answer_once_for_all_who_asked(connect):
+    first, second, third = await connect(), await connect(), await connect()
+    for client in (second, third):
+        await client.send(b"REPLICATE\n")
+    await first.receive_until(b"POSITION caches")
+    assert first.transport.sent.count(b"POSITION caches") == 1
+
+
+async def test_who_asked_before_gets_later_answers_too(connect):
+    first, second = await connect(), await connect()
+    await first.send(b"REPLICATE\n")
+    await first.receive_until(b"POSITION caches")
+    await second.send(b"REPLICATE\n")
+    await wait_for(lambda: first.transport.sent.count(b"POSITION caches") == 2)
+
+
+async def test_remote_server_up_is_relayed_unchanged_but_not_back(connect):
+    sender, other = await connect(), await connect()
+    await sender.send(b"REMOTE_SERVER_UP \n")
+    await other.receive_until(b"REMOTE_SERVER_UP \n")
+    assert b"REMOTE" not in sender.transport.sent
+
+
+async def test_a_name_is_kept_for_the_table(connect, broadcaster):
+    client = await connect()
+    await client.send(b"NAME wor\x00ker\n")
+    [peer] = broadcaster.peers.values()
+    await wait_for(lambda: peer.name == "wor\ufffdker")
+
+
+async def test_commands_are_counted(connect, broadcaster):
+    client = await connect()
+    await client.send(b"PING 1\nPING 2\nUSER_SYNC i @a:b start 5\n")
+    await wait_for(lambda: broadcaster.commands == {"PING": 2, "USER_SYNC": 1})
+
+
+async def test_a_broken_rule_closes_with_the_reason(connect):
+    client = await connect()
+    await client.send(b"BOGUS\n")
+    await client.receive_until(b"ERROR failed to parse line")
+    assert client.transport.is_closing
+
+
+async def test_the_end_of_input_is_answered_before_closing(connect):
+    client = await connect()
+    await client.send(b"REPLICATE\n")
+    await client.send_input({"type": "tcp.eof"})
+    assert b"POSITION caches" in await client.receive_until(b"POSITION caches")
+    await wait_for(lambda: client.transport.is_closing)
+
+
+async def test_a_lost_client_is_counted_by_its_reason(broadcaster):
+    client = TcpCommunicator(ReplicationConsumer.as_asgi(broadcaster=broadcaster))
+    await client.connect()
+    await client.disconnect()
+    assert broadcaster.closed == {CloseReason.PEER_CLOSED: 1}
+
+
+async def test_a_mistake_of_ours_says_internal_error_and_is_raised(broadcaster):
+    client = TcpCommunicator(ReplicationConsumer.as_asgi(broadcaster=broadcaster))
+    await client.connect()
+    await client.send_input({"type": "tcp.unheard"})
+    with pytest.raises(ValueError, match=r"tcp\.unheard"):
+        await client.wait()
+    assert client.transport.sent.endswith(b"ERROR internal error\n")
+    assert broadcaster.closed == {CloseReason.FAILED: 1}
