@@ -1,0 +1,39 @@
+"""The pages about status words and metrics name exactly those that exist."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from replsite.metrics import OWN, SYNAPSE
+from replsite.status import HealthWord, ReaderWord, WriterWord
+
+REFERENCE = Path(__file__).resolve().parents[2] / "docs" / "reference"
+
+
+def first_cells(page, heading):
+    """The code words in the first column of the table below a heading."""
+    text = (REFERENCE / page).read_text()
+    section = text.split(f"## {heading}\n", 1)[1].split("\n## ", 1)[0]
+    return re.findall(r"^\| `([^`]+)`", section, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("heading", "words"),
+    [("A writer on a stream", WriterWord), ("A reader on a stream", ReaderWord), ("The whole", HealthWord)],
+)
+def test_every_status_word_is_explained(heading, words):
+    assert sorted(first_cells("status-words.md", heading)) == sorted(words)
+
+
+@pytest.mark.parametrize(("heading", "metrics"), [("Our names", OWN), ("Names of Synapse", SYNAPSE)])
+def test_every_metric_is_explained_with_its_labels(heading, metrics):
+    named = {
+        metric.name
+        + ("_total" if metric.counter else "")
+        + "".join(f"{{{','.join(metric.labels)}}}" if metric.labels else "")
+        for metric in metrics
+    }
+    assert set(first_cells("metrics.md", heading)) == named
