@@ -135,6 +135,7 @@ SESSION_COOKIE_SAMESITE = "Lax"
 UNFOLD = {
     "SITE_TITLE": "replsite",
     "SITE_HEADER": "replsite",
+    "SITE_URL": None,
     "SITE_SUBHEADER": "streams and room history",
     "SITE_SYMBOL": "conversion_path",
     "SITE_FAVICONS": [

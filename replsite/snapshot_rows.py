@@ -57,6 +57,10 @@ ORDER BY closed_at IS NOT NULL, kind, name, key LIMIT {MOST_READERS}
 _SEQUENCE = "(SELECT CASE WHEN is_called THEN last_value ELSE last_value - 1 END FROM {0})"
 
 
+#: (ID, writer, time) of facts.
+_Batch = list[tuple[int, str, datetime]]
+
+
 @dataclass(frozen=True, slots=True)
 class PositionRow:
     """A writer on a stream, its process, and the session that holds its oldest pending transaction open."""
@@ -197,17 +201,20 @@ def read_windows(cursor: Any, wanted: Mapping[str, tuple[StreamDeclaration, int,
             selects.append(_window_sql(len(tables), stream, table))
             tables.append((name, low))
     cursor.execute(" UNION ALL ".join(f"({select})" for select in selects), values)
-    read: list[list[tuple[int, str, datetime]]] = [[] for _ in tables]
-    for number, fact_id, writer, received_at in cursor.fetchall():
-        read[number].append((fact_id, writer, received_at))
-    facts: dict[str, list[tuple[int, str, datetime]]] = {}
-    complete: dict[str, int] = {}
-    for (name, low), batch in zip(tables, read, strict=True):
-        facts.setdefault(name, []).extend(batch)
-        # A table that was cut may lack rows of its lowest ID and everything below it.
-        above = min(fact[0] for fact in batch) if len(batch) >= WINDOW_FACTS else low
-        complete[name] = max(above, complete.get(name, 0))
-    return {name: Window((fact for fact in facts[name] if fact[0] > complete[name]), complete[name]) for name in wanted}
+    batches: list[_Batch] = [[] for _ in tables]
+    for number, *fact in cursor.fetchall():
+        batches[number].append(tuple(fact))
+    return {
+        name: _window([(low, batch) for (table, low), batch in zip(tables, batches, strict=True) if table == name])
+        for name in wanted
+    }
+
+
+def _window(tables: Sequence[tuple[int, _Batch]]) -> Window:
+    """The window of a stream from its tables' batches; one that was cut may lack rows of its lowest ID and all below."""
+    cut = [min(fact[0] for fact in batch) if len(batch) >= WINDOW_FACTS else low for low, batch in tables]
+    complete_above = max(cut)
+    return Window((fact for _, batch in tables for fact in batch if fact[0] > complete_above), complete_above)
 
 
 def _window_sql(number: int, stream: StreamDeclaration, table: FactTable) -> str:

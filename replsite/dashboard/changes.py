@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from replsite.dashboard.page import Group, Page, Row
@@ -33,21 +33,32 @@ def changes(old: Page | None, new: Page) -> dict[str, Any]:
 
 def _table(before: Sequence[Group] | None, after: Sequence[Group]) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    if before is None or [group["key"] for group in before] != [group["key"] for group in after]:
-        found["order"] = [group["key"] for group in after]
+    if before is None or _keys(before) != _keys(after):
+        found["order"] = _keys(after)
     known = {group["key"]: group for group in before or ()}
-    groups = {group["key"]: change for group in after if (change := _group(known.get(group["key"]), group))}
-    return found | {"groups": groups} if groups else found
+    groups = {group["key"]: _group(known.get(group["key"]), group) for group in after}
+    if changed := {key: change for key, change in groups.items() if change}:
+        found["groups"] = changed
+    return found
 
 
 def _group(before: Group | None, after: Group) -> dict[str, Any]:
-    if before is after:
-        return {}
+    if before is None:
+        return {"head": after["head"], "order": _keys(after["rows"]), "rows": _changed_rows((), after["rows"])}
     found: dict[str, Any] = {}
-    if before is None or before["head"] != after["head"]:
+    if before["head"] != after["head"]:
         found["head"] = after["head"]
-    if before is None or [row["key"] for row in before["rows"]] != [row["key"] for row in after["rows"]]:
-        found["order"] = [row["key"] for row in after["rows"]]
-    known: Mapping[str, Row] = {row["key"]: row for row in before["rows"]} if before else {}
-    rows = {row["key"]: row for row in after["rows"] if known.get(row["key"]) != row}
-    return found | {"rows": rows} if rows else found
+    if _keys(before["rows"]) != _keys(after["rows"]):
+        found["order"] = _keys(after["rows"])
+    if rows := _changed_rows(before["rows"], after["rows"]):
+        found["rows"] = rows
+    return found
+
+
+def _keys(members: Sequence[Group] | Sequence[Row]) -> list[str]:
+    return [member["key"] for member in members]
+
+
+def _changed_rows(before: Sequence[Row], after: Sequence[Row]) -> dict[str, Row]:
+    known = {row["key"]: row for row in before}
+    return {row["key"]: row for row in after if known.get(row["key"]) != row}

@@ -7,7 +7,7 @@ because a second went by. Nothing here is HTML: names that readers choose stay t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NotRequired, TypedDict
@@ -130,21 +130,28 @@ def _lag(facts: int, seconds: float, exact: bool) -> Cell:
 
 def _stream_group(stream: StreamView) -> Group:
     active = [writer for writer in stream.writers if writer.state != "retired"]
-    worst = max(active, key=lambda writer: writer.behind_facts, default=None)
-    pending = sum(writer.pending_facts for writer in stream.writers)
-    sequence = "" if stream.sequence_value is None else f"sequence {count(stream.sequence_value)}"
-    sub = " · ".join(part for part in (counted(len(active), "writer"), sequence) if part)
+    sequence = [] if stream.sequence_value is None else [f"sequence {count(stream.sequence_value)}"]
     cells = [
-        _text(stream.name, sub),
+        _text(stream.name, " · ".join([counted(len(active), "writer"), *sequence])),
         _text(count(stream.linear_position), "linear position"),
-        _lag(worst.behind_facts, worst.behind_seconds, worst.behind_exact) if worst else _text(_NOTHING),
-        _text(count(pending) if pending else _NOTHING),
+        _waited_for(active),
+        _number(sum(writer.pending_facts for writer in stream.writers)),
         _moment(stream.last_fact_at),
     ]
     culprit = next((writer for writer in stream.writers if writer.status == stream.status), None)
     sentence = f"{culprit.writer} is {culprit.status.word}." if culprit else stream.status.sentence
     head = _head(stream.status, sentence, cells)
     return {"key": stream.name, "head": head, "rows": [_writer_row(writer) for writer in stream.writers]}
+
+
+def _waited_for(active: Sequence[WriterView]) -> Cell:
+    """What a linear reader waits for: the lag of the writer that is furthest behind."""
+    worst = max(active, key=lambda writer: writer.behind_facts, default=None)
+    return _text(_NOTHING) if worst is None else _lag(worst.behind_facts, worst.behind_seconds, worst.behind_exact)
+
+
+def _number(number: int) -> Cell:
+    return _text(count(number) if number else _NOTHING)
 
 
 def _writer_row(writer: WriterView) -> Row:
@@ -166,26 +173,32 @@ def _writer_row(writer: WriterView) -> Row:
 
 
 def _reader_group(reader: ReaderView) -> Group:
-    follows = counted(len(reader.streams), "stream") if reader.streams else ""
-    where = " · ".join(part for part in (reader.kind, reader.address, follows) if part)
+    if reader.closed_at is not None:  # its lines are history: nothing to do, but the reason is worth a word
+        cells = [_who(reader), _text(_NOTHING), _text(_NOTHING), _sent(reader), _moment(reader.connected_at)]
+        return {"key": reader.key, "head": _row("", reader.status, cells), "rows": []}
     exact = all(stream.lag_exact for stream in reader.streams)
-    waiting = f", {byte_size(reader.buffer_bytes)} waiting" if reader.buffer_bytes else ""
-    sent = _text(_NOTHING)
-    if reader.bytes_out or reader.bytes_in:
-        sent = _text(counted(reader.lines_out, "line"), byte_size(reader.bytes_out) + waiting)
     cells = [
-        _text(reader.name, where),
+        _who(reader),
         _text(count(reader.streams[0].position) if len(reader.streams) == 1 else _NOTHING),
         _lag(reader.lag_facts, reader.lag_seconds, exact),
-        sent,
+        _sent(reader),
         _moment(reader.connected_at),
     ]
-    if reader.closed_at is not None:  # its lines are history: nothing to do, but the reason is worth a word
-        cells[2:4] = [_text(_NOTHING), sent]
-        return {"key": reader.key, "head": _row("", reader.status, cells), "rows": []}
     about = f"{reader.streams[0].stream}: " if reader.streams else ""
     head = _head(reader.status, about + reader.status.sentence, cells)
     return {"key": reader.key, "head": head, "rows": [_reader_row(view) for view in reader.streams]}
+
+
+def _who(reader: ReaderView) -> Cell:
+    follows = counted(len(reader.streams), "stream") if reader.streams else ""
+    return _text(reader.name, " · ".join(part for part in (reader.kind, reader.address, follows) if part))
+
+
+def _sent(reader: ReaderView) -> Cell:
+    if not reader.bytes_out:
+        return _text(_NOTHING)
+    waiting = f", {byte_size(reader.buffer_bytes)} waiting" if reader.buffer_bytes else ""
+    return _text(counted(reader.lines_out, "line"), byte_size(reader.bytes_out) + waiting)
 
 
 def _reader_row(view: ReaderStreamView) -> Row:
