@@ -68,7 +68,7 @@ def test_other_networks_need_a_setting(host):
 
 
 def test_a_setting_that_names_no_network_is_refused():
-    with pytest.raises(BadAddress, match="10.1.2.3/24"):
+    with pytest.raises(BadAddress, match=r"10\.1\.2\.3/24"):
         refuse_open_network(Address("127.0.0.1", 9092), ["10.1.2.3/24"])
 
 
