@@ -203,8 +203,11 @@ class Background:
             if len(parts) == 3 and parts[2].isdecimal():
                 tracker.advance(parts[1], int(parts[2]))
             else:  # a writer came or went: look at the whole set
-                for writer, at in stored_positions(cursor, [parts[0]]).get(parts[0], {}).items():
-                    tracker.retire(writer, at.position) if at.state == RETIRED else tracker.advance(writer, at.position)
+                found = stored_positions(cursor, [parts[0]]).get(parts[0], {})
+                tracker.learn(
+                    {writer: at.position for writer, at in found.items() if at.state != RETIRED},
+                    {writer: at.position for writer, at in found.items() if at.state == RETIRED},
+                )
 
     # --- ask how transactions ended -------------------------------------------------------------------------------
 

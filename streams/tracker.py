@@ -50,6 +50,7 @@ class PositionTracker:
         self._lock = threading.Lock()
         self._own_name = state.own_name
         self._positions = dict(state.positions)
+        self._retired: dict[str, int] = {}
         self._own_position = state.own_position
         self._linear = state.linear
         self._unfinished: list[int] = []  # sorted
@@ -169,12 +170,34 @@ class PositionTracker:
         """
         with self._lock:
             before = self._real
-            if writer != self._own_name:
-                self._positions[writer] = max(self._positions.get(writer, 0), position)
-            else:
-                self._echoed = max(self._echoed, position)
+            self._place(writer, position)
             self._learn(position)
             return self._real > before
+
+    def learn(self, active: Mapping[str, int], retired: Mapping[str, int]) -> bool:
+        """What the table of positions says of all writers, at once: one by one the first could pass an unknown second.
+
+        Returns whether this process now has something to announce itself.
+        """
+        with self._lock:
+            before = self._real
+            for writer, position in active.items():
+                self._place(writer, position)
+            for writer, position in retired.items():
+                self._remove(writer, position)
+            for position in sorted({*active.values(), *retired.values()}):
+                self._learn(position)
+            return self._real > before
+
+    def _place(self, writer: str, position: int) -> None:
+        if writer == self._own_name:
+            self._echoed = max(self._echoed, position)
+        else:
+            self._positions[writer] = max(self._positions.get(writer, 0), self._retired.pop(writer, 0), position)
+
+    def _remove(self, writer: str, position: int) -> None:
+        if writer != self._own_name:
+            self._retired[writer] = max(self._positions.pop(writer, 0), self._retired.get(writer, 0), position)
 
     def _learn(self, position: int) -> None:
         """Some writer announced this position: an ID of a committed transaction (see ``announceable``)."""
@@ -185,9 +208,8 @@ class PositionTracker:
     def retire(self, writer: str, position: int = 0) -> None:
         """That writer will never write again above its last ``position``: it no longer takes part in the minimum."""
         with self._lock:
-            if writer != self._own_name:
-                self._positions.pop(writer, None)
-                self._learn(position)
+            self._remove(writer, position)
+            self._learn(position)
 
     def _note_done(self, numbers: Iterable[int]) -> None:
         """``streams.md`` 3.4: single IDs are known to be done; move the linear position."""
@@ -233,7 +255,7 @@ class PositionTracker:
         with self._lock:
             if writer == self._own_name:
                 return self._own_max
-            return max(self._positions.get(writer, 0), self._linear)
+            return max(self._positions.get(writer, 0), self._retired.get(writer, 0), self._linear)
 
     @property
     def own_maximum(self) -> int:

@@ -228,9 +228,11 @@ class WriterProcess:
             )
             stream.set_sequence(cursor, outcome.set_sequence_to)
         tracker = outcome.tracker(stream.ids_from(cursor, outcome.linear), findings)
-        for writer, state, position in leases.hold_positions(cursor, stream.name):
-            if writer != self.name:
-                tracker.retire(writer, position) if state == RETIRED else tracker.advance(writer, position)
+        held = [row for row in leases.hold_positions(cursor, stream.name) if row[0] != self.name]
+        tracker.learn(
+            {writer: position for writer, state, position in held if state != RETIRED},
+            {writer: position for writer, state, position in held if state == RETIRED},
+        )
         leases.store_entry(cursor, stream, self.name, tracker.announceable)
         return tracker
 

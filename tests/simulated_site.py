@@ -239,8 +239,11 @@ class Site:
         who.heard = min(who.heard + most, len(self.queue))
 
     def _look(self, tracker: PositionTracker) -> None:
-        for name, at in self.stored().items():
-            tracker.retire(name, at.position) if at.state == RETIRED else tracker.advance(name, at.position)
+        stored = self.stored()
+        tracker.learn(
+            {name: at.position for name, at in stored.items() if at.state != RETIRED},
+            {name: at.position for name, at in stored.items() if at.state == RETIRED},
+        )
 
     def add_reader(self) -> None:
         """LISTEN first, then read the table."""

@@ -184,6 +184,25 @@ def test_retired_writer_may_come_back():
     assert (tracker.linear, tracker.position_of("south")) == (20, 20)
 
 
+def test_retired_writer_is_not_reported_lower_than_before():
+    tracker = reader(north=5, south=9)
+    tracker.retire("south", 9)
+    assert (tracker.linear, tracker.position_of("south")) == (5, 9)
+
+
+def test_the_table_is_learned_at_once():
+    """North alone would let the linear position pass south, of which this reader has not heard."""
+    tracker = reader(north=1)
+    tracker.learn({"north": 3, "south": 1}, {})
+    assert tracker.linear == 1
+
+
+def test_retired_rows_of_the_table_do_not_hold_back():
+    tracker = reader(north=1, south=1)
+    tracker.learn({"north": 3}, {"south": 2})
+    assert (tracker.linear, tracker.position_of("south")) == (3, 3)
+
+
 def test_unknown_writer_is_where_the_linear_position_is():
     assert reader(north=7).position_of("nobody") == 7
 
