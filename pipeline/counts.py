@@ -142,9 +142,12 @@ class CountsQuery:
     def _apply(self, batch: DataFrame, batch_id: int) -> None:
         offsets = read_offsets(self.checkpoint, batch_id, self._first)
         rooms = _rooms_of(batch)
-        with transaction.atomic(using=self._using), connections[self._using].cursor() as cursor:
-            apply_batch(cursor, offsets, rooms)
-            store_reader(cursor, ReaderRow(READER, os.getpid(), {_STREAM: offsets.end}))
+        try:
+            with transaction.atomic(using=self._using), connections[self._using].cursor() as cursor:
+                apply_batch(cursor, offsets, rooms)
+                store_reader(cursor, ReaderRow(READER, os.getpid(), {_STREAM: offsets.end}))
+        finally:
+            connections[self._using].close()  # Spark calls from threads of its own, and nobody tells when they end
 
 
 def _rooms_of(batch: DataFrame) -> list[tuple[str, int, int]]:

@@ -11,11 +11,12 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from pipeline import stage_rooms as on_executors
 from pipeline.errors import SparkFailed
 from pipeline.lines import Part
 from pipeline.plan import PlannedRoom
 from pipeline.stage_lines import LineWork, PartScan, scan_part, stage_part
-from pipeline.stage_rooms import RoomWork, stage_room
+from pipeline.stage_rooms import RoomWork
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -49,7 +50,8 @@ def stage_rooms(spark: SparkSession, work: RoomWork, packs: Sequence[Sequence[Pl
     """Work out every room into the staging tables."""
 
     def stage(number: int) -> str:
-        return str(sum(stage_room(work, room.room_no, room.room_id) for room in packs[number]))
+        rooms = [(room.room_no, room.room_id, room.events) for room in packs[number]]
+        return str(on_executors.stage_rooms(work, rooms))
 
     _run(spark, len(packs), stage)
 

@@ -1,13 +1,14 @@
 """Second half of an import, on executors: a room's staged events -> the rows of every table (no Django).
 
-The rules are ``events.room_history``; the JSON text of events stays where it is. A task works on several rooms, one after the
-other, and holds one room's extracted fields at a time.
+The rules are ``events.room_history``; the JSON text of events stays where it is. A task holds the extracted fields of one
+room, and the resulting rows of one group of small rooms, at a time.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,16 +19,17 @@ from pipeline.staging import (
     BROKEN,
     RESULT_TABLES,
     STAGED_EVENTS,
+    connect,
     copy_rows,
-    staging_connection,
     table_name,
 )
 
-__all__ = ["RoomWork", "stage_room"]
+__all__ = ["RoomWork", "stage_rooms"]
 
 CONTRADICTION = "room-contradicts-itself"
 _READ_COLUMNS = [name for name, _ in STAGED_EVENTS.columns if name != "json"]
 _ROWS_PER_FETCH = 5_000
+_EVENTS_PER_GROUP = 5_000
 _BACKWARD = -1
 
 
@@ -49,30 +51,69 @@ class _Staged:
     event: ParsedEvent
 
 
-def stage_room(work: RoomWork, room_no: int, room_id: str) -> int:
-    """Work out one room; returns its number of events, 0 when that was done before or the room cannot be had."""
-    with staging_connection(work.dsn) as connection:
-        with connection.cursor() as cursor:
-            cursor.execute(f"SELECT 1 FROM {table_name(work.job, 'result_room')} WHERE room_no = %s", [room_no])
-            if cursor.fetchone():
-                return 0
-        staged = _read(connection, work, room_no, room_id)
-        with connection.cursor() as cursor:
-            return _work_out(cursor, work, room_no, staged)
+def stage_rooms(work: RoomWork, rooms: Sequence[tuple[int, str, int]]) -> int:
+    """Work out rooms, given as (number, ID, events), over one connection; returns how many events they have.
+
+    Small rooms share a transaction; each is written down as done in ``result_room``, and then left alone.
+    """
+    done = 0
+    connection = connect(work.dsn)
+    try:
+        for group in _groups(rooms):
+            with connection:  # a transaction
+                done += _stage_group(connection, work, group)
+    finally:
+        connection.close()
+    return done
 
 
-def _read(connection: Any, work: RoomWork, room_no: int, room_id: str) -> list[_Staged]:
-    """The room's events in the order of their stream orderings, else of the lines."""
+def _groups(rooms: Iterable[tuple[int, str, int]]) -> Iterator[list[int]]:
+    """Numbers of rooms that are worked out together: some thousand events, or one room of more."""
+    group: list[int] = []
+    size = 0
+    for number, _, events in rooms:
+        if group and size + events > _EVENTS_PER_GROUP:
+            yield group
+            group, size = [], 0
+        group.append(number)
+        size += events
+    if group:
+        yield group
+
+
+def _stage_group(connection: Any, work: RoomWork, numbers: Sequence[int]) -> int:
+    with connection.cursor() as cursor:
+        cursor.execute("SET LOCAL synchronous_commit = off")
+        results = table_name(work.job, "result_room")
+        cursor.execute(f"SELECT room_no FROM {results} WHERE room_no = ANY(%s)", [list(numbers)])
+        finished = {number for (number,) in cursor.fetchall()}
+    rows: list[list[tuple[Any, ...]]] = [[] for _ in RESULT_TABLES]
+    broken: list[tuple[Any, ...]] = []
+    done = 0
+    for number, staged in _read(connection, work, [number for number in numbers if number not in finished]):
+        done += len(staged)
+        for collected, more in zip(rows, _work_out(number, staged, broken), strict=True):
+            collected.extend(more)
+    with connection.cursor() as cursor:
+        for table, found in zip(RESULT_TABLES, rows, strict=True):
+            copy_rows(cursor, work.job, table, found)
+        copy_rows(cursor, work.job, BROKEN, broken)
+    return done
+
+
+def _read(connection: Any, work: RoomWork, numbers: Sequence[int]) -> Iterator[tuple[int, list[_Staged]]]:
+    """Room after room, its events in the order of their stream orderings, else of the lines."""
     columns = ", ".join(f"e.{name}" for name in _READ_COLUMNS)
-    with connection.cursor(name="room") as cursor:
+    with connection.cursor(name="rooms") as cursor:
         cursor.itersize = _ROWS_PER_FETCH
         cursor.execute(
-            f"SELECT {columns} FROM {table_name(work.job, 'kept')} k "
+            f"SELECT k.room_no, {columns} FROM {table_name(work.job, 'kept')} k "
             f"JOIN {table_name(work.job, STAGED_EVENTS.name)} e USING (seq) "
-            f"WHERE k.room_no = %s ORDER BY e.stream_ordering NULLS LAST, e.seq",
-            [room_no],
+            f"WHERE k.room_no = ANY(%s) ORDER BY k.room_no, e.stream_ordering NULLS LAST, e.seq",
+            [list(numbers)],
         )
-        return [_staged(row, work.as_history) for row in cursor]
+        for number, rows in itertools.groupby(cursor, key=lambda row: row[0]):
+            yield number, [_staged(row[1:], work.as_history) for row in rows]
 
 
 def _staged(row: Sequence[Any], as_history: bool) -> _Staged:
@@ -91,22 +132,15 @@ def _staged(row: Sequence[Any], as_history: bool) -> _Staged:
     return _Staged(place, given, event)
 
 
-def _work_out(cursor: Any, work: RoomWork, room_no: int, staged: Sequence[_Staged]) -> int:
+def _work_out(room_no: int, staged: Sequence[_Staged], broken: list[tuple[Any, ...]]) -> list[list[tuple[Any, ...]]]:
+    """Rows for ``RESULT_TABLES``. A room that contradicts itself is put aside whole: half of it is not the truth either."""
     try:
         result = room_history([one.event for one in staged])
     except HistoryError as error:
-        _put_aside(cursor, work, staged, str(error))
-        cursor.execute(f"INSERT INTO {table_name(work.job, 'result_room')} (room_no, events) VALUES (%s, 0)", [room_no])
-        return 0
-    for table, rows in zip(RESULT_TABLES, _rows(room_no, staged, result), strict=True):
-        copy_rows(cursor, work.job, table, rows)
-    return len(staged)
-
-
-def _put_aside(cursor: Any, work: RoomWork, staged: Sequence[_Staged], detail: str) -> None:
-    """Quarantine the whole room: half of a contradiction is not the truth either."""
-    rows = [(one.place, CONTRADICTION, detail[:1000], b"") for one in staged]
-    copy_rows(cursor, work.job, BROKEN, rows)
+        broken += [(one.place, CONTRADICTION, str(error)[:1000], b"") for one in staged]
+        nothing = (room_no, *[None] * 6, 0, 0, 0, 0, 0)
+        return [[nothing], *([] for _ in RESULT_TABLES[1:])]
+    return _rows(room_no, staged, result)
 
 
 def _rows(room_no: int, staged: Sequence[_Staged], result: RoomResult) -> list[list[tuple[Any, ...]]]:

@@ -31,6 +31,7 @@ __all__ = [
     "STAGED_TABLES",
     "STEPS",
     "StagedTable",
+    "connect",
     "copy_rows",
     "staging_connection",
     "table_name",
@@ -186,10 +187,15 @@ def table_name(job: int, name: str) -> str:
     return f"{PREFIX}{job}_{name}"
 
 
+def connect(dsn: str) -> Any:
+    """A connection of a task."""
+    return psycopg2.connect(dsn, application_name="replsite spark staging", connect_timeout=10)
+
+
 @contextmanager
 def staging_connection(dsn: str) -> Iterator[Any]:
     """A connection of a task, in a transaction that is committed at the end of the block."""
-    connection = psycopg2.connect(dsn, application_name="replsite spark staging", connect_timeout=10)
+    connection = connect(dsn)
     try:
         with connection:
             with connection.cursor() as cursor:

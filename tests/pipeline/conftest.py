@@ -29,7 +29,8 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture(scope="session")
-def spark() -> Iterator[object]:
+def spark(django_db_setup) -> Iterator[object]:
+    """Ended before the test database is dropped, because its Python workers keep connections."""
     settings = pipeline_settings()
     try:
         find_java(settings.project)

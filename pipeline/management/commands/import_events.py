@@ -61,6 +61,8 @@ class Command(BaseCommand):
             raise CommandError(database.explain(error), returncode=1) from error
         except (PipelineError, StreamError, OSError) as error:
             raise CommandError(str(error), returncode=1) from error
+        except KeyboardInterrupt:
+            raise CommandError("Interrupted. Rooms that were loaded stay; go on with --resume.", returncode=1) from None
         if not options["json"]:
             self._report(outcome)
         self.stdout.write(json.dumps(outcome.summary()))
