@@ -16,7 +16,7 @@ from django.db.migrations.executor import MigrationExecutor
 from django.http import HttpRequest, JsonResponse
 
 from replsite.shared_snapshot import SHARED
-from replsite.snapshot import Snapshot
+from replsite.snapshot_views import Snapshot
 from replsite.status import HealthWord, Severity
 from streams.conf import stream_settings
 

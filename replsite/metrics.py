@@ -28,7 +28,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 from replsite.shared_snapshot import SHARED
-from replsite.snapshot import ReaderStreamView, ReaderView, Snapshot, StreamView
+from replsite.snapshot_views import ReaderStreamView, ReaderView, Snapshot, StreamView
 from replsite.status import ReaderWord, WriterWord
 from streams.conf import stream_settings
 from streams.logs import get_logger

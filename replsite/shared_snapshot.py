@@ -10,7 +10,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from replsite.snapshot import Snapshot, take_snapshot
+from replsite.snapshot import take_snapshot
+from replsite.snapshot_views import Snapshot
 from replsite.trends import History
 
 __all__ = ["SHARED", "SharedSnapshot"]

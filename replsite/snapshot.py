@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime
 from importlib import metadata
 from typing import Any
@@ -20,6 +20,7 @@ from django.db import connections, transaction
 from replsite import snapshot_rows as rows
 from replsite.lag import EMPTY, Unread, Window, lowest_unread, unread
 from replsite.snapshot_rows import FarBehind, PositionRow, ReaderRow
+from replsite.snapshot_views import ReaderStreamView, ReaderView, Snapshot, StreamView, WriterView
 from replsite.status import (
     Health,
     Limits,
@@ -42,135 +43,10 @@ from streams.conf import stream_settings
 from streams.declaration import StreamDeclaration
 from streams.readers import RETIRED
 
-__all__ = [
-    "ReaderStreamView",
-    "ReaderView",
-    "Snapshot",
-    "StreamView",
-    "WriterView",
-    "as_json",
-    "limits",
-    "take_snapshot",
-]
+__all__ = ["limits", "take_snapshot"]
 
 _QUIET = Verdict("idle", Severity.FINE, "Nobody writes this stream now.")
 _READS_NOTHING = Verdict("idle", Severity.FINE, "Connected; follows no stream yet.")
-
-
-@dataclass(frozen=True, slots=True)
-class WriterView:
-    """A writer on one stream."""
-
-    stream: str
-    writer: str
-    position: int
-    state: str
-    pending_facts: int
-    oldest_pending_at: datetime | None
-    oldest_pending_seconds: float | None
-    oldest_pending_transaction: int | None
-    oldest_pending_session: str
-    behind_facts: int
-    behind_seconds: float
-    behind_exact: bool
-    last_write_position: int | None
-    last_write_at: datetime | None
-    last_advance_at: datetime
-    facts_written: int
-    facts_rolled_back: int
-    heartbeat_at: datetime | None
-    heartbeat_seconds: float | None
-    host: str
-    process_id: int | None
-    command: str
-    status: Verdict
-
-
-@dataclass(frozen=True, slots=True)
-class StreamView:
-    """A stream: how far it is, and its writers, worst first."""
-
-    name: str
-    head: int
-    linear_position: int
-    sequence_value: int | None
-    last_fact_at: datetime | None
-    status: Verdict
-    writers: tuple[WriterView, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ReaderStreamView:
-    """A reader on one stream; ``lag_seconds`` is the age of the oldest fact that it has not read, 0 when there is none."""
-
-    stream: str
-    positions: Mapping[str, int]
-    position: int
-    lag_facts: int
-    lag_exact: bool
-    lag_seconds: float
-    unmoved_seconds: float | None
-    status: Verdict
-
-
-@dataclass(frozen=True, slots=True)
-class ReaderView:
-    """A reader or connection and the streams that it follows, worst first.
-
-    A connection's positions are what was sent to it, a follower's and a Spark query's what it has handled.
-    """
-
-    key: str
-    name: str
-    kind: str
-    served_by: str
-    address: str
-    process_id: int | None
-    connected_at: datetime
-    heartbeat_at: datetime
-    heartbeat_seconds: float
-    bytes_in: int
-    bytes_out: int
-    lines_in: int
-    lines_out: int
-    buffer_bytes: int
-    closed_at: datetime | None
-    close_reason: str
-    lag_facts: int
-    lag_seconds: float
-    status: Verdict
-    streams: tuple[ReaderStreamView, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """Everything at one moment of the database's clock."""
-
-    as_of: datetime
-    version: str
-    health: Health
-    streams: tuple[StreamView, ...]
-    readers: tuple[ReaderView, ...]
-
-    def stream(self, name: str) -> StreamView:
-        """The stream of that name; raises ``KeyError``."""
-        return {stream.name: stream for stream in self.streams}[name]
-
-
-def as_json(snapshot: Snapshot) -> dict[str, Any]:
-    """The snapshot as plain JSON values; times are ISO 8601 in UTC."""
-    plain: dict[str, Any] = _plain(asdict(snapshot))
-    return plain
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {
-            key: value.name.lower() if isinstance(value, Severity) else _plain(value) for key, value in value.items()
-        }
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    return value.isoformat() if isinstance(value, datetime) else value
 
 
 def limits() -> Limits:

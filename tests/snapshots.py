@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from replsite.snapshot import ReaderStreamView, ReaderView, Snapshot, StreamView, WriterView
+from replsite.snapshot_views import ReaderStreamView, ReaderView, Snapshot, StreamView, WriterView
 from replsite.status import Health, HealthWord, Severity, Verdict
 
 NOW = datetime(2026, 11, 21, 4, 0, tzinfo=UTC)

@@ -23,7 +23,7 @@ from django.db import close_old_connections, connections
 from replsite.dashboard.changes import changes
 from replsite.dashboard.page import Page, live_page_data
 from replsite.shared_snapshot import SHARED
-from replsite.snapshot import Snapshot
+from replsite.snapshot_views import Snapshot
 from streams.logs import get_logger
 
 __all__ = ["LiveFeed", "Tick", "feed_of_this_loop"]

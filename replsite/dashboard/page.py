@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NotRequired, TypedDict
 
-from replsite.snapshot import ReaderStreamView, ReaderView, Snapshot, StreamView, WriterView
+from replsite.snapshot_views import ReaderStreamView, ReaderView, Snapshot, StreamView, WriterView
 from replsite.status import Severity, Verdict
 from replsite.wording import byte_size, count, counted, duration
 

@@ -15,7 +15,7 @@ from replsite import health, metrics
 from replsite.dashboard import views
 from replsite.management.commands import streams as streams_command
 from replsite.shared_snapshot import SHARED
-from replsite.snapshot import as_json
+from replsite.snapshot_views import as_json
 from replsite.status import Limits, Problem, ReaderOnStream, WriterOnStream, judge_health, judge_reader, judge_writer
 from tests.snapshots import a_reader, a_snapshot, a_stream, a_writer, on_stream
 

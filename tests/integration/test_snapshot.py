@@ -13,7 +13,8 @@ from django.db import connection, transaction
 from django.utils import timezone
 
 from replsite import snapshot_rows
-from replsite.snapshot import as_json, take_snapshot
+from replsite.snapshot import take_snapshot
+from replsite.snapshot_views import as_json
 from replsite.status import HealthWord
 from replsite.trends import History
 from streams import registry

@@ -21,7 +21,8 @@ from rich.text import Text
 
 from replsite.dashboard.page import READERS, STREAMS, Column, live_page_data
 from replsite.dashboard.page import Group as PageGroup
-from replsite.snapshot import Snapshot, as_json, limits, take_snapshot
+from replsite.snapshot import limits, take_snapshot
+from replsite.snapshot_views import Snapshot, as_json
 from replsite.status import HealthWord
 from replsite.tables import lines_of, printable, rows_of
 from replsite.trends import History
