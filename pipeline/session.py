@@ -11,8 +11,10 @@ import hashlib
 import logging
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import threading
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -68,7 +70,7 @@ def spark_session(
     builder = SparkSession.builder.master(master).appName(f"replsite {name}")
     for key, value in {**_configuration(folder, master), **(conf or {})}.items():
         builder = builder.config(key, value)
-    with _environment_of_jvm(find_java(project)):
+    with _environment_of_jvm(find_java(project)), _own_interrupt_handler():
         session = builder.getOrCreate()
     logging.getLogger("py4j").setLevel(logging.WARNING)  # it tells of every connection
     session.sparkContext.addPyFile(str(archive))
@@ -77,6 +79,19 @@ def spark_session(
     finally:
         session.stop()
         _end_jvm()
+
+
+@contextmanager
+def _own_interrupt_handler() -> Iterator[None]:
+    """Spark puts a SIGINT handler in the way that talks to the JVM in the middle of another call; ours comes back."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _end_jvm() -> None:
