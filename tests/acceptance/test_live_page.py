@@ -136,9 +136,9 @@ def test_append_of_another_process_shows_within_two_seconds_without_reload(live,
     page = live()
     page.evaluate("window.notReloaded = true")
     playwright_api.expect(linear_position(page)).not_to_have_text("1")
-    before = int(linear_position(page).inner_text())
+    before = int(linear_position(page).inner_text().replace(",", ""))
     assert run_manage("append", "caches", "--count", "5").returncode == 0
-    playwright_api.expect(linear_position(page)).to_have_text(str(before + 5), timeout=2000)
+    playwright_api.expect(linear_position(page)).to_have_text(f"{before + 5:,}", timeout=2000)
     assert page.evaluate("window.notReloaded")
 
 

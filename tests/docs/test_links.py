@@ -18,7 +18,9 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 def test_no_page_or_module_names_a_path_of_somebodys_machine() -> None:
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=PROJECT, capture_output=True, text=True, check=True).stdout
-    texts = [PROJECT / name for name in listed.split("\0") if name.endswith((".py", ".md", ".toml", ".txt", ".html", ".js"))]
+    texts = [
+        PROJECT / name for name in listed.split("\0") if name.endswith((".py", ".md", ".toml", ".txt", ".html", ".js"))
+    ]
     pattern = re.compile(r"(?<![\w.])/(work|root|home/\w+)/\w")
     named = {str(path.relative_to(PROJECT)) for path in texts if path.exists() and pattern.search(path.read_text())}
     assert named == set()
