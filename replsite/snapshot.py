@@ -41,7 +41,7 @@ from replsite.wording import counted
 from streams import registry
 from streams.conf import stream_settings
 from streams.declaration import StreamDeclaration
-from streams.readers import RETIRED
+from streams.positions import RETIRED, linear_position
 
 __all__ = ["limits", "take_snapshot"]
 
@@ -214,13 +214,12 @@ class _Assembly:
         found = self.reading.writers_of(name)
         writers = _worst_first([self._writer(row) for row in found])
         head = max((row.position for row in found), default=1)
-        active = [row.position for row in found if row.state != RETIRED]
         sequence = self.reading.sequences.get(name)
         verdict = judge_sequence(name, sequence, head) or _stream_status(writers)
         return StreamView(
             name=name,
             head=head,
-            linear_position=min(active) if active else head,
+            linear_position=linear_position(found),
             sequence_value=sequence,
             last_fact_at=max((writer.last_write_at for writer in writers if writer.last_write_at), default=None),
             status=verdict,

@@ -20,7 +20,8 @@ from streams import database, heartbeat, liveness, registry
 from streams.conf import stream_settings
 from streams.errors import StreamError
 from streams.logs import get_logger
-from streams.readers import RETIRED, stored_positions
+from streams.positions import active_and_retired
+from streams.readers import stored_positions
 
 if TYPE_CHECKING:
     from streams.reservations import OpenTransaction
@@ -203,11 +204,7 @@ class Background:
             if len(parts) == 3 and parts[2].isdecimal():
                 tracker.advance(parts[1], int(parts[2]))
             else:  # a writer came or went: look at the whole set
-                found = stored_positions(cursor, [parts[0]]).get(parts[0], {})
-                tracker.learn(
-                    {writer: at.position for writer, at in found.items() if at.state != RETIRED},
-                    {writer: at.position for writer, at in found.items() if at.state == RETIRED},
-                )
+                tracker.learn(*active_and_retired(stored_positions(cursor, [parts[0]]).get(parts[0], {})))
 
     # --- ask how transactions ended -------------------------------------------------------------------------------
 

@@ -7,17 +7,17 @@ is what makes it safe: a position is stored only after the commit of every fact 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from streams.declaration import StreamDeclaration
+from streams.positions import linear_position
 from streams.queries import STORED_POSITIONS, FactRow, cut_whole_tokens, rows_sql
 
 __all__ = ["FactRow", "StoredPosition", "linear_position", "rows_between", "stored_positions"]
 
-RETIRED = "retired"
 _LARGEST_LIMIT = 1_000_000
 
 
@@ -44,16 +44,6 @@ def stored_positions(cursor: Any, streams: Sequence[str] | None = None) -> dict[
         stored = StoredPosition(*row)
         found.setdefault(stored.stream, {})[stored.writer] = stored
     return found
-
-
-def linear_position(positions: Iterable[StoredPosition]) -> int:
-    """Up to where every fact of any writer is complete: the minimum over the writers that are not retired.
-
-    With all writers retired everything stored is complete: the maximum. A stream without writers is at 1.
-    """
-    known = list(positions)
-    active = [stored.position for stored in known if stored.state != RETIRED]
-    return min(active) if active else max((stored.position for stored in known), default=1)
 
 
 def rows_between(

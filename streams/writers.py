@@ -28,7 +28,8 @@ from streams.conf import stream_settings
 from streams.errors import SequenceBehind, UnknownStream, WriterBusy, WriterFenced, WriterNotAllowed
 from streams.logs import get_logger
 from streams.names import matches_pattern
-from streams.readers import RETIRED, stored_positions
+from streams.positions import RETIRED
+from streams.readers import stored_positions
 from streams.start_up import StreamFindings, start
 from streams.stream import Stream
 from streams.tracker import PositionTracker

@@ -1,6 +1,6 @@
 """A whole site in memory, for properties: writers, readers, one table, one ordered queue of notifications.
 
-The rules under test are the real ones (``streams.tracker``, ``streams.start_up``, ``streams.readers.linear_position``);
+The rules under test are the real ones (``streams.tracker``, ``streams.start_up``, ``streams.positions``);
 around them is only what PostgreSQL promises. ``truth`` is the slow, obvious model: the state of every ID ever given out.
 Faults can be switched on, to see that the checks notice them.
 """
@@ -12,7 +12,8 @@ from datetime import UTC, datetime
 from enum import Enum, StrEnum
 from itertools import count
 
-from streams.readers import RETIRED, StoredPosition, linear_position
+from streams.positions import RETIRED, active_and_retired, linear_position
+from streams.readers import StoredPosition
 from streams.tracker import Fetch, PositionTracker, TrackerState
 from tests.simulated_database import SimulatedDatabase
 
@@ -239,17 +240,13 @@ class Site:
         who.heard = min(who.heard + most, len(self.queue))
 
     def _look(self, tracker: PositionTracker) -> None:
-        stored = self.stored()
-        tracker.learn(
-            {name: at.position for name, at in stored.items() if at.state != RETIRED},
-            {name: at.position for name, at in stored.items() if at.state == RETIRED},
-        )
+        tracker.learn(*active_and_retired(self.stored()))
 
     def add_reader(self) -> None:
         """LISTEN first, then read the table."""
         stored = self.stored()
         linear = linear_position(stored.values())
-        positions = {name: at.position for name, at in stored.items() if at.state != RETIRED}
+        positions, _ = active_and_retired(stored)
         reader = Reader(PositionTracker(TrackerState(linear, positions)), len(self.queue), next(self._serials))
         self.readers.append(reader)
 

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from streams import database, registry
-from streams.readers import StoredPosition, linear_position, rows_between, stored_positions
+from streams.positions import Stored, linear_position, positions_to_show
+from streams.readers import rows_between, stored_positions
 from streams.replication.errors import CatchUpError
 from streams.replication.views import FollowedRow
 from streams.tokens import VectorToken
@@ -144,8 +145,6 @@ class TableCatchUp:
             raise CatchUpError(f"The table cannot be read: {str(error).strip()}") from error
 
 
-def _writers_of(stored: Mapping[str, StoredPosition]) -> Writers:
-    """A retired writer has nothing pending: it is as far as the stream."""
+def _writers_of(stored: Mapping[str, Stored]) -> Writers:
     linear = linear_position(stored.values())
-    positions = {w: max(s.position, linear) if s.state == "retired" else s.position for w, s in stored.items()}
-    return Writers(linear, positions)
+    return Writers(linear, positions_to_show(stored, linear))

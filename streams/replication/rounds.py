@@ -16,26 +16,16 @@ Assumes that snapshots come in the order they were taken, and that rows of a ste
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from streams.positions import Stored, linear_position, positions_to_show
 from streams.replication.commands import LINE_LIMIT_BYTES
 from streams.replication.errors import UnsendableCommand
 from streams.replication.json_rows import encode_json
 
-__all__ = ["Announce", "Announcer", "Lines", "Move", "Read", "Row", "Step", "Stored", "encode_rows", "position_line"]
-
-_RETIRED = "retired"
-
-
-class Stored(Protocol):
-    """A stored position of one writer, as `streams.readers.stored_positions` gives it."""
-
-    @property
-    def position(self) -> int: ...
-    @property
-    def state(self) -> str: ...
+__all__ = ["Announce", "Announcer", "Lines", "Move", "Read", "Row", "Step", "encode_rows", "position_line"]
 
 
 class Row(Protocol):
@@ -117,8 +107,8 @@ class Announcer:
         """Begin at the stored positions; nothing earlier is ever sent."""
         for name, state in self._streams.items():
             stored = snapshot.get(name, {})
-            state.linear = linear_of(stored.values())
-            state.sent = _targets(stored, state.linear) or {self._stand_in: state.linear}
+            state.linear = linear_position(stored.values())
+            state.sent = positions_to_show(stored, state.linear) or {self._stand_in: state.linear}
 
     def steps(self, snapshot: Mapping[str, Mapping[str, Stored]], now: float) -> list[Step]:
         """What to do to get from what was said to the snapshot, in order.
@@ -135,7 +125,7 @@ class Announcer:
         """Nobody listens: go to the snapshot without a word."""
         for name, state in self._streams.items():
             stored = snapshot.get(name, {})
-            state.linear = max(state.linear, linear_of(stored.values()))
+            state.linear = max(state.linear, linear_position(stored.values()))
             for writer, target in self._with_pacers(state, stored).items():
                 state.sent[writer] = max(state.sent.get(writer, 0), target)
 
@@ -150,7 +140,7 @@ class Announcer:
                 yield name, writer, position
 
     def _of(self, name: str, state: _StreamState, stored: Mapping[str, Stored], now: float) -> Iterator[Step]:
-        before, state.linear = state.linear, max(state.linear, linear_of(stored.values()))
+        before, state.linear = state.linear, max(state.linear, linear_position(stored.values()))
         sent = dict(state.sent)
         for writer in sorted(stored.keys() - sent.keys()):
             sent[writer] = min(before, stored[writer].position)
@@ -173,18 +163,7 @@ class Announcer:
     def _with_pacers(self, state: _StreamState, stored: Mapping[str, Stored]) -> dict[str, int]:
         """Targets of the stored writers, and of those without a row, which only keep pace with the linear position."""
         gone = dict.fromkeys(state.sent.keys() - stored.keys(), state.linear)
-        return gone | _targets(stored, state.linear)
-
-
-def linear_of(stored: Iterable[Stored]) -> int:
-    """Minimum over the writers that are not retired; all retired: their maximum; none: 1."""
-    known = list(stored)
-    active = [one.position for one in known if one.state != _RETIRED]
-    return min(active) if active else max((one.position for one in known), default=1)
-
-
-def _targets(stored: Mapping[str, Stored], linear: int) -> dict[str, int]:
-    return {w: max(one.position, linear) if one.state == _RETIRED else one.position for w, one in stored.items()}
+        return gone | positions_to_show(stored, state.linear)
 
 
 def position_line(stream: str, writer: str, previous: int, new: int) -> bytes:

@@ -18,7 +18,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from streams.readers import linear_position
+from streams.positions import linear_position
 from tests.simulated_site import Fault, Site, Truth, Writer
 
 NAMES = ["north", "south", "east"]

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from streams.replication.rounds import Announce, Announcer, Move, Read, encode_rows, linear_of
+from streams.replication.rounds import Announce, Announcer, Move, Read, encode_rows
 
 
 @dataclass
@@ -108,20 +108,6 @@ def test_streams_are_announced_in_the_order_of_the_table():
     made = Announcer(["z", "a"], stand_in="m")
     made.start({})
     assert [stream for stream, _, _ in made.positions()] == ["z", "a"]
-
-
-@pytest.mark.parametrize(
-    ("stored", "linear"),
-    [
-        ([], 1),
-        ([At(5), At(3)], 3),
-        ([At(5), At(3, "retired")], 5),
-        ([At(5), At(3, "draining")], 3),
-        ([At(5, "retired"), At(3, "retired")], 5),
-    ],
-)
-def test_linear_position(stored, linear):
-    assert linear_of(stored) == linear
 
 
 # --- lines --------------------------------------------------------------------------------------------------------
