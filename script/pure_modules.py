@@ -17,7 +17,7 @@ BEGIN = "# --- pure modules: written by script/pure_modules.py"
 END = "# --- end of pure modules"
 FORBIDDEN = (
     *("django", "psycopg2", "twisted", "channels", "channels_redis", "daphne", "asgiref", "redis", "pyspark", "pandas"),
-    *("adbc_driver_postgresql", "prometheus_client", "django_prometheus", "structlog", "stamina", "psutil"),
+    *("pgpq", "prometheus_client", "django_prometheus", "structlog", "psutil"),
     *("socket", "select", "selectors", "ssl", "asyncio", "subprocess", "multiprocessing", "time", "random", "secrets"),
     *("logging", "urllib", "http"),
 )
