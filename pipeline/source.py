@@ -34,7 +34,7 @@ from pyspark.sql.types import StructType
 
 from pipeline.reader_rows import ReaderRow, store_reader
 from pipeline.schemas import declaration_of, fact_columns, spark_schema
-from streams.queries import STORED_POSITIONS, rows_sql
+from streams.queries import STORED_POSITIONS, bounds_sql, order_sql, rows_sql, token_sql
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -269,20 +269,12 @@ def _beyond_sql(declaration: StreamDeclaration) -> str:
 
 def _bounded_sql(declaration: StreamDeclaration, table: FactTable) -> str:
     """Tokens of one table that lie in their writer's range, in order, one more than ``limit``."""
-    column = f"t.{table.id_column}"
-    if declaration.backward:
-        token, order = f"-{column}", f"{column} DESC"
-        bounds = f"{column} < -(%(after)s::bigint) AND {column} >= -(%(upto)s::bigint)"
-    else:
-        token, order = column, column
-        bounds = f"{column} > %(after)s AND {column} <= %(upto)s"
-    if table.where:
-        bounds += f" AND ({table.where})"
+    token = token_sql(declaration, table)
     return (
         f"SELECT {token} AS token FROM {table.name} t "
-        f"JOIN unnest(%(writers)s::text[], %(starts)s::bigint[], %(ends)s::bigint[]) AS b(writer, first, last) "
-        f"ON t.{table.writer_column} = b.writer AND {token} > b.first AND {token} <= b.last "
-        f"WHERE {bounds} ORDER BY {order} LIMIT %(limit)s + 1"
+        f"JOIN unnest(%(writers)s::text[], %(starts)s::bigint[], %(ends)s::bigint[]) AS b(of_writer, first, last) "
+        f"ON t.{table.writer_column} = b.of_writer AND {token} > b.first AND {token} <= b.last "
+        f"WHERE {bounds_sql(declaration, table)} ORDER BY {order_sql(declaration, table)} LIMIT %(limit)s + 1"
     )
 
 

@@ -15,6 +15,7 @@ import orjson
 
 from replsite.lag import Window
 from streams.declaration import FactTable, StreamDeclaration
+from streams.queries import bounds_sql, order_sql, sequence_sql, token_sql
 
 __all__ = [
     "FarBehind",
@@ -40,7 +41,7 @@ MOST_READERS = 1_000
 _POSITIONS = """
 SELECT p.stream, p.instance_name, abs(p.position), p.state, p.pending_facts, p.oldest_pending_at, p.oldest_pending_transaction,
        abs(p.last_write_position), p.last_advance_at, p.facts_written, p.facts_rolled_back, i.heartbeat_at, i.host,
-       i.process_id, i.command, i.started_at, a.pid, a.application_name, a.state, a.query_start
+       i.process_id, i.command, a.pid, a.application_name, a.state
 FROM streams_streamposition p
 LEFT JOIN streams_instance i ON i.name = p.instance_name
 LEFT JOIN pg_stat_activity a ON a.backend_xid = (p.oldest_pending_transaction & 4294967295)::text::xid
@@ -54,8 +55,6 @@ WHERE CASE WHEN closed_at IS NULL THEN heartbeat_at > clock_timestamp() - interv
            ELSE closed_at > clock_timestamp() - interval '{CLOSED_MEMORY}' END
 ORDER BY closed_at IS NOT NULL, kind, name, key LIMIT {MOST_READERS}
 """
-_SEQUENCE = "(SELECT CASE WHEN is_called THEN last_value ELSE last_value - 1 END FROM {0})"
-
 
 #: (ID, writer, time) of facts.
 _Batch = list[tuple[int, str, datetime]]
@@ -80,11 +79,9 @@ class PositionRow:
     host: str | None
     process_id: int | None
     command: str | None
-    started_at: datetime | None
     session_pid: int | None
     session_name: str | None
     session_state: str | None
-    session_query_start: datetime | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +124,7 @@ def read_positions(cursor: Any) -> list[PositionRow]:
 
 def read_sequences(cursor: Any, streams: Sequence[StreamDeclaration]) -> tuple[datetime, dict[str, int]]:
     """The database's time, and what each stream's sequence gave out last."""
-    columns = ["clock_timestamp()", *(_SEQUENCE.format(stream.sequence) for stream in streams)]
+    columns = ["clock_timestamp()", *(f"({sequence_sql(stream)})" for stream in streams)]
     cursor.execute(f"SELECT {', '.join(columns)}")
     as_of, *values = cursor.fetchone()
     return as_of, dict(zip((stream.name for stream in streams), values, strict=True))
@@ -219,20 +216,12 @@ def _window(tables: Sequence[tuple[int, _Batch]]) -> Window:
 
 def _window_sql(number: int, stream: StreamDeclaration, table: FactTable) -> str:
     """One table's newest facts, newest first, through the index on its ID."""
-    condition = _between(stream, table, f"%(low_{number})s::bigint", f"%(high_{number})s::bigint")
-    order = "ASC" if stream.backward else "DESC"
+    condition = bounds_sql(stream, table, f"%(low_{number})s::bigint", f"%(high_{number})s::bigint")
     return (
-        f"SELECT {number}, abs({table.id_column}), {table.writer_column}, {table.received_column} FROM {table.name} "
-        f"WHERE {condition} ORDER BY {table.id_column} {order} LIMIT {WINDOW_FACTS}"
+        f"SELECT {number}, {token_sql(stream, table)}, {table.writer_column}, {table.received_column} "
+        f"FROM {table.name} WHERE {condition} "
+        f"ORDER BY {order_sql(stream, table, newest_first=True)} LIMIT {WINDOW_FACTS}"
     )
-
-
-def _between(stream: StreamDeclaration, table: FactTable, low: str, high: str) -> str:
-    column = table.id_column
-    bounds = (
-        f"{column} < -{low} AND {column} >= -{high}" if stream.backward else f"{column} > {low} AND {column} <= {high}"
-    )
-    return f"{bounds} AND ({table.where})" if table.where else bounds
 
 
 def read_oldest_unread(cursor: Any, vectors: Sequence[FarBehind]) -> dict[int, datetime]:
@@ -262,15 +251,14 @@ def read_oldest_unread(cursor: Any, vectors: Sequence[FarBehind]) -> dict[int, d
 
 def _oldest_sql(group: int, stream: StreamDeclaration, table: FactTable) -> str:
     """The first fact above each vector: a bounded walk up the index, which ends at the first hit."""
-    order = "DESC" if stream.backward else "ASC"
     return f"""
         SELECT wanted.index, found.at FROM unnest(
             %(index_{group})s::int[], %(low_{group})s::bigint[], %(high_{group})s::bigint[], %(have_{group})s::jsonb[]
         ) AS wanted (index, low, high, have), LATERAL (
             SELECT walked.at FROM (
-                SELECT abs({table.id_column}) AS token, {table.writer_column} AS writer, {table.received_column} AS at
-                FROM {table.name} WHERE {_between(stream, table, "wanted.low", "wanted.high")}
-                ORDER BY {table.id_column} {order} LIMIT {SCAN_FACTS}
+                SELECT {token_sql(stream, table)} AS token, {table.writer_column} AS writer, {table.received_column} AS at
+                FROM {table.name} WHERE {bounds_sql(stream, table, "wanted.low", "wanted.high")}
+                ORDER BY {order_sql(stream, table)} LIMIT {SCAN_FACTS}
             ) AS walked
             WHERE walked.token > coalesce((wanted.have ->> walked.writer)::bigint, wanted.low) LIMIT 1
         ) AS found"""

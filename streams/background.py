@@ -20,6 +20,7 @@ from streams import database, heartbeat, liveness, registry
 from streams.conf import stream_settings
 from streams.errors import StreamError
 from streams.logs import get_logger
+from streams.pokes import CHANNEL, Poke
 from streams.positions import active_and_retired
 from streams.readers import stored_positions
 
@@ -52,7 +53,7 @@ WITH given AS (
       AND i.name = %(name)s AND i.lease = %(lease)s
     RETURNING p.stream, p.position
 )
-SELECT pg_notify('replsite_streams', stream || ' ' || %(name)s || ' ' || abs(position)) FROM moved
+SELECT pg_notify(%(channel)s, stream || ' ' || %(name)s || ' ' || abs(position)) FROM moved
 """
 
 
@@ -197,14 +198,14 @@ class Background:
         control = self._writer.control
         control.poll()
         while control.notifies:
-            parts = control.notifies.pop(0).payload.split(" ")
-            tracker = self._writer.trackers.get(parts[0])
+            poke = Poke.parse(control.notifies.pop(0).payload)
+            tracker = self._writer.trackers.get(poke.stream)
             if tracker is None:
                 continue
-            if len(parts) == 3 and parts[2].isdecimal():
-                tracker.advance(parts[1], int(parts[2]))
+            if poke.position is not None:
+                tracker.advance(poke.writer, poke.position)
             else:  # a writer came or went: look at the whole set
-                tracker.learn(*active_and_retired(stored_positions(cursor, [parts[0]]).get(parts[0], {})))
+                tracker.learn(*active_and_retired(stored_positions(cursor, [poke.stream]).get(poke.stream, {})))
 
     # --- ask how transactions ended -------------------------------------------------------------------------------
 
@@ -261,6 +262,7 @@ class Background:
                 "last_writes": [last * sign for (_, last), sign in zip(due.values(), signs, strict=True)],
                 "name": self._writer.name,
                 "lease": self._writer.lease,
+                "channel": CHANNEL,
             },
         )
         self._announced.update(due)

@@ -12,6 +12,7 @@ from typing import Any
 from streams import database
 from streams.errors import WriterBusy, WriterNameTaken
 from streams.names import check_name, is_pattern, numbered_name
+from streams.pokes import poke
 from streams.stream import Stream
 
 __all__ = [
@@ -167,7 +168,7 @@ def store_entry(cursor: Any, stream: Stream, name: str, position: int) -> None:
         """,
         {"stream": stream.name, "name": name, "position": position * stream.declaration.sign},
     )
-    cursor.execute("SELECT pg_notify('replsite_streams', %s)", [f"{stream.name} {name} {position}"])
+    poke(cursor, stream.name, name, position)
 
 
 def hold_positions(cursor: Any, stream: str) -> list[tuple[str, str, int]]:

@@ -17,6 +17,7 @@ from typing import Any
 from streams import database, registry
 from streams.conf import stream_settings
 from streams.logs import get_logger
+from streams.pokes import poke
 
 __all__ = ["Resolution", "resolve_dead_writers", "resolve_writer", "retire_streams"]
 
@@ -126,7 +127,7 @@ def _retire_on(cursor: Any, name: str, stream_name: str, stored: int) -> Resolut
         position = max(position, registry.get(stream_name).table_maximum(cursor))
     sign = _sign(stream_name)
     cursor.execute(_RETIRE, {"stream": stream_name, "name": name, "position": position * sign})
-    cursor.execute("SELECT pg_notify('replsite_streams', %s)", [f"{stream_name} {name}"])
+    poke(cursor, stream_name, name)
     return Resolution(stream_name, name, abs(stored), position)
 
 

@@ -18,7 +18,10 @@ __all__ = ["CacheInvalidation", "Fact", "Instance", "Reader", "StreamPosition", 
 
 
 class WriterState(models.TextChoices):
-    """Where a writer is in its life: ``active -> draining -> retired``, and back to active with a new process."""
+    """Where a writer is in its life: ``active -> retired``, and back to active with a new process.
+
+    ``draining`` is kept for a writer on its way out, which counts like an active one; no process sets it so far.
+    """
 
     ACTIVE = "active", "active"
     DRAINING = "draining", "draining"

@@ -16,7 +16,7 @@ from typing import Any
 from streams import database
 from streams.logs import get_logger
 
-__all__ = ["CHANNEL", "Poke", "PokeListener"]
+__all__ = ["CHANNEL", "Poke", "PokeListener", "poke"]
 
 log = get_logger(__name__)
 CHANNEL = "replsite_streams"
@@ -37,6 +37,12 @@ class Poke:
         parts = payload.split(" ")
         position = int(parts[2]) if len(parts) == 3 and parts[2].isdecimal() else None
         return cls(parts[0], parts[1] if len(parts) > 1 else "", position)
+
+
+def poke(cursor: Any, stream: str, writer: str, position: int | None = None) -> None:
+    """Tell everybody, once the cursor's transaction is committed; without a position: the set of writers changed."""
+    payload = f"{stream} {writer}" if position is None else f"{stream} {writer} {position}"
+    cursor.execute("SELECT pg_notify(%s, %s)", [CHANNEL, payload])
 
 
 class PokeListener:

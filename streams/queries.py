@@ -13,7 +13,18 @@ from typing import Any
 
 from streams.declaration import FactTable, StreamDeclaration
 
-__all__ = ["STORED_POSITIONS", "FactRow", "cut_whole_tokens", "ids_sql", "maximum_sql", "rows_sql"]
+__all__ = [
+    "STORED_POSITIONS",
+    "FactRow",
+    "bounds_sql",
+    "cut_whole_tokens",
+    "ids_sql",
+    "maximum_sql",
+    "order_sql",
+    "rows_sql",
+    "sequence_sql",
+    "token_sql",
+]
 
 #: Stored positions of all streams (or those in ``streams``), in one snapshot.
 STORED_POSITIONS = """
@@ -34,22 +45,26 @@ class FactRow:
     received_at: datetime
 
 
-def _condition(table: FactTable, declaration: StreamDeclaration, of_writer: bool) -> str:
+def bounds_sql(
+    declaration: StreamDeclaration, table: FactTable, after: str = "%(after)s::bigint", upto: str = "%(upto)s::bigint"
+) -> str:
+    """The condition ``after < token <= upto`` on rows of one table, as its index on the ID can answer it."""
     column = table.id_column
     if declaration.backward:
-        bounds = f"{column} < -(%(after)s::bigint) AND {column} >= -(%(upto)s::bigint)"
+        bounds = f"{column} < -({after}) AND {column} >= -({upto})"
     else:
-        bounds = f"{column} > %(after)s AND {column} <= %(upto)s"
-    parts = [bounds]
-    if of_writer:
-        parts.append(f"{table.writer_column} = %(writer)s")
-    if table.where:
-        parts.append(f"({table.where})")
-    return " AND ".join(parts)
+        bounds = f"{column} > {after} AND {column} <= {upto}"
+    return f"{bounds} AND ({table.where})" if table.where else bounds
 
 
-def _token(table: FactTable, declaration: StreamDeclaration) -> str:
+def token_sql(declaration: StreamDeclaration, table: FactTable) -> str:
+    """A row's token: its ID, positive also on a backward stream."""
     return f"-{table.id_column}" if declaration.backward else table.id_column
+
+
+def order_sql(declaration: StreamDeclaration, table: FactTable, *, newest_first: bool = False) -> str:
+    """What to order a table's rows by to get them by ascending (or descending) tokens."""
+    return f"{table.id_column} {'DESC' if declaration.backward is not newest_first else 'ASC'}"
 
 
 def rows_sql(declaration: StreamDeclaration, table: FactTable, *, of_writer: bool) -> str:
@@ -57,21 +72,20 @@ def rows_sql(declaration: StreamDeclaration, table: FactTable, *, of_writer: boo
 
     Columns: token, writer, received_at, then the table's own columns.
     """
-    token = _token(table, declaration)
+    token = token_sql(declaration, table)
     columns = ", ".join([token, table.writer_column, table.received_column, *(c.name for c in table.columns)])
-    order = f"{table.id_column} {'DESC' if declaration.backward else 'ASC'}"
+    condition = bounds_sql(declaration, table)
+    condition += f" AND {table.writer_column} = %(writer)s" if of_writer else ""
+    order = order_sql(declaration, table)
     order += f", {table.then_by}" if table.then_by else ""
-    return (
-        f"SELECT {columns} FROM {table.name} WHERE {_condition(table, declaration, of_writer)} "
-        f"ORDER BY {order} LIMIT %(limit)s"
-    )
+    return f"SELECT {columns} FROM {table.name} WHERE {condition} ORDER BY {order} LIMIT %(limit)s"
 
 
 def ids_sql(declaration: StreamDeclaration) -> str:
     """(writer, token) of all rows with ``token >= linear``, ascending: step 6 of start-up (``streams.md`` 5)."""
     selects = []
     for table in declaration.tables:
-        token = _token(table, declaration)
+        token = token_sql(declaration, table)
         bound = (
             f"{table.id_column} <= -(%(linear)s::bigint)"
             if declaration.backward
@@ -90,6 +104,11 @@ def maximum_sql(declaration: StreamDeclaration) -> str:
         extra = f" WHERE {table.where}" if table.where else ""
         selects.append(f"SELECT {extreme} AS token FROM {table.name}{extra}")
     return f"SELECT coalesce(max(token), 0) FROM ({' UNION ALL '.join(selects)}) AS tables"
+
+
+def sequence_sql(declaration: StreamDeclaration) -> str:
+    """The last value that the stream's sequence gave out; one less than its start if it never did."""
+    return f"SELECT CASE WHEN is_called THEN last_value ELSE last_value - 1 END FROM {declaration.sequence}"
 
 
 def cut_whole_tokens(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from asgiref.sync import sync_to_async
 
 from streams.declaration import StreamDeclaration
-from streams.queries import ids_sql, maximum_sql
+from streams.queries import ids_sql, maximum_sql, sequence_sql
 
 if TYPE_CHECKING:
     from django.db.models import Model
@@ -75,9 +75,7 @@ class Stream:
 
     def sequence_value(self, cursor: Any) -> int:
         """The last ID that the sequence gave out; 0 if it never did."""
-        cursor.execute(
-            f"SELECT CASE WHEN is_called THEN last_value ELSE last_value - 1 END FROM {self.declaration.sequence}"
-        )
+        cursor.execute(sequence_sql(self.declaration))
         return int(cursor.fetchone()[0])
 
     def set_sequence(self, cursor: Any, value: int) -> None:

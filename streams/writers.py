@@ -28,6 +28,7 @@ from streams.conf import stream_settings
 from streams.errors import SequenceBehind, UnknownStream, WriterBusy, WriterFenced, WriterNotAllowed
 from streams.logs import get_logger
 from streams.names import matches_pattern
+from streams.pokes import CHANNEL
 from streams.positions import RETIRED
 from streams.readers import stored_positions
 from streams.start_up import StreamFindings, start
@@ -37,7 +38,6 @@ from streams.tracker import PositionTracker
 __all__ = ["Condition", "WriterProcess", "current_writer", "use_instance"]
 
 log = get_logger(__name__)
-CHANNEL = "replsite_streams"
 
 
 class Condition(StrEnum):

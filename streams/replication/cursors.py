@@ -235,10 +235,6 @@ class Cursors:
 
     # --- where we are ---------------------------------------------------------------------------------------------
 
-    def is_positioned(self, stream: str) -> bool:
-        """Whether a POSITION of the stream was seen on this connection."""
-        return stream in self._streams and bool(self._streams[stream].positioned)
-
     def knows(self, stream: str) -> bool:
         """Whether the stream has cursors."""
         return stream in self._streams

@@ -6,7 +6,7 @@ import pytest
 
 from events.catalog import BACKFILL, EVENTS
 from streams.catalog import CACHES
-from streams.queries import cut_whole_tokens, ids_sql, maximum_sql, rows_sql
+from streams.queries import bounds_sql, cut_whole_tokens, ids_sql, maximum_sql, order_sql, rows_sql
 
 
 def rows(*tokens: int) -> list[tuple[int]]:
@@ -53,6 +53,17 @@ def test_backward_streams_compare_with_the_sign_changed():
     assert "stream_ordering < -(%(after)s::bigint) AND stream_ordering >= -(%(upto)s::bigint)" in sql
     assert "ORDER BY stream_ordering DESC" in sql
     assert "-min(stream_ordering)" in maximum_sql(BACKFILL)
+
+
+def test_bounds_may_be_columns():
+    assert bounds_sql(CACHES, CACHES.tables[0], "b.low", "b.high") == "stream_id > b.low AND stream_id <= b.high"
+
+
+@pytest.mark.parametrize(("declaration", "newest_first", "way"), [
+    (CACHES, False, "ASC"), (CACHES, True, "DESC"), (BACKFILL, False, "DESC"), (BACKFILL, True, "ASC"),
+])  # fmt: skip
+def test_order_of_ids_is_that_of_tokens_with_the_sign_changed(declaration, newest_first, way):
+    assert order_sql(declaration, declaration.tables[0], newest_first=newest_first).endswith(way)
 
 
 def test_condition_of_a_shared_table_is_kept_everywhere():
