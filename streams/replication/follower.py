@@ -60,6 +60,14 @@ class _Finished(Exception):
     """The handler's owner has enough."""
 
 
+class _HandlerFailed(Exception):
+    """Carries the handler's error past everything that would take it for one of the connection."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
 class Follower:
     """Follows one server. `handle` gets the rows of whole facts, in the order of the view; it may be async.
 
@@ -101,6 +109,8 @@ class Follower:
             await self._reconnect_for_ever()
         except _Finished:
             pass
+        except _HandlerFailed as failure:
+            raise failure.error from None
         except asyncio.CancelledError:
             if not self._finishing:
                 raise
@@ -312,14 +322,20 @@ class Follower:
         if rows and self._starts:
             rows = [row for row in rows if not self._covered_by_start(row)]
         if rows:
-            outcome = self._handle(rows)
-            if inspect.isawaitable(outcome):
-                await outcome
+            await self._call_handler(rows)
         self._handled = self._cursors.positions()
         self._handled_linear = {stream: self._cursors.linear(stream) for stream in self._handled}
         self._progressed()
         if self._finishing:
             raise _Finished
+
+    async def _call_handler(self, rows: Sequence[FollowedRow]) -> None:
+        try:
+            outcome = self._handle(rows)
+            if inspect.isawaitable(outcome):
+                await outcome
+        except Exception as error:
+            raise _HandlerFailed(error) from error
 
     def _covered_by_start(self, row: FollowedRow) -> bool:
         """A linear start at a vector token passes once more by facts of the writers that were ahead."""

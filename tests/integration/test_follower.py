@@ -12,7 +12,7 @@ import pytest
 from streams.models import CacheInvalidation, StreamPosition
 from streams.replication.addresses import Address
 from streams.replication.catch_up import TableCatchUp
-from streams.replication.errors import WrongRemote
+from streams.replication.errors import CatchUpError, WrongRemote
 from streams.replication.follower import Follower, FollowerOptions
 from streams.replication.views import FollowedRow, View
 from streams.testing import as_instance
@@ -244,14 +244,17 @@ def test_another_server_than_the_wanted_one_is_refused(port):
     assert "--server-name localhost" in str(followed.error)
 
 
-def test_a_handler_that_fails_ends_the_follower_with_its_error(port):
+@pytest.mark.parametrize("kind", [ZeroDivisionError, ConnectionError, TimeoutError, CatchUpError])
+def test_a_handler_that_fails_ends_the_follower_with_its_error(port, kind):
+    """Errors that look like those of the connection, too: coming back would pass over the facts that were not handled."""
+
     def fail(rows) -> None:
-        raise ZeroDivisionError
+        raise kind("of the handler")
 
     with following(port, handle=fail) as followed:
         append()
         wait_until(lambda: followed.error)
-    assert isinstance(followed.error, ZeroDivisionError)
+    assert isinstance(followed.error, kind)
 
 
 def test_a_writer_whose_position_is_gone_no_longer_holds_back(port):
