@@ -1,0 +1,66 @@
+"""Writing the table of readers: the same rows for connections, followers and Spark queries (pure).
+
+Called with a cursor of any connection; the caller decides about the transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import orjson
+
+__all__ = ["beat_reader", "close_reader", "forget_readers", "store_readers"]
+
+#: Name: insert readers or write their present figures. One that comes back has connected anew.
+_STORE = """
+INSERT INTO streams_reader AS known (key, name, kind, served_by, address, process_id, connected_at, heartbeat_at, positions,
+    bytes_in, bytes_out, lines_in, lines_out, buffer_bytes, closed_at, close_reason)
+SELECT key, name, %(kind)s, %(served_by)s, address, %(process_id)s,
+    coalesce(to_timestamp(connected_at), clock_timestamp()), clock_timestamp(), positions,
+    coalesce(bytes_in, 0), coalesce(bytes_out, 0), coalesce(lines_in, 0), coalesce(lines_out, 0), coalesce(buffer_bytes, 0),
+    CASE WHEN close_reason <> '' THEN clock_timestamp() END, coalesce(close_reason, '')
+FROM jsonb_to_recordset(%(rows)s::jsonb) AS given (key text, name text, address text, connected_at double precision,
+    positions jsonb, bytes_in bigint, bytes_out bigint, lines_in bigint, lines_out bigint, buffer_bytes bigint,
+    close_reason text)
+ON CONFLICT (key) DO UPDATE SET name = excluded.name, heartbeat_at = excluded.heartbeat_at, positions = excluded.positions,
+    bytes_in = excluded.bytes_in, bytes_out = excluded.bytes_out, lines_in = excluded.lines_in,
+    lines_out = excluded.lines_out, buffer_bytes = excluded.buffer_bytes, served_by = excluded.served_by,
+    address = excluded.address, process_id = excluded.process_id,
+    connected_at = CASE WHEN known.process_id IS DISTINCT FROM excluded.process_id OR known.closed_at IS NOT NULL
+                        THEN excluded.connected_at ELSE known.connected_at END,
+    closed_at = excluded.closed_at, close_reason = excluded.close_reason
+"""
+_BEAT = "UPDATE streams_reader SET heartbeat_at = clock_timestamp() WHERE key = %(key)s"
+_CLOSE = "UPDATE streams_reader SET closed_at = clock_timestamp(), close_reason = %(reason)s WHERE key = %(key)s"
+#: Name: forget readers that ended, or went silent, long ago.
+_FORGET = """
+DELETE FROM streams_reader WHERE closed_at < now() - interval '1 hour' OR heartbeat_at < now() - interval '1 day'
+"""
+
+
+def store_readers(
+    cursor: Any, kind: str, process_id: int, rows: Sequence[Mapping[str, Any]], served_by: str = ""
+) -> None:
+    """Insert or update readers of one kind and process, in one statement; those with a ``close_reason`` are closed by it.
+
+    A row has ``key``, ``name``, ``address`` and ``positions`` (``{stream: {writer: position}}``, positive); the counters,
+    ``connected_at`` (seconds since the epoch, else now) and ``close_reason`` may be missing.
+    """
+    text = orjson.dumps(list(rows)).decode().replace("\\u0000", "\\ufffd")  # jsonb takes no NUL
+    cursor.execute(_STORE, {"kind": kind, "served_by": served_by, "process_id": process_id, "rows": text})
+
+
+def beat_reader(cursor: Any, key: str) -> None:
+    """A sign of life without a new position."""
+    cursor.execute(_BEAT, {"key": key})
+
+
+def close_reader(cursor: Any, key: str, reason: str) -> None:
+    """The reader has ended."""
+    cursor.execute(_CLOSE, {"key": key, "reason": reason})
+
+
+def forget_readers(cursor: Any) -> None:
+    """Remove what nobody looks at any more."""
+    cursor.execute(_FORGET)

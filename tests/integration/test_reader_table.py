@@ -1,0 +1,99 @@
+"""The table of readers, as connections, followers and Spark queries write it."""
+
+from __future__ import annotations
+
+import pytest
+from django.db import connection
+
+from streams.models import Reader
+from streams.reader_table import beat_reader, close_reader, forget_readers, store_readers
+
+pytestmark = pytest.mark.django_db
+
+ROW = {"key": "k", "name": "n", "address": "here", "positions": {"caches": {"master": 7}}}
+
+
+def store(kind="spark", process_id=1, **more):
+    with connection.cursor() as cursor:
+        store_readers(cursor, kind, process_id, [ROW | more], "server")
+    return Reader.objects.get()
+
+
+def age(**columns):
+    """Set times back."""
+    pairs = ", ".join(f"{name} = now() - interval '{back}'" for name, back in columns.items())
+    with connection.cursor() as cursor:
+        cursor.execute(f"UPDATE streams_reader SET {pairs}")
+    return Reader.objects.get()
+
+
+def test_what_is_missing_has_a_default():
+    row = store()
+    assert (row.kind, row.name, row.served_by, row.positions) == ("spark", "n", "server", {"caches": {"master": 7}})
+    assert (row.bytes_in, row.lines_out, row.closed_at, row.close_reason) == (0, 0, None, "")
+
+
+def test_figures_are_the_latest():
+    store(bytes_in=5)
+    row = store(bytes_in=9, positions={"caches": {"master": 8}})
+    assert (row.bytes_in, row.positions) == (9, {"caches": {"master": 8}})
+
+
+def test_a_reason_closes_and_the_next_figures_open_again():
+    assert store(close_reason="slow").closed_at is not None
+    row = store()
+    assert (row.closed_at, row.close_reason) == (None, "")
+
+
+def test_the_same_process_stays_connected_since_when_it_was():
+    store()
+    since = age(connected_at="1 minute").connected_at
+    assert store().connected_at == since
+
+
+@pytest.mark.parametrize(("closed", "process_id"), [(True, 1), (False, 2)])
+def test_one_that_comes_back_has_connected_anew(closed, process_id):
+    store(close_reason="stopped" if closed else "")
+    since = age(connected_at="1 minute").connected_at
+    assert store(process_id=process_id).connected_at > since
+
+
+def test_a_nul_in_a_name_is_replaced():
+    assert store(name="a\0b").name == "a\ufffdb"
+
+
+def test_a_beat_moves_nothing_but_the_time():
+    store(bytes_in=3)
+    before = age(heartbeat_at="1 minute")
+    with connection.cursor() as cursor:
+        beat_reader(cursor, "k")
+    after = Reader.objects.get()
+    assert after.heartbeat_at > before.heartbeat_at
+    assert (after.bytes_in, after.positions) == (3, before.positions)
+
+
+def test_closing_leaves_the_reason():
+    store()
+    with connection.cursor() as cursor:
+        close_reader(cursor, "k", "stopped")
+    row = Reader.objects.get()
+    assert row.closed_at is not None
+    assert row.close_reason == "stopped"
+
+
+@pytest.mark.parametrize("kind", ["connection", "follower", "spark"])
+@pytest.mark.parametrize(
+    ("times", "kept"),
+    [
+        ({"heartbeat_at": "2 days"}, 0),
+        ({"closed_at": "2 hours"}, 0),
+        ({"closed_at": "1 minute"}, 1),
+        ({"heartbeat_at": "1 hour"}, 1),
+    ],
+)
+def test_readers_of_any_kind_are_forgotten_long_after_their_end(kind, times, kept):
+    store(kind)
+    age(**times)
+    with connection.cursor() as cursor:
+        forget_readers(cursor)
+    assert Reader.objects.count() == kept
