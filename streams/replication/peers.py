@@ -74,8 +74,8 @@ class Peer:
             self.flush()
 
     def write_shared(self, data: bytes, lines: int, now: float) -> None:
-        """Lines that go to many clients: the bytes are shared, not copied."""
-        if self.is_open:
+        """Lines that go to many clients: the bytes are shared, not copied. No lines are no sign of life."""
+        if self.is_open and data:
             self._transport.write(data)
             self.connection.note_sent(len(data), lines, now)
 

@@ -74,6 +74,12 @@ async def test_an_idle_client_is_pinged():
     made.lost()
 
 
+async def test_a_client_that_is_sent_nothing_again_and_again_is_pinged(peer):
+    pinged_at = peer.connection.deadline
+    peer.write_shared(b"", 0, pinged_at - 0.1)
+    assert peer.connection.deadline == pinged_at
+
+
 async def test_a_client_that_does_not_go_is_aborted():
     made = Peer.accept(MemoryTransport(), "", "a", Limits(abort_after_seconds=0.02))
     made.close(CloseReason.STOPPING)
