@@ -106,6 +106,7 @@ class TcpConnection(asyncio.Protocol):
         self._transport.set_write_buffer_limits(high=TRANSPORT_HIGH_BYTES)
         self._transport.pause_reading()  # until the application accepts
         self._paused_reading = True
+        asyncio.get_running_loop().call_soon(self._pause_again)
         scope = {
             "type": "tcp",
             "client": _address(self._transport.get_extra_info("peername")),
@@ -176,6 +177,12 @@ class TcpConnection(asyncio.Protocol):
 
     def check_timeouts(self) -> None:
         """Called by daphne every two seconds; times are the application's business here."""
+
+    def _pause_again(self) -> None:
+        """The event loop of Python 3.11.2 begins to read after `connection_made`, whatever that has asked for."""
+        if self._paused_reading and self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+            self._transport.pause_reading()
 
     def _resume_reading(self) -> None:
         if self._accepted and self._paused_reading and self._transport is not None and not self._transport.is_closing():
