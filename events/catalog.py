@@ -1,8 +1,8 @@
 """The streams ``events`` and ``backfill``, declared (pure).
 
 ``events`` is a union of two tables: new events (``["ev", …]``) and changes of rooms' current state (``["state",
-…]``); rows of one position are sent in that order (``protocol.md`` 7.1). ``backfill`` reads the same event table
-where the stream ordering is negative; its tokens are positive and ascend away from zero (``protocol.md`` 7.4).
+…]``); rows of one position are sent in that order. ``backfill`` reads the same event table
+where the stream ordering is negative; its tokens are positive and ascend away from zero.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Who may see which events of a linear room, as ranges (pure).
 
-The rules are those of ``events_and_state.md`` 6.1, evaluated with the state *after* each event, and summed up in
-the kinds of ``events.models.EventVisibility``. Only rooms whose accepted events form one unbroken line can be done
+The rules are Matrix's of history visibility (world_readable, shared, invited, joined), with the viewer's membership and
+the setting in the state *after* each event: of a change of either the more open side counts. They are summed
+up in the kinds of ``events.models.EventVisibility``. Only rooms whose accepted events form one unbroken line can be done
 this way; for others the answer is null, and nobody guesses. Time is linear in events plus ranges.
 """
 

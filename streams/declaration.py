@@ -58,7 +58,7 @@ class StreamDeclaration:
     """A stream: its name, the union of tables that back it, and the sequence its IDs come from.
 
     Rows of different tables with equal ID belong to one fact and are sent in the order of ``tables``.
-    The IDs of a ``backward`` stream are negative in its tables and positive everywhere else (``streams.md`` 2).
+    The IDs of a ``backward`` stream are negative in its tables and positive everywhere else.
     """
 
     name: str

@@ -1,6 +1,6 @@
 """Tables of the stream engine: who writes, how far, who reads, and the plain streams' facts.
 
-Assumes PostgreSQL. Positions of backward streams are stored as negative numbers (``streams.md`` 2).
+Assumes PostgreSQL. Positions of backward streams are stored as negative numbers.
 Other services import these models; they should treat every one as read-only.
 """
 

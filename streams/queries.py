@@ -82,7 +82,7 @@ def rows_sql(declaration: StreamDeclaration, table: FactTable, *, of_writer: boo
 
 
 def ids_sql(declaration: StreamDeclaration) -> str:
-    """(writer, token) of all rows with ``token >= linear``, ascending: step 6 of start-up (``streams.md`` 5)."""
+    """(writer, token) of all rows with ``token >= linear``, ascending: step 6 of ``streams.start_up``."""
     selects = []
     for table in declaration.tables:
         token = token_sql(declaration, table)

@@ -23,7 +23,7 @@ M = TypeVar("M", bound="type[Model]")
 #: ``sample(number, thread) -> field values`` of one made-up fact, for the load generator.
 Sample = Callable[[int, int], Mapping[str, Any]]
 
-#: Order in which streams are announced (``protocol.md`` 7); streams that are not named here follow by age.
+#: Order in which streams are announced, as by Synapse 1.43; streams that are not named here follow by age.
 _WIRE_ORDER = (
     "events", "backfill", "presence", "presence_federation", "typing", "receipts", "push_rules", "pushers", "caches",
     "device_lists", "to_device", "federation", "tag_account_data", "account_data", "groups", "user_signature",

@@ -1,4 +1,16 @@
-"""What a process takes as given when it starts on a stream (pure): the seven steps of ``streams.md`` 5.
+"""What a process takes as given when it starts on a stream (pure).
+
+The functions here say which of these steps they are:
+
+1. A sequence that lies below the largest ID in the tables is moved up to that, never down.
+2. A stored position above the sequence, as it was found, refuses the start: two streams share a name, or a backup came back.
+3. Stored positions of names that are no longer writers are dropped: one that comes back counts as new.
+4. Our own position is the sequence's last value: all below was reserved by an earlier life of the name, or by others.
+   True only if no process holds the name and no transaction of it is open, which ``streams.leases`` proves.
+5. The linear position is the minimum of all positions; without any, the largest ID in the tables, at least 1.
+6. Rows at or above it are done: gapless runs move it up, and our own rows repair a position that was stored too low.
+7. Writers without a position enter at the linear position: at the present, not at 0.
+8. The highest of all of these is the highest ID that we have heard of, and what we may claim while idle.
 
 Input is what the database says, read by ``streams.writers``; output is the tracker's first state and what has to be
 repaired. All numbers are positive here, also for backward streams.

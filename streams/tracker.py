@@ -1,6 +1,6 @@
 """Positions of one stream as one process knows them (pure): reserve, complete, advance, and what follows from them.
 
-The rules and their names are those of ``streams.md`` 2 to 4. IDs are positive and ascending here, also for backward
+``docs/explanation/streams.md`` tells the ideas. IDs are positive and ascending here, also for backward
 streams: the border to the database changes the sign.
 
 Assumes that several threads call it (one lock inside), that the caller takes IDs from the sequence strictly between
@@ -41,7 +41,7 @@ class TrackerState:
 
 
 class PositionTracker:
-    """The generator of ``streams.md`` 2: one per stream and process.
+    """Gives out and takes back IDs, and follows all writers: one per stream and process.
 
     A reader has no ``own_name``; it only ever calls ``advance``.
     """
@@ -71,7 +71,7 @@ class PositionTracker:
         self._own_max = max(self._own_max, highest)
 
     def replay(self, rows: Iterable[tuple[str, int]], writers: Iterable[str]) -> None:
-        """Steps 6 to 8 of start-up (``streams.md`` 5): rows (writer, ID) at or above the linear position, ascending.
+        """Steps 6 to 8 of ``streams.start_up``: rows (writer, ID) at or above the linear position, ascending.
 
         Rows of the own name repair a stored position that is behind, rows of unknown names help to close gaps.
         ``writers`` that have no position yet enter at the linear position.
@@ -89,7 +89,7 @@ class PositionTracker:
     # --- reserve and complete -------------------------------------------------------------------------------------
 
     def begin_fetch(self) -> Fetch:
-        """Say that IDs are about to be taken from the sequence (``streams.md`` 3.1 step 2)."""
+        """Say that IDs are about to be taken from the sequence: until they are known, our position may not pass them."""
         with self._lock:
             fetch = Fetch(self._max_allocated_seen)
             self._fetching.append(fetch)
@@ -212,7 +212,7 @@ class PositionTracker:
             self._learn(position)
 
     def _note_done(self, numbers: Iterable[int]) -> None:
-        """``streams.md`` 3.4: single IDs are known to be done; move the linear position."""
+        """Single IDs are known to be done; move the linear position over gapless runs of them."""
         for number in numbers:
             if number > self._linear:
                 heapq.heappush(self._known_done, number)
@@ -242,16 +242,16 @@ class PositionTracker:
             others.append(self._own_position)
         return min(others)
 
-    # --- what to report (streams.md 4) ----------------------------------------------------------------------------
+    # --- what to report -------------------------------------------------------------------------------------------
 
     @property
     def linear(self) -> int:
-        """4.1: every fact of any writer up to here is complete."""
+        """Every fact of any writer up to here is complete."""
         with self._lock:
             return self._linear
 
     def position_of(self, writer: str) -> int:
-        """4.2 and 4.3: how far that writer is, never below the linear position; an unknown one is at the linear position."""
+        """How far that writer is, never below the linear position; an unknown one is at the linear position."""
         with self._lock:
             if writer == self._own_name:
                 return self._own_max
@@ -259,13 +259,13 @@ class PositionTracker:
 
     @property
     def own_maximum(self) -> int:
-        """4.3: the furthest position that this process may claim."""
+        """The furthest position that this process may claim."""
         with self._lock:
             return self._own_max
 
     @property
     def own_minimum(self) -> int:
-        """4.4: the last position that this process really reached by its own facts."""
+        """The last position that this process really reached by its own facts."""
         with self._lock:
             return self._own_position
 
@@ -287,7 +287,7 @@ class PositionTracker:
 
     @property
     def raw_positions(self) -> dict[str, int]:
-        """4.5: positions as recorded; they may lie below the linear one."""
+        """Positions as recorded; they may lie below the linear one."""
         with self._lock:
             return dict(self._positions)
 

@@ -198,7 +198,7 @@ class WriterProcess:
         return tenure, tracker
 
     def _enter(self, stream: Stream) -> PositionTracker:
-        """Start on a stream (``streams.md`` 5). The writer's row is committed before its first reservation."""
+        """Start on a stream, as ``streams.start_up`` tells. The writer's row is committed before its first reservation."""
         self._check_allowed(stream)
         with self.control_cursor() as cursor:
             cursor.execute("BEGIN ISOLATION LEVEL READ COMMITTED")

@@ -7,5 +7,5 @@ __all__ = ["CACHES", "declarations"]
 
 
 def declarations() -> tuple[StreamDeclaration, ...]:
-    """All streams of this room, in the order of the protocol's stream table (``protocol.md`` 7)."""
+    """All streams of this room, in the order of the protocol's stream table."""
     return (CACHES,)

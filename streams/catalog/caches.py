@@ -4,7 +4,7 @@ from streams.declaration import Column, ColumnKind, FactTable, StreamDeclaration
 
 __all__ = ["CACHES"]
 
-#: Row: ``[cache_name, keys or null, invalidation_ts in ms]``; null keys mean the whole cache (``protocol.md`` 7.2).
+#: Row: ``[cache_name, keys or null, invalidation_ts in ms]``; null keys mean the whole cache.
 CACHES = StreamDeclaration(
     name="caches",
     sequence="streams_cacheinvalidation_seq",

@@ -1,6 +1,8 @@
 """What a follower makes of RDATA and POSITION (pure): cursors per stream and writer, batches, gaps, resets.
 
-The rules are those of ``streams.md`` 7. Two things go beyond them, because writers may join while we look away:
+A POSITION says that its writer has nothing between ``prev`` and ``new`` but what was sent to us. So with our cursor between
+the two nothing is missing; below ``prev`` facts may be, which is a gap to fetch. RDATA before a writer's first POSITION of
+the connection is passed over: catching up covers it. Two more rules, because writers may join while we look away:
 
 - The first POSITION of a stream on a connection begins a *run* of POSITIONs, one per writer. A writer of the run that
   we have never heard of starts where our linear position was when the run began, for its facts lie above that; the

@@ -1,8 +1,8 @@
 """One connection of the replication protocol, seen from either side (pure).
 
 The object is given bytes and the time; it answers with commands, with bytes to send and with the time when it wants to
-be called again. It touches neither socket nor clock. Rules in the order of ``protocol.md`` 3; where we are more liberal
-than version 1.43 on purpose, ``docs/reference/wire-differences.md`` says so.
+be called again. It touches neither socket nor clock. It follows what Synapse 1.43 does;
+where we are more liberal on purpose, ``docs/reference/wire-differences.md`` says so.
 Assumes one caller at a time and a time that never goes back.
 """
 

@@ -1,4 +1,4 @@
-"""What a starting process takes as given, rule by rule (``streams.md`` 5)."""
+"""What a starting process takes as given, rule by rule."""
 
 from __future__ import annotations
 

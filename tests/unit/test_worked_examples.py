@@ -1,4 +1,4 @@
-"""The worked examples of ``streams.md`` 9, step by step, against the tracker and the start-up rules."""
+"""``tests/data/streams/worked_examples.json``, step by step, against the tracker and the start-up rules."""
 
 from __future__ import annotations
 
