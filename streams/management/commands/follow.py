@@ -60,7 +60,8 @@ class Command(BaseCommand):
             raise CommandError(str(error), returncode=1) from error
         if not reached:
             raise CommandError(
-                f"Ended before {' '.join(options['until']) or 'anybody said so'} was reached.", returncode=1
+                f"Ended before {' '.join(options['until'])} was reached." if options["until"] else "The time is over.",
+                returncode=1,
             )
 
 
