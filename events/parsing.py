@@ -31,8 +31,8 @@ __all__ = [
     "parse_line",
 ]
 
-LINE_LIMIT_BYTES = 512 * 1024
-"""Longest line that is looked at: eight times the size limit, room for white space and escapes."""
+LINE_LIMIT_BYTES = 1024 * 1024
+"""Longest line that is looked at: sixteen times the size limit, room for white space and escapes."""
 SIZE_LIMIT_BYTES = 65_536
 """Largest event in canonical form, what this server added itself (``unsigned``) not counted."""
 LARGEST_STREAM_ORDERING = 2**63 - 1

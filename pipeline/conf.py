@@ -10,6 +10,8 @@ from pathlib import Path
 
 from django.conf import settings
 
+from events.parsing import LINE_LIMIT_BYTES
+
 __all__ = ["PipelineSettings", "pipeline_settings"]
 
 
@@ -23,8 +25,8 @@ class PipelineSettings:
     """Folder that may hold ``.java``, the Java that set-up fetched."""
     master: str = "local[2]"
     """Spark master of commands that were not given ``--master``."""
-    line_limit_bytes: int = 1024 * 1024
-    """Longest line of an import; a longer one is quarantined."""
+    line_limit_bytes: int = LINE_LIMIT_BYTES
+    """Longest line of an import; a longer one is quarantined. A higher limit has no effect: the parser has its own."""
 
 
 def pipeline_settings() -> PipelineSettings:
