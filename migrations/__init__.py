@@ -1,8 +1,8 @@
 """Where each app's migrations live, for this site and for any other site that installs the apps.
 
-Another Django project puts ``MIGRATION_MODULES = {**replsite_migrations.MIGRATION_MODULES}`` into its settings
-(``from migrations import MIGRATION_MODULES``). Without it Django would find no migrations, say nothing and make no tables;
-the system check ``streams.E001`` is there to refuse that.
+Another Django project writes ``from migrations import MIGRATION_MODULES`` in its settings, or merges the mapping with its
+own. Without it Django would find no migrations, say nothing and make no tables; the system check ``streams.E001`` is there
+to refuse that.
 """
 
 MIGRATION_MODULES = {

@@ -15,6 +15,7 @@ from typing import Any, NotRequired, TypedDict
 from replsite.snapshot_views import ReaderStreamView, ReaderView, Snapshot, StreamView, WriterView
 from replsite.status import Severity, Verdict
 from replsite.wording import byte_size, count, counted, duration
+from streams.positions import RETIRED
 
 __all__ = ["READERS", "STREAMS", "Cell", "Column", "Group", "Page", "Row", "live_page_data"]
 
@@ -129,7 +130,7 @@ def _lag(facts: int, seconds: float, exact: bool) -> Cell:
 
 
 def _stream_group(stream: StreamView) -> Group:
-    active = [writer for writer in stream.writers if writer.state != "retired"]
+    active = [writer for writer in stream.writers if writer.state != RETIRED]
     sequence = [] if stream.sequence_value is None else [f"sequence {count(stream.sequence_value)}"]
     cells = [
         _text(stream.name, " · ".join([counted(len(active), "writer"), *sequence])),
@@ -164,7 +165,7 @@ def _writer_row(writer: WriterView) -> Row:
         _text(writer.writer, where),
         _text(count(writer.position)),
         _text(_NOTHING)
-        if writer.state == "retired"
+        if writer.state == RETIRED
         else _lag(writer.behind_facts, writer.behind_seconds, writer.behind_exact),
         pending,
         _moment(writer.last_write_at),

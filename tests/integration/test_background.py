@@ -54,7 +54,7 @@ def test_silence_when_nothing_happens(idle):
     wait_for_linear(append()[0])
     with session() as cursor:
         cursor.execute("LISTEN replsite_streams")
-        time.sleep(0.3)
+        time.sleep(0.3)  # six announcement intervals: an absence cannot be waited for otherwise
         cursor.connection.poll()
         assert cursor.connection.notifies == []
 

@@ -105,7 +105,7 @@ async def test_a_viewer_that_comes_back_gets_everything_and_no_old_page(source):
     ws = await connected()
     await ws.send_json_to({"have": 0})
     first = await ws.receive_json_from()
-    await asyncio.sleep(0.2)
+    await asyncio.sleep(0.2)  # ten ticks: the feed has come to rest, and its page is old
     looks = source.looks
     await ws.send_json_to({"have": 0})
     again = await ws.receive_json_from()
@@ -179,7 +179,7 @@ async def test_the_feed_rests_when_nobody_waits():
     await live.after(0)
     await asyncio.wait_for(live._task, 5)
     looks = source.looks
-    await asyncio.sleep(0.1)
+    await asyncio.sleep(0.1)  # ten ticks: an absence cannot be waited for otherwise
     assert source.looks == looks
 
 

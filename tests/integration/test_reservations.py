@@ -91,7 +91,7 @@ def test_rolled_back_id_is_not_stored():
         append(5)
         raise Oops
     nothing_pending()
-    time.sleep(0.1)
+    time.sleep(0.1)  # two announcement intervals: an absence cannot be waited for otherwise
     assert linear() == before
 
 

@@ -89,7 +89,7 @@ async def test_reading_stops_while_the_application_takes_nothing(pair):
     writer.write(b"x" * 20_000_000)
     await wait_for(lambda: connection._input_bytes > INPUT_HIGH_BYTES)
     held = connection._input_bytes
-    await asyncio.sleep(0.05)
+    await asyncio.sleep(0.05)  # an absence: nothing more is read
     assert connection._input_bytes == held < 2_000_000
 
 
