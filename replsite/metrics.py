@@ -72,7 +72,7 @@ OLDEST_PENDING = MetricName(
 COMPLETED = MetricName(
     "replsite_stream_facts_completed",
     ("stream", "writer", "outcome"),
-    "Facts completed: written or rolled_back",
+    "Facts completed: written, rolled_back, or resolved (pending when their writer was proven dead)",
     counter=True,
 )
 LAST_ADVANCE = MetricName(
@@ -173,6 +173,7 @@ def _add_stream(page: _Page, stream: StreamView) -> None:
         page.add(OLDEST_PENDING, writer.oldest_pending_seconds or 0.0, *who)
         page.add(COMPLETED, writer.facts_written, *who, "written")
         page.add(COMPLETED, writer.facts_rolled_back, *who, "rolled_back")
+        page.add(COMPLETED, writer.facts_resolved, *who, "resolved")
         page.add(LAST_ADVANCE, writer.last_advance_at.timestamp(), *who)
         for word in WriterWord:
             page.add(WRITER_STATUS, float(word == writer.status.word), *who, word)

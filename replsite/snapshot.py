@@ -262,6 +262,7 @@ class _Assembly:
             last_advance_at=row.last_advance_at,
             facts_written=row.facts_written,
             facts_rolled_back=row.facts_rolled_back,
+            facts_resolved=row.facts_resolved,
             heartbeat_at=row.heartbeat_at,
             heartbeat_seconds=seen.heartbeat_age,
             host=row.host or "",

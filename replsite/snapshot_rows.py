@@ -40,8 +40,8 @@ MOST_READERS = 1_000
 
 _POSITIONS = """
 SELECT p.stream, p.instance_name, abs(p.position), p.state, p.pending_facts, p.oldest_pending_at, p.oldest_pending_transaction,
-       abs(p.last_write_position), p.last_advance_at, p.facts_written, p.facts_rolled_back, i.heartbeat_at, i.host,
-       i.process_id, i.command, a.pid, a.application_name, a.state
+       abs(p.last_write_position), p.last_advance_at, p.facts_written, p.facts_rolled_back, p.facts_resolved,
+       i.heartbeat_at, i.host, i.process_id, i.command, a.pid, a.application_name, a.state
 FROM streams_streamposition p
 LEFT JOIN streams_instance i ON i.name = p.instance_name
 LEFT JOIN pg_stat_activity a ON a.backend_xid = (p.oldest_pending_transaction & 4294967295)::text::xid
@@ -75,6 +75,7 @@ class PositionRow:
     last_advance_at: datetime
     facts_written: int
     facts_rolled_back: int
+    facts_resolved: int
     heartbeat_at: datetime | None
     host: str | None
     process_id: int | None

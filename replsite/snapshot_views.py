@@ -37,6 +37,7 @@ class WriterView:
     last_advance_at: datetime
     facts_written: int
     facts_rolled_back: int
+    facts_resolved: int
     heartbeat_at: datetime | None
     heartbeat_seconds: float | None
     host: str

@@ -31,6 +31,7 @@ WHERE p.state <> 'retired' AND i.name <> %(by)s
 _RETIRE = """
 UPDATE streams_streamposition SET state = 'retired',
     position = CASE WHEN abs(%(position)s) > abs(position) THEN %(position)s ELSE position END,
+    facts_resolved = facts_resolved + pending_facts,
     pending_facts = 0, oldest_pending_id = NULL, oldest_pending_at = NULL, oldest_pending_transaction = NULL,
     last_advance_at = clock_timestamp(), updated_at = clock_timestamp()
 WHERE stream = %(stream)s AND instance_name = %(name)s

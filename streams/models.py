@@ -48,6 +48,7 @@ class StreamPosition(models.Model):
     oldest_pending_transaction = models.BigIntegerField(null=True, help_text="PostgreSQL's number of its transaction")
     facts_written = models.BigIntegerField(db_default=0, help_text="completed by a commit, in all lives of the writer")
     facts_rolled_back = models.BigIntegerField(db_default=0, help_text="completed by a rollback")
+    facts_resolved = models.BigIntegerField(db_default=0, help_text="last seen pending when the writer was proven dead")
     updated_at = models.DateTimeField(db_default=Now())
 
     class Meta:

@@ -24,7 +24,8 @@ def a_writer(name: str = "master", stream: str = "events", **changes: Any) -> Wr
         stream=stream, writer=name, position=10, state="active", pending_facts=0, oldest_pending_at=None,
         oldest_pending_seconds=None, oldest_pending_transaction=None, oldest_pending_session="", behind_facts=0,
         behind_seconds=0.0, behind_exact=True, last_write_position=10, last_write_at=ago(5), last_advance_at=ago(5),
-        facts_written=9, facts_rolled_back=1, heartbeat_at=ago(1), heartbeat_seconds=1.0, host="host", process_id=7,
+        facts_written=9, facts_rolled_back=1, facts_resolved=0, heartbeat_at=ago(1), heartbeat_seconds=1.0,
+        host="host", process_id=7,
         command="manage.py", status=WRITING,
     )  # fmt: skip
     return replace(writer, **changes)

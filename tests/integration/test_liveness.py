@@ -76,6 +76,15 @@ def test_proven_dead_writer_is_resolved_and_its_rows_covered(ghost):
     assert linear() == number
 
 
+def test_facts_last_seen_pending_are_counted_as_resolved(ghost):
+    ghost.execute("ROLLBACK")
+    StreamPosition.objects.filter(instance_name="dead").update(pending_facts=3)
+    with session() as cursor:
+        resolve_dead_writers(cursor, "test")
+    row = StreamPosition.objects.get(instance_name="dead")
+    assert (row.facts_resolved, row.pending_facts) == (3, 0)
+
+
 def test_resolved_writer_gets_a_new_lease_so_a_ghost_is_refused(ghost):
     before = Instance.objects.get(name="dead").lease
     ghost.execute("ROLLBACK")
