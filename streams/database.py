@@ -7,6 +7,8 @@ through a transaction pooler. Everything else goes through Django's connection.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import psycopg2
@@ -17,6 +19,7 @@ from streams.conf import stream_settings
 
 __all__ = [
     "DatabaseError",
+    "KeptConnection",
     "OperationalError",
     "append_key",
     "connection_gone",
@@ -76,6 +79,37 @@ def direct_connection(using: str | None = None, *, application_name: str) -> Any
     connection = psycopg2.connect(**parameters)
     connection.autocommit = True
     return connection
+
+
+class KeptConnection:
+    """A direct connection that is opened when it is needed, and thrown away when it fails, so that the next use opens another.
+
+    For one thread at a time.
+    """
+
+    def __init__(self, using: str | None, application_name: str) -> None:
+        self._using = using
+        self._application_name = application_name
+        self._connection: Any = None
+
+    @contextmanager
+    def cursor(self) -> Iterator[Any]:
+        """A cursor; raises ``DatabaseError``, also when the server cannot be reached."""
+        if self._connection is None:
+            self._connection = direct_connection(self._using, application_name=self._application_name)
+        try:
+            with self._connection.cursor() as cursor:
+                yield cursor
+        except DatabaseError:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Give the connection back."""
+        if self._connection is not None:
+            with suppress(DatabaseError):  # it may be gone already
+                self._connection.close()
+            self._connection = None
 
 
 def dsn(using: str | None = None) -> str:

@@ -5,7 +5,6 @@ Blocking; called by one thread at a time. Reading positions before rows is what 
 
 from __future__ import annotations
 
-import contextlib
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -46,14 +45,13 @@ class Backlog:
 
     def __init__(self, announcer: Announcer, using: str, line_limit_bytes: int, name: str) -> None:
         self._announcer = announcer
-        self._using = using
         self._line_limit_bytes = line_limit_bytes
         self._name = name
-        self._connection: Any = None
+        self._connection = database.KeptConnection(using, name)
 
     def snapshot(self) -> dict[str, dict[str, StoredPosition]]:
         """All stored positions at one moment."""
-        with self._cursor() as cursor:
+        with self._connection.cursor() as cursor:
             return stored_positions(cursor)
 
     def round(self) -> Round:
@@ -61,7 +59,7 @@ class Backlog:
         result = Round()
         pieces: list[bytes] = []
         cut: set[tuple[str, str]] = set()
-        with self._cursor() as cursor:
+        with self._connection.cursor() as cursor:
             for step in self._announcer.steps(stored_positions(cursor), time.monotonic()):
                 if (step.stream, step.writer) in cut:
                     continue
@@ -79,15 +77,12 @@ class Backlog:
 
     def resolve_dead_writers(self) -> None:
         """Retire writers that are proven dead, so that nobody waits for them where no other process writes."""
-        with self._cursor() as cursor:
+        with self._connection.cursor() as cursor:
             liveness.resolve_dead_writers(cursor, self._name)
 
     def close(self) -> None:
         """Give the connection back."""
-        if self._connection is not None:
-            with contextlib.suppress(database.DatabaseError):  # it may be gone already
-                self._connection.close()
-            self._connection = None
+        self._connection.close()
 
     def _carry_out(self, cursor: Any, step: Step) -> tuple[Lines, int]:
         match step:
@@ -98,15 +93,3 @@ class Backlog:
         declaration = registry.get(step.stream).declaration
         rows, reached = rows_between(cursor, declaration, step.writer, step.after, step.upto, ROWS_PER_READ)
         return encode_rows(step, rows, reached, self._line_limit_bytes), reached
-
-    @contextlib.contextmanager
-    def _cursor(self) -> Any:
-        """A cursor; a connection that broke is thrown away, so that the next call opens another."""
-        if self._connection is None:
-            self._connection = database.direct_connection(self._using, application_name=self._name)
-        try:
-            with self._connection.cursor() as cursor:
-                yield cursor
-        except database.DatabaseError:
-            self.close()
-            raise

@@ -7,11 +7,10 @@ thread.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from streams import database, registry
 from streams.positions import Stored, linear_position, positions_to_show
@@ -76,9 +75,7 @@ class TableCatchUp:
     """Missed facts from our own tables, in bounded batches, on a connection of its own."""
 
     def __init__(self, using: str, name: str) -> None:
-        self._using = using
-        self._name = name
-        self._connection: Any = None
+        self._connection = database.KeptConnection(using, name)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="catch-up")
 
     def covers(self, stream: str) -> bool:
@@ -97,14 +94,14 @@ class TableCatchUp:
         return await self._in_thread(lambda: VectorToken.parse(text, self._writer_names(stream)))
 
     async def close(self) -> None:
-        await self._in_thread(self._disconnect)
+        await self._in_thread(self._connection.close)
         self._thread.shutdown(wait=True)
 
     # --- in the thread --------------------------------------------------------------------------------------------
 
     def _writers(self, streams: Collection[str] | None) -> dict[str, Writers]:
         wanted = registry.names() if streams is None else [name for name in streams if self.covers(name)]
-        with self._cursor() as cursor:
+        with self._connection.cursor() as cursor:
             found = stored_positions(cursor, wanted)
         return {name: _writers_of(found.get(name, {})) for name in wanted}
 
@@ -112,31 +109,14 @@ class TableCatchUp:
         self, stream: str, writer: str | None, after: int, upto: int, limit: int
     ) -> tuple[Sequence[FollowedRow], int]:
         declaration = registry.get(stream).declaration
-        with self._cursor() as cursor:
+        with self._connection.cursor() as cursor:
             rows, reached = rows_between(cursor, declaration, writer, after, upto, limit)
         return [FollowedRow(stream, row.writer, row.token, row.row) for row in rows], reached
 
     def _writer_names(self, stream: str) -> dict[int, str]:
-        with self._cursor() as cursor:
+        with self._connection.cursor() as cursor:
             cursor.execute(WRITER_NUMBERS, {"stream": stream})
             return dict(cursor.fetchall())
-
-    @contextlib.contextmanager
-    def _cursor(self) -> Iterator[Any]:
-        if self._connection is None:
-            self._connection = database.direct_connection(self._using, application_name=self._name)
-        try:
-            with self._connection.cursor() as cursor:
-                yield cursor
-        except database.DatabaseError:
-            self._disconnect()
-            raise
-
-    def _disconnect(self) -> None:
-        if self._connection is not None:
-            with contextlib.suppress(database.DatabaseError):  # it may be gone already
-                self._connection.close()
-            self._connection = None
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         try:

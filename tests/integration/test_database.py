@@ -62,3 +62,30 @@ def test_lock_keys_differ_by_kind_and_name_and_fit():
     }
     assert len(keys) == 6
     assert all(-(2**63) <= key < 2**63 for key in keys)
+
+
+def backend(kept: database.KeptConnection) -> int:
+    with kept.cursor() as cursor:
+        cursor.execute("SELECT pg_backend_pid()")
+        return int(cursor.fetchone()[0])
+
+
+def test_a_kept_connection_is_kept():
+    with closing(database.KeptConnection(None, "kept")) as kept:
+        assert backend(kept) == backend(kept)
+
+
+def test_a_kept_connection_that_failed_is_another_the_next_time():
+    with closing(database.KeptConnection(None, "kept")) as kept:
+        first = backend(kept)
+        with pytest.raises(database.DatabaseError), kept.cursor() as cursor:
+            cursor.execute("SELECT pg_terminate_backend(pg_backend_pid())")
+        assert backend(kept) != first
+
+
+def test_a_kept_connection_may_be_closed_twice_and_used_again():
+    kept = database.KeptConnection(None, "kept")
+    kept.close()
+    assert backend(kept)
+    kept.close()
+    kept.close()
