@@ -11,6 +11,7 @@ import subprocess
 import threading
 import time
 import urllib.request
+from pathlib import Path
 
 import pytest
 from django.core.management import CommandError, call_command
@@ -183,6 +184,13 @@ BAD_ARGUMENTS = [
     ("tcp://127.0.0.1:1", "--from", "caches"),
     ("tcp://127.0.0.1:1", "--from", "caches=x"),
     ("tcp://127.0.0.1:1", "--until", "caches=m5~77.9"),
+    ("tcp://127.0.0.1:1", "--until", "nonsense=5"),
+    ("tcp://127.0.0.1:1", "--from", "nonsense=5"),
+    ("tcp://127.0.0.1:1", "--streams", "events", "--until", "caches=5"),
+    ("tcp://127.0.0.1:1", "--name", "two\nlines"),
+    ("tcp://127.0.0.1:1", "--name", "x" * 20_000),
+    ("tcp://127.0.0.1:1", "--name", "\udcff"),
+    ("tcp://127.0.0.1:1", "--server-name", "two\nlines"),
 ]
 
 
@@ -195,7 +203,8 @@ def test_unusable_arguments_are_refused_with_status_two(arguments, capfd):
 
 
 def test_unusable_arguments_end_the_process_with_status_two(run_manage):
-    for arguments in (("tcp://127.0.0.1:1", "--view", "sideways"), ("127.0.0.1:1",)):
+    timeouts = [("tcp://127.0.0.1:1", f"--timeout={seconds}") for seconds in ("nan", "inf", "0", "-1")]
+    for arguments in (("tcp://127.0.0.1:1", "--view", "sideways"), ("127.0.0.1:1",), *timeouts):
         done = run_manage("follow", *arguments, timeout=20)
         assert (done.returncode, done.stdout) == (2, "")
         assert "Traceback" not in done.stderr
@@ -212,6 +221,17 @@ def test_follow_ends_cleanly_when_told_to(port, start_manage, number):
     process.send_signal(number)
     assert process.wait(5) == 0
     assert Reader.objects.get(kind="follower", name="told").closed_at is not None
+
+
+def test_follow_ends_when_its_output_cannot_be_written(port, run_manage):
+    first, last = append(2)[0], append()[-1]
+    span = ("--from", f"caches={first - 1}", "--until", f"caches={last}", "--timeout", "20")
+    with Path("/dev/full").open("w") as full:
+        done = run_manage(
+            "follow", f"tcp://127.0.0.1:{port}", *span, capture_output=False, stdout=full, stderr=subprocess.PIPE
+        )
+    assert done.returncode == 1
+    assert "cannot be written" in done.stderr.splitlines()[-1]
 
 
 def test_follow_ends_quietly_when_nobody_reads_its_output(port, start_manage):

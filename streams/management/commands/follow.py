@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
+import math
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +15,8 @@ from streams import registry
 from streams.conf import stream_settings
 from streams.errors import TokenError
 from streams.replication.addresses import Address
-from streams.replication.errors import BadAddress, ReplicationError
+from streams.replication.commands import Name, Server, format_line
+from streams.replication.errors import BadAddress, ReplicationError, UnsendableCommand
 from streams.replication.following import CATCH_UP_CHOICES, Following, FollowRequest
 from streams.replication.views import View
 
@@ -45,7 +48,9 @@ class Command(BaseCommand):
         parser.add_argument("--view", choices=[view.value for view in View], default=View.WRITER.value)
         parser.add_argument("--catch-up", choices=CATCH_UP_CHOICES, help="where missed facts come from")
         parser.add_argument("--json", action="store_true", help="one JSON object a line")
-        parser.add_argument("--timeout", type=float, metavar="SECONDS", help="give up after this time: exit status 1")
+        parser.add_argument(
+            "--timeout", type=_seconds, metavar="SECONDS", help="give up after this time: exit status 1"
+        )
 
     def handle(self, *args: Any, **options: Any) -> None:
         try:
@@ -58,11 +63,20 @@ class Command(BaseCommand):
             raise CommandError(str(error), returncode=2) from error
         except ReplicationError as error:
             raise CommandError(str(error), returncode=1) from error
+        except OSError as error:  # those of the connection end in another attempt to connect
+            raise CommandError(f"The output cannot be written: {error.strerror or error}.", returncode=1) from error
         if not reached:
             raise CommandError(
                 f"Ended before {' '.join(options['until'])} was reached." if options["until"] else "The time is over.",
                 returncode=1,
             )
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not (0 < seconds < math.inf):
+        raise argparse.ArgumentTypeError(f"{text} is no time to wait: give a number of seconds above 0")
+    return seconds
 
 
 def _run(following: Following, timeout_seconds: float | None) -> bool:
@@ -94,13 +108,17 @@ def _request(options: dict[str, Any]) -> FollowRequest:
             returncode=2,
         )
     is_ours = server_name == ours
+    name = options["name"] or f"follow-{os.getpid()}"
+    _check_sendable(name, server_name)
+    streams = _streams(options["streams"], known=registry.names() if is_ours else None)
+    followed = streams or (registry.names() if is_ours else None)
     return FollowRequest(
         address=Address.parse(options["address"], scheme="tcp"),
-        name=options["name"] or f"follow-{os.getpid()}",
+        name=name,
         server_name=server_name,
-        streams=_streams(options["streams"], known=registry.names() if is_ours else None),
-        start=_tokens(options["start"], "--from"),
-        until=_tokens(options["until"], "--until"),
+        streams=streams,
+        start=_tokens(options["start"], "--from", followed),
+        until=_tokens(options["until"], "--until", followed),
         view=View(options["view"]),
         uses_table=is_ours and options["catch_up"] != "none",
         registers=is_ours,
@@ -120,11 +138,22 @@ def _streams(text: str | None, known: Sequence[str] | None) -> tuple[str, ...] |
     return names
 
 
-def _tokens(texts: Sequence[str], option: str) -> dict[str, str]:
+def _check_sendable(name: str, server_name: str) -> None:
+    for option, command in (("--name", Name(name)), ("--server-name", Server(server_name))):
+        try:
+            format_line(command, stream_settings().line_limit_bytes)
+        except UnsendableCommand as error:
+            raise CommandError(f"{option}: no line can carry this name ({error}).", returncode=2) from error
+
+
+def _tokens(texts: Sequence[str], option: str, followed: Sequence[str] | None) -> dict[str, str]:
+    """Tokens by stream; one of a stream that is not followed would be waited for in vain."""
     tokens: dict[str, str] = {}
     for text in texts:
         stream, equals, token = text.partition("=")
         if not (stream and equals and token):
             raise CommandError(f"{option} {text!r}: write STREAM=TOKEN, for example events=17.", returncode=2)
+        if followed is not None and stream not in followed:
+            raise CommandError(f"{option} {text}: followed are {', '.join(followed)}, not {stream!r}.", returncode=2)
         tokens[stream] = token
     return tokens
