@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -127,12 +127,10 @@ class Broadcaster:
             loop = asyncio.get_running_loop()
             self._answer_others = loop.call_later(ANSWER_OTHERS_SECONDS, self._answer_the_others)
 
-    def relay(self, command: Command, sender: Peer) -> None:
-        """Send a client's command to all other clients of this server."""
-        line, now = format_line(command, self.settings.line_limit_bytes), time.monotonic()
-        for peer in list(self.peers.values()):
-            if peer is not sender:
-                peer.write_shared(line, 1, now)
+    def relay(self, commands: Sequence[Command], sender: Peer) -> None:
+        """Send a client's commands to all other clients of this server."""
+        lines = [format_line(command, self.settings.line_limit_bytes) for command in commands]
+        self._write(b"".join(lines), len(lines), [peer for peer in self.peers.values() if peer is not sender])
 
     def positions(self) -> dict[str, dict[str, int]]:
         """``{stream: {writer: position}}``: up to where everything was sent."""
@@ -155,6 +153,9 @@ class Broadcaster:
         now = time.monotonic()
         for peer in peers:
             peer.write_shared(data, lines, now)
+        self._unchecked_bytes += len(data)
+        if self._unchecked_bytes > CHECK_EVERY_BYTES:
+            self._cut_slow_clients(now)
 
     # --- rounds ---------------------------------------------------------------------------------------------------
 
@@ -200,9 +201,6 @@ class Broadcaster:
         self.rounds += 1
         self.facts_sent += result.facts
         self.lines_sent += result.lines
-        self._unchecked_bytes += len(result.data)
-        if self._unchecked_bytes > CHECK_EVERY_BYTES:
-            self._cut_slow_clients(time.monotonic())
         self.oversize_facts += result.oversize
         if result.oversize:
             log.warning("broadcaster.oversize_facts", facts=result.oversize, hint="followers fetch them from the table")

@@ -38,6 +38,7 @@ __all__ = [
     "UserSync",
     "format_line",
     "parse_line",
+    "printable",
 ]
 
 #: Longest line of version 1.43, line feed not counted.
@@ -190,6 +191,11 @@ def format_line(command: Command, limit: int = LINE_LIMIT_BYTES) -> bytes:
     if len(line) > limit:
         raise UnsendableCommand(f"{command.WORD} is {len(line)} bytes long, a line holds {limit}")
     return line + b"\n"
+
+
+def printable(text: str) -> str:
+    """What a peer said, fit for logs, pages and terminals: whatever would move a cursor or turn text around is replaced."""
+    return "".join(character if character.isprintable() else "\ufffd" for character in text)
 
 
 # --- reading arguments --------------------------------------------------------------------------------------------

@@ -7,7 +7,8 @@ channel layer: this consumer touches neither the database nor other processes. R
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from channels.consumer import AsyncConsumer
@@ -15,7 +16,7 @@ from channels.exceptions import StopConsumer
 
 from streams.logs import get_logger
 from streams.replication.broadcaster import Broadcaster, process_broadcaster
-from streams.replication.commands import Command, Error, Name, RemoteServerUp, Replicate
+from streams.replication.commands import Command, Error, Name, RemoteServerUp, Replicate, printable
 from streams.replication.peers import Peer
 from streams.replication.protocol import CloseReason
 
@@ -24,6 +25,9 @@ __all__ = ["ReplicationConsumer"]
 log = get_logger(__name__)
 Message = dict[str, Any]
 
+#: Input that is worked off at a time; then all other clients have their turn. Two bytes of it may ask for kilobytes.
+SLICE_BYTES = 4096
+
 
 class ReplicationConsumer(AsyncConsumer):
     """One client. Without a ``broadcaster`` that of the process is used; it has to be started by whoever serves."""
@@ -31,6 +35,7 @@ class ReplicationConsumer(AsyncConsumer):
     def __init__(self, broadcaster: Broadcaster | None = None) -> None:
         self._broadcaster = broadcaster or process_broadcaster()
         self._peer: Peer | None = None
+        self._has_said_error = False
 
     async def __call__(
         self, scope: Message, receive: Callable[[], Awaitable[Message]], send: Callable[[Message], Awaitable[None]]
@@ -54,7 +59,7 @@ class ReplicationConsumer(AsyncConsumer):
         """Straight to the handler: the stock one would look after database connections in a thread each time."""
         match message["type"]:
             case "tcp.receive":
-                self._receive(message["bytes"])
+                await self._receive(message["bytes"])
             case "tcp.connect":
                 await self._connect()
             case "tcp.eof":
@@ -73,15 +78,27 @@ class ReplicationConsumer(AsyncConsumer):
         self._peer = Peer.accept(transport, address, settings.server_name, self._broadcaster.limits)
         self._broadcaster.join(self._peer)
 
-    def _receive(self, data: bytes) -> None:
+    async def _receive(self, data: bytes) -> None:
         peer = self._peer
         if peer is None:
             return
-        for command in peer.receive(data):
-            self._broadcaster.commands[command.WORD] += 1
-            self._handle(peer, command)
+        for start in range(0, len(data), SLICE_BYTES):
+            if start:
+                await asyncio.sleep(0)
+            self._take(peer, peer.receive(data[start : start + SLICE_BYTES]))
         if not peer.is_open:
             log.info("replication.closing", client=peer.name, address=peer.address, reason=peer.connection.close_reason)
+
+    def _take(self, peer: Peer, commands: Sequence[Command]) -> None:
+        relayed: list[Command] = []
+        for command in commands:
+            self._broadcaster.commands[command.WORD] += 1
+            if isinstance(command, RemoteServerUp):
+                relayed.append(command)
+            else:
+                self._handle(peer, command)
+        if relayed:
+            self._broadcaster.relay(relayed, peer)
 
     def _handle(self, peer: Peer, command: Command) -> None:
         """The effect of a command. Those of workers' USER_SYNC and the like are taken note of by the counters only."""
@@ -89,11 +106,14 @@ class ReplicationConsumer(AsyncConsumer):
             case Replicate():
                 self._broadcaster.answer_replicate(peer)
             case Name(name):
-                peer.name = name.replace("\x00", "\ufffd")[:200]
-            case RemoteServerUp():
-                self._broadcaster.relay(command, peer)
-            case Error(text):
-                log.warning("replication.client_error", client=peer.name, address=peer.address, text=text[:500])
+                peer.name = printable(name[:200])
+            case Error(text) if not self._has_said_error:
+                self._has_said_error = (
+                    True  # the counters tell of the others: a log must not grow as fast as a peer talks
+                )
+                log.warning(
+                    "replication.client_error", client=peer.name, address=peer.address, text=printable(text[:500])
+                )
 
     def _end_of_input(self) -> None:
         """The client has said all it had to say; what it asked for is in its buffer already."""

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from streams.logs import get_logger
 from streams.replication.addresses import Address
 from streams.replication.catch_up import CatchUp, NoCatchUp, Writers
-from streams.replication.commands import Command, Error, Position, RData, Server
+from streams.replication.commands import Command, Error, Position, RData, Server, printable
 from streams.replication.cursors import Cursors, Fact, Gap, Moved, Reset
 from streams.replication.errors import CatchUpError, WrongRemote
 from streams.replication.protocol import ClientConnection, CloseReason, Limits
@@ -232,7 +232,7 @@ class Follower:
                 case Server(name):
                     self._check_server(name)
                 case Error(text):
-                    log.warning("follower.server_error", server=str(self.options.address), text=text[:500])
+                    log.warning("follower.server_error", server=str(self.options.address), text=printable(text[:500]))
         await self._hand_out_linear()
         await self._hand_out()
 
@@ -241,7 +241,7 @@ class Follower:
         if wanted is not None and name != wanted:
             raise WrongRemote(
                 f"The server at {self.options.address} calls itself {name!r}, not {wanted!r}. Correct the address, or follow "
-                f"that server by its name: --server-name {name}."
+                f"that server by its name: --server-name {printable(name)}."
             )
 
     async def _take_position(self, command: Position) -> None:

@@ -75,11 +75,50 @@ async def test_remote_server_up_is_relayed_unchanged_but_not_back(connect):
     assert b"REMOTE" not in sender.transport.sent
 
 
+async def test_a_flood_is_relayed_in_few_pieces(connect):
+    """A write per line and client would keep all of them waiting for seconds."""
+    sender, other = await connect(), await connect()
+    writes: list[bytes] = []
+    other.transport.write = writes.append
+    flood = b"REMOTE_SERVER_UP a\n" * 5_000
+    await sender.send(flood)
+    await wait_for(lambda: sum(map(len, writes)) == len(flood))
+    assert len(writes) < 50
+
+
+async def test_a_flood_is_no_reason_for_others_to_wait(connect, broadcaster):
+    hostile, other = await connect(), await connect()
+    await hostile.send(b"PING 1\n" * 30_000)
+    await other.send(b"REPLICATE\n")
+    await other.receive_until(b"POSITION caches")
+    assert broadcaster.commands["PING"] < 30_000
+
+
+async def test_relaying_cuts_clients_that_take_nothing(connect, broadcaster):
+    sender, stuck = await connect(), await connect()
+    stuck.transport.stuck = True
+    line = b"REMOTE_SERVER_UP " + b"a" * 16_000 + b"\n"
+    for _ in range(40):
+        await sender.send(line * 50)
+    await wait_for(lambda: stuck.transport.is_closing)
+    assert stuck.transport.buffered_bytes < 1_000
+    assert broadcaster.peers
+
+
+async def test_errors_of_a_client_are_logged_once(connect, broadcaster, caplog):
+    client = await connect()
+    await client.send(b"ERROR one\x1b[2J\n" + b"ERROR again\n" * 9)
+    await wait_for(lambda: broadcaster.commands["ERROR"] == 10)
+    said = [record.getMessage() for record in caplog.records if "client_error" in record.getMessage()]
+    assert len(said) == 1
+    assert "\x1b" not in said[0]
+
+
 async def test_a_name_is_kept_for_the_table(connect, broadcaster):
     client = await connect()
-    await client.send(b"NAME wor\x00ker\n")
+    await client.send(b"NAME wor\x00k\x1ber\n")
     [peer] = broadcaster.peers.values()
-    await wait_for(lambda: peer.name == "wor\ufffdker")
+    await wait_for(lambda: peer.name == "wor\ufffdk\ufffder")
 
 
 async def test_commands_are_counted(connect, broadcaster):
