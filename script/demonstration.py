@@ -263,6 +263,7 @@ def run(demo: Demo) -> None:
     demo.live()
     expected = table_facts()
     check_follower(expected, wait_for_follower(path, expected))
+    say("counts: waiting until the query has counted everything")
     demo.finished(counting, "pipeline run")
     rooms = check_counts()
     facts = {name: len({token for token, _, _ in rows}) for name, rows in expected.items()}
