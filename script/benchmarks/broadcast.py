@@ -6,6 +6,7 @@ server process alone; PostgreSQL's are not in it.
 
 from __future__ import annotations
 
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -136,8 +137,8 @@ def main() -> None:
                 )  # type: ignore[misc]
                 report.add(
                     followers=followers,
-                    ours=max(result["ours"]),
-                    peer=max(result["peer"]),
+                    ours=statistics.median(result["ours"]),
+                    peer=statistics.median(result["peer"]),
                     ratio=median_ratio(result["ours"], result["peer"]),
                     cpu_ours=min(ours.cpu),
                     cpu_peer=min(peer.cpu),

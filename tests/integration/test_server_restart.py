@@ -50,6 +50,7 @@ def reaches_head():
 
 wait_until(works, 60)
 wait_until(reaches_head, 60)
+connection.close()  # it may still be one to the server that died
 result = {"known": known, "ids": ids(), "open": open_ids, "lease": current_writer().lease, "retired": retire_all()}
 connection.close()
 print(json.dumps(result))
