@@ -1,8 +1,8 @@
 """The commands of the replication protocol, version 1.43 (pure): one value per command, read from and written to lines.
 
 A line is the command word, one blank and the arguments; fields are parted by exactly one blank, so two blanks mean an
-empty field. Integers follow Python's ``int()``. The table `COMMANDS` is all there is to know about a command: another
-one is one more row.
+empty field. Integers follow Python's ``int()``; tokens have at most 64 bits. The table `COMMANDS` is all there is to know
+about a command: another one is one more row.
 Assumes that a line comes without its line feed and is valid UTF-8.
 """
 
@@ -217,6 +217,14 @@ def _integer(text: str, field: str) -> int:
         raise MalformedCommand(f"{field} {_short(text)} is no integer") from error
 
 
+def _token(text: str, field: str) -> int:
+    """A number that a database can hold."""
+    token = _integer(text, field)
+    if not -(2**63) <= token < 2**63:
+        raise MalformedCommand(f"{field} {_short(text)} has more than 64 bits")
+    return token
+
+
 def _short(text: str, limit: int = 60) -> str:
     """Quoted in ASCII; cut before quoting, since quoting may lengthen each character tenfold."""
     return ascii(text) if len(text) <= limit else f"{text[:limit]!a}..."
@@ -224,13 +232,13 @@ def _short(text: str, limit: int = 60) -> str:
 
 def _read_rdata(arguments: str) -> RData:
     stream, instance, token, row = _fields(arguments, "stream instance token row")
-    number = None if token == _BATCH else _integer(token, "token")
+    number = None if token == _BATCH else _token(token, "token")
     return RData(stream, instance, number, decode_json(row))
 
 
 def _read_position(arguments: str) -> Position:
     stream, instance, previous, new = _fields(arguments, "stream instance prev new")
-    return Position(stream, instance, _integer(previous, "prev"), _integer(new, "new"))
+    return Position(stream, instance, _token(previous, "prev"), _token(new, "new"))
 
 
 def _read_user_sync(arguments: str) -> UserSync:

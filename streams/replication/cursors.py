@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from streams.replication.commands import Position, RData
+from streams.replication.errors import TooManyWriters
 
 __all__ = ["Cursors", "Event", "Fact", "Gap", "Ignored", "Moved", "Reset"]
 
@@ -30,6 +31,12 @@ __all__ = ["Cursors", "Event", "Fact", "Gap", "Ignored", "Moved", "Reset"]
 #: More facts than this above the linear position are not kept to close gaps with; the linear position then waits for
 #: all writers' announcements.
 FACTS_ABOVE_LIMIT = 100_000
+#: Rows of unfinished facts are kept up to so much memory, over all writers; a larger fact is fetched instead.
+BATCHES_LIMIT_BYTES = 64 * 1024 * 1024
+#: What one value of a row takes at least.
+VALUE_BYTES = 64
+#: Writers of all streams that a server may name before it is given up.
+NAMES_LIMIT = 20_000
 
 
 class Ignored(enum.StrEnum):
@@ -83,6 +90,16 @@ Event = Fact | Moved | Gap | Reset
 
 
 @dataclass(slots=True)
+class _Batch:
+    """Rows of a fact whose last row has not come yet."""
+
+    rows: list[Any] = field(default_factory=list)
+    size: int = 0
+    is_cut: bool = False
+    """It grew too large, and was thrown away."""
+
+
+@dataclass(slots=True)
 class _StreamCursors:
     """One stream: cursors, the linear position, and what belongs to the present connection.
 
@@ -95,7 +112,7 @@ class _StreamCursors:
     cursors: dict[str, int] = field(default_factory=dict)
     facts_above: list[int] = field(default_factory=list)  # heap
     positioned: set[str] = field(default_factory=set)
-    batches: dict[str, list[Any]] = field(default_factory=dict)
+    batches: dict[str, _Batch] = field(default_factory=dict)
     is_new: bool = True
     """Nothing is known of the stream but what the present run says."""
     run_start: int | None = None
@@ -137,6 +154,8 @@ class Cursors:
         self._own_instance = own_instance
         self._can_reset = can_reset
         self._streams: dict[str, _StreamCursors] = {}
+        self._names = 0
+        self._batches_bytes = 0
         self.ignored: Counter[Ignored] = Counter()
 
     # --- what the caller knows ------------------------------------------------------------------------------------
@@ -155,6 +174,7 @@ class Cursors:
             self._place(state, writer)
         for writer in state.cursors.keys() - existing:
             del state.cursors[writer]
+            self._names -= 1  # the server may name it again on every connection
         state.settle()
 
     def begin_connection(self) -> None:
@@ -163,6 +183,7 @@ class Cursors:
             state.positioned.clear()
             state.batches.clear()
             state.run_start, state.is_new = None, False
+        self._batches_bytes = 0
 
     def reached(self, stream: str, instance: str, token: int) -> None:
         """Facts of the writer up to `token` are here (fetched ones, too)."""
@@ -180,10 +201,12 @@ class Cursors:
 
     def _take_position(self, command: Position) -> Event | None:
         state = self._streams.get(command.stream)
+        if state is None or command.instance not in state.cursors:
+            self._count_name()
         if state is None:
             state = self._streams[command.stream] = _StreamCursors(command.new)
         self._follow_run(state, command)
-        state.batches.pop(command.instance, None)
+        self._end_batch(state, command.instance)
         state.positioned.add(command.instance)
         is_known = command.instance in state.cursors
         cursor = self._place(state, command.instance)
@@ -216,13 +239,42 @@ class Cursors:
             return self._ignore(Ignored.BEFORE_POSITION)
         state.run_start, state.is_new = None, False
         if command.token is None:
-            state.batches.setdefault(command.instance, []).append(command.row)
+            self._collect(state, command)
             return None
-        rows = (*state.batches.pop(command.instance, ()), command.row)
-        if command.token <= state.cursors[command.instance]:
+        batch, cursor = self._end_batch(state, command.instance), state.cursors[command.instance]
+        if command.token <= cursor:
             return self._ignore(Ignored.STALE)
+        if batch.is_cut:
+            return Gap(command.stream, command.instance, cursor, command.token)
         state.reach(command.instance, command.token, is_fact=True)
-        return Fact(command.stream, command.instance, command.token, rows)
+        return Fact(command.stream, command.instance, command.token, (*batch.rows, command.row))
+
+    def _collect(self, state: _StreamCursors, command: RData) -> None:
+        """One more row of a fact, as long as there is room for it."""
+        batch = state.batches.setdefault(command.instance, _Batch())
+        if batch.is_cut:
+            return
+        size = _size(command.row)
+        if self._batches_bytes + size > BATCHES_LIMIT_BYTES:
+            self._end_batch(state, command.instance)
+            state.batches[command.instance] = _Batch(is_cut=True)
+            return
+        batch.rows.append(command.row)
+        batch.size += size
+        self._batches_bytes += size
+
+    def _end_batch(self, state: _StreamCursors, instance: str) -> _Batch:
+        batch = state.batches.pop(instance, None) or _Batch()
+        self._batches_bytes -= batch.size
+        return batch
+
+    def _count_name(self) -> None:
+        self._names += 1
+        if self._names > NAMES_LIMIT:
+            raise TooManyWriters(
+                f"The server has named more than {NAMES_LIMIT} writers of streams, which none of ours does. See who it is, "
+                f"or follow only some of its streams."
+            )
 
     @staticmethod
     def _place(state: _StreamCursors, writer: str) -> int:
@@ -255,3 +307,18 @@ class Cursors:
             stream: {writer: max(cursor, state.linear) for writer, cursor in state.cursors.items()}
             for stream, state in self._streams.items()
         }
+
+
+def _size(row: Any) -> int:
+    """About how many bytes of memory the row takes."""
+    size, left = 0, [row]
+    while left:
+        value = left.pop()
+        size += VALUE_BYTES
+        if isinstance(value, str):
+            size += len(value)
+        elif isinstance(value, list):
+            left += value
+        elif isinstance(value, dict):
+            left += [*value.keys(), *value.values()]
+    return size

@@ -9,6 +9,7 @@
     ├── BadAddress               a host, port or URL that cannot be used
     ├── PortTaken                somebody else listens there
     ├── WrongRemote              the server says that it is another one than we want to follow
+    ├── TooManyWriters           the server names more writers and streams than any real one has
     └── CatchUpError             facts that were missed cannot be fetched
 
 Every message says what, where and what to do.
@@ -26,6 +27,7 @@ __all__ = [
     "MalformedCommand",
     "PortTaken",
     "ReplicationError",
+    "TooManyWriters",
     "UnknownCommand",
     "UnsendableCommand",
     "WrongRemote",
@@ -66,6 +68,10 @@ class PortTaken(ReplicationError):
 
 class WrongRemote(ReplicationError):
     """The server introduced itself with another name than the wanted one."""
+
+
+class TooManyWriters(ReplicationError):
+    """The server names more writers and streams than any real one has."""
 
 
 class CatchUpError(ReplicationError):

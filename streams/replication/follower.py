@@ -19,7 +19,7 @@ from streams.logs import get_logger
 from streams.replication.addresses import Address
 from streams.replication.catch_up import CatchUp, NoCatchUp, Writers
 from streams.replication.commands import Command, Error, Position, RData, Server, printable
-from streams.replication.cursors import Cursors, Fact, Gap, Moved, Reset
+from streams.replication.cursors import Cursors, Event, Fact, Gap, Moved, Reset
 from streams.replication.errors import CatchUpError, WrongRemote
 from streams.replication.protocol import ClientConnection, CloseReason, Limits
 from streams.replication.views import FollowedRow, LinearView, View
@@ -102,7 +102,7 @@ class Follower:
     # --- life -----------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Follow until `finish`; raises `WrongRemote`, and what the handler raises."""
+        """Follow until `finish`; raises `WrongRemote`, `TooManyWriters`, and what the handler raises."""
         self._task = asyncio.current_task()
         try:
             await self._start()
@@ -226,7 +226,7 @@ class Follower:
         for command in commands:
             match command:
                 case RData():
-                    self._note(self._cursors.take(command))
+                    await self._follow_event(self._cursors.take(command))
                 case Position():
                     await self._take_position(command)
                 case Server(name):
@@ -250,6 +250,9 @@ class Follower:
         event = self._cursors.take(command)
         if self._cursors.is_starting(command.stream):
             self._views[command.stream] = LinearView(self._cursors.linear(command.stream))
+        await self._follow_event(event)
+
+    async def _follow_event(self, event: Event | None) -> None:
         if isinstance(event, Gap):
             await self._fill(event)
         else:
@@ -264,7 +267,7 @@ class Follower:
             else:
                 self._start_stream(stream, writers)
 
-    def _note(self, event: Fact | Moved | Gap | Reset | None) -> None:
+    def _note(self, event: Event | None) -> None:
         match event:
             case Fact(stream, instance, token, rows):
                 self._receive(FollowedRow(stream, instance, token, row) for row in rows)

@@ -19,6 +19,7 @@ from tests.unit.test_rounds import Row
 TEXT = st.text(st.characters(exclude_characters="\n", exclude_categories=["Cs"]), max_size=40)
 WORD = st.text(st.characters(exclude_characters="\n ", exclude_categories=["Cs"]), max_size=20)
 NUMBER = st.integers(-(2**70), 2**70)
+TOKEN = st.integers(-(2**63), 2**63 - 1)
 JSON = st.recursive(
     st.none() | st.booleans() | NUMBER | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=20),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
@@ -27,8 +28,8 @@ JSON = st.recursive(
 MAYBE = st.none() | st.text(max_size=10)
 COMMAND = st.one_of(
     st.builds(wire.Server, TEXT),
-    st.builds(wire.RData, WORD, WORD, st.none() | NUMBER, JSON),
-    st.builds(wire.Position, WORD, WORD, NUMBER, NUMBER),
+    st.builds(wire.RData, WORD, WORD, st.none() | TOKEN, JSON),
+    st.builds(wire.Position, WORD, WORD, TOKEN, TOKEN),
     st.builds(wire.Error, TEXT),
     st.builds(wire.Ping, TEXT),
     st.builds(wire.RemoteServerUp, TEXT),

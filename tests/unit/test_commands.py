@@ -76,7 +76,7 @@ def test_arguments_of_replicate_do_not_matter(line):
 
 @pytest.mark.parametrize(
     ("text", "number"),
-    [("+5", 5), ("1_000", 1000), ("-3", -3), ("007", 7), ("\u0664\u0662", 42), ("9" * 30, int("9" * 30))],
+    [("+5", 5), ("1_000", 1000), ("-3", -3), ("007", 7), ("\u0664\u0662", 42), ("9" * 18, int("9" * 18))],
 )
 def test_integers_follow_python(text, number):
     assert parse_line(f"POSITION s w {text} {number}") == Position("s", "w", number, number)
@@ -101,6 +101,9 @@ def test_last_integer_may_have_blanks_around():
         "RDATA s w 5 [NaN]",
         "RDATA s w 5 [1e999]",
         "RDATA s w 5 " + "[" * 10_000,
+        "RDATA s w 9223372036854775808 []",
+        "POSITION s w 1 9223372036854775808",
+        "POSITION s w -9223372036854775809 1",
         "USER_SYNC inst @a:b middle 12",
         "USER_SYNC inst @a:b start",
         "FEDERATION_ACK 3",

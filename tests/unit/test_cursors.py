@@ -2,8 +2,10 @@
 
 import pytest
 
+from streams.replication import cursors as cursors_module
 from streams.replication.commands import parse_line
 from streams.replication.cursors import Cursors, Fact, Gap, Ignored, Moved, Reset
+from streams.replication.errors import TooManyWriters
 
 
 def at(linear=10, **positions) -> Cursors:
@@ -72,6 +74,57 @@ def test_batch_rows_come_with_the_token():
 def test_batches_of_two_writers_do_not_mix():
     lines = ("POSITION s a 10 10", "POSITION s b 10 10", "RDATA s a batch [1]", "RDATA s b 11 [2]", "RDATA s a 12 [3]")
     assert take(at(10, a=10, b=10), *lines) == Fact("s", "a", 12, ([1], [3]))
+
+
+@pytest.fixture
+def small_batches(monkeypatch):
+    monkeypatch.setattr(cursors_module, "BATCHES_LIMIT_BYTES", 1_000)
+
+
+def test_a_batch_that_is_too_large_to_keep_is_a_gap(small_batches):
+    cursors = at(10)
+    take(cursors, "POSITION s w 10 10", *['RDATA s w batch ["0123456789"]'] * 20)
+    assert take(cursors, "RDATA s w 12 [2]") == Gap("s", "w", 10, 12)
+    cursors.reached("s", "w", 12)
+    assert take(cursors, "RDATA s w batch [3]", "RDATA s w 13 [4]") == Fact("s", "w", 13, ([3], [4]))
+
+
+def test_batches_of_all_writers_share_the_limit(small_batches):
+    cursors = at(10, **{f"w{n}": 10 for n in range(20)})
+    for n in range(20):
+        take(cursors, f"POSITION s w{n} 10 10", f'RDATA s w{n} batch ["a", {{"b": "c"}}]')
+    assert isinstance(take(cursors, "RDATA s w0 11 [1]"), Fact)
+    assert isinstance(take(cursors, "RDATA s w19 12 [1]"), Gap)
+
+
+@pytest.mark.parametrize("end", ["RDATA s w {} [2]", "POSITION s w {} {}"])
+def test_batches_that_ended_no_longer_count(small_batches, end):
+    cursors = at(10)
+    take(cursors, "POSITION s w 10 10")
+    for token in range(11, 60):
+        take(cursors, "RDATA s w batch [1]", end.format(token, token))
+        cursors.reached("s", "w", token)
+    cursors.begin_connection()
+    assert isinstance(take(cursors, "POSITION s w 59 59", "RDATA s w batch [1]", "RDATA s w 70 [2]"), Fact)
+
+
+def test_a_server_with_names_without_end_is_given_up(monkeypatch):
+    monkeypatch.setattr(cursors_module, "NAMES_LIMIT", 50)
+    cursors = Cursors()
+    for n in range(25):
+        take(cursors, f"POSITION s{n} w 1 1", f"POSITION s w{n} 1 1", f"POSITION s w{n} 2 2")
+    with pytest.raises(TooManyWriters, match="more than 50"):
+        take(cursors, "POSITION s w-new 1 1")
+
+
+def test_a_gone_writer_that_is_named_again_and_again_counts_once(monkeypatch):
+    monkeypatch.setattr(cursors_module, "NAMES_LIMIT", 5)
+    cursors = at(10)
+    for _ in range(20):
+        cursors.begin_connection()
+        take(cursors, "POSITION s w 10 10", "POSITION s gone 10 10")
+        cursors.learn("s", ["w"])
+    assert cursors.positions() == {"s": {"w": 10}}
 
 
 def test_a_position_throws_the_collected_batch_away():
