@@ -2,17 +2,21 @@
 """Django's command line for the replsite site."""
 
 import asyncio
+import errno
 import os
 import sys
 from contextlib import suppress
+from pathlib import Path
 
 from django.core.management import execute_from_command_line
 from django.db.utils import OperationalError
 
 
 def main() -> None:
-    """Run the command named on the command line; a database that cannot be reached is one line, not a traceback."""
+    """Run the command named on the command line; what is no mistake of ours is one line at most, not a traceback."""
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "replsite.settings")
+    if sys.stdout is None:  # started with a closed standard output
+        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115 - open as long as the process
     if sys.argv[1:2] in (["serve"], ["runreplication"]):
         _take_the_fast_event_loop()
     try:
@@ -21,6 +25,19 @@ def main() -> None:
         if "--traceback" in sys.argv:
             raise
         sys.exit(f"error: the database cannot be used: {str(error).strip()}")
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except OSError as error:
+        if error.errno not in (errno.EPIPE, errno.ENOSPC):
+            raise
+        _throw_output_away()  # else Python complains again at the end
+        sys.exit(1 if error.errno == errno.EPIPE else "error: the output cannot be written: the disk is full")
+
+
+def _throw_output_away() -> None:
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, sys.stdout.fileno())
+    os.close(nothing)
 
 
 def _take_the_fast_event_loop() -> None:

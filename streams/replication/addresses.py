@@ -8,6 +8,7 @@ import os
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import urlsplit
 
 import psutil
@@ -31,6 +32,7 @@ class Address:
         try:
             parts = urlsplit(text if scheme else f"//{text}")
             port = parts.port
+            (parts.hostname or "").encode("idna")  # whoever looks the name up does so, with an error of another kind
         except ValueError as error:
             raise BadAddress(f"{text!r} is no address ({error}): write {form}.") from error
         if parts.scheme != scheme or not parts.hostname or port is None or parts.path.strip("/") or "@" in parts.netloc:
@@ -46,10 +48,7 @@ def bind(address: Address, *, backlog: int = 512) -> tuple[socket.socket, Addres
 
     Raises `PortTaken`, with the process that holds the port when that can be known, or `BadAddress`.
     """
-    try:
-        family, kind, protocol, _, where = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0]
-    except OSError as error:
-        raise BadAddress(f"Cannot listen on {address}: {error.strerror or error}.") from error
+    family, kind, protocol, _, where = _resolve(address)[0]
     bound = socket.socket(family, kind, protocol)
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -63,6 +62,13 @@ def bind(address: Address, *, backlog: int = 512) -> tuple[socket.socket, Addres
     bound.setblocking(False)
     host, port = bound.getsockname()[:2]
     return bound, Address(host, port)
+
+
+def _resolve(address: Address) -> list[Any]:
+    try:
+        return socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise BadAddress(f"Cannot listen on {address}: {error.strerror or error}.") from error
 
 
 def holder_of_port(port: int) -> str:
@@ -86,7 +92,7 @@ def refuse_open_network(address: Address, networks: Sequence[str]) -> None:
         allowed = [ipaddress.ip_network(network) for network in networks]
     except ValueError as error:
         raise BadAddress(f"REPLSITE_PLAIN_NETWORKS: {error}; write networks such as 10.1.2.0/24.") from error
-    for *_, where in socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM):
+    for *_, where in _resolve(address):
         host = ipaddress.ip_address(str(where[0]).partition("%")[0])
         if not host.is_loopback and not any(host in network for network in allowed):
             raise BadAddress(

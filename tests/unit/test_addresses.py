@@ -23,7 +23,21 @@ def test_address_is_read_and_written(text, address):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "9092", "host", "host:", "host:x", "host:70000", ":80", "a:1/path", "u@h:1", "::1:80"]
+    "text",
+    [
+        "",
+        "9092",
+        "host",
+        "host:",
+        "host:x",
+        "host:70000",
+        ":80",
+        "a:1/path",
+        "u@h:1",
+        "::1:80",
+        "a..b:1",
+        "x" * 64 + ":1",
+    ],
 )
 def test_other_text_is_refused(text):
     with pytest.raises(BadAddress):
@@ -54,6 +68,12 @@ def test_a_taken_port_is_refused_with_its_holder():
 def test_an_address_of_nobody_here_is_refused():
     with pytest.raises(BadAddress, match="Cannot listen"):
         bind(Address("192.0.2.1", 0))
+
+
+@pytest.mark.parametrize("use", [bind, lambda address: refuse_open_network(address, [])])
+def test_a_name_of_nobody_is_refused(use):
+    with pytest.raises(BadAddress, match=r"Cannot listen on nobody\.invalid:0"):
+        use(Address("nobody.invalid", 0))
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from typing import Any
@@ -9,11 +10,14 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError, connections
 
-from streams import database, load, registry, writers
+from streams import database, load, registry, reservations, writers
 from streams.errors import StreamError
 from streams.names import check_name
 
 __all__ = ["Command"]
+
+#: Each thread has a database connection of its own.
+MOST_THREADS = 500
 
 
 class Command(BaseCommand):
@@ -37,15 +41,18 @@ class Command(BaseCommand):
         """Run the load and print one line."""
         self._check(options)
         writers.use_instance(options["instance"])
+        run = _Run(options["stream"], options["count"], options["batch"], options["rate"])
         begun = time.perf_counter()
         try:
             writers.current_writer().tracker(registry.get(options["stream"]))
-            run = _Run(options["stream"], options["count"], options["batch"], options["rate"])
             run.in_threads(options["threads"])
         except (DatabaseError, database.DatabaseError) as error:
             raise CommandError(database.explain(error), returncode=1) from error
         except StreamError as error:
             raise CommandError(str(error), returncode=1) from error
+        except KeyboardInterrupt:
+            writers.retire_all()
+            raise CommandError(f"Interrupted after {run.done} facts.", returncode=130) from None
         seconds = time.perf_counter() - begun
         if not writers.retire_all():
             raise CommandError("Some facts were still pending after 5 s; the writer was let go as it is.", returncode=1)
@@ -59,9 +66,13 @@ class Command(BaseCommand):
             check_name(options["instance"])
         except (StreamError, ValueError) as error:
             raise CommandError(str(error), returncode=2) from error
-        for name in ("count", "batch", "threads"):
+        for name, most in (("count", math.inf), ("batch", reservations.LARGEST_COUNT), ("threads", MOST_THREADS)):
             if options[name] < 1:
                 raise CommandError(f"--{name} must be at least 1, not {options[name]}.", returncode=2)
+            if options[name] > most:
+                raise CommandError(f"--{name} must be at most {most}, not {options[name]}.", returncode=2)
+        if not 0 <= options["rate"] < math.inf:
+            raise CommandError(f"--rate must be a number of facts a second, not {options['rate']}.", returncode=2)
 
 
 class _Run:
@@ -71,6 +82,7 @@ class _Run:
         self.stream, self.left, self.batch, self.rate = stream, count, batch, rate
         self.done = 0
         self._lock = threading.Lock()
+        self._ended = threading.Event()
         self._error: BaseException | None = None
         self._begun = time.perf_counter()
 
@@ -79,8 +91,13 @@ class _Run:
         threads = [threading.Thread(target=self._work, args=(n,)) for n in range(number)]
         for thread in threads:
             thread.start()
-        for thread in threads:
-            thread.join()
+        try:
+            for thread in threads:
+                thread.join()
+        except KeyboardInterrupt as interrupt:
+            self._end(interrupt)
+            for thread in threads:
+                thread.join()
         if self._error is not None:
             raise self._error
 
@@ -101,12 +118,18 @@ class _Run:
                 with self._lock:
                     self.done += count
         except BaseException as error:  # noqa: BLE001 - handed to the main thread
-            self._error = self._error or error
+            self._end(error)
         finally:
             connections.close_all()
+
+    def _end(self, error: BaseException) -> None:
+        """Every thread ends after its present batch."""
+        with self._lock:
+            self._error = self._error or error
+        self._ended.set()
 
     def _keep_rate(self) -> None:
         if self.rate > 0:
             ahead = self.done / self.rate - (time.perf_counter() - self._begun)
             if ahead > 0:
-                time.sleep(ahead)
+                self._ended.wait(ahead)

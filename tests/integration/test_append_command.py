@@ -1,0 +1,48 @@
+"""``manage.py append``: what it refuses, and how it ends."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+
+import pytest
+from django.core.management import CommandError, call_command
+
+from streams.models import CacheInvalidation
+from tests.waiting import wait_until
+from tests.writing import stored
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("nonsense",),
+        ("caches", "--batch=0"),
+        ("caches", "--batch=1000001"),
+        ("caches", "--threads=501"),
+        ("caches", "--rate=-1"),
+        ("caches", "--rate=nan"),
+        ("caches", "--instance=two words"),
+    ],
+)
+def test_unusable_arguments_are_refused_with_status_two(arguments):
+    with pytest.raises(CommandError) as error:
+        call_command("append", *arguments, "--count=1")
+    assert error.value.returncode == 2
+    assert not CacheInvalidation.objects.exists()
+
+
+@pytest.mark.parametrize("rate", ["0", "0.1"])
+def test_an_interrupt_ends_it_with_every_fact_whole(start_manage, rate):
+    arguments = ("append", "caches", "--count", "10000000", "--batch", "5", "--threads", "2", "--rate", rate)
+    process = start_manage(*arguments, stderr=subprocess.PIPE)
+    wait_until(CacheInvalidation.objects.exists)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=10)
+    assert process.returncode == 130
+    assert "Traceback" not in said
+    count = CacheInvalidation.objects.count()
+    assert said.splitlines()[-1] == f"CommandError: Interrupted after {count} facts."
+    assert stored()["append-1"].state == "retired"

@@ -1,0 +1,57 @@
+"""``manage.py`` itself: how a command ends when the world around it does."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import session
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+COMMANDS = [("streams", "--now"), ("health",), ("check_streams", "--json"), ("append", "caches", "--count", "1")]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_nobody_reads_the_output(command, run_manage):
+    read, write = os.pipe()
+    os.close(read)
+    done = run_manage(*command, capture_output=False, stdout=write, stderr=subprocess.PIPE)
+    os.close(write)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert "Exception" not in done.stderr
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_disk_is_full(command, run_manage):
+    with Path("/dev/full").open("w") as full:
+        done = run_manage(*command, capture_output=False, stdout=full, stderr=subprocess.PIPE)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == "error: the output cannot be written: the disk is full"
+    assert "Traceback" not in done.stderr
+
+
+def test_there_is_no_output_at_all(database_url):
+    """A supervisor may start a command with standard output closed."""
+    command = f"exec {sys.executable} manage.py check_streams >&-"
+    environment = {**os.environ, "DATABASE_URL": database_url}
+    done = subprocess.run(
+        ["sh", "-c", command], cwd=session.PROJECT, env=environment, stderr=subprocess.PIPE, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_an_interrupt_is_no_traceback(start_manage):
+    process = start_manage(
+        "shell", "-c", "print('up', flush=True); import time; time.sleep(60)", stderr=subprocess.PIPE
+    )
+    assert "up" in process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=10)
+    assert (process.returncode, said) == (130, "")
