@@ -33,9 +33,12 @@ ON CONFLICT (key) DO UPDATE SET name = excluded.name, heartbeat_at = excluded.he
 """
 _BEAT = "UPDATE streams_reader SET heartbeat_at = clock_timestamp() WHERE key = %(key)s"
 _CLOSE = "UPDATE streams_reader SET closed_at = clock_timestamp(), close_reason = %(reason)s WHERE key = %(key)s"
-#: Name: forget readers that ended, or went silent, long ago.
+#: So many readers that ended are kept at most: a client that comes and goes all the time leaves a row each time.
+CLOSED_READERS_KEPT = 1_000
+#: Name: forget readers that ended, or went silent, long ago, and all but the last of those that ended.
 _FORGET = """
 DELETE FROM streams_reader WHERE closed_at < now() - interval '1 hour' OR heartbeat_at < now() - interval '1 day'
+    OR key IN (SELECT key FROM streams_reader WHERE closed_at IS NOT NULL ORDER BY closed_at DESC OFFSET %(kept)s)
 """
 
 
@@ -63,4 +66,4 @@ def close_reader(cursor: Any, key: str, reason: str) -> None:
 
 def forget_readers(cursor: Any) -> None:
     """Remove what nobody looks at any more."""
-    cursor.execute(_FORGET)
+    cursor.execute(_FORGET, {"kept": CLOSED_READERS_KEPT})

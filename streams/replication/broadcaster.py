@@ -36,7 +36,7 @@ T = TypeVar("T")
 POLL_SECONDS = 1.0
 RETRY_SECONDS = 0.2
 FIGURES_SECONDS = 1.0
-FORGET_EVERY_SECONDS = 600.0
+FORGET_EVERY_SECONDS = 30.0
 #: REPLICATE is answered to everybody; answers to others than who asked are put together over this time.
 ANSWER_OTHERS_SECONDS = 0.05
 #: While every client has this much waiting, no more backlog is read.

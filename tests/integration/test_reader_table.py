@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from django.db import connection
 
+from streams import reader_table
 from streams.models import Reader
 from streams.reader_table import beat_reader, close_reader, forget_readers, store_readers
 
@@ -97,3 +98,12 @@ def test_readers_of_any_kind_are_forgotten_long_after_their_end(kind, times, kep
     with connection.cursor() as cursor:
         forget_readers(cursor)
     assert Reader.objects.count() == kept
+
+
+def test_of_those_that_ended_only_the_last_are_kept(monkeypatch):
+    monkeypatch.setattr(reader_table, "CLOSED_READERS_KEPT", 2)
+    with connection.cursor() as cursor:
+        for key in "abcd":
+            store_readers(cursor, "connection", 1, [ROW | {"key": key, "close_reason": "" if key == "a" else "gone"}])
+        forget_readers(cursor)
+    assert set(Reader.objects.values_list("key", flat=True)) == {"a", "c", "d"}
