@@ -95,7 +95,7 @@ MIDDLEWARE = [
     "django.contrib.auth.middleware.AuthenticationMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
-    "django_prometheus.middleware.PrometheusAfterMiddleware",
+    "replsite.request_metrics.BoundedRequestMetrics",
 ]
 ROOT_URLCONF = "replsite.urls"
 ASGI_APPLICATION = "replsite.asgi.application"
