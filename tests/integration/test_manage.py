@@ -49,7 +49,7 @@ def test_there_is_no_output_at_all(database_url):
 
 def test_an_interrupt_is_no_traceback(start_manage):
     process = start_manage(
-        "shell", "-c", "print('up', flush=True); import time; time.sleep(60)", stderr=subprocess.PIPE
+        "shell", "-v0", "-c", "print('up', flush=True); import time; time.sleep(60)", stderr=subprocess.PIPE
     )
     assert "up" in process.stdout.readline()
     process.send_signal(signal.SIGINT)
