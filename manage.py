@@ -9,7 +9,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from django.core.management import execute_from_command_line
-from django.db.utils import OperationalError
+from django.db.utils import OperationalError, ProgrammingError
+
+_MISSING = ("42P01", "42703")  # PostgreSQL's codes for a table and for a column that does not exist
 
 
 def main() -> None:
@@ -25,6 +27,11 @@ def main() -> None:
         if "--traceback" in sys.argv:
             raise
         sys.exit(f"error: the database cannot be used: {str(error).strip()}")
+    except ProgrammingError as error:
+        if "--traceback" in sys.argv or getattr(error.__cause__, "pgcode", None) not in _MISSING:
+            raise
+        reason = str(error).strip().splitlines()[0]
+        sys.exit(f"error: the database lacks tables of this version ({reason}): run manage.py migrate")
     except KeyboardInterrupt:
         sys.exit(130)
     except OSError as error:

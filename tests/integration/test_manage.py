@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from django.db import connection
 
 from tests import session
 
@@ -45,6 +46,19 @@ def test_there_is_no_output_at_all(database_url):
         ["sh", "-c", command], cwd=session.PROJECT, env=environment, stderr=subprocess.PIPE, text=True, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_tables_of_an_earlier_version_are_one_line(run_manage):
+    with connection.cursor() as cursor:
+        cursor.execute("ALTER TABLE streams_streamposition RENAME COLUMN facts_written TO facts_of_old")
+    try:
+        done = run_manage("streams", "--now")
+    finally:
+        with connection.cursor() as cursor:
+            cursor.execute("ALTER TABLE streams_streamposition RENAME COLUMN facts_of_old TO facts_written")
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: the database lacks tables of this version (")
+    assert done.stderr.endswith("): run manage.py migrate\n")
 
 
 def test_an_interrupt_is_no_traceback(start_manage):

@@ -46,15 +46,15 @@ class Command(BaseCommand):
         try:
             writers.current_writer().tracker(registry.get(options["stream"]))
             run.in_threads(options["threads"])
+            seconds = time.perf_counter() - begun
+            is_clean = writers.retire_all()
         except (DatabaseError, database.DatabaseError) as error:
             raise CommandError(database.explain(error), returncode=1) from error
         except StreamError as error:
             raise CommandError(str(error), returncode=1) from error
         except KeyboardInterrupt:
-            writers.retire_all()
             raise CommandError(f"Interrupted after {run.done} facts.", returncode=130) from None
-        seconds = time.perf_counter() - begun
-        if not writers.retire_all():
+        if not is_clean:
             raise CommandError("Some facts were still pending after 5 s; the writer was let go as it is.", returncode=1)
         self.stdout.write(
             f"appended {run.done} facts to {options['stream']} in {seconds:.2f} s: {run.done / seconds:,.0f}/s"
