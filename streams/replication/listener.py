@@ -15,6 +15,7 @@ from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, cast
 
+from daphne.http_protocol import WebRequest
 from daphne.server import Server as DaphneServer
 from daphne.server import twisted_loop
 from twisted.internet import defer, reactor
@@ -29,6 +30,8 @@ log = get_logger(__name__)
 INPUT_HIGH_BYTES, INPUT_LOW_BYTES = 256 * 1024, 64 * 1024
 #: Output that is handed to the transport at a time; the rest waits in pieces.
 TRANSPORT_HIGH_BYTES = 64 * 1024
+#: Longest body of an HTTP request; daphne hands it on in one piece, so all of it stands in memory.
+HTTP_BODY_LIMIT_BYTES = 4 * 1024 * 1024
 
 Message = dict[str, Any]
 Application = Callable[..., Awaitable[None]]
@@ -195,6 +198,17 @@ class TcpConnection(asyncio.Protocol):
         self._input_ready.set()
 
 
+class _BoundedRequest(WebRequest):
+    """daphne's request, refused before more of it was read than anybody here has a use for."""
+
+    def handleContentChunk(self, data: bytes) -> None:
+        if self.content.tell() + len(data) > HTTP_BODY_LIMIT_BYTES:
+            self.transport.write(b"HTTP/1.1 413 Content Too Large\r\nConnection: close\r\nContent-Length: 0\r\n\r\n")
+            self.channel.loseConnection()
+            return
+        super().handleContentChunk(data)
+
+
 class AsgiServer(DaphneServer):
     """daphne with raw TCP connections; HTTP and WebSocket only where ``http_sockets`` listen.
 
@@ -272,6 +286,14 @@ class AsgiServer(DaphneServer):
     # --- start and end --------------------------------------------------------------------------------------------
 
     def _begin(self) -> None:
+        build = self.http_factory.buildProtocol
+
+        def build_bounded(address: Any) -> Any:
+            protocol = build(address)
+            protocol.requestFactory = _BoundedRequest
+            return protocol
+
+        self.http_factory.buildProtocol = build_bounded
         self._starting = asyncio.ensure_future(self._start(), loop=twisted_loop)
 
     async def _start(self) -> None:

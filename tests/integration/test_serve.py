@@ -42,6 +42,20 @@ def test_serve_offers_pages_and_replication_in_one_process(start_manage):
         client.read_until("RDATA caches")
 
 
+@pytest.mark.parametrize(
+    "head", [b"Content-Length: 100000000\r\n\r\n", b"Transfer-Encoding: chunked\r\n\r\n1000000\r\n"]
+)
+def test_a_request_of_any_size_is_not_kept_in_memory(start_manage, head):
+    ports = ready_ports(start_manage("serve", "--http", "127.0.0.1:0", "--replication", "127.0.0.1:0"))
+    with socket.create_connection(("127.0.0.1", ports["http"]), timeout=10) as client:
+        client.sendall(b"POST /admin/login/ HTTP/1.1\r\nHost: 127.0.0.1\r\n" + head)
+        client.sendall(b"x" * 4_200_000)
+        assert client.recv(100).startswith(b"HTTP/1.1 413 ")
+        with pytest.raises(OSError):
+            for _ in range(100):
+                client.sendall(b"x" * 1_000_000)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_an_orderly_stop_says_so_and_takes_less_than_two_seconds(start_manage, number):
     process = start_manage("runreplication", "--bind", "127.0.0.1:0")
