@@ -7,10 +7,8 @@ where the stream ordering is negative; its tokens are positive and ascend away f
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 from streams.declaration import Column, ColumnKind, FactTable, StreamDeclaration
+from streams.shapes import IsSet, Literal, Shape
 
 __all__ = ["BACKFILL", "BACKFILL_SEQUENCE", "EVENTS", "EVENTS_SEQUENCE", "declarations"]
 
@@ -27,16 +25,23 @@ _EVENT_COLUMNS = (
 )
 
 
-def _event_row(values: Sequence[Any]) -> list[Any]:
-    """``["ev", [event_id, room_id, type, state_key, redacts, relates_to, membership, rejected]]``."""
-    *plain, rejected_reason = values
-    return ["ev", [*plain, rejected_reason is not None]]
-
-
-def _state_row(values: Sequence[Any]) -> list[Any]:
-    """``["state", [room_id, type, state_key, event_id]]``; a null event ID means that the entry was removed."""
-    return ["state", list(values)]
-
+_NEW_EVENT_COLUMNS = (
+    *_EVENT_COLUMNS,
+    Column("membership", ColumnKind.TEXT, nullable=True),
+    Column("rejected_reason", ColumnKind.TEXT, nullable=True),
+)
+_STATE_COLUMNS = (
+    Column("room_id", ColumnKind.TEXT),
+    Column("type", ColumnKind.TEXT),
+    Column("state_key", ColumnKind.TEXT),
+    Column("event_id", ColumnKind.TEXT, nullable=True),
+)
+_NEW_EVENT = (
+    *("event_id", "room_id", "type", "state_key", "redacts", "relates_to", "membership"),
+    IsSet("rejected_reason"),
+)
+#: A null event ID means that the entry was removed.
+_STATE = ("room_id", "type", "state_key", "event_id")
 
 EVENTS = StreamDeclaration(
     name="events",
@@ -44,25 +49,16 @@ EVENTS = StreamDeclaration(
     tables=(
         FactTable(
             name="events_event",
-            columns=(
-                *_EVENT_COLUMNS,
-                Column("membership", ColumnKind.TEXT, nullable=True),
-                Column("rejected_reason", ColumnKind.TEXT, nullable=True),
-            ),
-            row=_event_row,
+            columns=_NEW_EVENT_COLUMNS,
+            row=Shape(_NEW_EVENT_COLUMNS, Literal("ev"), _NEW_EVENT),
             id_column="stream_ordering",
             where="stream_ordering > 0",
             then_by="",
         ),
         FactTable(
             name="events_currentstatedelta",
-            columns=(
-                Column("room_id", ColumnKind.TEXT),
-                Column("type", ColumnKind.TEXT),
-                Column("state_key", ColumnKind.TEXT),
-                Column("event_id", ColumnKind.TEXT, nullable=True),
-            ),
-            row=_state_row,
+            columns=_STATE_COLUMNS,
+            row=Shape(_STATE_COLUMNS, Literal("state"), _STATE),
             id_column="stream_ordering",
         ),
     ),

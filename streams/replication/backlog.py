@@ -10,10 +10,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from streams import database, liveness, registry
+from streams.declaration import StreamDeclaration
 from streams.readers import StoredPosition, rows_between, stored_positions
+from streams.replication.line_sql import can_write_lines, lines_sql, take_lines
 from streams.replication.rounds import Announce, Announcer, Lines, Move, Read, Step, encode_rows, position_line
 
-__all__ = ["Backlog", "Done", "Round"]
+__all__ = ["Backlog", "Done", "Round", "read_lines"]
 
 #: Rows of one writer in one round; the rest follows in the next.
 ROWS_PER_READ = 1_000
@@ -90,6 +92,21 @@ class Backlog:
                 return Lines(position_line(stream, writer, position, position), 1), position
             case Move(stream, writer, previous, new):
                 return Lines(position_line(stream, writer, previous, new), 1), new
-        declaration = registry.get(step.stream).declaration
-        rows, reached = rows_between(cursor, declaration, step.writer, step.after, step.upto, ROWS_PER_READ)
-        return encode_rows(step, rows, reached, self._line_limit_bytes), reached
+        return read_lines(cursor, registry.get(step.stream).declaration, step, self._line_limit_bytes)
+
+
+def read_lines(cursor: Any, declaration: StreamDeclaration, step: Read, line_limit_bytes: int) -> tuple[Lines, int]:
+    """A writer's next lines and the position they reach; written by the database wherever it can."""
+    if can_write_lines(declaration, step.writer):
+        parameters = {
+            "prefix": f"RDATA {step.stream} {step.writer} ",
+            "writer": step.writer,
+            "after": step.after,
+            "upto": step.upto,
+            "limit": ROWS_PER_READ,
+        }
+        cursor.execute(lines_sql(declaration), parameters)
+        if (found := take_lines(step, cursor.fetchone(), line_limit_bytes)) is not None:
+            return found
+    rows, reached = rows_between(cursor, declaration, step.writer, step.after, step.upto, ROWS_PER_READ)
+    return encode_rows(step, rows, reached, line_limit_bytes), reached

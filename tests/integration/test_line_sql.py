@@ -1,0 +1,153 @@
+"""Lines that the database writes are those that Python writes, to the byte."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from django.db import connection
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from events.catalog import EVENTS
+from streams.declaration import Column, ColumnKind, FactTable, StreamDeclaration
+from streams.readers import rows_between
+from streams.replication import backlog
+from streams.replication.line_sql import can_write_lines, lines_sql, take_lines
+from streams.replication.rounds import Lines, Read, encode_rows
+from streams.shapes import IsSet, Literal, Shape
+
+pytestmark = pytest.mark.django_db
+
+COLUMNS = (
+    Column("word", ColumnKind.TEXT, nullable=True),
+    Column("number", ColumnKind.BIGINT, nullable=True),
+    Column("flag", ColumnKind.BOOLEAN, nullable=True),
+    Column("words", ColumnKind.TEXT_ARRAY, nullable=True),
+)
+FLAT = FactTable("first_facts", COLUMNS)
+NESTED = FactTable("second_facts", COLUMNS, row=Shape(COLUMNS, Literal("n"), ("words", IsSet("word")), "number"))
+ONE = StreamDeclaration("one", (FLAT,), "s")
+UNION = StreamDeclaration("union", (FLAT, NESTED), "s")
+BACK = StreamDeclaration("back", (FLAT,), "s", backward=True)
+LIMIT = 16384
+
+text = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=12)
+values = st.tuples(
+    st.none() | text,
+    st.none() | st.integers(-(2**63), 2**63 - 1),
+    st.none() | st.booleans(),
+    st.none() | st.lists(st.none() | text, max_size=3),
+)
+
+
+@pytest.fixture
+def tables(db: None) -> None:
+    with connection.cursor() as cursor:
+        for name in ("first_facts", "second_facts"):
+            cursor.execute(
+                f"CREATE TEMPORARY TABLE {name} (id serial, stream_id bigint, instance_name text, "
+                "received_at timestamptz DEFAULT now(), word text, number bigint, flag boolean, words text[]) ON COMMIT DROP"
+            )
+
+
+def insert(table: str, token: int, row: Any = ("x", 1, True, []), writer: str = "w") -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(
+            f"INSERT INTO {table} (stream_id, instance_name, word, number, flag, words) VALUES (%s, %s, %s, %s, %s, %s)",
+            [token, writer, *row],
+        )
+
+
+def both(declaration: StreamDeclaration, after: int, upto: int, limit: int = 100) -> tuple[Any, tuple[Lines, int]]:
+    """(what the database wrote, what Python wrote) for one step."""
+    step = Read(declaration.name, "w", after, upto)
+    given = {"prefix": f"RDATA {step.stream} w ", "writer": "w", "after": after, "upto": upto, "limit": limit}
+    with connection.cursor() as cursor:
+        cursor.execute(lines_sql(declaration), given)
+        written = take_lines(step, cursor.fetchone(), LIMIT)
+        rows, reached = rows_between(cursor, declaration, "w", after, upto, limit)
+    return written, (encode_rows(step, rows, reached, LIMIT), reached)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
+@given(
+    rows=st.lists(st.tuples(st.sampled_from(["first_facts", "second_facts"]), st.integers(2, 6), values), max_size=8)
+)
+def test_both_write_the_same_bytes(tables, rows):
+    with connection.cursor() as cursor:
+        cursor.execute("TRUNCATE first_facts, second_facts")
+    for table, token, row in rows:
+        insert(table, token, row)
+    written, expected = both(UNION, 1, 6)
+    assert written == expected
+    for line in written[0].data.splitlines():
+        assert line.isascii()
+
+
+def test_nothing_to_say_is_a_position(tables):
+    insert("first_facts", 3, writer="other")
+    written, expected = both(ONE, 2, 5)
+    assert written == expected
+    assert written[0].data == b"POSITION one w 2 5\n"
+
+
+def test_rows_of_a_token_stay_together_and_say_batch(tables):
+    for token in (2, 3, 3, 3, 4):
+        insert("first_facts", token)
+    written, expected = both(ONE, 1, 4, limit=3)
+    assert written == expected
+    assert [line.split()[3] for line in written[0].data.splitlines()] == [b"2"]
+    written, expected = both(ONE, 2, 4)
+    assert [line.split()[3] for line in written[0].data.splitlines()] == [b"batch", b"batch", b"3", b"4"]
+
+
+def test_a_limit_on_one_table_of_a_union_bounds_both(tables):
+    for token in range(2, 9):
+        insert("first_facts", token)
+    insert("second_facts", 8)
+    written, expected = both(UNION, 1, 9, limit=4)
+    assert written == expected
+    assert written[1] == 4
+
+
+def test_a_fact_with_more_rows_than_the_limit_is_left_to_python(tables):
+    for _ in range(5):
+        insert("first_facts", 2)
+    assert both(ONE, 1, 2, limit=3)[0] is None
+
+
+def test_a_line_that_may_be_too_long_is_left_to_python(tables):
+    insert("first_facts", 2, ("a" * LIMIT, 1, True, []))
+    assert both(ONE, 1, 2)[0] is None
+
+
+def test_non_ascii_text_counts_as_long_as_it_becomes(tables):
+    insert("first_facts", 2, ("☕" * 3000, 1, True, []))
+    written, (lines, _) = both(ONE, 1, 2)
+    assert written is None
+    assert lines.oversize == 1
+
+
+def test_a_backward_stream_ascends(tables):
+    for token in (-2, -3, -3, -5):
+        insert("first_facts", token)
+    written, expected = both(BACK, 1, 6)
+    assert written == expected
+    assert [line.split()[3] for line in written[0].data.splitlines()] == [b"2", b"batch", b"3", b"5", b"5"]
+
+
+def test_the_union_of_events_can_be_written():
+    assert can_write_lines(EVENTS, "master")
+    assert not can_write_lines(EVENTS, "mästare")
+
+
+def test_the_broadcaster_reads_over_a_large_fact(tables, monkeypatch):
+    monkeypatch.setattr(backlog, "ROWS_PER_READ", 3)
+    for _ in range(5):
+        insert("first_facts", 2, ("é", 1, True, ["k"]))
+    with connection.cursor() as cursor:
+        lines, reached = backlog.read_lines(cursor, ONE, Read("one", "w", 1, 2), LIMIT)
+    assert (lines.count, lines.facts, reached) == (5, 1, 2)
+    assert json.loads(lines.data.splitlines()[-1].split(maxsplit=4)[4])[0] == "é"
