@@ -41,6 +41,9 @@ class CatchUp(Protocol):
     def covers(self, stream: str) -> bool:
         """Whether missed facts of the stream, of any writer, can be fetched here."""
 
+    def can_reset(self, stream: str) -> bool:
+        """Whether the stream may start anew at a lower token; one whose facts are kept does not."""
+
     async def writers(self, streams: Collection[str] | None) -> Mapping[str, Writers]:
         """Linear position and every writer's position, per stream, in one snapshot; empty when not known here."""
 
@@ -58,6 +61,9 @@ class NoCatchUp:
 
     def covers(self, stream: str) -> bool:
         return False
+
+    def can_reset(self, stream: str) -> bool:
+        return True
 
     async def writers(self, streams: Collection[str] | None) -> Mapping[str, Writers]:
         return {}
@@ -80,6 +86,9 @@ class TableCatchUp:
 
     def covers(self, stream: str) -> bool:
         return stream in registry.names()
+
+    def can_reset(self, stream: str) -> bool:
+        return not self.covers(stream)
 
     async def writers(self, streams: Collection[str] | None) -> Mapping[str, Writers]:
         return await self._in_thread(lambda: self._writers(streams))

@@ -9,9 +9,7 @@ Assumes a single event loop. The rules are in ``cursors`` and ``views``; here by
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import inspect
-import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -19,9 +17,10 @@ from streams.logs import get_logger
 from streams.replication.addresses import Address
 from streams.replication.catch_up import CatchUp, NoCatchUp, Writers
 from streams.replication.commands import Command, Error, Position, RData, Server, printable
+from streams.replication.connections import Connector, Counters, Link, TcpConnector
 from streams.replication.cursors import Cursors, Event, Fact, Gap, Moved, Reset
-from streams.replication.errors import CatchUpError, WrongRemote
-from streams.replication.protocol import ClientConnection, CloseReason, Limits
+from streams.replication.errors import BadAddress, CatchUpError, WrongRemote
+from streams.replication.protocol import CloseReason, Limits
 from streams.replication.views import FollowedRow, LinearView, View
 from streams.tokens import VectorToken
 
@@ -32,9 +31,6 @@ log = get_logger(__name__)
 Handler = Callable[[Sequence[FollowedRow]], Awaitable[None] | None]
 
 FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS = 0.1, 1.0
-CONNECT_TIMEOUT_SECONDS = 10.0
-CLOSE_TIMEOUT_SECONDS = 1.0
-READ_BYTES = 256 * 1024
 ROWS_PER_FETCH = 5_000
 
 
@@ -44,9 +40,10 @@ class FollowerOptions:
 
     ``server_name`` None takes any server. ``start`` gives tokens per stream; other streams start at the current
     positions. ``own_instance``: the name under which this process writes itself, whose facts it need not hear.
+    ``connector`` reaches the server in another way than plain TCP to ``address``.
     """
 
-    address: Address
+    address: Address | None
     name: str
     server_name: str | None = None
     streams: Collection[str] | None = None
@@ -54,6 +51,15 @@ class FollowerOptions:
     view: View = View.WRITER
     own_instance: str | None = None
     limits: Limits = field(default_factory=Limits)
+    connector: Connector | None = None
+
+    def way(self) -> Connector:
+        """How to reach the server."""
+        if self.connector is not None:
+            return self.connector
+        if self.address is None:
+            raise BadAddress("A follower needs an address or a connector: say whom to follow.")
+        return TcpConnector(self.address, self.name, self.server_name, self.limits)
 
 
 class _Finished(Exception):
@@ -71,7 +77,8 @@ class _HandlerFailed(Exception):
 class Follower:
     """Follows one server. `handle` gets the rows of whole facts, in the order of the view; it may be async.
 
-    ``progressed`` is called after facts were handled or positions moved; it may call `finish`.
+    ``progressed`` is called after facts were handled or positions moved; it may call `finish`. ``missed`` is told of ranges
+    that nobody can give us.
     """
 
     def __init__(
@@ -80,14 +87,17 @@ class Follower:
         handle: Handler,
         catch_up: CatchUp | None = None,
         progressed: Callable[[], None] = lambda: None,
+        missed: Callable[[Gap], None] = lambda gap: None,
     ) -> None:
         self.options = options
         self.connects = self.facts_missed_ranges = 0
-        self.connection: ClientConnection | None = None
+        self.connector = options.way()
+        self.link: Link | None = None
         self._handle = handle
         self._catch_up = catch_up or NoCatchUp()
         self._progressed = progressed
-        self._cursors = Cursors(options.streams, options.own_instance, lambda name: not self._catch_up.covers(name))
+        self._missed = missed
+        self._cursors = Cursors(options.streams, options.own_instance, self._can_reset)
         self._views: dict[str, LinearView] = {}
         self._starts: dict[str, VectorToken] = {}
         self._handled: dict[str, dict[str, int]] = {}
@@ -159,7 +169,7 @@ class Follower:
             try:
                 await self._follow_one_connection()
             except (OSError, CatchUpError) as error:
-                log.warning("follower.connection_failed", server=str(self.options.address), error=str(error))
+                log.warning("follower.connection_failed", server=str(self.connector), error=str(error))
             if self.connects > connects:
                 retry_seconds = FIRST_RETRY_SECONDS
             await asyncio.sleep(retry_seconds)
@@ -168,56 +178,22 @@ class Follower:
     # --- one connection -------------------------------------------------------------------------------------------
 
     async def _follow_one_connection(self) -> None:
-        address = self.options.address
-        async with asyncio.timeout(CONNECT_TIMEOUT_SECONDS):
-            reader, writer = await asyncio.open_connection(address.host, address.port, limit=READ_BYTES)
+        link = self.link = await self.connector.connect()
         self.connects += 1
-        connection = self._begin_connection()
-        keeper = asyncio.create_task(self._keep_alive(connection, writer))
-        try:
-            writer.write(connection.take_output())
-            await self._read(connection, reader, writer)
-        finally:
-            keeper.cancel()
-            connection.lost(CloseReason.STOPPING if self._finishing else CloseReason.SERVER_GONE)
-            log.info("follower.connection_ended", server=str(address), reason=str(connection.close_reason))
-            writer.close()
-            with contextlib.suppress(OSError):  # a time-out, too: it is of no interest how a dead connection dies
-                async with asyncio.timeout(CLOSE_TIMEOUT_SECONDS):
-                    await writer.wait_closed()
-            writer.transport.abort()
-
-    def _begin_connection(self) -> ClientConnection:
-        options, now = self.options, time.monotonic()
-        connection = ClientConnection(options.name, options.server_name, options.limits, time.time() - now)
-        connection.connected(now)
-        self.connection = connection
         self._cursors.begin_connection()
         self._has_learned = False
-        return connection
+        try:
+            while commands := await link.receive():
+                await self._take(commands)
+        finally:
+            await link.close(CloseReason.STOPPING if self._finishing else CloseReason.SERVER_GONE)
 
-    async def _read(
-        self, connection: ClientConnection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
-        while connection.is_open:
-            self._reading = True
-            data = await reader.read(READ_BYTES)
-            self._reading = False
-            if not data:
-                return
-            commands = connection.receive(data, time.monotonic())
-            if output := connection.take_output():
-                writer.write(output)
-            await self._take(commands)
+    def _can_reset(self, stream: str) -> bool:
+        return self.connector.can_reset(stream) and self._catch_up.can_reset(stream)
 
-    async def _keep_alive(self, connection: ClientConnection, writer: asyncio.StreamWriter) -> None:
-        while connection.is_open:
-            await asyncio.sleep(max(connection.deadline - time.monotonic(), 0.001))
-            if connection.is_open:
-                connection.tick(time.monotonic(), reading=self._reading)
-            if output := connection.take_output():
-                writer.write(output)
-        writer.close()
+    def counters(self) -> Counters:
+        """What went over the present connection, or the last one."""
+        return self.link.counters if self.link is not None else Counters()
 
     # --- commands -------------------------------------------------------------------------------------------------
 
@@ -232,7 +208,7 @@ class Follower:
                 case Server(name):
                     self._check_server(name)
                 case Error(text):
-                    log.warning("follower.server_error", server=str(self.options.address), text=printable(text[:500]))
+                    log.warning("follower.server_error", server=str(self.connector), text=printable(text[:500]))
         await self._hand_out_linear()
         await self._hand_out()
 
@@ -240,7 +216,7 @@ class Follower:
         wanted = self.options.server_name
         if wanted is not None and name != wanted:
             raise WrongRemote(
-                f"The server at {self.options.address} calls itself {name!r}, not {wanted!r}. Correct the address, or follow "
+                f"The server at {self.connector} calls itself {name!r}, not {wanted!r}. Correct the address, or follow "
                 f"that server by its name: --server-name {printable(name)}."
             )
 
@@ -293,6 +269,7 @@ class Follower:
         if not self._catch_up.covers(gap.stream):
             self.facts_missed_ranges += 1
             log.warning("follower.facts_missed", stream=gap.stream, writer=gap.instance, after=gap.after, upto=gap.upto)
+            self._missed(gap)
         elif self.options.view is View.LINEAR:
             self._views[gap.stream].miss(gap.upto)
         else:

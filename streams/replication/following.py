@@ -14,7 +14,7 @@ import socket
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from streams import database
 from streams.conf import stream_settings
@@ -139,7 +139,7 @@ class _Registration:
         self._follower = follower
         self._key = f"follower {follower.options.name}"
         self._connected_at = time.time()
-        self._rows = ReaderRows("follower", str(follower.options.address), stream_settings().database)
+        self._rows = ReaderRows("follower", str(follower.connector), stream_settings().database)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="registration")
         self._task = asyncio.create_task(self._beat())
 
@@ -165,15 +165,14 @@ class _Registration:
             log.info("follower.not_registered", error=str(error).strip())
 
     def _row(self, close_reason: str) -> dict[str, object]:
-        follower, connection = self._follower, self._follower.connection
-        counters = ("bytes_in", "bytes_out", "lines_in", "lines_out")
+        follower = self._follower
         return {
             "key": self._key,
             "name": follower.options.name,
             "address": f"{socket.gethostname()}:{os.getpid()}",
             "connected_at": self._connected_at,
             "positions": follower.positions(),
-            **{name: getattr(connection, name) if connection else 0 for name in counters},
+            **asdict(follower.counters()),
             "buffer_bytes": 0,
             "close_reason": close_reason,
         }
