@@ -7,10 +7,10 @@ from typing import Any
 from django.contrib import admin
 
 from streams import registry
-from streams.models import Instance, Reader, StreamPosition, WriterResolution
+from streams.models import Epoch, Instance, Reader, StreamPosition, WriterResolution
 from streams.read_only_admin import ReadOnlyAdmin
 
-__all__ = ["FactAdmin", "InstanceAdmin", "ReaderAdmin", "StreamPositionAdmin", "WriterResolutionAdmin"]
+__all__ = ["EpochAdmin", "FactAdmin", "InstanceAdmin", "ReaderAdmin", "StreamPositionAdmin", "WriterResolutionAdmin"]
 
 
 @admin.register(StreamPosition)
@@ -60,11 +60,18 @@ class ReaderAdmin(ReadOnlyAdmin):
 
 @admin.register(WriterResolution)
 class WriterResolutionAdmin(ReadOnlyAdmin):
-    """Dead writers that were taken out, and by what evidence."""
+    """What others did to writers: taken as dead by what evidence, asked to leave, ended."""
 
-    list_display = ("resolved_at", "stream", "instance_name", "from_position", "to_position", "resolved_by")
-    list_filter = ("stream",)
+    list_display = ("resolved_at", "action", "stream", "instance_name", "from_position", "to_position", "resolved_by")
+    list_filter = ("action", "stream")
     search_fields = ("instance_name",)
+
+
+@admin.register(Epoch)
+class EpochAdmin(ReadOnlyAdmin):
+    """The lives of this database: a restored one begins a new epoch."""
+
+    list_display = ("word", "began_at", "reason", "timeline", "system_identifier")
 
 
 class FactAdmin(ReadOnlyAdmin):

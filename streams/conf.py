@@ -33,6 +33,10 @@ class StreamSettings:
     """How often a process shows that it lives; three missed beats mean gone."""
     lease_timeout_seconds: float = 10.0
     """How long a starting writer waits for open transactions of an earlier process with its name."""
+    failover_keeps_epoch: bool = False
+    """A promoted standby has everything that was committed (synchronous replication), so its database is no restored one."""
+    retired_shown_seconds: float = 3600.0
+    """A retired writer is listed for so long; its row stays, since tokens name it by its key."""
     ping_interval_seconds: float = 5.0
     """A PING is sent when nothing else was sent for this long."""
     ping_timeout_seconds: float = 15.0

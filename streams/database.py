@@ -25,6 +25,7 @@ __all__ = [
     "connection_gone",
     "direct_connection",
     "dsn",
+    "epoch_key",
     "explain",
     "start_key",
     "writer_key",
@@ -136,3 +137,8 @@ def append_key(instance: str) -> int:
 def start_key(stream: str) -> int:
     """Held while a writer enters a stream or its sequence is repaired."""
     return _key("start", stream)
+
+
+def epoch_key() -> int:
+    """Held while a new epoch begins."""
+    return _key("epoch", "")

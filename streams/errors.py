@@ -7,6 +7,9 @@
     │   ├── WriterNotAllowed     the settings do not let this instance write the stream
     │   ├── WriterNameTaken      another live process holds the name
     │   ├── WriterBusy           a transaction of an earlier process with this name is still open
+    │   ├── WriterDraining       this process is leaving its streams: no new reservations
+    │   ├── WriterRetired        this process has left its streams because somebody asked it to
+    │   ├── UnknownWriter        nobody of that name ever wrote
     │   └── WriterFenced         this process lost its lock: somebody else may hold the name now
     ├── ReservationError
     │   ├── BadCount             fewer than one ID asked for
@@ -14,6 +17,9 @@
     │   └── ForeignFact          a row of another stream, or under an ID that was not reserved for it
     ├── FactIsFixed              changing or deleting a fact, or saving one without a reservation
     ├── SequenceBehind           a stored position lies above the stream's sequence
+    ├── SequenceBusy             open transactions keep a sequence from being moved
+    ├── WaitTimedOut             a position that somebody waited for did not come in time
+    ├── EpochChanged             a token of before the database was restored
     └── TokenError               a token that cannot be read, or breaks a rule
 
 Every message says what, where (stream, writer, position) and what to do.
@@ -23,20 +29,26 @@ from __future__ import annotations
 
 __all__ = [
     "BadCount",
+    "EpochChanged",
     "FactIsFixed",
     "ForeignFact",
     "ReservationEnded",
     "ReservationError",
     "SequenceBehind",
+    "SequenceBusy",
     "StreamError",
     "TokenError",
     "UnknownStream",
     "UnknownTable",
+    "UnknownWriter",
+    "WaitTimedOut",
     "WriterBusy",
+    "WriterDraining",
     "WriterError",
     "WriterFenced",
     "WriterNameTaken",
     "WriterNotAllowed",
+    "WriterRetired",
 ]
 
 
@@ -68,6 +80,18 @@ class WriterBusy(WriterError):
     """A transaction of an earlier process with this name is still open."""
 
 
+class WriterDraining(WriterError):
+    """This process is leaving its streams: what is reserved completes, nothing new is reserved."""
+
+
+class WriterRetired(WriterError):
+    """This process has left its streams because somebody asked it to; a new process may take the name."""
+
+
+class UnknownWriter(WriterError):
+    """Nobody of that name ever wrote."""
+
+
 class WriterFenced(WriterError):
     """This process lost its lock on its name; somebody else may hold it now."""
 
@@ -94,6 +118,18 @@ class FactIsFixed(StreamError):
 
 class SequenceBehind(StreamError):
     """A stored position lies above the stream's sequence: two streams share a name, or a backup was restored."""
+
+
+class SequenceBusy(StreamError):
+    """Open transactions took IDs from a sequence that is to be moved far forward."""
+
+
+class WaitTimedOut(StreamError, TimeoutError):
+    """A position that somebody waited for did not come in time."""
+
+
+class EpochChanged(StreamError):
+    """A token of before the database was restored: it says nothing about the present facts."""
 
 
 class TokenError(StreamError, ValueError):

@@ -11,16 +11,26 @@ from django.db import models
 from django.db.models.functions import Now
 
 from streams.catalog import CACHES
+from streams.epoch_model import Epoch
 from streams.facts import Fact
 from streams.registry import bind
 
-__all__ = ["CacheInvalidation", "Fact", "Instance", "Reader", "StreamPosition", "WriterResolution", "WriterState"]
+__all__ = [
+    "CacheInvalidation",
+    "Epoch",
+    "Fact",
+    "Instance",
+    "Reader",
+    "StreamPosition",
+    "WriterResolution",
+    "WriterState",
+]
 
 
 class WriterState(models.TextChoices):
-    """Where a writer is in its life: ``active -> retired``, and back to active with a new process.
+    """Where a writer is in its life: ``active -> draining -> retired``, and back to active with a new process.
 
-    ``draining`` is kept for a writer on its way out, which counts like an active one; no process sets it so far.
+    One that is draining gets no new reservations; it counts like an active one until the open ones are complete.
     """
 
     ACTIVE = "active", "active"
@@ -49,6 +59,10 @@ class StreamPosition(models.Model):
     facts_written = models.BigIntegerField(db_default=0, help_text="completed by a commit, in all lives of the writer")
     facts_rolled_back = models.BigIntegerField(db_default=0, help_text="completed by a rollback")
     facts_resolved = models.BigIntegerField(db_default=0, help_text="last seen pending when the writer was proven dead")
+    known_done_ids = models.IntegerField(
+        db_default=0,
+        help_text="single complete IDs that its process keeps above the linear position, while they are many",
+    )
     updated_at = models.DateTimeField(db_default=Now())
 
     class Meta:
@@ -78,6 +92,7 @@ class Instance(models.Model):
     command = models.TextField(db_default="", help_text="what the process was started as")
     started_at = models.DateTimeField(null=True)
     heartbeat_at = models.DateTimeField(null=True)
+    drain_asked_by = models.TextField(db_default="", help_text="who asked it to leave its streams; empty: nobody")
 
     class Meta:
         db_table = "streams_instance"
@@ -127,14 +142,22 @@ class Reader(models.Model):
 
 
 class WriterResolution(models.Model):
-    """The trace of a dead writer whose pending IDs were taken as finished, and by what evidence."""
+    """The trace of what others did to a writer: taken as dead, asked to leave, or its transactions ended."""
+
+    class Action(models.TextChoices):
+        """What was done."""
+
+        RESOLVED = "resolved", "proven dead"
+        DRAINED = "drained", "left its streams when asked"
+        ABORTED = "aborted", "its transactions were ended"
 
     stream = models.TextField()
     instance_name = models.TextField()
     from_position = models.BigIntegerField()
     to_position = models.BigIntegerField()
-    evidence = models.TextField(help_text="what proved that no transaction of the writer is open")
-    resolved_by = models.TextField(help_text="instance that resolved it")
+    action = models.TextField(choices=Action.choices, db_default=Action.RESOLVED)
+    evidence = models.TextField(help_text="what proved that no transaction of the writer is open, or what was ended")
+    resolved_by = models.TextField(help_text="instance that did it, or who asked for it")
     resolved_at = models.DateTimeField(db_default=Now())
 
     class Meta:

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from streams import database, leases, liveness, registry
+from streams import database, epochs, leases, liveness, registry
 from streams.conf import stream_settings
 from streams.errors import SequenceBehind, UnknownStream, WriterBusy, WriterFenced, WriterNotAllowed
 from streams.logs import get_logger
@@ -132,6 +132,7 @@ class WriterProcess:
         control = database.direct_connection(self.using, application_name=f"replsite writer {pattern}")
         try:
             with control.cursor() as cursor:
+                epochs.current_epoch(cursor)  # a restored database is noticed before anything is written to it
                 held = leases.take(cursor, pattern, _identity(), stream_settings().lease_timeout_seconds)
                 cursor.execute(f"LISTEN {CHANNEL}")
                 # A lost announcement is repaired by the next one, so none of them waits for the disk.

@@ -1,0 +1,32 @@
+"""The table of epochs: which life of the database its positions belong to; see ``streams.epochs``."""
+
+from __future__ import annotations
+
+from django.db import models
+from django.db.models.functions import Now
+
+__all__ = ["Epoch"]
+
+
+class Epoch(models.Model):
+    """One life of the database, from its making or restoring to the next restore. The newest row is the present one.
+
+    The identity says where that life takes place: a copy that finds itself elsewhere begins a new epoch.
+    """
+
+    word = models.TextField(unique=True, help_text="random; tokens that we hand out to keep carry it")
+    reason = models.TextField(help_text="why it began")
+    system_identifier = models.TextField(help_text="of the PostgreSQL cluster")
+    database_oid = models.BigIntegerField()
+    table_oid = models.BigIntegerField(help_text="of this table: a restore into the same database makes it anew")
+    timeline = models.BigIntegerField(
+        help_text="of the cluster: rises with each promotion or recovery to a point in time"
+    )
+    began_at = models.DateTimeField(db_default=Now())
+
+    class Meta:
+        db_table = "streams_epoch"
+        ordering = ["-id"]
+
+    def __str__(self) -> str:
+        return f"{self.word} since {self.began_at:%Y-%m-%d %H:%M:%S}"

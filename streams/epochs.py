@@ -1,0 +1,174 @@
+"""Epochs: a restored database is another life of its streams, and tokens of the old life are refused by name.
+
+A backup that is put back lacks the newest facts, and its sequences will give their IDs out again. A reader that kept its place
+from before would pass over the new facts under the old IDs, or believe in facts that are gone. So each life of the database has
+a random word, and whoever keeps a token keeps the word with it. The wire is not changed: its tokens are plain numbers, and a
+connection lives no longer than its database.
+
+How a restore is noticed, without being told: the newest row of ``streams_epoch`` names the place of its life, and a restored
+copy finds itself in another one.
+
+===========================  =================================================================
+what differs                 what happened
+===========================  =================================================================
+system identifier            a dump was loaded into another cluster (or ``pg_upgrade`` made one)
+database or table number     a dump was loaded into the same cluster
+timeline                     a recovery to a point in time, or a promoted standby
+===========================  =================================================================
+
+A promoted standby may lack what the primary had committed last, unless it is a synchronous one:
+``REPLSITE_FAILOVER_KEEPS_EPOCH`` says that it is. What cannot be noticed (files put back under a stopped server without a
+recovery) is said with ``manage.py check_streams --new-epoch``.
+
+Called with a cursor of any connection outside of a transaction, or in one of its own.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from typing import Any
+
+from streams import database
+from streams.conf import stream_settings
+from streams.errors import EpochChanged, TokenError
+from streams.logs import get_logger
+
+__all__ = ["Identity", "begin_epoch", "check_epoch", "current_epoch", "keep_epoch", "stamp", "unstamp", "why_new"]
+
+log = get_logger(__name__)
+_WORD_LETTERS = "abcdefghijkmnpqrstuvwxyz23456789"
+_WORD_LENGTH = 10
+_MARK = "@"
+
+#: Name: where this database lives; without a timeline on a standby, which cannot tell it and begins no epoch.
+_IDENTITY = """
+SELECT (SELECT system_identifier::text FROM pg_control_system()),
+       (SELECT oid::bigint FROM pg_database WHERE datname = current_database()),
+       'streams_epoch'::regclass::oid::bigint,
+       CASE WHEN NOT pg_is_in_recovery()
+            THEN ('x' || substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8))::bit(32)::bigint END
+"""
+_NEWEST = """
+SELECT word, system_identifier, database_oid, table_oid, timeline FROM streams_epoch ORDER BY id DESC LIMIT 1
+"""
+_BEGIN = """
+INSERT INTO streams_epoch (word, reason, system_identifier, database_oid, table_oid, timeline)
+VALUES (%s, %s, %s, %s, %s, %s)
+"""
+_KEEP = """
+UPDATE streams_epoch SET system_identifier = %s, database_oid = %s, table_oid = %s, timeline = %s
+WHERE id = (SELECT max(id) FROM streams_epoch)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Where a life of the database takes place."""
+
+    system_identifier: str
+    database_oid: int
+    table_oid: int
+    timeline: int | None
+
+
+def why_new(then: Identity, now: Identity, *, failover_keeps: bool) -> str | None:
+    """What shows that the database was restored since; None when it is the same life."""
+    if now.timeline is None:
+        return None
+    if then.system_identifier != now.system_identifier:
+        return f"restored into another cluster ({then.system_identifier} -> {now.system_identifier})"
+    if (then.database_oid, then.table_oid) != (now.database_oid, now.table_oid):
+        return "restored into the same cluster (database or table made anew)"
+    if then.timeline != now.timeline and not failover_keeps:
+        return f"recovered or promoted (timeline {then.timeline} -> {now.timeline})"
+    return None
+
+
+def current_epoch(cursor: Any) -> str:
+    """The word of the present epoch; begins a new one when the database finds itself in another place."""
+    word, then, now = _look(cursor)
+    if word is not None and then is not None:
+        reason = why_new(then, now, failover_keeps=stream_settings().failover_keeps_epoch)
+        if reason is None:
+            return word
+    if now.timeline is None:
+        return word or ""
+    return _begin(cursor, expected=word, reason=None)
+
+
+def begin_epoch(cursor: Any, reason: str) -> str:
+    """Begin a new epoch because somebody says so; all tokens that were handed out to keep are refused from now on."""
+    word, _, _ = _look(cursor)
+    return _begin(cursor, expected=word, reason=reason)
+
+
+def keep_epoch(cursor: Any) -> str:
+    """Say that nothing was lost on the way here (``pg_upgrade``, a move of the cluster): the epoch goes on in this place.
+
+    To be said before any process of ours has started on the moved database.
+    """
+    word, _, now = _look(cursor)
+    if word is None:
+        return current_epoch(cursor)
+    cursor.execute(_KEEP, [now.system_identifier, now.database_oid, now.table_oid, now.timeline])
+    log.warning("epoch.kept", epoch=word)
+    return word
+
+
+def _look(cursor: Any) -> tuple[str | None, Identity | None, Identity]:
+    cursor.execute(_IDENTITY)
+    now = Identity(*cursor.fetchone())
+    cursor.execute(_NEWEST)
+    row = cursor.fetchone()
+    return (None, None, now) if row is None else (row[0], Identity(*row[1:]), now)
+
+
+def _begin(cursor: Any, expected: str | None, reason: str | None) -> str:
+    """One of several processes that notice at once begins it: under a lock, and only if nobody did meanwhile."""
+    key = database.epoch_key()
+    cursor.execute("SELECT pg_advisory_lock(%s)", [key])
+    try:
+        word, then, now = _look(cursor)
+        if word is not None and word != expected:
+            return word
+        keeps = stream_settings().failover_keeps_epoch
+        found = "first start" if then is None else why_new(then, now, failover_keeps=keeps)
+        why = reason or found or "unknown"
+        fresh = "".join(secrets.choice(_WORD_LETTERS) for _ in range(_WORD_LENGTH))
+        cursor.execute(_BEGIN, [fresh, why, now.system_identifier, now.database_oid, now.table_oid, now.timeline or 0])
+    finally:
+        cursor.execute("SELECT pg_advisory_unlock(%s)", [key])
+    if then is not None:
+        log.warning("epoch.began", epoch=fresh, was=word, reason=why)
+    return fresh
+
+
+def check_epoch(cursor: Any, kept: str, what: str) -> str:
+    """The present epoch; raises ``EpochChanged`` when ``kept`` is not it. ``what`` says whose token that is.
+
+    An empty word is of before there were epochs, or from a peer that knows none: nothing can be said of it.
+    """
+    now = current_epoch(cursor)
+    if not kept or kept == now:
+        return now
+    cursor.execute("SELECT began_at, reason FROM streams_epoch WHERE word = %s", [now])
+    row = cursor.fetchone()
+    since = f"since {row[0]:%Y-%m-%d %H:%M:%S}, {row[1]}" if row else "it was made anew"
+    raise EpochChanged(
+        f"{what} is of epoch {kept[:40]}, but the database is in epoch {now} ({since}). Facts that it covers may be gone, and "
+        f"others may stand under their IDs. Read the stream anew: resync reader NAME --from TOKEN, or take a new token."
+    )
+
+
+def stamp(token: str, word: str) -> str:
+    """A token to keep: ``m5~1.7@k3x…``. Never on the wire."""
+    return f"{token}{_MARK}{word}" if word else token
+
+
+def unstamp(text: str) -> tuple[str, str]:
+    """(token, epoch) of a kept token; the epoch is empty when there is none on it. Raises ``TokenError``."""
+    token, mark, word = text.partition(_MARK)
+    if mark and not (word.isalnum() and word.isascii() and len(word) <= 40):
+        raise TokenError(f"Token {text[:100]!r} cannot be read: what stands behind {_MARK} is no epoch.")
+    return token, word
