@@ -1,7 +1,7 @@
 """Rows per second to 1, 10, 50 and 200 followers, against a bare uvloop server that writes the same bytes.
 
 One transaction appends all facts, so that the server reads, encodes and sends as fast as it can. CPU seconds are those of the
-server process alone; PostgreSQL's are not in it.
+server process alone; those of its PostgreSQL session, which writes the lines, stand beside them.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import IO, cast
 
@@ -20,13 +21,18 @@ from django.db import connection
 
 from script.benchmarks.report import Report, median_ratio, rounds
 from streams import registry, writers
-from streams.models import CacheInvalidation
 from streams.readers import rows_between
 from streams.replication.rounds import Read, encode_rows
 
 FOLLOWERS = (1, 10, 50, 200)
-FACTS = 20_000
+FACTS = 100_000
+#: CPU seconds of the server per 10^6 lines delivered that are allowed, by number of followers.
+LIMITS = {1: 1.0, 10: 0.2, 50: 0.1, 200: 0.1}
 ROUNDS = 3
+_INSERT = """
+INSERT INTO streams_cacheinvalidation (stream_id, instance_name, cache_name, keys)
+SELECT id, %s, 'bench', ARRAY['key ' || number] FROM unnest(%s::bigint[]) WITH ORDINALITY AS given (id, number)
+"""
 PROJECT = Path(__file__).resolve().parents[2]
 
 
@@ -61,11 +67,18 @@ def hear(running: subprocess.Popen[str]) -> str:
     return line
 
 
+def look_for(sink: subprocess.Popen[str], mark: str) -> None:
+    """Tell the sink which line is the last, and wait until it knows."""
+    say(sink, mark)
+    hear(sink)
+
+
 def append() -> str:
     """Append all facts in one transaction; returns the beginning of the last one's line."""
-    rows = [CacheInvalidation(cache_name="bench", keys=[f"key {n}"]) for n in range(FACTS)]
-    ids = registry.get("caches").append(*rows)
-    return f"RDATA caches {writers.current_writer().name} {ids[-1]} "
+    stream = registry.get("caches")
+    with stream.reserve(FACTS) as reservation, connection.cursor() as cursor:
+        cursor.execute(_INSERT, [writers.current_writer().name, reservation.ids])
+    return f"RDATA caches {writers.current_writer().name} {reservation.ids[-1]} "
 
 
 def same_bytes(path: Path) -> str:
@@ -85,63 +98,75 @@ def cpu_seconds(pid: int) -> float:
     return float(times.user + times.system)
 
 
+def broadcaster_sessions() -> set[int]:
+    """The PostgreSQL processes that work for broadcasters."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'replsite broadcaster%'")
+        return {pid for (pid,) in cursor.fetchall()}
+
+
 class Measure:
-    """One server with a number of followers; each call is a round. Keeps the CPU time per 10^6 lines delivered."""
+    """One server with a number of followers; each call is a round. Keeps CPU seconds per 10^6 lines, of each process."""
 
-    def __init__(self, port: int, pid: int, followers: int) -> None:
-        self.port, self.pid, self.followers = port, pid, followers
-        self.cpu: list[float] = []
+    def __init__(self, port: int, followers: int, *pids: int) -> None:
+        self.port, self.followers = port, followers
+        self.cpu: dict[int, list[float]] = {pid: [] for pid in pids}
 
-    def round(self, go) -> float:  # type: ignore[no-untyped-def]  # noqa: ANN001
+    def round(self, go: Callable[[subprocess.Popen[str]], None]) -> float:
         """Connect the followers, let ``go(sink)`` start the sending and tell the mark; lines delivered per second."""
         with process("-m", "script.benchmarks.sink", str(self.port), str(self.followers)) as sink:
             hear(sink)  # connected
-            before = cpu_seconds(self.pid)
+            before = {pid: cpu_seconds(pid) for pid in self.cpu}
             go(sink)
             seconds = float(hear(sink).split()[1])
-            self.cpu.append((cpu_seconds(self.pid) - before) / (FACTS * self.followers) * 1e6)
+            for pid, spent in self.cpu.items():
+                spent.append((cpu_seconds(pid) - before[pid]) / (FACTS * self.followers) * 1e6)
         return FACTS * self.followers / seconds
+
+    def cpu_of(self, pid: int) -> float:
+        """The median over the rounds."""
+        return statistics.median(self.cpu[pid])
 
 
 def main() -> None:
     """Measure both servers in turn with each number of followers."""
     writers.use_instance("bench-{n}")
-    report = Report(
-        "broadcast", "rows delivered per second", ["followers", "ours", "peer", "ratio", "cpu_ours", "cpu_peer"]
-    )
+    columns = ["followers", "ours", "peer", "ratio", "cpu_ours", "limit", "cpu_peer", "cpu_postgresql"]
+    report = Report("broadcast", "lines delivered per second; cpu: seconds per 10^6 lines", columns)
+    others = broadcaster_sessions()
     with (
         tempfile.TemporaryDirectory() as folder,
         process("manage.py", "runreplication", "--bind", "127.0.0.1:0") as server,
     ):
         port = int(hear(server).rsplit(":", 1)[1])
+        (session,) = broadcaster_sessions() - others
         lines = Path(folder) / "lines"
         append()
         mark = same_bytes(lines)
         with process("-m", "script.benchmarks.bare_server", str(lines)) as bare:
             bare_port = int(hear(bare))
             for followers in FOLLOWERS:
-                ours = Measure(port, server.pid, followers)
-                peer = Measure(bare_port, bare.pid, followers)
+                ours = Measure(port, followers, server.pid, session)
+                peer = Measure(bare_port, followers, bare.pid)
 
                 def go_ours(sink: subprocess.Popen[str]) -> None:
-                    next_end = _next_end()
-                    say(sink, f"RDATA caches {writers.current_writer().name} {next_end} ")
+                    look_for(sink, f"RDATA caches {writers.current_writer().name} {_next_end()} ")
                     append()
 
                 def go_peer(sink: subprocess.Popen[str]) -> None:
-                    say(sink, mark)
+                    look_for(sink, mark)
                     say(bare, "go")
 
-                result = rounds(
-                    ROUNDS, {"ours": lambda m=ours: m.round(go_ours), "peer": lambda m=peer: m.round(go_peer)}
-                )  # type: ignore[misc]
+                result = rounds(ROUNDS, {"ours": partial(ours.round, go_ours), "peer": partial(peer.round, go_peer)})
                 report.add(
                     followers=followers,
                     ours=statistics.median(result["ours"]),
                     peer=statistics.median(result["peer"]),
                     ratio=median_ratio(result["ours"], result["peer"]),
-                    cpu_ours=min(ours.cpu),
-                    cpu_peer=min(peer.cpu),
+                    cpu_ours=ours.cpu_of(server.pid),
+                    limit=LIMITS[followers],
+                    cpu_peer=peer.cpu_of(bare.pid),
+                    cpu_postgresql=ours.cpu_of(session),
                 )
     writers.retire_all()
     report.finish()

@@ -2,7 +2,8 @@
 
     python -m script.benchmarks.sink PORT CONNECTIONS     (then: the mark on standard input)
 
-Prints ``connected`` when all are, and ``done SECONDS`` from the first byte after the mark was given to the last mark seen.
+Prints ``connected`` when all are, ``looking`` when it knows the mark, and
+``done SECONDS`` from the first byte after the mark was given to the last mark seen.
 """
 
 from __future__ import annotations
@@ -53,6 +54,8 @@ async def run(port: int, connections: int) -> None:
     sys.stdout.write("connected\n")
     sys.stdout.flush()
     Sink.mark = (await loop.run_in_executor(None, sys.stdin.readline)).strip().encode()
+    sys.stdout.write("looking\n")
+    sys.stdout.flush()
     seconds = await asyncio.wait_for(Sink.all_seen, 120)
     sys.stdout.write(f"done {seconds}\n")
 

@@ -27,8 +27,8 @@ def encode_json(value: Any) -> bytes:
         fast = orjson.dumps(value, option=_OPTIONS)
     except TypeError:
         return _encode_exactly(value)
-    # The fast encoder keeps non-ASCII text and writes NaN as null.
-    if fast.isascii() and (b"null" not in fast or not _holds_float(value)):
+    # The fast encoder keeps non-ASCII text and DEL, and writes NaN as null.
+    if fast.isascii() and b"\x7f" not in fast and (b"null" not in fast or not _holds_float(value)):
         return fast
     return _encode_exactly(value)
 

@@ -16,7 +16,7 @@ from functools import cache
 from typing import Any
 
 from streams.declaration import FactTable, StreamDeclaration
-from streams.queries import bounds_sql, token_sql
+from streams.queries import bounds_sql, order_sql, token_sql
 from streams.replication.rounds import Lines, Read, position_line
 from streams.shapes import row_sql
 
@@ -64,13 +64,19 @@ FROM lines
 
 
 def _rows_sql(declaration: StreamDeclaration, table: FactTable, place: int, row: str) -> str:
-    token = token_sql(declaration, table)
-    direction = "DESC" if declaration.backward else "ASC"
-    order = f"{table.id_column} {direction}" + (f", {table.then_by}" if table.then_by else "")
+    """Rows of one table. The limit is applied in the order of the ID alone, which the index gives without sorting.
+
+    The token that the limit cuts is left out as a whole, so the order within a token may be made afterwards.
+    """
+    order = order_sql(declaration, table)
+    within = f"ORDER BY token, {table.then_by}" if table.then_by else ""
+    columns = f"{token_sql(declaration, table)} AS token, {row} AS json" + (
+        f", {table.then_by}" if table.then_by else ""
+    )
     return (
-        f"SELECT token, {place} AS place, row_number() OVER () AS number, json FROM (SELECT {token} AS token, {row} AS json "
+        f"SELECT token, {place} AS place, row_number() OVER ({within}) AS number, json FROM (SELECT {columns} "
         f"FROM {table.name} WHERE {bounds_sql(declaration, table)} AND {table.writer_column} = %(writer)s "
-        f"ORDER BY {order} LIMIT %(limit)s) AS ordered"
+        f"ORDER BY {order} LIMIT %(limit)s) AS limited"
     )
 
 
@@ -81,10 +87,10 @@ def take_lines(step: Read, result: Sequence[Any], limit_bytes: int) -> tuple[Lin
         return None
     lines = Lines(count=count, facts=facts)
     if count:
-        plain = text.isascii()
-        if longest * (1 if plain else _LARGEST_GROWTH) > limit_bytes + 1:
+        is_plain = text.isascii() and "\x7f" not in text
+        if longest * (1 if is_plain else _LARGEST_GROWTH) > limit_bytes + 1:
             return None
-        lines.data = text.encode("ascii", "replsite.json")
+        lines.data = text.replace("\x7f", "\\u007f").encode("ascii", "replsite.json")
     if reached > (last or step.after):
         lines.data += position_line(step.stream, step.writer, last or step.after, reached)
         lines.count += 1

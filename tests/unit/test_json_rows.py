@@ -14,7 +14,7 @@ from streams.replication.json_rows import decode_json, encode_json
         (["a", 1, None, True, {"k": [2.5]}], b'["a",1,null,true,{"k":[2.5]}]'),
         ("\u2615 caf\u00e9", b'"\\u2615 caf\\u00e9"'),
         ("\U0001f600", b'"\\ud83d\\ude00"'),
-        ("\x00\x7f\n", b'"\\u0000\x7f\\n"'),
+        ("\x00\x7f\n", b'"\\u0000\\u007f\\n"'),
         ("\ud800", b'"\\ud800"'),
         (2**80, b"1208925819614629174706176"),
         ([None, 1.5], b"[null,1.5]"),
@@ -43,3 +43,7 @@ def test_text_is_read(text, value):
 def test_other_text_is_refused(text):
     with pytest.raises(MalformedCommand):
         decode_json(text)
+
+
+def test_del_is_escaped_as_the_standard_encoder_does():
+    assert encode_json(["a\x7fb"]) == b'["a\\u007fb"]'
