@@ -9,9 +9,45 @@ from typing import Any
 
 from state.room_versions import RoomVersion
 
-__all__ = ["PowerLevels"]
+__all__ = ["DEFAULT_LEVELS", "PowerLevels", "creators_of", "level_of"]
 
 _CREATOR_LEVEL = 100
+_LONGEST_TEXT = 100
+
+DEFAULT_LEVELS: Mapping[str, int] = {"ban": 50, "kick": 50, "redact": 50, "invite": 0}
+"""What an act takes when the power level event does not say."""
+
+
+def level_of(value: Any, version: RoomVersion) -> int | None:
+    """A level as written, or null for what is none.
+
+    Before room version 10 text of digits counts too, and fractions are cut off.
+    """
+    if type(value) is int:
+        return value
+    if version.integer_power_levels:
+        return None
+    if type(value) is float and math.isfinite(value):
+        return int(value)
+    if type(value) is str and len(value) <= _LONGEST_TEXT:
+        try:
+            return int(value)
+        except ValueError:
+            return None
+    return None
+
+
+def creators_of(sender: str, content: Mapping[str, Any], version: RoomVersion) -> frozenset[str]:
+    """Who made a room, from its create event: the named creator, from version 11 on the sender.
+
+    In version 12 more users may be named beside the sender.
+    """
+    if not version.newer_redactions:
+        creator = content.get("creator")
+        return frozenset([creator] if isinstance(creator, str) else [])
+    additional = content.get("additional_creators") if version.room_id_is_create_hash else None
+    named = additional if isinstance(additional, list) else []
+    return frozenset([sender, *(user for user in named if isinstance(user, str))])
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,24 +69,28 @@ class PowerLevels:
                 return math.inf
             if self.content is None:
                 return _CREATOR_LEVEL
-        content = self.content or {}
-        users = content.get("users")
-        own = users.get(user_id) if isinstance(users, dict) else None
-        level = self._number(own)
-        return level if level is not None else self._number(content.get("users_default")) or 0
+        level = self._entry("users", user_id)
+        return level if level is not None else self._named("users_default", 0)
 
-    def to_redact(self) -> float:
+    def to(self, act: str) -> int:
+        """The level that an act of ``DEFAULT_LEVELS`` takes."""
+        return self._named(act, DEFAULT_LEVELS[act])
+
+    def to_redact(self) -> int:
         """The level that redacting others' events takes."""
-        level = self._number((self.content or {}).get("redact"))
-        return 50 if level is None else level
+        return self.to("redact")
 
-    def _number(self, value: Any) -> int | None:
-        """A level as written; before version 10 strings of digits count too."""
-        if type(value) is int:
-            return value
-        if not self.version.integer_power_levels and type(value) is str and len(value) < 20:
-            try:
-                return int(value)
-            except ValueError:
-                return None
-        return None
+    def to_send(self, event_type: str, *, is_state: bool) -> int:
+        """The level that sending an event of this type takes."""
+        level = self._entry("events", event_type)
+        if level is not None:
+            return level
+        return self._named("state_default", 50) if is_state else self._named("events_default", 0)
+
+    def _named(self, name: str, default: int) -> int:
+        level = level_of((self.content or {}).get(name), self.version)
+        return default if level is None else level
+
+    def _entry(self, name: str, key: str) -> int | None:
+        entries = (self.content or {}).get(name)
+        return level_of(entries.get(key), self.version) if isinstance(entries, dict) else None

@@ -1,0 +1,81 @@
+"""Signatures of signed JSON: ed25519 over the canonical form without ``signatures`` and ``unsigned`` (pure).
+
+A signature that cannot be read is simply none; nothing here raises for what somebody else wrote.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+from events.canonical import encode
+from events.errors import NotCanonical
+from events.redaction_rules import prune
+from state.room_versions import RoomVersion
+
+__all__ = ["event_is_signed", "is_signed", "signed_by"]
+
+_ALGORITHM = "ed25519:"
+
+
+def is_signed(value: Mapping[str, Any], server: str, keys: Mapping[str, str]) -> bool:
+    """Whether ``server`` signed the object with one of its keys (key ID -> public key in base64)."""
+    message = _message(value)
+    return message is not None and any(
+        _verifies(keys[key_id], signature, message)
+        for key_id, signature in _signatures(value, server)
+        if key_id in keys
+    )
+
+
+def event_is_signed(event: Mapping[str, Any], version: RoomVersion, server: str, keys: Mapping[str, str]) -> bool:
+    """The same for an event: what is signed is its pruned form, so that it survives a redaction."""
+    return is_signed(prune(event, version), server, keys)
+
+
+def signed_by(value: Mapping[str, Any], public_keys: Sequence[str]) -> bool:
+    """Whether anybody signed the object with one of these keys, whatever they are called."""
+    message, signatures = _message(value), value.get("signatures")
+    if message is None or not isinstance(signatures, dict):
+        return False
+    found = [signature for server in signatures for _, signature in _signatures(value, server)]
+    return any(_verifies(key, signature, message) for key in public_keys for signature in found)
+
+
+def _message(value: Mapping[str, Any]) -> bytes | None:
+    covered = {key: part for key, part in value.items() if key not in ("signatures", "unsigned")}
+    try:
+        return encode(covered, strict=False)
+    except NotCanonical:
+        return None
+
+
+def _signatures(value: Mapping[str, Any], server: str) -> list[tuple[str, str]]:
+    servers = value.get("signatures")
+    found = servers.get(server) if isinstance(servers, dict) else None
+    entries = found.items() if isinstance(found, dict) else ()
+    return [(name, text) for name, text in entries if name.startswith(_ALGORITHM) and isinstance(text, str)]
+
+
+def _verifies(public_key: str, signature: str, message: bytes) -> bool:
+    try:
+        Ed25519PublicKey.from_public_bytes(_decoded(public_key)).verify(_decoded(signature), message)
+    except (InvalidSignature, ValueError):  # binascii.Error is a ValueError
+        return False
+    return True
+
+
+def _decoded(text: str) -> bytes:
+    """Base64, standard or URL-safe, with or without padding."""
+    try:
+        return base64.b64decode(text.translate(_URLSAFE) + "=" * (-len(text) % 4))
+    except binascii.Error as error:
+        raise ValueError(str(error)) from error
+
+
+_URLSAFE = str.maketrans("-_", "+/")

@@ -1,0 +1,162 @@
+"""The auth rules of room versions 1 to 12: whether an event may stand on a state (pure).
+
+The rules are those of the Matrix specification, one function for each, in its order; where the specification and servers in use
+differ, servers win, because every server of a room must decide alike (without a power level event sending state takes
+level 50). An answer is the reason of a refusal, or null when the event is allowed. Signatures of servers, hashes and sizes are
+checked elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from state.auth_selection import CREATE, POWER_LEVELS, AuthEvent, State, auth_keys, state_key_of
+from state.membership_rules import MemberChange, SignedBy, membership_refusal
+from state.power_level_rules import level_change_refusal
+from state.power_levels import PowerLevels, creators_of
+from state.room_versions import ROOM_VERSIONS, RoomVersion
+
+__all__ = ["AuthRules"]
+
+
+def _no_signature(_signed: Mapping[str, Any], _keys: Sequence[str]) -> bool:
+    return False
+
+
+class AuthRules:
+    """The rules of one room version.
+
+    ``signed_by`` verifies third party invites; without it they are all refused.
+    """
+
+    def __init__(self, version: RoomVersion, signed_by: SignedBy = _no_signature) -> None:
+        self.version = version
+        self._signed_by = signed_by
+
+    def refusal(self, event: AuthEvent, state: State) -> str | None:
+        """Why the event may not stand on this state, which need hold no more than its ``auth_keys``.
+
+        In room version 12, too, the state must hold the create event.
+        """
+        if event.type == "m.room.create":
+            return self._create(event)
+        create = state.get(CREATE)
+        if create is None:
+            return "there is no create event"
+        if reason := self._other_room(event, create) or self._not_federated(event, create):
+            return reason
+        if event.type == "m.room.aliases" and self.version.aliases_are_special:
+            return self._aliases(event)
+        levels = self.levels(state, create)
+        if event.type == "m.room.member":
+            if event.state_key is None:
+                return "a membership is a state event"
+            return membership_refusal(MemberChange(event, event.state_key, state, levels, create), self._signed_by)
+        member = state.get(("m.room.member", event.sender))
+        if member is None or member.membership != "join":
+            return f"{event.sender} is not joined"
+        return self._by_level(event, levels)
+
+    def levels(self, state: State, create: AuthEvent | None) -> PowerLevels:
+        """The power levels of a state."""
+        found = state.get(POWER_LEVELS)
+        creators = creators_of(create.sender, create.content, self.version) if create is not None else ()
+        return PowerLevels(self.version, None if found is None else found.content, creators)
+
+    def auth_events_refusal(self, event: AuthEvent, auth_events: Sequence[AuthEvent]) -> str | None:
+        """Why an event may not name these auth events, whatever state they make up.
+
+        ``auth_events`` are those that it lists and that are here.
+        """
+        if event.type == "m.room.create":
+            return "a create event has no auth events" if event.auth_event_ids else None
+        wanted = set(auth_keys(event, self.version))
+        seen = set()
+        for other in auth_events:
+            key = state_key_of(other)
+            if other.state_key is None or key not in wanted or (key == CREATE and self.version.room_id_is_create_hash):
+                return f"auth event {other.event_id} has no say about it"
+            if key in seen:
+                return f"two auth events for {key}"
+            if other.rejected_reason is not None:
+                return f"auth event {other.event_id} was rejected"
+            if other.room_id != event.room_id:
+                return f"auth event {other.event_id} is of another room"
+            seen.add(key)
+        complete = len(auth_events) == len(event.auth_event_ids)
+        if complete and CREATE not in seen and not self.version.room_id_is_create_hash:
+            return "the create event is not among its auth events"
+        return None
+
+    # --- one rule each ------------------------------------------------------------------------------------------
+    def _create(self, event: AuthEvent) -> str | None:
+        if event.prev_event_ids:
+            return "a create event has no prev events"
+        if not self.version.room_id_is_create_hash and _server(event.room_id) != _server(event.sender):
+            return "room ID and sender are of different servers"
+        named = event.content.get("room_version", "1")
+        if not isinstance(named, str) or named not in ROOM_VERSIONS:
+            return f"there are no rules for room version {named!r}"
+        if not self.version.newer_redactions and "creator" not in event.content:
+            return "creator is missing"
+        if self.version.room_id_is_create_hash and "additional_creators" in event.content:
+            return _unusable_creators(event.content["additional_creators"])
+        return None
+
+    def _other_room(self, event: AuthEvent, create: AuthEvent) -> str | None:
+        if self.version.room_id_is_create_hash and event.room_id[1:] != create.event_id[1:]:
+            return "the room ID is not that of the create event"
+        return None
+
+    def _not_federated(self, event: AuthEvent, create: AuthEvent) -> str | None:
+        """m.federate: false keeps other servers out, as senders and as those whose membership changes."""
+        if create.content.get("m.federate", True) is not False:
+            return None
+        home = _server(create.sender)
+        users = [event.sender]
+        if event.type == "m.room.member" and event.state_key is not None:
+            users.append(event.state_key)
+        strange = [user for user in users if _server(user) != home]
+        return f"the room is not federated, and {strange[0]} is of another server" if strange else None
+
+    def _aliases(self, event: AuthEvent) -> str | None:
+        if not event.state_key:
+            return "aliases have a server as their state key"
+        return None if event.state_key == _server(event.sender) else "the aliases are those of another server"
+
+    def _by_level(self, event: AuthEvent, levels: PowerLevels) -> str | None:
+        has = levels.of_user(event.sender)
+        if event.type == "m.room.third_party_invite":
+            takes = levels.to("invite")
+            return f"the level of {event.sender} is {has:g}; to invite takes {takes}" if has < takes else None
+        takes = levels.to_send(event.type, is_state=event.state_key is not None)
+        if has < takes:
+            return f"the level of {event.sender} is {has:g}; to send {event.type} takes {takes}"
+        if event.state_key is not None and event.state_key.startswith("@") and event.state_key != event.sender:
+            return "the state key is another user"
+        if event.type == "m.room.power_levels":
+            return level_change_refusal(event.sender, event.content, levels)
+        if event.type == "m.room.redaction" and not self.version.ids_are_hashes:
+            return self._redaction(event, levels)
+        return None
+
+    def _redaction(self, event: AuthEvent, levels: PowerLevels) -> str | None:
+        """Versions 1 and 2; later ones decide when the redaction is applied."""
+        if levels.of_user(event.sender) >= levels.to_redact():
+            return None
+        same = event.redacts is not None and _server(event.redacts) == _server(event.event_id)
+        return None if same else f"{event.sender} may not redact events of other servers"
+
+
+def _unusable_creators(value: Any) -> str | None:
+    if not isinstance(value, list):
+        return "additional_creators is not a list"
+    for user in value:
+        if not isinstance(user, str) or not user.startswith("@") or ":" not in user or len(user.encode()) > 255:
+            return "additional_creators holds what is no user ID"
+    return None
+
+
+def _server(identifier: str) -> str:
+    return identifier.partition(":")[2]

@@ -1,0 +1,92 @@
+"""What the auth rules see of an event, and which state an event is judged by (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from state.deltas import StateKey
+from state.room_versions import RoomVersion
+
+__all__ = ["CREATE", "JOIN_RULES", "POWER_LEVELS", "AuthEvent", "State", "auth_keys", "state_key_of"]
+
+CREATE: StateKey = ("m.room.create", "")
+POWER_LEVELS: StateKey = ("m.room.power_levels", "")
+JOIN_RULES: StateKey = ("m.room.join_rules", "")
+
+
+class AuthEvent(Protocol):
+    """What the rules look at. ``content`` may lack what no rule reads; ``membership`` is null unless it is text."""
+
+    @property
+    def event_id(self) -> str: ...
+    @property
+    def room_id(self) -> str: ...
+    @property
+    def type(self) -> str: ...
+    @property
+    def state_key(self) -> str | None: ...
+    @property
+    def sender(self) -> str: ...
+    @property
+    def content(self) -> Mapping[str, Any]: ...
+    @property
+    def membership(self) -> str | None: ...
+    @property
+    def depth(self) -> int: ...
+    @property
+    def origin_server_ts(self) -> int: ...
+    @property
+    def prev_event_ids(self) -> tuple[str, ...]: ...
+    @property
+    def auth_event_ids(self) -> tuple[str, ...]: ...
+    @property
+    def redacts(self) -> str | None: ...
+    @property
+    def rejected_reason(self) -> str | None: ...
+
+
+class State(Protocol):
+    """A room's state as the rules ask for it: a dictionary will do."""
+
+    def get(self, key: StateKey, /) -> AuthEvent | None: ...
+
+
+def state_key_of(event: AuthEvent) -> StateKey:
+    """The place of a state event in a state map."""
+    return event.type, event.state_key or ""
+
+
+def auth_keys(event: AuthEvent, version: RoomVersion) -> list[StateKey]:
+    """The places of the state that the event is judged by; none for a create event.
+
+    A superset of its auth events: not every place is taken. In room version 12 the create event counts without being
+    listed.
+    """
+    if event.type == "m.room.create":
+        return []
+    keys = dict.fromkeys((CREATE, POWER_LEVELS, ("m.room.member", event.sender)))
+    if event.type == "m.room.member" and event.state_key is not None:
+        keys |= dict.fromkeys(_membership_keys(event, event.state_key, version))
+    return list(keys)
+
+
+def _membership_keys(event: AuthEvent, target: str, version: RoomVersion) -> list[StateKey]:
+    keys = [("m.room.member", target)]
+    if event.membership in ("join", "invite", "knock"):
+        keys.append(JOIN_RULES)
+    if event.membership == "invite":
+        token = _signed(event).get("token")
+        if isinstance(token, str):
+            keys.append(("m.room.third_party_invite", token))
+    if event.membership == "join" and version.restricted_joins:
+        authorising = event.content.get("join_authorised_via_users_server")
+        if isinstance(authorising, str):
+            keys.append(("m.room.member", authorising))
+    return keys
+
+
+def _signed(event: AuthEvent) -> Mapping[str, Any]:
+    invite = event.content.get("third_party_invite")
+    signed = invite.get("signed") if isinstance(invite, dict) else None
+    return signed if isinstance(signed, dict) else {}

@@ -1,0 +1,184 @@
+"""Who may change whose membership (pure): the auth rules of m.room.member."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from state.auth_selection import JOIN_RULES, AuthEvent, State
+from state.power_levels import PowerLevels
+
+__all__ = ["MemberChange", "SignedBy", "membership_refusal"]
+
+SignedBy = Callable[[Mapping[str, Any], Sequence[str]], bool]
+"""Whether a signed object bears a valid signature of one of these ed25519 public keys (base64)."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemberChange:
+    """An m.room.member event of ``sender`` about ``target``, and what it is judged by."""
+
+    event: AuthEvent
+    target: str
+    state: State
+    levels: PowerLevels
+    create: AuthEvent
+
+    @property
+    def sender(self) -> str:
+        return self.event.sender
+
+    @property
+    def own(self) -> bool:
+        """True when the users change their own membership."""
+        return self.sender == self.target
+
+    def membership(self, user_id: str) -> str | None:
+        """The membership of a user before the change."""
+        found = self.state.get(("m.room.member", user_id))
+        return None if found is None else found.membership
+
+    @property
+    def join_rule(self) -> str:
+        """Who may join: only the invited where nothing is said."""
+        found = self.state.get(JOIN_RULES)
+        rule = None if found is None else found.content.get("join_rule", "invite")
+        return rule if isinstance(rule, str) else "invite"
+
+
+def membership_refusal(change: MemberChange, signed_by: SignedBy) -> str | None:
+    """Why the change is not allowed; null: it is."""
+    match change.event.membership:
+        case "join":
+            return None if _is_creators_first_join(change) else _join(change)
+        case "invite" if "third_party_invite" in change.event.content:
+            return _third_party_invite(change, signed_by)
+        case "invite":
+            return _invite(change)
+        case "leave":
+            return _leave(change)
+        case "ban":
+            return _ban(change)
+        case "knock" if change.levels.version.knocking:
+            return _knock(change)
+    return f"there is no membership {change.event.membership!r} in this room version"
+
+
+def _is_creators_first_join(change: MemberChange) -> bool:
+    """The sender does not matter: that is how the rule is written, and all servers must decide alike."""
+    creator = change.create.sender
+    if not change.levels.version.newer_redactions:
+        creator = change.create.content.get("creator", "")
+    return change.event.prev_event_ids == (change.create.event_id,) and change.target == creator
+
+
+def _join(change: MemberChange) -> str | None:
+    before = change.membership(change.target)
+    if not change.own:
+        return "nobody joins for somebody else"
+    if before == "ban":
+        return f"{change.target} is banned"
+    rule, version = change.join_rule, change.levels.version
+    restricted = (rule == "restricted" and version.restricted_joins) or (
+        rule == "knock_restricted" and version.knock_restricted_joins
+    )
+    if rule == "public":
+        return None
+    if rule == "invite" or (rule == "knock" and version.knocking) or restricted:
+        if before in ("join", "invite"):
+            return None
+        return _authorised_join(change) if restricted else f"{change.target} is not invited"
+    return f"the join rule {rule!r} lets nobody in"
+
+
+def _authorised_join(change: MemberChange) -> str | None:
+    """A join that a member vouches for."""
+    user = change.event.content.get("join_authorised_via_users_server")
+    if not isinstance(user, str):
+        return f"{change.target} is not invited, and no member vouches for the join"
+    if change.membership(user) != "join":
+        return f"{user}, who should vouch for the join, is not joined"
+    if change.levels.of_user(user) < change.levels.to("invite"):
+        return f"{user}, who should vouch for the join, may not invite"
+    return None
+
+
+def _invite(change: MemberChange) -> str | None:
+    before = change.membership(change.target)
+    if change.membership(change.sender) != "join":
+        return f"{change.sender} is not joined"
+    if before in ("join", "ban"):
+        return f"{change.target} cannot be invited: the membership is {before}"
+    return _lacks(change, "invite")
+
+
+def _third_party_invite(change: MemberChange, signed_by: SignedBy) -> str | None:
+    """An invite for which an identity server vouches, on the ground of a third party invite in the state."""
+    if change.membership(change.target) == "ban":
+        return f"{change.target} is banned"
+    invite = change.event.content["third_party_invite"]
+    signed = invite.get("signed") if isinstance(invite, dict) else None
+    if not isinstance(signed, dict):
+        return "third_party_invite.signed is not an object"
+    token, mxid = signed.get("token"), signed.get("mxid")
+    if not isinstance(token, str) or not isinstance(mxid, str):
+        return "third_party_invite.signed lacks mxid or token"
+    if mxid != change.target:
+        return f"third_party_invite.signed is about {mxid}"
+    ground = change.state.get(("m.room.third_party_invite", token))
+    if ground is None:
+        return "there is no third party invite with this token"
+    if ground.sender != change.sender:
+        return f"the third party invite was sent by {ground.sender}"
+    if not signed_by(signed, _public_keys(ground.content)):
+        return "third_party_invite.signed bears no valid signature of a key of the third party invite"
+    return None
+
+
+def _public_keys(content: Mapping[str, Any]) -> list[str]:
+    listed = content.get("public_keys")
+    found = [content.get("public_key")]
+    found += [
+        entry.get("public_key") for entry in (listed if isinstance(listed, list) else []) if isinstance(entry, dict)
+    ]
+    return [key for key in found if isinstance(key, str)]
+
+
+def _leave(change: MemberChange) -> str | None:
+    own, target = change.membership(change.sender), change.membership(change.target)
+    if change.own and (own in ("join", "invite") or (own == "knock" and change.levels.version.knocking)):
+        return None
+    if own != "join":
+        return f"{change.sender} is not joined"
+    if target == "ban" and (refusal := _lacks(change, "ban")):
+        return refusal
+    return _lacks(change, "kick") or _does_not_outrank(change)
+
+
+def _ban(change: MemberChange) -> str | None:
+    if change.membership(change.sender) != "join":
+        return f"{change.sender} is not joined"
+    return _lacks(change, "ban") or _does_not_outrank(change)
+
+
+def _knock(change: MemberChange) -> str | None:
+    before = change.membership(change.target)
+    version = change.levels.version
+    if change.join_rule != "knock" and not (change.join_rule == "knock_restricted" and version.knock_restricted_joins):
+        return f"the join rule {change.join_rule!r} does not let knock"
+    if not change.own:
+        return "nobody knocks for somebody else"
+    if before in ("join", "invite", "ban"):
+        return f"{change.target} cannot knock: the membership is {before}"
+    return None
+
+
+def _lacks(change: MemberChange, act: str) -> str | None:
+    has, takes = change.levels.of_user(change.sender), change.levels.to(act)
+    return f"the level of {change.sender} is {has:g}; to {act} takes {takes}" if has < takes else None
+
+
+def _does_not_outrank(change: MemberChange) -> str | None:
+    has, other = change.levels.of_user(change.sender), change.levels.of_user(change.target)
+    return f"the level of {change.sender}, {has:g}, is not above that of {change.target}" if has <= other else None

@@ -1,0 +1,86 @@
+"""Who may change which power levels (pure).
+
+Rule 10 of the auth rules: levels must be readable, nobody grants or takes what is above the own level, and nobody
+changes the level of another who has as much.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from state.power_levels import PowerLevels, level_of
+from state.room_versions import RoomVersion
+
+__all__ = ["level_change_refusal"]
+
+_NAMED = ("users_default", "events_default", "state_default", "ban", "kick", "redact", "invite")
+
+
+def level_change_refusal(sender: str, new: Mapping[str, Any], levels: PowerLevels) -> str | None:
+    """Why ``sender`` may not replace ``levels`` by a power level event with this content; null: it is allowed."""
+    version = levels.version
+    reason = _unreadable(new, version)
+    if reason is None and version.room_id_is_create_hash:
+        named = sorted(set(levels.creators) & set(new.get("users") or {}))
+        if named:
+            reason = f"users names {named[0]}, a creator, whose level is above every number"
+    if reason is not None or levels.content is None:
+        return reason
+    own = levels.of_user(sender)
+    for place, key, old_value, new_value in _changes(levels.content, new, version):
+        old_level, new_level = level_of(old_value, version), level_of(new_value, version)
+        if old_level == new_level:
+            continue
+        shown = f"{place} {key}".strip()
+        if place == "users" and key != sender and old_level is not None and old_level >= own:
+            return f"the level of {key} is {old_level}, and only who has more than that may change it"
+        if any(level is not None and level > own for level in (old_level, new_level)):
+            return f"{shown}: changing {old_level} to {new_level} takes more than the sender's level {own:g}"
+    return None
+
+
+def _unreadable(content: Mapping[str, Any], version: RoomVersion) -> str | None:
+    """The first thing that is not a level where one should be."""
+    users = content.get("users", {})
+    if not isinstance(users, dict):
+        return "users is not an object"
+    for user, value in users.items():
+        if not user.startswith("@") or ":" not in user:
+            return f"users names {user!r}, which is no user ID"
+        if level_of(value, version) is None:
+            return f"the level of {user} is no integer"
+    for place in ("events", "notifications"):
+        entries = content.get(place, {})
+        if not isinstance(entries, dict):
+            if place == "events" or version.integer_power_levels:
+                return f"{place} is not an object"
+        elif _checked(place, version) and any(level_of(value, version) is None for value in entries.values()):
+            return f"{place} holds a level that is no integer"
+    for name in _NAMED:
+        if name in content and level_of(content[name], version) is None:
+            return f"{name} is no integer"
+    return None
+
+
+def _checked(place: str, version: RoomVersion) -> bool:
+    return place != "notifications" or version.checks_notification_levels
+
+
+def _changes(
+    old: Mapping[str, Any], new: Mapping[str, Any], version: RoomVersion
+) -> Iterator[tuple[str, str, Any, Any]]:
+    """(place, key, old value, new value) of every level that either content names."""
+    for name in _NAMED:
+        yield name, "", old.get(name), new.get(name)
+    for place in ("users", "events", "notifications"):
+        if not _checked(place, version):
+            continue
+        before, after = _entries(old, place), _entries(new, place)
+        for key in {**before, **after}:
+            yield place, key, before.get(key), after.get(key)
+
+
+def _entries(content: Mapping[str, Any], place: str) -> Mapping[str, Any]:
+    entries = content.get(place)
+    return entries if isinstance(entries, dict) else {}
