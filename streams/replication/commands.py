@@ -1,4 +1,6 @@
-"""The commands of the replication protocol, version 1.43 (pure): one value per command, read from and written to lines.
+"""The commands of the replication protocol (pure): one value per command, read from and written to lines.
+
+All of version 1.43, and those that later versions added (`LATER_WORDS`): a client of 1.43 must not be sent these.
 
 A line is the command word, one blank and the arguments; fields are parted by exactly one blank, so two blanks mean an
 empty field. Integers follow Python's ``int()``; tokens have at most 64 bits. The table `COMMANDS` is all there is to know
@@ -20,13 +22,17 @@ from streams.replication.json_rows import decode_json, encode_json
 
 __all__ = [
     "COMMANDS",
+    "LATER_WORDS",
     "LINE_LIMIT_BYTES",
+    "CancelTask",
     "ClearUserSync",
     "Command",
     "Error",
     "FederationAck",
     "Grammar",
+    "LockReleased",
     "Name",
+    "NewActiveTask",
     "Ping",
     "Position",
     "RData",
@@ -46,6 +52,7 @@ LINE_LIMIT_BYTES = 16_384
 
 #: What stands in place of the token for all but the last row of a token.
 _BATCH = "batch"
+_SYNC_STATES = ("start", "end")
 
 
 class Side(enum.Enum):
@@ -127,13 +134,17 @@ class Replicate(Command, frozen=True):
 
 
 class UserSync(Command, frozen=True):
-    """A user began or ended to sync on the worker process `instance_id` (not its instance name)."""
+    """A user began or ended to sync on the worker process `instance_id` (not its instance name).
+
+    `device_id` None: the form of 1.43, which has no device. Later versions write the word ``None`` for no device.
+    """
 
     WORD: ClassVar[str] = "USER_SYNC"
     instance_id: str
     user_id: str
     is_syncing: bool
     last_sync_ms: int
+    device_id: str | None = None
 
 
 class ClearUserSync(Command, frozen=True):
@@ -161,6 +172,29 @@ class UserIP(Command, frozen=True):
     user_agent: str | None
     device_id: str | None
     last_seen_ms: int
+
+
+class LockReleased(Command, frozen=True):
+    """A lock that several processes share is free again (later versions)."""
+
+    WORD: ClassVar[str] = "LOCK_RELEASED"
+    instance: str
+    lock_name: str
+    lock_key: str
+
+
+class NewActiveTask(Command, frozen=True):
+    """A scheduled task is there to be run (later versions)."""
+
+    WORD: ClassVar[str] = "NEW_ACTIVE_TASK"
+    task_id: str
+
+
+class CancelTask(Command, frozen=True):
+    """A running task is to end (later versions)."""
+
+    WORD: ClassVar[str] = "CANCEL_TASK"
+    task_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,17 +276,22 @@ def _read_position(arguments: str) -> Position:
 
 
 def _read_user_sync(arguments: str) -> UserSync:
+    """Four fields, or with a device (later versions) five."""
     instance_id, user_id, state, last_sync_ms = _fields(arguments, "instance_id user_id state last_sync_ms")
-    if state not in ("start", "end"):
+    device_id = None
+    head, _, rest = last_sync_ms.partition(" ")
+    if head in _SYNC_STATES:
+        device_id, state, last_sync_ms = state, head, rest
+    if state not in _SYNC_STATES:
         raise MalformedCommand(f"state {_short(state)} is neither start nor end")
-    return UserSync(instance_id, user_id, state == "start", _integer(last_sync_ms, "last_sync_ms"))
+    return UserSync(instance_id, user_id, state == "start", _integer(last_sync_ms, "last_sync_ms"), device_id)
 
 
 def _read_federation_ack(arguments: str) -> FederationAck:
     fields = arguments.split(" ")
     if len(fields) != 2:
         raise MalformedCommand(f"{len(fields)} of 2 fields: instance token")
-    return FederationAck(fields[0], _integer(fields[1], "token"))
+    return FederationAck(fields[0], _token(fields[1], "token"))
 
 
 def _read_user_ip(arguments: str) -> UserIP:
@@ -267,6 +306,13 @@ def _read_user_ip(arguments: str) -> UserIP:
         raise MalformedCommand("last_seen_ms is an integer")
     access_token, ip, user_agent, device_id = names
     return UserIP(user_id, access_token, ip, user_agent, device_id, last_seen_ms)
+
+
+def _read_lock_released(arguments: str) -> LockReleased:
+    parts = decode_json(arguments)
+    if not isinstance(parts, list) or len(parts) != 3 or not all(isinstance(part, str) for part in parts):
+        raise MalformedCommand("json is no array of three strings: instance, lock_name, lock_key")
+    return LockReleased(*parts)
 
 
 # --- writing arguments --------------------------------------------------------------------------------------------
@@ -294,7 +340,8 @@ def _write_rdata(command: RData) -> bytes:
 
 def _write_user_sync(command: UserSync) -> bytes:
     state = "start" if command.is_syncing else "end"
-    return _words(command.instance_id, command.user_id, state, command.last_sync_ms)
+    device = () if command.device_id is None else (command.device_id,)
+    return _words(command.instance_id, command.user_id, *device, state, command.last_sync_ms)
 
 
 def _write_user_ip(command: UserIP) -> bytes:
@@ -323,5 +370,11 @@ COMMANDS: dict[str, Grammar] = {
         Grammar(ClearUserSync, ClearUserSync, lambda c: _text(c.instance_id), _CLIENT_ONLY),
         Grammar(FederationAck, _read_federation_ack, lambda c: _words(c.instance, c.token), _CLIENT_ONLY),
         Grammar(UserIP, _read_user_ip, _write_user_ip, _CLIENT_ONLY),
+        Grammar(LockReleased, _read_lock_released, lambda c: encode_json(msgspec.structs.astuple(c)), _BOTH),
+        Grammar(NewActiveTask, NewActiveTask, lambda c: _text(c.task_id), _BOTH),
+        Grammar(CancelTask, CancelTask, lambda c: _text(c.task_id), _BOTH),
     )
 }
+
+#: Commands that 1.43 does not know: a client of it ends the connection when it hears one.
+LATER_WORDS = frozenset({LockReleased.WORD, NewActiveTask.WORD, CancelTask.WORD})

@@ -190,6 +190,11 @@ class Connection:
         return self.state is State.OPEN
 
     @property
+    def last_command_at(self) -> float:
+        """When the peer last said something valid, or connected."""
+        return self._last_command
+
+    @property
     def deadline(self) -> float:
         """When `tick` (open) or an abort of the transport (closing) is due."""
         if self.state is State.OPEN:

@@ -35,10 +35,13 @@ COMMAND = st.one_of(
     st.builds(wire.RemoteServerUp, TEXT),
     st.builds(wire.Name, TEXT),
     st.builds(wire.Replicate),
-    st.builds(wire.UserSync, WORD, WORD, st.booleans(), NUMBER),
+    st.builds(wire.UserSync, WORD, WORD, st.booleans(), NUMBER, st.none() | WORD),
     st.builds(wire.ClearUserSync, TEXT),
-    st.builds(wire.FederationAck, WORD, NUMBER),
+    st.builds(wire.FederationAck, WORD, TOKEN),
     st.builds(wire.UserIP, WORD, MAYBE, MAYBE, MAYBE, MAYBE, NUMBER),
+    st.builds(wire.LockReleased, TEXT, TEXT, TEXT),
+    st.builds(wire.NewActiveTask, TEXT),
+    st.builds(wire.CancelTask, TEXT),
 )
 #: Bytes that are likely to come near a rule.
 FRAGMENT = st.one_of(

@@ -4,10 +4,13 @@ import pytest
 
 from streams.replication.commands import (
     COMMANDS,
+    CancelTask,
     ClearUserSync,
     Error,
     FederationAck,
+    LockReleased,
     Name,
+    NewActiveTask,
     Ping,
     Position,
     RData,
@@ -34,7 +37,13 @@ EXAMPLES = [
     (Replicate(), b"REPLICATE \n"),
     (UserSync("zHeCu", "@i:a", True, 12), b"USER_SYNC zHeCu @i:a start 12\n"),
     (UserSync("zHeCu", "@i:a", False, 12), b"USER_SYNC zHeCu @i:a end 12\n"),
+    (UserSync("rnbrH", "@c:n", True, 5, "CDEV"), b"USER_SYNC rnbrH @c:n CDEV start 5\n"),
+    (UserSync("rnbrH", "@c:n", False, 5, "start"), b"USER_SYNC rnbrH @c:n start end 5\n"),
+    (UserSync("rnbrH", "@c:n", True, 5, "None"), b"USER_SYNC rnbrH @c:n None start 5\n"),
     (ClearUserSync("zHeCu"), b"CLEAR_USER_SYNC zHeCu\n"),
+    (LockReleased("p1", "purge lock", "!C-c"), b'LOCK_RELEASED ["p1","purge lock","!C-c"]\n'),
+    (NewActiveTask("KVXhNHqd"), b"NEW_ACTIVE_TASK KVXhNHqd\n"),
+    (CancelTask("KVXhNHqd"), b"CANCEL_TASK KVXhNHqd\n"),
     (FederationAck("sender1", 0), b"FEDERATION_ACK sender1 0\n"),
     (UserIP("@c:a", "t", "::1", "ua 1.0", None, 5), b'USER_IP @c:a ["t","::1","ua 1.0",null,5]\n'),
 ]
@@ -50,7 +59,7 @@ def test_line_is_read_as_its_command(command, line):
     assert parse_line(line[:-1].decode()) == command
 
 
-def test_every_command_of_version_1_43_has_an_example():
+def test_every_command_has_an_example():
     assert {type(command) for command, _ in EXAMPLES} == {grammar.kind for grammar in COMMANDS.values()}
 
 
@@ -106,6 +115,13 @@ def test_last_integer_may_have_blanks_around():
         "POSITION s w -9223372036854775809 1",
         "USER_SYNC inst @a:b middle 12",
         "USER_SYNC inst @a:b start",
+        "USER_SYNC inst @a:b DEV middle 5",
+        "USER_SYNC inst @a:b start five",
+        "USER_SYNC inst @a:b start start five",
+        'LOCK_RELEASED ["a","b"]',
+        'LOCK_RELEASED ["a","b",1]',
+        "LOCK_RELEASED a b c",
+        "FEDERATION_ACK a 9223372036854775808",
         "FEDERATION_ACK 3",
         "FEDERATION_ACK a b 3",
         'USER_IP @a:b ["t","ip","ua",null]',
