@@ -14,8 +14,9 @@ from typing import Protocol, TypeVar
 
 from streams import database, registry
 from streams.positions import Stored, linear_position, positions_to_show
-from streams.readers import rows_between, stored_positions
+from streams.readers import stored_positions
 from streams.replication.errors import CatchUpError
+from streams.replication.table_rows import RowPace, Wanted, table_rows
 from streams.replication.views import FollowedRow
 from streams.tokens import VectorToken
 
@@ -83,6 +84,7 @@ class TableCatchUp:
     def __init__(self, using: str, name: str) -> None:
         self._connection = database.KeptConnection(using, name)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="catch-up")
+        self._paces: dict[str, RowPace] = {}
 
     def covers(self, stream: str) -> bool:
         return stream in registry.names()
@@ -118,9 +120,12 @@ class TableCatchUp:
         self, stream: str, writer: str | None, after: int, upto: int, limit: int
     ) -> tuple[Sequence[FollowedRow], int]:
         declaration = registry.get(stream).declaration
+        wanted = Wanted(after, upto, None if writer is None else [writer])
+        pace = self._paces.setdefault(stream, RowPace())
         with self._connection.cursor() as cursor:
-            rows, reached = rows_between(cursor, declaration, writer, after, upto, limit)
-        return [FollowedRow(stream, row.writer, row.token, row.row) for row in rows], reached
+            rows, reached = table_rows(cursor, declaration, wanted, pace.limit(limit))
+        pace.learn(rows)
+        return rows, reached
 
     def _writer_names(self, stream: str) -> dict[int, str]:
         with self._connection.cursor() as cursor:

@@ -24,6 +24,7 @@ from typing import Any
 
 from streams.replication.commands import Position, RData
 from streams.replication.errors import TooManyWriters
+from streams.replication.row_size import row_size
 
 __all__ = ["Cursors", "Event", "Fact", "Gap", "Ignored", "Moved", "Reset"]
 
@@ -33,8 +34,6 @@ __all__ = ["Cursors", "Event", "Fact", "Gap", "Ignored", "Moved", "Reset"]
 FACTS_ABOVE_LIMIT = 100_000
 #: Rows of unfinished facts are kept up to so much memory, over all writers; a larger fact is fetched instead.
 BATCHES_LIMIT_BYTES = 64 * 1024 * 1024
-#: What one value of a row takes at least.
-VALUE_BYTES = 64
 #: Writers of all streams that a server may name before it is given up.
 NAMES_LIMIT = 20_000
 
@@ -254,7 +253,7 @@ class Cursors:
         batch = state.batches.setdefault(command.instance, _Batch())
         if batch.is_cut:
             return
-        size = _size(command.row)
+        size = row_size(command.row)
         if self._batches_bytes + size > BATCHES_LIMIT_BYTES:
             self._end_batch(state, command.instance)
             state.batches[command.instance] = _Batch(is_cut=True)
@@ -307,18 +306,3 @@ class Cursors:
             stream: {writer: max(cursor, state.linear) for writer, cursor in state.cursors.items()}
             for stream, state in self._streams.items()
         }
-
-
-def _size(row: Any) -> int:
-    """About how many bytes of memory the row takes."""
-    size, left = 0, [row]
-    while left:
-        value = left.pop()
-        size += VALUE_BYTES
-        if isinstance(value, str):
-            size += len(value)
-        elif isinstance(value, list):
-            left += value
-        elif isinstance(value, dict):
-            left += [*value.keys(), *value.values()]
-    return size

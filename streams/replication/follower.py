@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from streams.logs import get_logger
@@ -21,7 +22,7 @@ from streams.replication.connections import Connector, Counters, Link, TcpConnec
 from streams.replication.cursors import Cursors, Event, Fact, Gap, Moved, Reset
 from streams.replication.errors import BadAddress, CatchUpError, WrongRemote
 from streams.replication.protocol import CloseReason, Limits
-from streams.replication.views import FollowedRow, LinearView, View
+from streams.replication.views import FollowedRow, LinearView, Range, View
 from streams.tokens import VectorToken
 
 __all__ = ["Follower", "FollowerOptions", "Handler"]
@@ -31,7 +32,7 @@ log = get_logger(__name__)
 Handler = Callable[[Sequence[FollowedRow]], Awaitable[None] | None]
 
 FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS = 0.1, 1.0
-ROWS_PER_FETCH = 5_000
+ROWS_PER_FETCH = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,13 +274,30 @@ class Follower:
         elif self.options.view is View.LINEAR:
             self._views[gap.stream].miss(gap.upto)
         else:
-            after = gap.after
-            while after < gap.upto:
-                rows, after = await self._catch_up.fetch(gap.stream, gap.instance, after, gap.upto, ROWS_PER_FETCH)
-                self._pending += rows
-                await self._hand_out()
-                self._cursors.reached(gap.stream, gap.instance, after)
+            async with aclosing(self._fetched(gap.stream, gap.instance, Range(gap.after, gap.upto))) as batches:
+                async for rows, reached in batches:
+                    self._pending += rows
+                    await self._hand_out()
+                    self._cursors.reached(gap.stream, gap.instance, reached)
         self._cursors.reached(gap.stream, gap.instance, gap.upto)
+
+    async def _fetched(
+        self, stream: str, writer: str | None, wanted: Range
+    ) -> AsyncGenerator[tuple[Sequence[FollowedRow], int], None]:
+        """What was missed, batch by batch; while one is handled the next is fetched."""
+        after, upto, limit = wanted.after, wanted.upto, ROWS_PER_FETCH
+        ahead: asyncio.Task[tuple[Sequence[FollowedRow], int]] | None = None
+        try:
+            while after < upto:
+                rows, after = await (ahead or self._catch_up.fetch(stream, writer, after, upto, limit))
+                ahead = None
+                if after < upto:
+                    ahead = asyncio.ensure_future(self._catch_up.fetch(stream, writer, after, upto, limit))
+                yield rows, after
+        finally:
+            if ahead is not None:
+                ahead.cancel()
+                await asyncio.wait([ahead])
 
     # --- handing out ----------------------------------------------------------------------------------------------
 
@@ -291,16 +309,17 @@ class Follower:
         for stream in touched:
             view, linear = self._views[stream], self._cursors.linear(stream)
             while due := view.due(linear):
-                rows, reached = await self._catch_up.fetch(stream, None, due.after, due.upto, ROWS_PER_FETCH)
-                self._pending += rows
-                await self._hand_out()
-                view.read(reached)
+                async with aclosing(self._fetched(stream, None, due)) as batches:
+                    async for rows, reached in batches:
+                        self._pending += rows
+                        await self._hand_out()
+                        view.read(reached)
             self._pending += view.take(linear)
 
     async def _hand_out(self) -> None:
         rows, self._pending = self._pending, []
         if rows and self._starts:
-            rows = [row for row in rows if not self._covered_by_start(row)]
+            rows = self._beyond_start(rows)
         if rows:
             await self._call_handler(rows)
         self._handled = self._cursors.positions()
@@ -317,15 +336,17 @@ class Follower:
         except Exception as error:
             raise _HandlerFailed(error) from error
 
-    def _covered_by_start(self, row: FollowedRow) -> bool:
+    def _beyond_start(self, rows: list[FollowedRow]) -> list[FollowedRow]:
         """A linear start at a vector token passes once more by facts of the writers that were ahead."""
-        token = self._starts.get(row.stream)
-        if token is None:
-            return False
-        if row.token > token.highest and self.linear(row.stream) > token.highest:
-            del self._starts[row.stream]  # far beyond the start by now
-            return False
-        return token.covers(row.instance, row.token)
+        starts = self._starts
+        for stream in [name for name, start in starts.items() if self.linear(name) > start.highest]:
+            del starts[stream]  # far beyond the start by now
+        highest = {stream: start.highest for stream, start in starts.items()}
+        return [
+            row
+            for row in rows
+            if row.token > highest.get(row.stream, 0) or not starts[row.stream].covers(row.instance, row.token)
+        ]
 
     # --- where we are ---------------------------------------------------------------------------------------------
 
