@@ -1,4 +1,4 @@
-"""Where the pages are: the live page, the admin, metrics and health. The root leads to the live page."""
+"""Where the pages are: the live page, the admin, metrics, health and catch-up over HTTP. The root leads to the live page."""
 
 from django.contrib import admin
 from django.urls import path
@@ -8,6 +8,9 @@ from django.views.generic import RedirectView
 from replsite.dashboard.views import live_data, live_page
 from replsite.health import health_view, live_view, ready_view
 from replsite.metrics import metrics_view
+from streams.replication.catch_up_view import stream_updates_view
+
+_UPDATES = "_synapse/replication/get_repl_stream_updates/<str:stream>"
 
 urlpatterns: list[URLPattern | URLResolver] = [
     path("", RedirectView.as_view(pattern_name="live")),
@@ -18,4 +21,6 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("health", health_view, name="health"),
     path("health/live", live_view, name="health-live"),
     path("health/ready", ready_view, name="health-ready"),
+    path(f"{_UPDATES}/<str:txn_id>", stream_updates_view, name="stream-updates"),
+    path(_UPDATES, stream_updates_view),
 ]

@@ -49,6 +49,8 @@ class StreamSettings:
     """A peer that takes no byte for this long while some wait is closed as slow."""
     connection_limit: int = 5_000
     """Most replication connections that one server takes."""
+    replication_secret: str = field(default="", repr=False)
+    """Whoever asks for missed facts over HTTP has to know it; empty: only loopback and ``plain_networks`` may ask."""
     plain_networks: Sequence[str] = ()
     """Networks besides loopback in which the replication port may listen without TLS, e.g. ``10.1.2.0/24``."""
 
