@@ -6,6 +6,7 @@ Blocking; called by one thread at a time. Reading positions before rows is what 
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,7 +40,8 @@ class Round:
     facts: int = 0
     oversize: int = 0
     done: list[Done] = field(default_factory=list)
-    has_more: bool = False
+    #: Streams of which there was more to read.
+    has_more: set[str] = field(default_factory=set)
 
 
 class Backlog:
@@ -56,13 +58,18 @@ class Backlog:
         with self._connection.cursor() as cursor:
             return stored_positions(cursor)
 
-    def round(self) -> Round:
-        """Read and encode what moved since the last round; ``done`` is to be told to the announcer."""
+    def round(self, only: Collection[str] | None = None) -> Round:
+        """Read and encode what moved since the last round; ``done`` is to be told to the announcer.
+
+        Looks at the streams in ``only``, when given.
+        """
         result = Round()
         pieces: list[bytes] = []
         cut: set[tuple[str, str]] = set()
         with self._connection.cursor() as cursor:
-            for step in self._announcer.steps(stored_positions(cursor), time.monotonic()):
+            for step in self._announcer.steps(
+                stored_positions(cursor, None if only is None else list(only)), time.monotonic(), only
+            ):
                 if (step.stream, step.writer) in cut:
                     continue
                 lines, position = self._carry_out(cursor, step)
@@ -74,7 +81,7 @@ class Backlog:
                 result.oversize += lines.oversize
                 result.done.append(Done(step.stream, step.writer, position))
         result.data = b"".join(pieces)
-        result.has_more = bool(cut)
+        result.has_more = {stream for stream, _ in cut}
         return result
 
     def resolve_dead_writers(self) -> None:

@@ -9,7 +9,6 @@ loop; `start` and `stop` are called on it.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -62,6 +61,9 @@ class Broadcaster:
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="broadcaster")
         self._figure_threads = ThreadPoolExecutor(1, thread_name_prefix="reader-rows")
         self._wake = asyncio.Event()
+        self._moved: set[str] = set()
+        self._look_at_all = True
+        self._all_due = 0.0
         self._pokes: PokeListener | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._lost: list[Peer] = []
@@ -163,39 +165,60 @@ class Broadcaster:
         """Called in the listener's thread."""
         loop = self._loop
         if loop is not None and not loop.is_closed():
-            loop.call_soon_threadsafe(self._wake.set)
+            loop.call_soon_threadsafe(self._look_at, {poke.stream for poke in pokes})
+
+    def _look_at(self, streams: set[str]) -> None:
+        """These streams moved; none named: look at all."""
+        self._moved |= streams
+        self._look_at_all = self._look_at_all or not streams
+        self._wake.set()
 
     async def _broadcast(self) -> None:
         while True:
             await self._wait()
             self._wake.clear()
             try:
-                while await self._round():
+                while await self._round(self._take_moved()):
                     await self._pace()
             except database.DatabaseError as error:
                 log.warning("broadcaster.database_error", error=str(error).strip())
                 await asyncio.sleep(RETRY_SECONDS)
-                self._wake.set()
+                self._look_at(set())
 
     async def _wait(self) -> None:
         timeout = min(POLL_SECONDS, max(self._announcer.wants_round_at - time.monotonic(), 0.0))
-        with contextlib.suppress(TimeoutError):  # then it is time to look by ourselves
+        try:
             await asyncio.wait_for(self._wake.wait(), timeout)
+        except TimeoutError:  # then it is time to look by ourselves
+            self._look_at_all = True
 
-    async def _round(self) -> bool:
+    def _take_moved(self) -> set[str] | None:
+        """The streams to look at in the next round, None for all: a poke names what moved, and most streams rest."""
+        now = time.monotonic()
+        if now >= min(self._all_due, self._announcer.wants_round_at):
+            self._look_at_all = True
+        if self._look_at_all:
+            self._all_due = now + POLL_SECONDS
+        moved, self._moved = (None if self._look_at_all else self._moved), set()
+        self._look_at_all = False
+        return moved
+
+    async def _round(self, only: set[str] | None) -> bool:
         """One round; whether another one has to follow at once."""
         if not self.peers:
             snapshot = await self._in_thread(self._backlog.snapshot)
             if self.peers:
+                self._look_at_all = True
                 return True  # somebody came meanwhile, and may have been told the old positions
             self._announcer.skip(snapshot)
             return False
-        result: Round = await self._in_thread(self._backlog.round)
+        result: Round = await self._in_thread(lambda: self._backlog.round(only))
         self._write(result.data, result.lines, list(self.peers.values()))
         for done in result.done:
             self._announcer.said(done.stream, done.writer, done.position)
         self._count(result)
-        return result.has_more
+        self._moved |= result.has_more
+        return bool(result.has_more)
 
     def _count(self, result: Round) -> None:
         self.rounds += 1

@@ -16,7 +16,7 @@ Assumes that snapshots come in the order they were taken, and that rows of a ste
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -86,6 +86,7 @@ class _StreamState:
     sent: dict[str, int] = field(default_factory=dict)
     linear: int = 1
     paced_at: float = -1e9
+    wants_round_at: float = math.inf
 
 
 class Announcer:
@@ -100,8 +101,11 @@ class Announcer:
         self._streams = {name: _StreamState() for name in streams}
         self._stand_in = stand_in
         self._pace_interval_seconds = pace_interval_seconds
-        #: When a retired writer that was left where it is has to be moved; infinity when there is none.
-        self.wants_round_at = math.inf
+
+    @property
+    def wants_round_at(self) -> float:
+        """When a retired writer that was left where it is has to be moved; infinity when there is none."""
+        return min((state.wants_round_at for state in self._streams.values()), default=math.inf)
 
     def start(self, snapshot: Mapping[str, Mapping[str, Stored]]) -> None:
         """Begin at the stored positions; nothing earlier is ever sent."""
@@ -110,15 +114,17 @@ class Announcer:
             state.linear = linear_position(stored.values())
             state.sent = positions_to_show(stored, state.linear) or {self._stand_in: state.linear}
 
-    def steps(self, snapshot: Mapping[str, Mapping[str, Stored]], now: float) -> list[Step]:
-        """What to do to get from what was said to the snapshot, in order.
+    def steps(
+        self, snapshot: Mapping[str, Mapping[str, Stored]], now: float, only: Collection[str] | None = None
+    ) -> list[Step]:
+        """What to do to get from what was said to the snapshot, in order; of the streams in ``only``, when given.
 
         `said` tells afterwards what of it was done; a `Move` must be left out when the `Read` before it was cut short.
         """
-        self.wants_round_at = math.inf
         steps: list[Step] = []
         for name, state in self._streams.items():
-            steps += self._of(name, state, snapshot.get(name, {}), now)
+            if only is None or name in only:
+                steps += self._of(name, state, snapshot.get(name, {}), now)
         return steps
 
     def skip(self, snapshot: Mapping[str, Mapping[str, Stored]]) -> None:
@@ -140,6 +146,7 @@ class Announcer:
                 yield name, writer, position
 
     def _of(self, name: str, state: _StreamState, stored: Mapping[str, Stored], now: float) -> Iterator[Step]:
+        state.wants_round_at = math.inf
         before, state.linear = state.linear, max(state.linear, linear_position(stored.values()))
         sent = dict(state.sent)
         for writer in sorted(stored.keys() - sent.keys()):
@@ -157,7 +164,7 @@ class Announcer:
                 state.paced_at = now
                 moves.append(Move(name, writer, max(end, sent[writer]), target))
             else:
-                self.wants_round_at = min(self.wants_round_at, state.paced_at + self._pace_interval_seconds)
+                state.wants_round_at = state.paced_at + self._pace_interval_seconds
         yield from moves
 
     def _with_pacers(self, state: _StreamState, stored: Mapping[str, Stored]) -> dict[str, int]:

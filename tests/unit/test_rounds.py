@@ -163,3 +163,31 @@ def test_long_rows_are_counted():
 
 def test_rows_are_ascii():
     assert lines([Row(9, ["\u2615"])]) == ['RDATA s w 9 ["\\u2615"]']
+
+
+def two_streams() -> Announcer:
+    made = Announcer(["s", "t"], stand_in="master")
+    made.start({"s": {"a": At(5)}, "t": {"a": At(5)}})
+    return made
+
+
+def test_a_round_of_some_streams_says_nothing_of_the_others():
+    made = two_streams()
+    assert made.steps({"s": {"a": At(9)}}, 10.0, {"s"}) == [Read("s", "a", 5, 9)]
+
+
+def test_a_round_of_some_streams_forgets_no_due_move_of_the_others():
+    made = Announcer(["s", "t"], stand_in="master")
+    made.start({"s": {"gone": At(5, "retired"), "a": At(5)}, "t": {"a": At(5)}})
+    do_all(made, {"s": {"gone": At(5, "retired"), "a": At(7)}, "t": {"a": At(5)}}, 10.0)
+    do_all(made, {"s": {"gone": At(5, "retired"), "a": At(9)}, "t": {"a": At(5)}}, 10.01)
+    due = made.wants_round_at
+    assert 10.01 < due <= 10.1
+    made.steps({"t": {"a": At(8)}}, 10.02, {"t"})
+    assert made.wants_round_at == due
+
+
+def do_all(made: Announcer, snapshot: dict[str, dict[str, At]], now: float) -> None:
+    for step in made.steps(snapshot, now):
+        position = {Announce: "position", Read: "upto", Move: "new"}[type(step)]
+        made.said(step.stream, step.writer, getattr(step, position))
