@@ -20,6 +20,11 @@ from streams.tokens import VectorToken
 __all__ = ["Fetch", "PositionTracker", "TrackerState"]
 
 _FEW = 16
+#: More single complete IDs than this above the linear position are not kept: the largest are dropped, and read again from
+#: the tables once the linear position is about to come to them.
+KNOWN_DONE_LIMIT = 100_000
+#: Complete own IDs above an unfinished one are put together when they are more than this: only the last of a run matters.
+_FINISHED_LIMIT = 10_000
 
 
 @dataclass(slots=True, eq=False)
@@ -46,8 +51,9 @@ class PositionTracker:
     A reader has no ``own_name``; it only ever calls ``advance``.
     """
 
-    def __init__(self, state: TrackerState) -> None:
+    def __init__(self, state: TrackerState, known_done_limit: int | None = None) -> None:
         self._lock = threading.Lock()
+        self._known_done_limit = KNOWN_DONE_LIMIT if known_done_limit is None else known_done_limit
         self._own_name = state.own_name
         self._positions = dict(state.positions)
         self._retired: dict[str, int] = {}
@@ -56,7 +62,10 @@ class PositionTracker:
         self._unfinished: list[int] = []  # sorted
         self._finished_above: list[int] = []  # sorted
         self._fetching: list[Fetch] = []
+        self._thin_at = _FINISHED_LIMIT
         self._known_done: list[int] = []  # heap
+        self._dropped: tuple[int, int] | None = None  # smallest and largest ID that was too many to keep
+        self._cuts = 0
         self._real = state.highest_real  # largest ID of a committed transaction that this process may claim
         self._real_above: list[int] = []  # sorted: such IDs that it may not claim yet
         self._echoed = state.own_position
@@ -110,6 +119,23 @@ class PositionTracker:
             self._note_done(())
             return self._real > before
 
+    def settle(self, fetch: Fetch, ids: Iterable[int]) -> bool:
+        """``end_fetch`` and ``complete`` in one: the transaction that took these IDs has ended, and what it wrote is committed.
+
+        Returns whether there is something to announce. IDs that are complete already are passed over.
+        """
+        with self._lock:
+            before = self._real
+            self._fetching.remove(fetch)
+            done = [number for number in ids if not _holds(self._finished_above, number)]
+            if done:
+                self._max_allocated_seen = max(self._max_allocated_seen, *done)
+                self._take_unfinished(done)
+                self._finish(done, written=True)
+            self._raise_own_position()
+            self._note_done(done)
+            return self._real > before
+
     def complete(self, ids: Iterable[int], *, written: bool) -> bool:
         """End a reservation, by commit (``written``) or rollback; IDs that are complete already are passed over.
 
@@ -118,16 +144,20 @@ class PositionTracker:
         with self._lock:
             before = self._real
             done = self._take_unfinished(list(ids))
-            _insert(self._finished_above, done)
-            if written:
-                self._written += len(done)
-                self._note_real(done)
-                self._last_write = max([self._last_write, *done])
-            else:
-                self._rolled_back += len(done)
+            self._finish(done, written=written)
             self._raise_own_position()
             self._note_done(done)
             return self._real > before
+
+    def _finish(self, done: list[int], *, written: bool) -> None:
+        _insert(self._finished_above, done)
+        self._thin_out()
+        if written:
+            self._written += len(done)
+            self._note_real(done)
+            self._last_write = max([self._last_write, *done])
+        else:
+            self._rolled_back += len(done)
 
     def _take_unfinished(self, ids: list[int]) -> list[int]:
         """Remove these IDs from the unfinished; those that were there, ascending."""
@@ -145,13 +175,26 @@ class PositionTracker:
         del self._unfinished[index]
         return True
 
+    def _thin_out(self) -> None:
+        """Many IDs are complete above an unfinished one: of each run between two of those only the last can be a position.
+
+        IDs that are being fetched lie above what was allocated when the fetch began, so what lies below that is settled.
+        """
+        if max(len(self._finished_above), len(self._real_above)) <= self._thin_at:
+            return
+        settled = min((fetch.above for fetch in self._fetching), default=self._max_allocated_seen)
+        self._finished_above = _last_of_runs(self._finished_above, self._unfinished, settled)
+        ends = sorted({*self._unfinished, *(number + 1 for number in self._finished_above)})
+        self._real_above = _last_of_runs(self._real_above, ends, settled)
+        self._thin_at = max(_FINISHED_LIMIT, 2 * len(self._finished_above), 2 * len(self._real_above))
+
     def _note_real(self, numbers: Iterable[int]) -> None:
         """These IDs belong to committed transactions."""
         _insert(self._real_above, [number for number in numbers if number > self._real])
 
     def _raise_own_position(self) -> None:
         """Own position: the largest finished ID below everything unfinished or possibly being handed out now."""
-        bounds = [fetch.above + 1 for fetch in self._fetching]
+        bounds = [self._fetching[0].above + 1] if self._fetching else []  # they are in the order in which they began
         if self._unfinished:
             bounds.append(self._unfinished[0])
         covered = bisect_left(self._finished_above, min(bounds)) if bounds else len(self._finished_above)
@@ -221,11 +264,45 @@ class PositionTracker:
             self._own_max = max(self._own_max, self._max_allocated_seen)
         while self._known_done and self._known_done[0] <= self._linear + 1:
             self._linear = max(self._linear, heapq.heappop(self._known_done))
+        if len(self._known_done) > self._known_done_limit:
+            self._drop_known_done()
+        if self._dropped is not None and self._dropped[1] <= self._linear:
+            self._dropped = None  # the positions of others passed them
         self._own_max = max(self._own_max, self._linear, self._own_position)
         covered = bisect_right(self._real_above, self._own_max)
         if covered:
             self._real = self._real_above[covered - 1]
             del self._real_above[:covered]
+
+    def _drop_known_done(self) -> None:
+        """Keep the smaller half: the linear position comes to those first."""
+        known = sorted(set(self._known_done))
+        keep = self._known_done_limit // 2
+        self._known_done, dropped = known[:keep], known[keep:]  # a sorted list is a heap
+        if dropped:
+            low, high = self._dropped or (dropped[0], dropped[-1])
+            self._dropped = min(low, dropped[0]), max(high, dropped[-1])
+            self._cuts += 1
+
+    @property
+    def replay_from(self) -> int | None:
+        """Where the linear position may stand only because IDs were dropped; give ``replay_done`` the rows from there on."""
+        with self._lock:
+            low = None if self._dropped is None else self._dropped[0]
+            return self._linear if low is not None and low <= self._linear + 1 else None
+
+    def replay_done(self, ids: Iterable[int], upto: int | None) -> bool:
+        """Committed IDs from ``replay_from`` on, ascending, as the tables have them now; ``upto``: read so far, None: all.
+
+        Rows of the tables are complete facts, so a run of them moves the linear position exactly as if none had
+        been dropped. Returns whether there is something to announce.
+        """
+        with self._lock:
+            before = self._real
+            if self._dropped is not None:
+                self._dropped = None if upto is None or upto >= self._dropped[1] else (upto + 1, self._dropped[1])
+            self._note_done(ids)
+            return self._real > before
 
     def _minimum(self) -> int:
         """Up to where every writer that is known here is complete.
@@ -310,10 +387,29 @@ class PositionTracker:
         with self._lock:
             return len(self._known_done)
 
+    @property
+    def known_done_cuts(self) -> int:
+        """How often they were too many to keep."""
+        with self._lock:
+            return self._cuts
+
     def token(self) -> VectorToken:
         """The vector position: linear, plus every writer that is ahead of it."""
         with self._lock:
             return VectorToken.of(self._linear, self._positions)
+
+
+def _last_of_runs(numbers: list[int], bounds: list[int], settled: int) -> list[int]:
+    """Of ascending numbers up to ``settled`` the last one below each bound, and the last of all; and all above."""
+    upto = bisect_right(numbers, settled)
+    ends = sorted({min(bisect_left(numbers, bound), upto) for bound in bounds} | {upto})
+    return [numbers[end - 1] for end in ends if end] + numbers[upto:]
+
+
+def _holds(numbers: list[int], number: int) -> bool:
+    """Whether a sorted list has that number."""
+    index = bisect_left(numbers, number)
+    return index < len(numbers) and numbers[index] == number
 
 
 def _insert(numbers: list[int], more: list[int]) -> None:

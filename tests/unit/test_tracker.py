@@ -265,3 +265,96 @@ def test_many_open_reservations_are_quick():
         tracker.complete([number], written=True)
     assert tracker.announceable == 10_010
     assert time.perf_counter() - begun < 3.0
+
+
+# --- what is kept while a writer holds the stream back ---------------------------------------------------------------
+
+
+def small(own: int = 10, **others: int) -> PositionTracker:
+    """A tracker that keeps four single IDs above the linear position."""
+    positions = {"me": own, **others}
+    return PositionTracker(TrackerState(min(positions.values()), positions, "me", own), known_done_limit=4)
+
+
+def test_known_done_is_bounded_while_another_writer_is_stuck():
+    tracker = small(silent=10)
+    for number in range(12, 1_000):
+        take(tracker, number)
+        tracker.complete([number], written=True)
+    assert tracker.known_done_size <= 4
+    assert tracker.known_done_cuts > 0
+    assert tracker.linear == 10
+
+
+def test_dropped_ids_are_asked_for_only_when_the_linear_position_comes_to_them():
+    tracker = small(silent=10)
+    for number in range(12, 30):
+        take(tracker, number)
+        tracker.complete([number], written=True)
+    assert tracker.replay_from is None
+    tracker.advance("silent", 11)
+    stands_at = tracker.replay_from
+    assert stands_at is not None
+    assert 11 <= stands_at < 29
+    tracker.replay_done(range(stands_at, 30), None)
+    assert (tracker.linear, tracker.replay_from) == (29, None)
+
+
+def test_rows_that_were_read_in_part_go_on_where_they_ended():
+    tracker = small(silent=10)
+    for number in range(12, 30):
+        take(tracker, number)
+        tracker.complete([number], written=True)
+    tracker.advance("silent", 11)
+    tracker.replay_done(range(11, 21), 20)
+    assert tracker.replay_from == 20
+    tracker.replay_done(range(20, 30), 30)
+    assert (tracker.linear, tracker.replay_from) == (29, None)
+
+
+def test_row_that_is_missing_is_not_passed_by_a_replay():
+    """A gap in the tables may be a fact of the silent writer that is not committed."""
+    tracker = small(silent=10)
+    for number in (*range(12, 20), *range(21, 30)):
+        take(tracker, number)
+        tracker.complete([number], written=True)
+    tracker.advance("silent", 11)
+    tracker.replay_done([*range(11, 20), *range(21, 30)], None)
+    assert tracker.linear == 19
+
+
+def test_dropped_ids_that_others_positions_pass_are_forgotten():
+    tracker = small(silent=10)
+    for number in range(12, 30):
+        take(tracker, number)
+        tracker.complete([number], written=True)
+    tracker.advance("silent", 40)
+    assert (tracker.linear, tracker.replay_from, tracker.known_done_size) == (40, None, 0)
+
+
+def test_complete_ids_above_an_unfinished_one_take_bounded_memory():
+    tracker = writer()
+    take(tracker, 11)
+    for number in range(12, 40_000):
+        take(tracker, number)
+        tracker.complete([number], written=True)
+    assert len(tracker._finished_above) + len(tracker._real_above) < 30_000
+    tracker.complete([11], written=False)
+    assert (tracker.own_minimum, tracker.announceable) == (39_999, 39_999)
+
+
+def test_thinned_out_positions_are_those_of_before():
+    """Between two unfinished IDs the last complete one counts, also when a fetch of long ago brings an ID below it."""
+    tracker = writer()
+    take(tracker, 11)
+    slow = tracker.begin_fetch()
+    take(tracker, *range(12, 20_000), *range(20_001, 40_000))
+    tracker.complete([*range(12, 15_000), *range(15_001, 20_000), *range(20_001, 40_000)], written=True)
+    tracker.end_fetch(slow, [20_000])
+    assert tracker.own_minimum == 10
+    tracker.complete([11], written=True)
+    assert tracker.own_minimum == 14_999
+    tracker.complete([15_000], written=True)
+    assert tracker.own_minimum == 19_999
+    tracker.complete([20_000], written=True)
+    assert tracker.own_minimum == tracker.announceable == 39_999
