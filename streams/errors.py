@@ -20,6 +20,14 @@
     ├── SequenceBusy             open transactions keep a sequence from being moved
     ├── WaitTimedOut             a position that somebody waited for did not come in time
     ├── EpochChanged             a token of before the database was restored
+    ├── ResyncNeeded             facts that a reader has not read were trimmed
+    ├── NotTrimmable             a stream whose table is the data itself
+    ├── ReaderError
+    │   ├── BadHandler           a handler that was declared wrongly
+    │   ├── UnknownReader        no handler and no stored cursor of that name
+    │   ├── ReaderNameTaken      another live process runs the reader
+    │   ├── ReaderFenced         this process lost its lock: somebody else may run the reader now
+    │   └── HandlerFailed        a handler could not take a fact, and its reader was to stop then
     └── TokenError               a token that cannot be read, or breaks a rule
 
 Every message says what, where (stream, writer, position) and what to do.
@@ -29,15 +37,23 @@ from __future__ import annotations
 
 __all__ = [
     "BadCount",
+    "BadHandler",
     "EpochChanged",
     "FactIsFixed",
     "ForeignFact",
+    "HandlerFailed",
+    "NotTrimmable",
+    "ReaderError",
+    "ReaderFenced",
+    "ReaderNameTaken",
     "ReservationEnded",
     "ReservationError",
+    "ResyncNeeded",
     "SequenceBehind",
     "SequenceBusy",
     "StreamError",
     "TokenError",
+    "UnknownReader",
     "UnknownStream",
     "UnknownTable",
     "UnknownWriter",
@@ -134,3 +150,35 @@ class EpochChanged(StreamError):
 
 class TokenError(StreamError, ValueError):
     """A token that cannot be read, or breaks a rule."""
+
+
+class ResyncNeeded(StreamError):
+    """Facts that a reader has not read were trimmed: it has to be set anew, knowing that it missed them."""
+
+
+class NotTrimmable(StreamError):
+    """The stream's table is the data itself, so nothing of it may be trimmed."""
+
+
+class ReaderError(StreamError):
+    """A named reader cannot go on, or was asked for wrongly."""
+
+
+class BadHandler(ReaderError):
+    """A handler was declared wrongly."""
+
+
+class UnknownReader(ReaderError):
+    """There is no handler and no stored cursor of that name."""
+
+
+class ReaderNameTaken(ReaderError):
+    """Another live process runs the reader."""
+
+
+class ReaderFenced(ReaderError):
+    """This process lost its lock on the reader's name; somebody else may run it now."""
+
+
+class HandlerFailed(ReaderError):
+    """A handler could not take a fact, and its reader was to stop then."""

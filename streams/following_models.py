@@ -1,0 +1,103 @@
+"""Tables of those who follow: stored cursors, parked facts, what was trimmed, and which readers were set anew."""
+
+from __future__ import annotations
+
+from django.db import models
+from django.db.models.functions import Now
+
+__all__ = ["LowWaterMark", "ParkedFact", "ReaderResync", "StoredCursor"]
+
+
+class StoredCursor(models.Model):
+    """Up to where a named reader has handled a stream; moved in the transaction of the handler's effect.
+
+    ``base`` and ``entries`` are a vector token: after all facts up to the base, and after those of each named writer up to its
+    entry. ``lease`` counts the processes that have held the reader's name; one that lost it cannot move the cursor.
+    """
+
+    reader = models.TextField()
+    stream = models.TextField()
+    base = models.BigIntegerField()
+    entries = models.JSONField(default=dict, help_text="writer -> position, where above the base")
+    epoch = models.TextField(db_default="", help_text="life of the database that the cursor counts in")
+    lease = models.BigIntegerField(db_default=0)
+    facts_handled = models.BigIntegerField(db_default=0)
+    facts_parked = models.BigIntegerField(db_default=0)
+    host = models.TextField(db_default="")
+    process_id = models.BigIntegerField(null=True)
+    moved_at = models.DateTimeField(db_default=Now())
+    seen_at = models.DateTimeField(db_default=Now(), help_text="last sign of life of the reader's process")
+
+    class Meta:
+        db_table = "streams_storedcursor"
+        constraints = [models.UniqueConstraint(fields=["reader", "stream"], name="streams_storedcursor_reader")]
+        ordering = ["reader", "stream"]
+
+    def __str__(self) -> str:
+        return f"{self.reader} {self.stream} {self.base}"
+
+
+class ParkedFact(models.Model):
+    """A fact that a reader's handler could not take, put aside so that the reader could go on."""
+
+    reader = models.TextField()
+    stream = models.TextField()
+    token = models.BigIntegerField()
+    instance_name = models.TextField(help_text="writer")
+    rows = models.JSONField(help_text="the fact's rows as they travel")
+    error = models.TextField(help_text="the last error in one line")
+    traceback = models.TextField()
+    attempts = models.IntegerField()
+    parked_at = models.DateTimeField(db_default=Now())
+    tried_at = models.DateTimeField(db_default=Now())
+
+    class Meta:
+        db_table = "streams_parkedfact"
+        constraints = [
+            models.UniqueConstraint(fields=["reader", "stream", "token"], name="streams_parkedfact_fact"),
+        ]
+        ordering = ["reader", "stream", "token"]
+
+    def __str__(self) -> str:
+        return f"{self.reader} {self.stream} {self.token}"
+
+
+class LowWaterMark(models.Model):
+    """What was trimmed of a stream: facts up to ``position`` may be gone.
+
+    ``writers`` tells for each writer its highest fact that is gone. A reader whose cursor for that writer lies below has
+    lost facts and must be set anew; one above it has lost nothing.
+    """
+
+    stream = models.TextField(primary_key=True)
+    position = models.BigIntegerField(db_default=0)
+    writers = models.JSONField(default=dict, help_text="writer -> its highest fact that was trimmed")
+    rows_deleted = models.BigIntegerField(db_default=0)
+    trimmed_at = models.DateTimeField(db_default=Now())
+
+    class Meta:
+        db_table = "streams_lowwatermark"
+        ordering = ["stream"]
+
+    def __str__(self) -> str:
+        return f"{self.stream} {self.position}"
+
+
+class ReaderResync(models.Model):
+    """The trace of a reader whose cursor was set by hand: from where, to where, by whom."""
+
+    reader = models.TextField()
+    stream = models.TextField()
+    from_base = models.BigIntegerField(null=True, help_text="null: it had no cursor")
+    from_entries = models.JSONField(default=dict)
+    to_base = models.BigIntegerField()
+    to_entries = models.JSONField(default=dict)
+    resynced_by = models.TextField()
+    resynced_at = models.DateTimeField(db_default=Now())
+
+    class Meta:
+        db_table = "streams_readerresync"
+        ordering = ["-id"]
+
+    def __str__(self) -> str:
+        return f"{self.reader} {self.stream} {self.from_base} -> {self.to_base}"
