@@ -7,7 +7,22 @@ from typing import Any
 from django.contrib import admin
 
 from streams import registry
-from streams.models import Epoch, Instance, Reader, StreamPosition, WriterResolution
+from streams.models import (
+    Epoch,
+    FederationAcknowledgement,
+    Instance,
+    LowWaterMark,
+    ParkedFact,
+    Reader,
+    ReaderResync,
+    StoredCursor,
+    StreamPosition,
+    SyncingUser,
+    UserAddress,
+    WireCount,
+    WorkerConnection,
+    WriterResolution,
+)
 from streams.read_only_admin import ReadOnlyAdmin
 
 __all__ = ["EpochAdmin", "FactAdmin", "InstanceAdmin", "ReaderAdmin", "StreamPositionAdmin", "WriterResolutionAdmin"]
@@ -72,6 +87,79 @@ class EpochAdmin(ReadOnlyAdmin):
     """The lives of this database: a restored one begins a new epoch."""
 
     list_display = ("word", "began_at", "reason", "timeline", "system_identifier")
+
+
+@admin.register(WorkerConnection)
+class WorkerConnectionAdmin(ReadOnlyAdmin):
+    """Connections over which users sync."""
+
+    list_display = ("name", "address", "served_by", "connected_at", "last_news_at")
+    search_fields = ("name", "address")
+
+
+@admin.register(SyncingUser)
+class SyncingUserAdmin(ReadOnlyAdmin):
+    """Who syncs where now."""
+
+    list_display = ("user_id", "device_id", "worker", "started_at", "last_sync_at")
+    search_fields = ("user_id", "worker")
+
+
+@admin.register(FederationAcknowledgement)
+class FederationAcknowledgementAdmin(ReadOnlyAdmin):
+    """Up to where federation senders have taken their stream."""
+
+    list_display = ("instance_name", "token", "acknowledged_at")
+
+
+@admin.register(UserAddress)
+class UserAddressAdmin(ReadOnlyAdmin):
+    """From where users were seen."""
+
+    list_display = ("user_id", "device_id", "ip", "last_seen_at", "user_agent")
+    search_fields = ("user_id", "ip")
+
+
+@admin.register(WireCount)
+class WireCountAdmin(ReadOnlyAdmin):
+    """What happened on the connections of all servers."""
+
+    list_display = ("kind", "name", "total")
+    list_filter = ("kind",)
+
+
+@admin.register(StoredCursor)
+class StoredCursorAdmin(ReadOnlyAdmin):
+    """Up to where named readers have handled their streams."""
+
+    list_display = ("reader", "stream", "base", "facts_handled", "facts_parked", "host", "process_id", "seen_at")
+    list_filter = ("stream",)
+    search_fields = ("reader",)
+
+
+@admin.register(ParkedFact)
+class ParkedFactAdmin(ReadOnlyAdmin):
+    """Facts that handlers could not take; ``manage.py parked`` retries and drops them."""
+
+    list_display = ("reader", "stream", "token", "instance_name", "error", "attempts", "parked_at", "tried_at")
+    list_filter = ("stream",)
+    search_fields = ("reader",)
+
+
+@admin.register(LowWaterMark)
+class LowWaterMarkAdmin(ReadOnlyAdmin):
+    """What was trimmed of each stream."""
+
+    list_display = ("stream", "position", "rows_deleted", "trimmed_at")
+
+
+@admin.register(ReaderResync)
+class ReaderResyncAdmin(ReadOnlyAdmin):
+    """Readers whose cursor was set by hand."""
+
+    list_display = ("resynced_at", "reader", "stream", "from_base", "to_base", "resynced_by")
+    list_filter = ("stream",)
+    search_fields = ("reader",)
 
 
 class FactAdmin(ReadOnlyAdmin):

@@ -13,15 +13,26 @@ from django.db.models.functions import Now
 from streams.catalog import CACHES
 from streams.epoch_model import Epoch
 from streams.facts import Fact
+from streams.following_models import LowWaterMark, ParkedFact, ReaderResync, StoredCursor
 from streams.registry import bind
+from streams.worker_models import FederationAcknowledgement, SyncingUser, UserAddress, WireCount, WorkerConnection
 
 __all__ = [
     "CacheInvalidation",
     "Epoch",
     "Fact",
+    "FederationAcknowledgement",
     "Instance",
+    "LowWaterMark",
+    "ParkedFact",
     "Reader",
+    "ReaderResync",
+    "StoredCursor",
     "StreamPosition",
+    "SyncingUser",
+    "UserAddress",
+    "WireCount",
+    "WorkerConnection",
     "WriterResolution",
     "WriterState",
 ]

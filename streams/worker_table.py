@@ -1,0 +1,163 @@
+"""Writing and asking the tables of what workers say: named SQL (pure).
+
+Every function is given a cursor; the caller decides about the transaction and what to do about errors. Times that come
+from other machines' clocks are ages, so that all rows stand on the database's clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import orjson
+
+__all__ = [
+    "add_counts",
+    "end_syncs",
+    "forget_connections",
+    "forget_old",
+    "forget_server",
+    "forget_workers",
+    "store_acknowledgements",
+    "store_addresses",
+    "store_connections",
+    "store_syncs",
+    "take_over",
+]
+
+#: Name: a connection over which users sync, or news of it.
+_CONNECTIONS = """
+INSERT INTO streams_workerconnection AS known (key, name, address, served_by, connected_at, last_news_at)
+SELECT key, name, address, %(served_by)s, clock_timestamp(), clock_timestamp() - make_interval(secs => age)
+FROM jsonb_to_recordset(%(rows)s::jsonb) AS given (key text, name text, address text, age double precision)
+ON CONFLICT (key) DO UPDATE SET name = excluded.name,
+    last_news_at = greatest(known.last_news_at, excluded.last_news_at)
+"""
+#: Name: users that began to sync, or did once more.
+_SYNCS = """
+INSERT INTO streams_syncinguser AS known (connection_key, worker, user_id, device_id, last_sync_at)
+SELECT connection, worker, "user", device, to_timestamp(ms / 1000.0)
+FROM jsonb_to_recordset(%(rows)s::jsonb) AS given (connection text, worker text, "user" text, device text, ms double precision)
+ON CONFLICT (connection_key, worker, user_id, device_id) DO UPDATE SET last_sync_at = excluded.last_sync_at
+"""
+_ENDS = """
+DELETE FROM streams_syncinguser s
+USING jsonb_to_recordset(%(rows)s::jsonb) AS given (connection text, worker text, "user" text, device text)
+WHERE s.connection_key = given.connection AND s.worker = given.worker AND s.user_id = given."user"
+  AND s.device_id = given.device
+"""
+#: Name: a worker speaks over another connection now; what it said over earlier ones is old.
+_TAKE_OVER = """
+DELETE FROM streams_syncinguser s
+USING jsonb_each_text(%(rows)s::jsonb) AS given (worker, connection)
+WHERE s.worker = given.worker AND s.connection_key <> given.connection
+"""
+_FORGET_WORKERS = "DELETE FROM streams_syncinguser WHERE worker = ANY(%(workers)s)"
+_FORGET_CONNECTIONS = """
+WITH gone AS (DELETE FROM streams_workerconnection WHERE key = ANY(%(keys)s))
+DELETE FROM streams_syncinguser WHERE connection_key = ANY(%(keys)s)
+"""
+#: Name: connections of a server that is starting: those of its earlier life.
+_FORGET_SERVER = """
+WITH gone AS (DELETE FROM streams_workerconnection WHERE served_by = %(served_by)s RETURNING key)
+DELETE FROM streams_syncinguser s USING gone WHERE s.connection_key = gone.key
+"""
+#: Name: connections without news; their server died, or they say nothing at all.
+_FORGET_SILENT = """
+WITH gone AS (
+    DELETE FROM streams_workerconnection WHERE last_news_at < clock_timestamp() - make_interval(secs => %(silence)s)
+    RETURNING key)
+DELETE FROM streams_syncinguser s USING gone WHERE s.connection_key = gone.key
+"""
+_FORGET_ADDRESSES = """
+DELETE FROM streams_useraddress WHERE id IN (
+    SELECT id FROM streams_useraddress WHERE last_seen_at < clock_timestamp() - make_interval(secs => %(seconds)s)
+    ORDER BY last_seen_at LIMIT 1000)
+"""
+_ACKNOWLEDGEMENTS = """
+INSERT INTO streams_federationacknowledgement (instance_name, token, acknowledged_at)
+SELECT key, value::bigint, clock_timestamp() FROM jsonb_each_text(%(rows)s::jsonb)
+ON CONFLICT (instance_name) DO UPDATE SET token = excluded.token, acknowledged_at = excluded.acknowledged_at
+"""
+#: Name: where users were seen; never a time in the future, which nothing later could replace.
+_ADDRESSES = """
+INSERT INTO streams_useraddress AS known (user_id, token_digest, ip, device_id, user_agent, last_seen_at)
+SELECT "user", digest, ip, device, agent, least(to_timestamp(ms / 1000.0), clock_timestamp())
+FROM jsonb_to_recordset(%(rows)s::jsonb)
+    AS given ("user" text, digest text, ip text, device text, agent text, ms double precision)
+ORDER BY "user", digest, ip
+ON CONFLICT (user_id, token_digest, ip) DO UPDATE SET device_id = excluded.device_id, user_agent = excluded.user_agent,
+    last_seen_at = greatest(known.last_seen_at, excluded.last_seen_at)
+"""
+_COUNTS = """
+INSERT INTO streams_wirecount AS known (kind, name, total)
+SELECT kind, name, total FROM jsonb_to_recordset(%(rows)s::jsonb) AS given (kind text, name text, total bigint)
+ORDER BY kind, name
+ON CONFLICT (kind, name) DO UPDATE SET total = known.total + excluded.total
+"""
+
+Row = Mapping[str, Any]
+
+
+def store_connections(cursor: Any, rows: Sequence[Row], served_by: str) -> None:
+    """Rows of ``key``, ``name``, ``address`` and ``age`` (seconds since the worker said something)."""
+    _write(cursor, _CONNECTIONS, rows, served_by=served_by)
+
+
+def store_syncs(cursor: Any, rows: Sequence[Row]) -> None:
+    """Rows of ``connection``, ``worker``, ``user``, ``device`` and ``ms`` (since the epoch)."""
+    _write(cursor, _SYNCS, rows)
+
+
+def end_syncs(cursor: Any, rows: Sequence[Row]) -> None:
+    """Rows of ``connection``, ``worker``, ``user`` and ``device``."""
+    _write(cursor, _ENDS, rows)
+
+
+def take_over(cursor: Any, connections: Mapping[str, str]) -> None:
+    """``{worker: connection}``: these workers speak over these connections now."""
+    _write(cursor, _TAKE_OVER, connections)
+
+
+def forget_workers(cursor: Any, workers: Sequence[str]) -> None:
+    """All users of these worker processes."""
+    if workers:
+        cursor.execute(_FORGET_WORKERS, {"workers": list(workers)})
+
+
+def forget_connections(cursor: Any, keys: Sequence[str]) -> None:
+    """These connections and all users that were said to sync over them."""
+    if keys:
+        cursor.execute(_FORGET_CONNECTIONS, {"keys": list(keys)})
+
+
+def forget_server(cursor: Any, served_by: str) -> None:
+    """What an earlier life of this server left."""
+    cursor.execute(_FORGET_SERVER, {"served_by": served_by})
+
+
+def forget_old(cursor: Any, silence_seconds: float, address_seconds: float) -> None:
+    """Connections without news for so long, and some of the addresses that were not seen for so long."""
+    cursor.execute(_FORGET_SILENT, {"silence": silence_seconds})
+    cursor.execute(_FORGET_ADDRESSES, {"seconds": address_seconds})
+
+
+def store_acknowledgements(cursor: Any, tokens: Mapping[str, int]) -> None:
+    """``{instance: token}``: the last word of each."""
+    _write(cursor, _ACKNOWLEDGEMENTS, tokens)
+
+
+def store_addresses(cursor: Any, rows: Sequence[Row]) -> None:
+    """Rows of ``user``, ``digest``, ``ip``, ``device``, ``agent`` and ``ms`` (since the epoch)."""
+    _write(cursor, _ADDRESSES, rows)
+
+
+def add_counts(cursor: Any, rows: Sequence[Row]) -> None:
+    """Rows of ``kind``, ``name`` and ``total``, which is added."""
+    _write(cursor, _COUNTS, rows)
+
+
+def _write(cursor: Any, sql: str, rows: Sequence[Row] | Mapping[str, Any], **more: Any) -> None:
+    if rows:
+        given = rows if isinstance(rows, Mapping) else list(rows)
+        cursor.execute(sql, {"rows": orjson.dumps(given).decode(), **more})
