@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from state.auth_graph import AuthGraph
 from state.auth_rules import AuthRules
 from state.auth_selection import auth_keys as keys_of
+from state.resolution import resolve
 from state.room_versions import room_version
 
 ROOM = "!r:a.test"
@@ -122,3 +124,46 @@ class MadeState(dict):
         """Why this membership change is refused."""
         parts = {"type": "m.room.member", "state_key": target, "sender": sender}
         return self.refusal({**parts, "content": {"membership": membership, **content}}, signed_by)
+
+
+# --- cases of the state resolution vectors ------------------------------------------------------------------------
+
+
+class ResolutionCase:
+    """The events of a case, ready to resolve."""
+
+    def __init__(self, version: str, events) -> None:
+        room_id = next(e["pdu"]["room_id"] for e in events if "room_id" in e["pdu"])
+        self.events = {e["event_id"]: ruled(e["pdu"], e["event_id"], room_id, e.get("rejected", False)) for e in events}
+        create = next(event.event_id for event in self.events.values() if event.type == "m.room.create")
+        self.rules = AuthRules(room_version(version))
+        self.graph = AuthGraph(self.events, self.rules.version, create)
+
+    def state(self, event_ids):
+        """A state map of these events."""
+        return {(self.events[e].type, self.events[e].state_key): e for e in event_ids}
+
+    def resolve(self, state_sets):
+        """The resolution of states given as lists of event IDs."""
+        return resolve(self.rules, self.graph, [self.state(event_ids) for event_ids in state_sets])
+
+    def states_after(self):
+        """Event -> state after it, for events whose references point backwards."""
+        after = {}
+        for event in self.events.values():
+            befores = [after[prev] for prev in event.prev_event_ids if prev in after]
+            state = resolve(self.rules, self.graph, befores) if befores else {}
+            if event.state_key is not None and event.rejected_reason is None:
+                state = {**state, (event.type, event.state_key): event.event_id}
+            after[event.event_id] = state
+        return after
+
+
+def resolve_state(version, events, state_sets):
+    """The IDs of the resolved state."""
+    return ResolutionCase(version, events).resolve(state_sets).values()
+
+
+def state_after(version, events):
+    """Event -> the IDs of the state after it."""
+    return {event_id: state.values() for event_id, state in ResolutionCase(version, events).states_after().items()}

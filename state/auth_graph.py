@@ -1,0 +1,144 @@
+"""The events of a room as their auth events connect them: chains, what sets of events differ in, what lies between (pure).
+
+Every event has a *rank*, and its auth events have lower ones, so a walk from the highest rank downwards meets each event
+once, after all that lead to it, and can stop as soon as nothing below can matter. Nothing here recurses. Auth events that
+are not here are left out; so are those that would close a circle, which IDs that are hashes cannot do.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from state.auth_selection import CREATE, POWER_LEVELS, AuthEvent, state_key_of
+from state.power_levels import PowerLevels, creators_of
+from state.room_versions import RoomVersion
+
+__all__ = ["AuthGraph"]
+
+
+class AuthGraph:
+    """The auth events of a room's events; ``events`` may grow while the graph is in use.
+
+    ``create_event_id`` is implied among the auth events of all others in room version 12.
+    """
+
+    def __init__(self, events: Mapping[str, AuthEvent], version: RoomVersion, create_event_id: str | None) -> None:
+        self.events = events
+        self._version = version
+        self._create_id = create_event_id
+        self._implied = (create_event_id,) if version.room_id_is_create_hash and create_event_id else ()
+        self._ranks: dict[str, int] = {}
+        self._open: set[str] = set()
+
+    def auth_ids(self, event_id: str) -> list[str]:
+        """The auth events of an event that are here, the implied one included."""
+        listed = self.events[event_id].auth_event_ids
+        return [other for other in (*listed, *self._implied) if other in self.events and other != event_id]
+
+    def rank(self, event_id: str) -> int:
+        """The place of an event in an order in which auth events come first.
+
+        Ranks are given when they are first asked for and never change: ask in the order of arrival, and recent events
+        have high ranks, which keeps walks short.
+        """
+        ranks, stack = self._ranks, [event_id] if event_id not in self._ranks else []
+        while stack:
+            top = stack[-1]
+            if top in ranks:
+                stack.pop()
+                continue
+            self._open.add(top)
+            missing = [other for other in self.auth_ids(top) if other not in ranks and other not in self._open]
+            if missing:
+                stack += missing
+            else:
+                ranks[top] = len(ranks)
+                self._open.discard(top)
+                stack.pop()
+        return ranks[event_id]
+
+    # --- walks --------------------------------------------------------------------------------------------------
+    def difference(self, sets: Sequence[Collection[str]], common: Iterable[str]) -> set[str]:
+        """Events that are in the auth chains of some sets and not of all; chains include their events.
+
+        ``common`` events belong to every set. Time: all given events once, then only those whose rank is above that of the
+        lowest event of the answer, with their edges.
+        """
+        full = (1 << len(sets)) - 1
+        reached: dict[str, int] = dict.fromkeys((event_id for event_id in common if event_id in self.events), full)
+        for number, members in enumerate(sets):
+            for event_id in members:
+                if event_id in self.events:
+                    reached[event_id] = reached.get(event_id, 0) | 1 << number
+        heap = [(-self.rank(event_id), event_id) for event_id in reached]
+        heapq.heapify(heap)
+        partial = sum(mask != full for mask in reached.values())
+        found = set()
+        while partial:
+            rank, event_id = heapq.heappop(heap)
+            mask = reached[event_id]
+            if mask != full:
+                partial -= 1
+                found.add(event_id)
+            for other in self._below(event_id, -rank):
+                before = reached.get(other)
+                if before is None:
+                    heapq.heappush(heap, (-self._ranks[other], other))
+                after = reached[other] = (before or 0) | mask
+                partial += (after != full) - (before is not None and before != full)
+        return found
+
+    def between(self, event_ids: Collection[str]) -> set[str]:
+        """Events on a path of auth edges from one of the given events to another, ends included.
+
+        Time: the events that can be reached and are not below the lowest given one, with their edges.
+        """
+        ends = {event_id for event_id in event_ids if event_id in self.events}
+        lowest = min((self.rank(event_id) for event_id in ends), default=0)
+        below, stack = set(ends), list(ends)
+        while stack:
+            event_id = stack.pop()
+            for other in self._below(event_id, self._ranks[event_id]):
+                if other not in below and self._ranks[other] >= lowest:
+                    below.add(other)
+                    stack.append(other)
+        found: set[str] = set()
+        for event_id in sorted(below, key=self._ranks.__getitem__):
+            if event_id in ends or not found.isdisjoint(self._below(event_id, self._ranks[event_id])):
+                found.add(event_id)
+        return found
+
+    def within(self, event_ids: Iterable[str], limits: Collection[str]) -> dict[str, list[str]]:
+        """The given events and all auth events reached from them inside ``limits``, each with those auth events."""
+        found: dict[str, list[str]] = {}
+        stack = list(event_ids)
+        while stack:
+            event_id = stack.pop()
+            if event_id not in found:
+                inside = [o for o in self._below(event_id, self.rank(event_id)) if o in limits]
+                found[event_id] = inside
+                stack += inside
+        return found
+
+    def _below(self, event_id: str, rank: int) -> list[str]:
+        """Auth events of an event of this rank; drops what would close a circle."""
+        return [other for other in self.auth_ids(event_id) if self.rank(other) < rank]
+
+    # --- what the own auth events tell --------------------------------------------------------------------------
+    def power_levels_event(self, event_id: str) -> str | None:
+        """The power level event among the auth events of an event."""
+        for other in self.auth_ids(event_id):
+            if state_key_of(self.events[other]) == POWER_LEVELS and self.events[other].state_key is not None:
+                return other
+        return None
+
+    def sender_level(self, event_id: str) -> float:
+        """The level of the sender of an event by its own auth events."""
+        levels_id, create = self.power_levels_event(event_id), None
+        for other in self.auth_ids(event_id):
+            if state_key_of(self.events[other]) == CREATE:
+                create = self.events[other]
+        creators = creators_of(create.sender, create.content, self._version) if create is not None else ()
+        content = self.events[levels_id].content if levels_id is not None else None
+        return PowerLevels(self._version, content, creators).of_user(self.events[event_id].sender)

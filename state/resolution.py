@@ -1,0 +1,27 @@
+"""State resolution: several states of a room -> one, the same for every server and every order of the states (pure).
+
+The algorithm is chosen by the room version. Rejected events are never taken in anew. Events that a state names and
+that are not here can neither win nor be judged by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from state.auth_graph import AuthGraph
+from state.auth_rules import AuthRules
+from state.deltas import StateKey
+from state.resolution_v1 import resolve_v1
+from state.resolution_v2 import resolve_v2
+from state.room_versions import Resolution
+
+__all__ = ["resolve"]
+
+
+def resolve(rules: AuthRules, graph: AuthGraph, maps: Sequence[Mapping[StateKey, str]]) -> dict[StateKey, str]:
+    """The state that the given states (at least one) resolve to."""
+    if all(state == maps[0] for state in maps[1:]):
+        return dict(maps[0])
+    if rules.version.resolution is Resolution.V1:
+        return resolve_v1(rules, graph.events, maps)
+    return resolve_v2(rules, graph, maps)

@@ -1,0 +1,104 @@
+"""State resolution of room version 1 (pure).
+
+A key is in conflict when maps hold different events for it; one that is missing from some maps is not. Candidates are
+tried from the oldest to the newest for what decides about power, then from the newest to the oldest for everything
+else. Time: every candidate is sorted and judged once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+
+from state.auth_rules import AuthRules
+from state.auth_selection import POWER_LEVELS, AuthEvent
+from state.deltas import StateKey
+
+__all__ = ["resolve_v1"]
+
+StateMap = Mapping[StateKey, str]
+
+
+def resolve_v1(rules: AuthRules, events: Mapping[str, AuthEvent], maps: Sequence[StateMap]) -> dict[StateKey, str]:
+    """One state out of several."""
+    agreed, disputed = _separate(events, maps)
+    context = _Context(events, agreed)
+    groups = (
+        [key for key in disputed if key == POWER_LEVELS],
+        sorted(key for key in disputed if key[0] == "m.room.join_rules"),
+        sorted(key for key in disputed if key[0] == "m.room.member"),
+    )
+    resolved: dict[StateKey, str] = {}
+    for keys in groups:
+        winners = {key: _oldest_unbroken(rules, _by_age(events, disputed[key]), context) for key in keys}
+        for key, winner in winners.items():
+            context.put(key, winner)
+            resolved[key] = winner.event_id
+    for key in disputed.keys() - resolved.keys():
+        resolved[key] = _newest_allowed(rules, _by_age(events, disputed[key]), context).event_id
+    return {**agreed, **resolved}
+
+
+def _separate(
+    events: Mapping[str, AuthEvent], maps: Sequence[StateMap]
+) -> tuple[dict[StateKey, str], dict[StateKey, list[str]]]:
+    """What the maps agree on, and of every other key the candidates that are here."""
+    candidates: dict[StateKey, set[str]] = {}
+    for state in maps:
+        for key, event_id in state.items():
+            candidates.setdefault(key, set()).add(event_id)
+    agreed = {key: next(iter(found)) for key, found in candidates.items() if len(found) == 1}
+    disputed = {key: [e for e in found if e in events] for key, found in candidates.items() if len(found) > 1}
+    return agreed, {key: found for key, found in disputed.items() if found}
+
+
+class _Context:
+    """The state that candidates are judged by: what is agreed on, and the winners so far."""
+
+    def __init__(self, events: Mapping[str, AuthEvent], agreed: StateMap) -> None:
+        self._events = events
+        self._agreed = agreed
+        self._winners: dict[StateKey, AuthEvent] = {}
+
+    def get(self, key: StateKey, /) -> AuthEvent | None:
+        if key in self._winners:
+            return self._winners[key]
+        event_id = self._agreed.get(key)
+        return self._events.get(event_id) if event_id is not None else None
+
+    def put(self, key: StateKey, event: AuthEvent) -> None:
+        self._winners[key] = event
+
+    def drop(self, key: StateKey) -> None:
+        self._winners.pop(key, None)
+
+
+def _by_age(events: Mapping[str, AuthEvent], event_ids: Sequence[str]) -> list[AuthEvent]:
+    """Oldest first; at equal depth by the hash of the ID, descending."""
+    found = [events[event_id] for event_id in event_ids]
+    return sorted(found, key=lambda event: (event.depth, _inverted_sha1(event.event_id)))
+
+
+def _inverted_sha1(event_id: str) -> int:
+    return -int.from_bytes(hashlib.sha1(event_id.encode(), usedforsecurity=False).digest(), "big")
+
+
+def _oldest_unbroken(rules: AuthRules, by_age: Sequence[AuthEvent], context: _Context) -> AuthEvent:
+    """The last candidate of the line in which each is allowed by the one before."""
+    key = (by_age[0].type, by_age[0].state_key or "")
+    best = by_age[0]
+    for event in by_age[1:]:
+        context.put(key, best)
+        if rules.refusal(event, context) is not None:
+            break
+        best = event
+    context.drop(key)
+    return best
+
+
+def _newest_allowed(rules: AuthRules, by_age: Sequence[AuthEvent], context: _Context) -> AuthEvent:
+    """The newest candidate that is allowed; the oldest when none is."""
+    for event in reversed(by_age):
+        if rules.refusal(event, context) is None:
+            return event
+    return by_age[0]

@@ -1,0 +1,153 @@
+"""State resolution of room versions 2 to 11, and its variant 2.1 of version 12 (pure).
+
+Every event that some maps hold or build on and others do not is a candidate. Those that decide about power come first, in an
+order in which higher power wins, then the others in the order of the power level events they were made under; each
+is judged once by the state as it grows. What all maps agree on stays in any case.
+
+Time: linear in the size of the maps plus, times a logarithm, the candidates with their auth events and the part of the auth graph
+that is as recent as the oldest candidate (``state.auth_graph``).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from state.auth_graph import AuthGraph
+from state.auth_rules import AuthRules
+from state.auth_selection import CREATE, JOIN_RULES, POWER_LEVELS, AuthEvent, state_key_of
+from state.deltas import StateKey
+from state.room_versions import Resolution
+
+__all__ = ["resolve_v2"]
+
+StateMap = Mapping[StateKey, str]
+
+
+def resolve_v2(rules: AuthRules, graph: AuthGraph, maps: Sequence[StateMap]) -> dict[StateKey, str]:
+    """One state out of several."""
+    agreed, disputed = _separate(maps)
+    candidates = graph.difference(disputed, agreed.values())
+    held = {event_id for members in disputed for event_id in members if event_id in graph.events}
+    candidates |= held
+    newer = rules.version.resolution is Resolution.V2_1
+    if newer:
+        candidates |= graph.between(held)
+    state = _GrowingState(graph.events, {} if newer else agreed)
+    first = graph.within((event_id for event_id in candidates if _is_power_event(graph.events[event_id])), candidates)
+    _grow(rules, graph, state, _power_order(graph, first))
+    rest = candidates - first.keys()
+    _grow(rules, graph, state, mainline_order(graph, rest, state.event_id(POWER_LEVELS)))
+    return {**state.added, **agreed}
+
+
+def _separate(maps: Sequence[StateMap]) -> tuple[dict[StateKey, str], list[set[str]]]:
+    """What all maps hold alike, and for each map its other events."""
+    smallest = min(maps, key=len)
+    agreed = {key: event_id for key, event_id in smallest.items() if all(state.get(key) == event_id for state in maps)}
+    return agreed, [{event_id for key, event_id in state.items() if key not in agreed} for state in maps]
+
+
+def _is_power_event(event: AuthEvent) -> bool:
+    if event.state_key is None:
+        return False
+    if event.type == "m.room.member":
+        return event.membership in ("leave", "ban") and event.sender != event.state_key
+    return state_key_of(event) in (POWER_LEVELS, JOIN_RULES, CREATE)
+
+
+class _GrowingState:
+    """What was there from the beginning, and what was added to it."""
+
+    def __init__(self, events: Mapping[str, AuthEvent], base: StateMap) -> None:
+        self._events = events
+        self._base = base
+        self.added: dict[StateKey, str] = {}
+
+    def event_id(self, key: StateKey) -> str | None:
+        return self.added.get(key) or self._base.get(key)
+
+    def event(self, key: StateKey) -> AuthEvent | None:
+        """The event there, unless it is rejected or not here."""
+        found = self._events.get(self.event_id(key) or "")
+        return found if found is not None and found.rejected_reason is None else None
+
+
+class _Context:
+    """The state that one candidate is judged by: its own auth events where the growing state has none."""
+
+    def __init__(self, graph: AuthGraph, state: _GrowingState, event_id: str) -> None:
+        own = (graph.events[other] for other in graph.auth_ids(event_id))
+        self._own = {state_key_of(other): other for other in own if other.rejected_reason is None}
+        self._state = state
+
+    def get(self, key: StateKey, /) -> AuthEvent | None:
+        return self._state.event(key) or self._own.get(key)
+
+
+def _grow(rules: AuthRules, graph: AuthGraph, state: _GrowingState, order: Iterable[str]) -> None:
+    """Take in one candidate after the other if it is allowed by then."""
+    for event_id in order:
+        event = graph.events[event_id]
+        if event.rejected_reason is None and rules.refusal(event, _Context(graph, state, event_id)) is None:
+            state.added[state_key_of(event)] = event_id
+
+
+def _power_order(graph: AuthGraph, edges: Mapping[str, Sequence[str]]) -> list[str]:
+    """Auth events first; among those that are free the sender of most power, then the oldest."""
+
+    def key(event_id: str) -> tuple[float, int, str]:
+        return -graph.sender_level(event_id), graph.events[event_id].origin_server_ts, event_id
+
+    waiting = {event_id: len(below) for event_id, below in edges.items()}
+    above: dict[str, list[str]] = {event_id: [] for event_id in edges}
+    for event_id, below in edges.items():
+        for other in below:
+            above[other].append(event_id)
+    free = [key(event_id) for event_id, count in waiting.items() if not count]
+    heapq.heapify(free)
+    order = []
+    while free:
+        event_id = heapq.heappop(free)[-1]
+        order.append(event_id)
+        for other in above[event_id]:
+            waiting[other] -= 1
+            if not waiting[other]:
+                heapq.heappush(free, key(other))
+    return order
+
+
+def mainline_order(graph: AuthGraph, event_ids: Collection[str], power_levels: str | None) -> list[str]:
+    """Events in the order of the power level events that they were made under, then by time.
+
+    The *mainline* is the given power level event, the one that it was made under, and so on. An event belongs to the first
+    mainline event on its own such path; those that never meet the mainline come first.
+    """
+    mainline, event_id = [], power_levels
+    while event_id is not None and event_id in graph.events:
+        mainline.append(event_id)
+        event_id = _older(graph, event_id)
+    epochs = {event_id: number for number, event_id in enumerate(reversed(mainline), start=1)}
+
+    def key(event_id: str) -> tuple[int, int, str]:
+        return _epoch(graph, epochs, event_id), graph.events[event_id].origin_server_ts, event_id
+
+    return sorted(event_ids, key=key)
+
+
+def _epoch(graph: AuthGraph, epochs: dict[str, int], event_id: str) -> int:
+    """The epoch of an event; what is found is remembered for the whole path, so that no path is walked twice."""
+    path: list[str] = []
+    at: str | None = event_id
+    while at is not None and at not in epochs:
+        path.append(at)
+        at = _older(graph, at)
+    found = epochs[at] if at is not None else 0
+    epochs.update(dict.fromkeys(path, found))
+    return found
+
+
+def _older(graph: AuthGraph, event_id: str) -> str | None:
+    """The power level event that an event was made under; never one that leads in a circle."""
+    other = graph.power_levels_event(event_id)
+    return other if other is not None and graph.rank(other) < graph.rank(event_id) else None

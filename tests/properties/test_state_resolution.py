@@ -1,0 +1,158 @@
+"""What holds for every resolution, and its walks against slow, obvious versions."""
+
+from functools import cache
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from state.auth_graph import AuthGraph
+from state.resolution import resolve
+from state.resolution_v2 import mainline_order
+from state.room_versions import room_version
+from tests.room_data import vectors
+from tests.rule_cases import ResolutionCase, ruled
+
+FILES = ("random_v1", "random_v2", "random_v21")
+
+
+@cache
+def prepared(file, number):
+    case = vectors(f"state_resolution/{file}")[number]
+    resolver = ResolutionCase(case["room_version"], case["events"])
+    return resolver, [state for state in resolver.states_after().values() if state]
+
+
+@st.composite
+def merges(draw):
+    """States after any events of a random room, which may never have met."""
+    resolver, states = prepared(draw(st.sampled_from(FILES)), draw(st.integers(0, 9)))
+    return resolver, draw(st.lists(st.sampled_from(states), min_size=2, max_size=4))
+
+
+def outcome(resolver, states):
+    return resolve(resolver.rules, resolver.graph, states)
+
+
+@settings(deadline=None)
+@given(merges(), st.randoms(use_true_random=False))
+def test_order_of_the_states_and_of_their_entries_does_not_matter(merge, random):
+    resolver, states = merge
+    shuffled = [dict(random.sample(list(state.items()), len(state))) for state in random.sample(states, len(states))]
+    assert outcome(resolver, shuffled) == outcome(resolver, states)
+
+
+@settings(deadline=None)
+@given(merges())
+def test_the_same_state_twice_counts_once(merge):
+    resolver, states = merge
+    assert outcome(resolver, [*states, states[0]]) == outcome(resolver, states)
+
+
+@settings(deadline=None)
+@given(merges())
+def test_resolving_the_outcome_again_changes_nothing(merge):
+    resolver, states = merge
+    found = outcome(resolver, states)
+    assert outcome(resolver, [found, found]) == found
+
+
+@settings(deadline=None)
+@given(merges())
+def test_what_all_states_agree_on_stays_and_nothing_is_made_up(merge):
+    resolver, states = merge
+    found = outcome(resolver, states)
+    agreed = set.intersection(*(set(state.items()) for state in states))
+    assert agreed <= found.items()
+    for key, event_id in found.items():
+        event = resolver.events[event_id]
+        assert (event.type, event.state_key) == key and event.rejected_reason is None
+
+
+# --- the walks ----------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def graphs(draw):
+    """Auth graphs: power level events, topics, some events missing; in any order of insertion, v12 or not."""
+    version = draw(st.sampled_from(["10", "12"]))
+    count = draw(st.integers(1, 14))
+    events = {}
+    for number in range(count):
+        kind = draw(st.sampled_from(["m.room.power_levels", "m.room.topic", "x"])) if number else "m.room.create"
+        auth = draw(st.lists(st.integers(-1, number - 1), max_size=3, unique=True)) if number else []
+        parts = {"type": kind, "state_key": "", "sender": "@c:a", "content": {}, "origin_server_ts": number % 3}
+        parts["auth_events"] = [f"${other}" if other >= 0 else "$gone" for other in auth]
+        events[f"${number}"] = ruled(parts, f"${number}")
+    order = draw(st.permutations(sorted(events)))
+    return AuthGraph({event_id: events[event_id] for event_id in order}, room_version(version), "$0")
+
+
+def subsets(graph, **size):
+    return st.lists(st.sampled_from(sorted(graph.events)), unique=True, **size)
+
+
+def chain(graph, event_ids):
+    """By definition: the events and everything that their auth events lead to."""
+    found, new = set(), set(event_ids)
+    while new:
+        found |= new
+        new = {other for event_id in new for other in graph.auth_ids(event_id)} - found
+    return found
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_difference_of_auth_chains_equals_the_definition(data):
+    graph = data.draw(graphs())
+    common = data.draw(subsets(graph, max_size=3))
+    sets = data.draw(st.lists(subsets(graph, max_size=3), min_size=2, max_size=4))
+    chains = [chain(graph, {*members, *common}) for members in sets]
+    assert graph.difference(sets, common) == set.union(*chains) - set.intersection(*chains)
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_events_between_equal_the_definition(data):
+    graph = data.draw(graphs())
+    ends = set(data.draw(subsets(graph, max_size=4)))
+    below = chain(graph, ends)
+    assert graph.between(ends) == {event_id for event_id in below if chain(graph, {event_id}) & ends}
+
+
+@settings(deadline=None)
+@given(graphs())
+def test_auth_events_have_lower_ranks(graph):
+    for event_id in graph.events:
+        assert all(graph.rank(other) < graph.rank(event_id) for other in graph.auth_ids(event_id))
+
+
+def slow_epoch(graph, mainline, event_id):
+    while event_id is not None:
+        if event_id in mainline:
+            return len(mainline) - mainline.index(event_id)
+        event_id = graph.power_levels_event(event_id)
+    return 0
+
+
+@settings(deadline=None)
+@given(graphs())
+def test_mainline_order_equals_the_definition(graph):
+    levels = [event_id for event_id, event in graph.events.items() if event.type == "m.room.power_levels"]
+    current = max(levels, key=graph.rank, default=None)
+    mainline, at = [], current
+    while at is not None:
+        mainline.append(at)
+        at = graph.power_levels_event(at)
+    wanted = sorted(graph.events, key=lambda e: (slow_epoch(graph, mainline, e), graph.events[e].origin_server_ts, e))
+    assert mainline_order(graph, list(graph.events), current) == wanted
+
+
+def test_circles_of_chosen_ids_end_every_walk():
+    events = {}
+    for number in range(6):
+        parts = {"type": "m.room.power_levels", "state_key": "", "sender": "@c:a", "content": {}}
+        events[f"${number}"] = ruled({**parts, "auth_events": [f"${(number + 1) % 6}"]}, f"${number}")
+    graph = AuthGraph(events, room_version("2"), None)
+    assert graph.difference([["$0"], ["$3"]], []) <= set(events)
+    assert graph.between(["$0", "$3"]) >= {"$0", "$3"}
+    assert sorted(mainline_order(graph, list(events), "$0")) == sorted(events)
