@@ -16,7 +16,7 @@ import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from streams import database, heartbeat, liveness, registry
+from streams import crowded, database, heartbeat, liveness, registry
 from streams.conf import stream_settings
 from streams.errors import StreamError
 from streams.logs import get_logger
@@ -25,6 +25,7 @@ from streams.positions import active_and_retired
 from streams.readers import stored_positions
 
 if TYPE_CHECKING:
+    from streams.appends import Doubt
     from streams.reservations import OpenTransaction
     from streams.writers import WriterProcess
 
@@ -36,6 +37,10 @@ ASK_AFTER_SECONDS = 1.0
 #: A transaction that seemed to have ended but has not is asked about again after this.
 ASK_AGAIN_SECONDS = 0.02
 RETRY_SECONDS = 0.2
+#: How long the thread waits to leave when somebody asked for it; it tries again.
+LEAVE_SECONDS = 1.0
+#: So many locks of lost messages are kept under one lease; the server's table of locks is not large.
+MOST_LOCKS_KEPT = 200
 #: Announcements follow each other no faster than this; the first after a pause goes out at once.
 ANNOUNCE_GAP_SECONDS = 0.002
 
@@ -68,6 +73,8 @@ class Background:
         self._open: dict[int, OpenTransaction] = {}
         self._asked: deque[OpenTransaction] = deque()
         self._hooks_lost: set[int] = set()
+        self._doubts: list[Doubt] = []
+        self._locks_kept = 0
         self._announced: dict[str, tuple[int, int]] = {}
         self._idle_due = self._beat_due = self._ask_due = self._turn_due = 0.0
         self._signalled = False
@@ -106,11 +113,16 @@ class Background:
         self._ask_due = 0.0
         self.wake()
 
+    def doubt(self, doubt: Doubt) -> None:
+        """Find out, at once, what a message did whose answer was lost."""
+        self._doubts.append(doubt)
+        self.wake()
+
     def drain(self, timeout_seconds: float) -> bool:
         """Wait until nothing is pending and everything is announced; False when the time is up first."""
         deadline = time.monotonic() + timeout_seconds
         while time.monotonic() < deadline:
-            if not any(not record.ended for record in list(self._open.values())) and not self._due(idle_too=False):
+            if self._is_drained():
                 return True
             if self._thread is None or not self._thread.is_alive():
                 return False
@@ -134,11 +146,12 @@ class Background:
 
         while not self._stop.is_set():
             try:
-                if self._writer.condition is Condition.HOLDING:
+                if self._writer.has_lock:
                     self._turn()
                 elif self._writer.condition is Condition.FENCED:
                     self._pause(RETRY_SECONDS)
                     self._announced = {}
+                    self._locks_kept = 0
                     self._writer.hold_again()
                     self._forget_ended()
             except (StreamError, *database.connection_gone) as error:
@@ -154,12 +167,25 @@ class Background:
         with self._writer.control_cursor() as cursor:
             self._hear(cursor)
             self._ask_outcomes(cursor, now)
+            self._settle_doubts(cursor)
             self._announce(cursor, now)
             if now >= self._beat_due:
                 self._beat_due = now + stream_settings().heartbeat_seconds
                 self._forget_ended()
                 heartbeat.beat(cursor, self._writer, list(self._open.values()))
                 liveness.resolve_dead_writers(cursor, self._writer.name)
+            crowded.look_after(cursor, self._writer.trackers)
+            self._finish_drain()
+
+    def _finish_drain(self) -> None:
+        """Leave, when somebody asked for it and nothing is pending any more."""
+        if self._writer.drain_asked_by and self._is_drained() and self._writer.finish_drain(LEAVE_SECONDS):
+            self._stop.set()
+
+    def _is_drained(self) -> bool:
+        """Whether every transaction has ended and everything is announced."""
+        is_open = any(not record.ended for record in list(self._open.values())) or self._doubts
+        return not is_open and not self._due(idle_too=False)
 
     def _wait(self) -> None:
         """Sleep until there is something to do: a wake-up, a notification, or the next due time."""
@@ -169,6 +195,8 @@ class Background:
             due.append(now)  # they came with the answer to something else, so the socket is silent
         if self._asked:
             due.append(self._ask_due)
+        if self._doubts:
+            due.append(now + ASK_AGAIN_SECONDS)
         if self._due(idle_too=False):
             due.append(now)
         elif self._due(idle_too=True):
@@ -199,6 +227,8 @@ class Background:
         control.poll()
         while control.notifies:
             poke = Poke.parse(control.notifies.pop(0).payload)
+            if poke.position is None and poke.writer == self._writer.name:
+                self._beat_due = 0.0  # somebody changed our own row: perhaps we are asked to leave
             tracker = self._writer.trackers.get(poke.stream)
             if tracker is None:
                 continue
@@ -222,6 +252,31 @@ class Background:
                 record.end(written=status == "committed")
             elif id(record) in self._hooks_lost:
                 self._asked.append(record)
+
+    def _settle_doubts(self, cursor: Any) -> None:
+        """What became of messages whose answers were lost, as ``streams.appends`` tells.
+
+        Those of an earlier lease were settled by taking the new one: nothing of the old is open, and the table was read.
+        """
+        for doubt in list(self._doubts):
+            if self._writer.trackers.get(doubt.stream.name) is doubt.tracker and not self._settle(cursor, doubt):
+                continue
+            self._doubts.remove(doubt)
+
+    def _settle(self, cursor: Any, doubt: Doubt) -> bool:
+        cursor.execute("SELECT pg_try_advisory_lock(%s)", [doubt.lock_key])
+        if not cursor.fetchone()[0]:
+            return False
+        rows = doubt.stream.ids_from(cursor, doubt.fetch.above + 1)
+        doubt.tracker.settle(doubt.fetch, [number for writer, number in rows if writer == self._writer.name])
+        if doubt.exchange_is_over:
+            cursor.execute("SELECT pg_advisory_unlock(%s)", [doubt.lock_key])
+            return True
+        self._locks_kept += 1
+        log.warning("writer.append_in_doubt_settled", writer=self._writer.name, stream=doubt.stream.name)
+        if self._locks_kept >= MOST_LOCKS_KEPT:
+            self._writer.fenced("many appends lost their connection; a new lease frees the locks that keep them out")
+        return True
 
     def _take_asked(self, now: float) -> list[OpenTransaction]:
         if now < self._ask_due:

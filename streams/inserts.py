@@ -17,20 +17,20 @@ if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
     from django.db.models import Model
 
-__all__ = ["insert_facts"]
+__all__ = ["fields_to_fill", "insert_facts"]
 
 _MOST_ROWS = 1_000
 
 
 @cache
-def _fields(model: type[Model]) -> tuple[Field[Any, Any], ...]:
+def fields_to_fill(model: type[Model]) -> tuple[Field[Any, Any], ...]:
     """The columns to fill; automatic keys are the database's business."""
     return tuple(f for f in model._meta.concrete_fields if not isinstance(f, AutoField) and not f.generated)
 
 
 @cache
 def _head(model: type[Model]) -> str:
-    columns = ", ".join(f'"{field.column}"' for field in _fields(model))
+    columns = ", ".join(f'"{field.column}"' for field in fields_to_fill(model))
     return f'INSERT INTO "{model._meta.db_table}" ({columns}) VALUES '
 
 
@@ -48,7 +48,7 @@ def insert_facts(connection: BaseDatabaseWrapper, model: type[Model], facts: Seq
 
 def _places(fact: Model, values: list[Any], connection: BaseDatabaseWrapper) -> Iterator[str]:
     """What stands for each column in the statement; adds the values that go with it."""
-    for field in _fields(type(fact)):
+    for field in fields_to_fill(type(fact)):
         value = getattr(fact, field.attname)
         if isinstance(value, DatabaseDefault):
             yield "DEFAULT"

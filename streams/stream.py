@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from asgiref.sync import sync_to_async
 
 from streams.declaration import StreamDeclaration
-from streams.queries import ids_sql, maximum_sql, sequence_sql
+from streams.queries import ids_between_sql, ids_sql, maximum_sql, sequence_sql
 
 if TYPE_CHECKING:
     from django.db.models import Model
@@ -61,11 +61,12 @@ class Stream:
     def append(self, *facts: Fact, using: str | None = None) -> list[int]:
         """Append facts, one row each, each under its own ID; returns the IDs (positive), ascending.
 
-        In the caller's transaction if there is one: readers see the facts after its commit.
+        In the caller's transaction if there is one: readers see the facts after its commit. Refuses, before anything is
+        reserved, no facts at all (``BadCount``), and facts of other streams, with an ID or given twice (``ForeignFact``).
         """
-        with self.reserve(len(facts), using) as reservation:
-            reservation.write_directly(*facts)
-            return reservation.ids
+        from streams.appends import append_facts  # noqa: PLC0415 - needs Django's apps to be loaded
+
+        return append_facts(self, facts, using)
 
     async def aappend(self, *facts: Fact, using: str | None = None) -> list[int]:
         """``append`` for async code; runs in the thread that Django keeps for database work."""
@@ -91,6 +92,11 @@ class Stream:
         """The largest ID in the stream's tables, 0 when they are empty."""
         cursor.execute(maximum_sql(self.declaration))
         return int(cursor.fetchone()[0])
+
+    def ids_between(self, cursor: Any, after: int, upto: int) -> list[int]:
+        """IDs of committed facts with ``after`` < ID <= ``upto``, ascending."""
+        cursor.execute(ids_between_sql(self.declaration), {"after": after, "upto": upto})
+        return [row[0] for row in cursor.fetchall()]
 
     def ids_from(self, cursor: Any, linear: int) -> Iterator[tuple[str, int]]:
         """(writer, ID) of all rows at or above a position, ascending."""

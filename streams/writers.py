@@ -18,14 +18,22 @@ import socket
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
 from streams import database, epochs, leases, liveness, registry
 from streams.conf import stream_settings
-from streams.errors import SequenceBehind, UnknownStream, WriterBusy, WriterFenced, WriterNotAllowed
+from streams.errors import (
+    SequenceBehind,
+    UnknownStream,
+    WriterBusy,
+    WriterDraining,
+    WriterFenced,
+    WriterNotAllowed,
+    WriterRetired,
+)
 from streams.logs import get_logger
 from streams.names import matches_pattern
 from streams.pokes import CHANNEL
@@ -45,7 +53,9 @@ class Condition(StrEnum):
 
     NEW = "new"  # no name held yet
     HOLDING = "holding"  # lock held, may append
+    DRAINING = "draining"  # lock held, what is reserved completes, nothing new is reserved
     FENCED = "fenced"  # lock lost, may not append until it is held again
+    RETIRED = "retired"  # left when somebody asked it to; this process does not come back
     CLOSED = "closed"  # given up for good
 
 
@@ -72,7 +82,8 @@ class WriterProcess:
         self.tenure = Tenure("", 0)
         self.condition = Condition.NEW
         self.control: Any = None
-        self.shown_pending: dict[str, tuple[int | None, int, float | None]] = {}
+        self.drain_asked_by = ""
+        self.shown_pending: dict[str, tuple[Any, ...]] = {}
         self._lock = threading.RLock()
         self._background = Background(self)
 
@@ -93,21 +104,42 @@ class WriterProcess:
 
     # --- holding the name -----------------------------------------------------------------------------------------
 
+    @property
+    def has_lock(self) -> bool:
+        """Whether the name is held, be it to append or to leave."""
+        return self.condition in (Condition.HOLDING, Condition.DRAINING)
+
     def hold(self) -> None:
         """Take the name if it is not held: lock, lease, and proof that nothing of an earlier holder is open.
 
-        Raises ``WriterNameTaken`` or ``WriterBusy``, with the holder; ``WriterFenced`` while a lost lock is not back.
+        Raises ``WriterNameTaken`` or ``WriterBusy``, with the holder; ``WriterFenced`` while a lost lock is not back;
+        ``WriterDraining`` and ``WriterRetired`` on the way out.
         """
         if self.condition is Condition.HOLDING:
             return
-        self._refuse_fenced()
+        self._refuse()
         with self._lock:
             if self.condition is Condition.HOLDING:
                 return
-            self._refuse_fenced()
+            self._refuse()
             self._install(*self._take(self.pattern))
             self._background.start()
             self._resume()
+
+    def _refuse(self) -> None:
+        """No reservation for a process that lost its name or leaves."""
+        self._refuse_fenced()
+        who = f", as {self.drain_asked_by} asked" if self.drain_asked_by else ""
+        if self.condition is Condition.DRAINING:
+            raise WriterDraining(
+                f"Writer {self.name!r} is leaving its streams{who}: what it has reserved completes, but it reserves nothing "
+                f"new. Repeat the transaction in another process."
+            )
+        if self.condition is Condition.RETIRED:
+            raise WriterRetired(
+                f"Writer {self.name!r} has left its streams{who}, so this process may not append any more. Restart it: a new "
+                f"process takes the name again."
+            )
 
     def _refuse_fenced(self) -> None:
         """Without waiting for the lock: the caller's own transaction may be what taking the name again waits for."""
@@ -127,6 +159,8 @@ class WriterProcess:
             self._install(*taken)
             self._resume()
             log.info("writer.holds_again", writer=self.name, lease=self.lease, streams=list(self.trackers))
+            if self.drain_asked_by:
+                self.begin_drain(self.drain_asked_by)
 
     def _take(self, pattern: str) -> tuple[Any, leases.Held]:
         control = database.direct_connection(self.using, application_name=f"replsite writer {pattern}")
@@ -168,7 +202,7 @@ class WriterProcess:
         With ``lease`` given, only if that is still the present one.
         """
         with self._lock:
-            if self.condition is not Condition.HOLDING or lease not in (None, self.lease):
+            if not self.has_lock or lease not in (None, self.lease):
                 return
             self.condition = Condition.FENCED
             _close_quietly(self.control)
@@ -251,7 +285,7 @@ class WriterProcess:
         """A cursor on the control connection, for one thread at a time; its loss fences the process."""
         self._refuse_fenced()
         with self._lock:
-            if self.condition is not Condition.HOLDING:
+            if not self.has_lock:
                 raise self.fenced_error()
             try:
                 with self.control.cursor() as cursor:
@@ -270,37 +304,68 @@ class WriterProcess:
         """Have an open transaction looked after until its end is known."""
         self._background.watch(transaction)
 
+    def doubt(self, doubt: Any) -> None:
+        """An append's answer was lost: find out by evidence what it did."""
+        self._background.doubt(doubt)
+
     def ask(self, transaction: Any) -> None:
         """The transaction seems to have ended without its hook: ask the database now. Safe to call from anywhere."""
         self._background.ask(transaction)
 
     # --- the end --------------------------------------------------------------------------------------------------
 
-    def retire(self, timeout_seconds: float = 5.0) -> bool:
-        """Leave all streams: wait for what is pending, announce, and no longer take part in the linear position.
+    def begin_drain(self, asked_by: str = "") -> None:
+        """``active -> draining``: from now on nothing new is reserved, and what is open completes.
 
-        Appends of other threads are refused from the moment on at which nothing was pending. Returns False when something
+        With ``asked_by`` the background thread retires the writer once nothing is pending, and this process does not
+        come back. Does nothing when it is draining already, or holds no name.
+        """
+        with self._lock:
+            if self.condition is not Condition.HOLDING:
+                return
+            self.condition, self.drain_asked_by = Condition.DRAINING, asked_by
+            with self.control_cursor() as cursor:
+                leases.mark_draining(cursor, self.name, asked_by)
+            log.info("writer.drains", writer=self.name, streams=list(self.trackers), asked_by=asked_by or "its process")
+
+    def finish_drain(self, timeout_seconds: float) -> bool:
+        """``draining -> retired`` as somebody asked: called by the background thread when nothing is pending."""
+        with self._lock:
+            if self.condition is not Condition.DRAINING or not self._leave(timeout_seconds):
+                return False
+            _close_quietly(self.control)
+            self.condition = Condition.RETIRED
+            return True
+
+    def retire(self, timeout_seconds: float = 5.0) -> bool:
+        """Leave all streams: reserve nothing more, wait for what is pending, announce, and leave the linear position.
+
+        Appends of other threads get ``WriterDraining`` meanwhile. Returns False when something
         is still pending after the time-out; the name is then let go as it is, and whoever finds the writer gone resolves
         it by evidence.
         """
+        with suppress(WriterFenced):  # then there is nothing to leave in order
+            self.begin_drain()
         clean = self._background.drain(timeout_seconds)
         self._background.stop()  # before the lease ends, or the next heartbeat would take it for a loss
         with self._lock:
-            if self.condition is Condition.HOLDING and clean:
+            if self.condition is Condition.DRAINING and clean:
                 clean = self._leave(timeout_seconds)
         self.close()
         return clean
 
     def _leave(self, timeout_seconds: float) -> bool:
         """End the lease, prove that nothing is open under it any more, then retire on all streams."""
+        trace = liveness.Trace.drained(self.drain_asked_by) if self.drain_asked_by else None
         try:
             with self.control_cursor() as cursor:
                 leases.end(cursor, self.name, self.lease)
                 leases.wait_for_open_transactions(cursor, self.name, timeout_seconds)
-                liveness.retire_streams(cursor, self.name)
+                liveness.retire_streams(cursor, self.name, trace=trace)
         except (WriterBusy, WriterFenced) as error:
             log.warning("writer.not_retired", writer=self.name, reason=str(error))
             return False
+        log.info("writer.retired", writer=self.name, asked_by=self.drain_asked_by or "its process")
         return True
 
     def close(self) -> None:
@@ -348,7 +413,7 @@ def current_writer(using: str | None = None) -> WriterProcess:
 
 def retire_all() -> bool:
     """Retire this process's writers; for commands that end, and at an orderly exit."""
-    results = [writer.retire() for writer in list(_writers.values()) if writer.condition is Condition.HOLDING]
+    results = [writer.retire() for writer in list(_writers.values()) if writer.has_lock]
     return all(results)
 
 
