@@ -16,18 +16,22 @@ if TYPE_CHECKING:
 
 __all__ = ["beat"]
 
+#: Fewer single complete IDs above the linear position than this are nothing to tell of.
+MANY_IDS = 1_000
+
 _BEAT = """
 UPDATE streams_instance SET heartbeat_at = clock_timestamp() WHERE name = %(name)s AND lease = %(lease)s
+RETURNING state, drain_asked_by
 """
 _PENDING = """
 UPDATE streams_streamposition p SET
     pending_facts = given.pending, oldest_pending_id = given.oldest,
     oldest_pending_at = to_timestamp(given.since), oldest_pending_transaction = given.transaction,
     facts_written = p.facts_written + given.written, facts_rolled_back = p.facts_rolled_back + given.rolled_back,
-    updated_at = clock_timestamp()
+    known_done_ids = given.known_done, updated_at = clock_timestamp()
 FROM unnest(%(streams)s::text[], %(pending)s::int[], %(oldest)s::bigint[], %(since)s::float8[], %(transactions)s::bigint[],
-            %(written)s::bigint[], %(rolled_back)s::bigint[])
-    AS given (stream, pending, oldest, since, transaction, written, rolled_back)
+            %(written)s::bigint[], %(rolled_back)s::bigint[], %(known_done)s::int[])
+    AS given (stream, pending, oldest, since, transaction, written, rolled_back, known_done)
 WHERE p.stream = given.stream AND p.instance_name = %(name)s
 """
 
@@ -35,13 +39,16 @@ WHERE p.stream = given.stream AND p.instance_name = %(name)s
 def beat(cursor: Any, writer: WriterProcess, open_transactions: Sequence[OpenTransaction]) -> None:
     """Show that this process lives, and what it has pending; fences it when its lease is not the current one."""
     cursor.execute(_BEAT, {"name": writer.name, "lease": writer.lease})
-    if cursor.rowcount == 0:
+    row = cursor.fetchone()
+    if row is None:
         writer.fenced("another process holds the name under a newer lease")
         return
+    if row[0] == "draining":
+        writer.begin_drain(row[1])
     rows = [_row(stream, writer, open_transactions) for stream in writer.trackers]
     changed = [row for row in rows if row is not None]
     if changed:
-        names = ("streams", "pending", "oldest", "since", "transactions", "written", "rolled_back")
+        names = ("streams", "pending", "oldest", "since", "transactions", "written", "rolled_back", "known_done")
         columns = [list(column) for column in zip(*changed, strict=True)]
         cursor.execute(_PENDING, dict(zip(names, columns, strict=True)) | {"name": writer.name})
 
@@ -55,7 +62,8 @@ def _row(stream: str, writer: WriterProcess, open_transactions: Sequence[OpenTra
     oldest = min((h for h in holders if h[0] is not None), key=lambda holder: holder[0] or 0, default=None)
     since = oldest[1].opened_at if oldest and pending else None
     # An ID may be pending a moment before its transaction is known: that is shown again when it is.
-    shown = (pending[0] if pending else None, len(pending), since)
+    known_done = tracker.known_done_size // MANY_IDS * MANY_IDS
+    shown = (pending[0] if pending else None, len(pending), since, known_done)
     if writer.shown_pending.get(stream) == shown and not written and not rolled_back:
         return None
     writer.shown_pending[stream] = shown
@@ -67,4 +75,5 @@ def _row(stream: str, writer: WriterProcess, open_transactions: Sequence[OpenTra
         oldest[1].number if oldest and pending else None,
         written,
         rolled_back,
+        known_done,
     )

@@ -12,7 +12,7 @@ from typing import Any
 from streams import database
 from streams.errors import WriterBusy, WriterNameTaken
 from streams.names import check_name, is_pattern, numbered_name
-from streams.pokes import poke
+from streams.pokes import CHANNEL, poke
 from streams.stream import Stream
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "describe_lock_holder",
     "end",
     "hold_positions",
+    "mark_draining",
     "store_entry",
     "take",
     "wait_for_open_transactions",
@@ -68,7 +69,7 @@ def take(cursor: Any, pattern: str, identity: Identity, timeout_seconds: float) 
         VALUES (%s, 1, 'active', %s, %s, pg_backend_pid(), '', %s, clock_timestamp(), clock_timestamp())
         ON CONFLICT (name) DO UPDATE SET lease = held.lease + 1, state = 'active', host = excluded.host,
             process_id = excluded.process_id, lock_backend_pid = excluded.lock_backend_pid, command = excluded.command,
-            started_at = excluded.started_at, heartbeat_at = excluded.heartbeat_at
+            started_at = excluded.started_at, heartbeat_at = excluded.heartbeat_at, drain_asked_by = ''
         RETURNING lease
         """,
         [name, identity.host, identity.process_id, identity.command],
@@ -183,6 +184,28 @@ def hold_positions(cursor: Any, stream: str) -> list[tuple[str, str, int]]:
     )
     rows: list[tuple[str, str, int]] = cursor.fetchall()
     return rows
+
+
+def mark_draining(cursor: Any, name: str, asked_by: str) -> list[str]:
+    """Say of a writer that it leaves, or ask it to: its process looks at its row when it is poked, and at each heartbeat.
+
+    Returns the streams that it has not left. In autocommit mode; a retired name is left alone.
+    """
+    cursor.execute(
+        """
+        WITH asked AS (
+            UPDATE streams_instance SET state = 'draining',
+                drain_asked_by = CASE WHEN %(by)s = '' THEN drain_asked_by ELSE %(by)s END
+            WHERE name = %(name)s AND state <> 'retired' RETURNING name
+        ), marked AS (
+            UPDATE streams_streamposition p SET state = 'draining', updated_at = clock_timestamp()
+            FROM asked WHERE p.instance_name = asked.name AND p.state <> 'retired' RETURNING p.stream
+        )
+        SELECT stream, pg_notify(%(channel)s, stream || ' ' || %(name)s) FROM marked ORDER BY stream
+        """,
+        {"name": name, "by": asked_by, "channel": CHANNEL},
+    )
+    return [row[0] for row in cursor.fetchall()]
 
 
 def end(cursor: Any, name: str, lease: int) -> None:

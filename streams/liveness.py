@@ -19,7 +19,7 @@ from streams.conf import stream_settings
 from streams.logs import get_logger
 from streams.pokes import poke
 
-__all__ = ["Resolution", "resolve_dead_writers", "resolve_writer", "retire_streams"]
+__all__ = ["Resolution", "Trace", "leave_trace", "resolve_dead_writers", "resolve_writer", "retire_streams"]
 
 log = get_logger(__name__)
 
@@ -41,10 +41,26 @@ SELECT stream, position FROM streams_streamposition
 WHERE instance_name = %(name)s AND state <> 'retired' AND (%(streams)s::text[] IS NULL OR stream = ANY(%(streams)s::text[]))
 """
 _TRACE = """
-INSERT INTO streams_writerresolution (stream, instance_name, from_position, to_position, evidence, resolved_by)
-VALUES (%(stream)s, %(name)s, %(before)s, %(position)s, %(evidence)s, %(by)s)
+INSERT INTO streams_writerresolution (stream, instance_name, from_position, to_position, action, evidence, resolved_by)
+VALUES (%(stream)s, %(name)s, %(before)s, %(position)s, %(action)s, %(evidence)s, %(by)s)
 """
 EVIDENCE = "writer lock free (process gone) and append lock free (no open transaction)"
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """What a row of the trace says besides the positions: what was done, on what evidence, and by whom."""
+
+    action: str
+    evidence: str
+    by: str
+
+    @classmethod
+    def drained(cls, asked_by: str) -> Trace:
+        """A writer left as it was asked to."""
+        return cls(
+            "drained", "nothing reserved any more, lease ended and append lock free (no open transaction)", asked_by
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +105,7 @@ def resolve_writer(cursor: Any, name: str, resolved_by: str) -> list[Resolution]
 def _retire(cursor: Any, name: str, resolved_by: str) -> list[Resolution]:
     """Both locks are held. A new lease fences a ghost; then each stream's position covers every committed row."""
     cursor.execute("UPDATE streams_instance SET lease = lease + 1, state = 'retired' WHERE name = %s", [name])
-    resolutions = retire_streams(cursor, name, trace=resolved_by)
+    resolutions = retire_streams(cursor, name, trace=Trace("resolved", EVIDENCE, resolved_by))
     for done in resolutions:
         log.warning(
             "writer.resolved_dead", stream=done.stream, writer=name, was=done.from_position, now=done.to_position,
@@ -99,12 +115,12 @@ def _retire(cursor: Any, name: str, resolved_by: str) -> list[Resolution]:
 
 
 def retire_streams(
-    cursor: Any, name: str, streams: Sequence[str] | None = None, trace: str | None = None
+    cursor: Any, name: str, streams: Sequence[str] | None = None, trace: Trace | None = None
 ) -> list[Resolution]:
     """Retire a writer on those streams (all by default) in one transaction, and tell everybody.
 
     Called when its lease has ended and no transaction of it is open: every ID that it reserved is complete, so its
-    position may cover whatever is committed. ``trace`` leaves a row that says who found it dead.
+    position may cover whatever is committed. ``trace`` leaves a row for each stream.
     """
     done: list[Resolution] = []
     cursor.execute("BEGIN ISOLATION LEVEL READ COMMITTED")
@@ -113,7 +129,7 @@ def retire_streams(
         for stream_name, before in cursor.fetchall():
             resolution = _retire_on(cursor, name, stream_name, before)
             if trace is not None:
-                _leave_trace(cursor, resolution, trace)
+                leave_trace(cursor, resolution, trace)
             done.append(resolution)
         cursor.execute("COMMIT")
     except BaseException:
@@ -132,10 +148,12 @@ def _retire_on(cursor: Any, name: str, stream_name: str, stored: int) -> Resolut
     return Resolution(stream_name, name, abs(stored), position)
 
 
-def _leave_trace(cursor: Any, done: Resolution, resolved_by: str) -> None:
+def leave_trace(cursor: Any, done: Resolution, trace: Trace) -> None:
+    """A row that says what was done to a writer on a stream."""
     sign = _sign(done.stream)
-    values = {"before": done.from_position * sign, "position": done.to_position * sign, "by": resolved_by}
-    cursor.execute(_TRACE, values | {"stream": done.stream, "name": done.writer, "evidence": EVIDENCE})
+    values = {"before": done.from_position * sign, "position": done.to_position * sign, "by": trace.by}
+    who = {"stream": done.stream, "name": done.writer, "action": trace.action, "evidence": trace.evidence}
+    cursor.execute(_TRACE, values | who)
 
 
 def _sign(stream_name: str) -> int:

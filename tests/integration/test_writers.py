@@ -223,7 +223,7 @@ def test_writer_with_an_open_transaction_does_not_retire():
     with transaction.atomic():
         append()
         assert not current_writer().retire(timeout_seconds=0.1)
-        assert stored()["master"].state == "active"
+        assert stored()["master"].state == "draining"
         assert linear() == before[0]
 
 
