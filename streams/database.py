@@ -27,7 +27,10 @@ __all__ = [
     "dsn",
     "epoch_key",
     "explain",
+    "read_in_order",
+    "reader_key",
     "start_key",
+    "trim_key",
     "writer_key",
 ]
 
@@ -82,23 +85,35 @@ def direct_connection(using: str | None = None, *, application_name: str) -> Any
     return connection
 
 
+def read_in_order(connection: Any) -> None:
+    """Have the session walk along indexes; for connections that only read streams by ascending IDs."""
+    with connection.cursor() as cursor:
+        cursor.execute("SET enable_seqscan = off; SET enable_bitmapscan = off")
+
+
 class KeptConnection:
     """A direct connection that is opened when it is needed, and thrown away when it fails, so that the next use opens another.
 
-    For one thread at a time.
+    For one thread at a time. ``reads_in_order`` is for connections that read facts by ascending IDs, a piece at a time: on a
+    table that was filled since its last ANALYZE the planner would read and sort everything for each piece, instead of
+    walking along the index.
     """
 
-    def __init__(self, using: str | None, application_name: str) -> None:
+    def __init__(self, using: str | None, application_name: str, *, reads_in_order: bool = False) -> None:
         self._using = using
         self._application_name = application_name
+        self._reads_in_order = reads_in_order
         self._connection: Any = None
 
     @contextmanager
     def cursor(self) -> Iterator[Any]:
         """A cursor; raises ``DatabaseError``, also when the server cannot be reached."""
-        if self._connection is None:
+        is_new = self._connection is None
+        if is_new:
             self._connection = direct_connection(self._using, application_name=self._application_name)
         try:
+            if self._reads_in_order and is_new:
+                read_in_order(self._connection)
             with self._connection.cursor() as cursor:
                 yield cursor
         except DatabaseError:
@@ -132,6 +147,16 @@ def writer_key(instance: str) -> int:
 def append_key(instance: str) -> int:
     """Held, shared, by every transaction that appends as this writer; whoever gets it exclusively knows none is open."""
     return _key("append", instance)
+
+
+def reader_key(reader: str) -> int:
+    """Held by the process that runs the named reader, as a session lock."""
+    return _key("reader", reader)
+
+
+def trim_key(stream: str) -> int:
+    """Held while a stream is trimmed, as a session lock."""
+    return _key("trim", stream)
 
 
 def start_key(stream: str) -> int:

@@ -51,7 +51,7 @@ class Backlog:
         self._announcer = announcer
         self._line_limit_bytes = line_limit_bytes
         self._name = name
-        self._connection = database.KeptConnection(using, name)
+        self._connection = database.KeptConnection(using, name, reads_in_order=True)
 
     def snapshot(self) -> dict[str, dict[str, StoredPosition]]:
         """All stored positions at one moment."""

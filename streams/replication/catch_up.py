@@ -82,7 +82,7 @@ class TableCatchUp:
     """Missed facts from our own tables, in bounded batches, on a connection of its own."""
 
     def __init__(self, using: str, name: str) -> None:
-        self._connection = database.KeptConnection(using, name)
+        self._connection = database.KeptConnection(using, name, reads_in_order=True)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="catch-up")
         self._paces: dict[str, RowPace] = {}
 

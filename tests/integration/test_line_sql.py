@@ -11,6 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from events.catalog import EVENTS
+from streams import database
+from streams.catalog import CACHES
 from streams.declaration import Column, ColumnKind, FactTable, StreamDeclaration
 from streams.readers import rows_between
 from streams.replication import backlog
@@ -151,3 +153,21 @@ def test_the_broadcaster_reads_over_a_large_fact(tables, monkeypatch):
         lines, reached = backlog.read_lines(cursor, ONE, Read("one", "w", 1, 2), LIMIT)
     assert (lines.count, lines.facts, reached) == (5, 1, 2)
     assert json.loads(lines.data.splitlines()[-1].split(maxsplit=4)[4])[0] == "é"
+
+
+def test_a_table_that_was_just_filled_is_walked_along_its_index(django_db_setup, django_db_blocker):
+    given = {"prefix": "RDATA caches w ", "writer": "w", "after": 1, "upto": 99_999, "limit": 1_000}
+    kept = database.KeptConnection(None, "test", reads_in_order=True)
+    try:
+        with kept.cursor() as cursor:
+            cursor.execute("BEGIN")  # what is inserted goes with the connection
+            cursor.execute(
+                "INSERT INTO streams_cacheinvalidation (stream_id, instance_name, cache_name) "
+                "SELECT n, 'w', 'c' FROM generate_series(2, 50000) AS n"
+            )
+            cursor.execute("EXPLAIN " + lines_sql(CACHES), given)
+            plan = "\n".join(line for (line,) in cursor.fetchall())
+    finally:
+        kept.close()
+    assert "Index Scan using streams_cacheinvalidation" in plan
+    assert "Bitmap" not in plan
