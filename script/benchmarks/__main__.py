@@ -9,7 +9,7 @@ import sys
 import tempfile
 from importlib import import_module
 
-NAMES = ("appends", "broadcast")
+NAMES = ("appends", "broadcast", "idle", "latency", "catchup")
 
 
 def main() -> int:
