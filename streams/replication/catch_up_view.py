@@ -21,7 +21,7 @@ from django.http import HttpRequest, HttpResponse
 
 from streams import database
 from streams.conf import stream_settings
-from streams.errors import UnknownStream
+from streams.errors import ResyncNeeded, UnknownStream
 from streams.logs import get_logger
 from streams.replication.stream_updates import Question, stream_updates
 
@@ -115,6 +115,8 @@ def _answer(txn_id: str, question: Question) -> bytes:
         answer = stream_updates(question)
     except UnknownStream:
         raise Refused(400, "M_UNKNOWN", "Unknown stream") from None
+    except ResyncNeeded as error:
+        raise Refused(410, "REPLSITE_RESYNC_NEEDED", f"resync needed: {error}") from error
     except database.DatabaseError as error:
         log.warning("catch_up.database_error", error=str(error).strip())
         raise Refused(503, "M_UNKNOWN", "The database cannot be read now. Ask again in a few seconds.") from error

@@ -10,7 +10,8 @@
     ├── PortTaken                somebody else listens there
     ├── WrongRemote              the server says that it is another one than we want to follow
     ├── TooManyWriters           the server names more writers and streams than any real one has
-    └── CatchUpError             facts that were missed cannot be fetched
+    ├── CatchUpError             facts that were missed cannot be fetched now
+    └── GapError                 facts that were missed cannot be had: whoever was asked refuses
 
 Every message says what, where and what to do.
 """
@@ -23,6 +24,7 @@ __all__ = [
     "BadAddress",
     "CatchUpError",
     "CommandError",
+    "GapError",
     "IllegalMove",
     "MalformedCommand",
     "PortTaken",
@@ -75,4 +77,8 @@ class TooManyWriters(ReplicationError):
 
 
 class CatchUpError(ReplicationError):
-    """Facts that were missed cannot be fetched."""
+    """Facts that were missed cannot be fetched now; another attempt may do."""
+
+
+class GapError(ReplicationError):
+    """Facts that were missed cannot be had from whom we ask; the message says why, and what to do."""

@@ -12,7 +12,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 
@@ -20,11 +20,12 @@ from streams import database
 from streams.conf import stream_settings
 from streams.errors import TokenError
 from streams.logs import get_logger
-from streams.replication.addresses import Address
 from streams.replication.catch_up import CatchUp, NoCatchUp, TableCatchUp
+from streams.replication.connections import Connector
 from streams.replication.follower import Follower, FollowerOptions
+from streams.replication.http_catch_up import HttpCatchUp, HttpServers
 from streams.replication.json_rows import encode_json
-from streams.replication.protocol import CloseReason, Limits
+from streams.replication.protocol import CloseReason
 from streams.replication.reader_rows import ReaderRows
 from streams.replication.views import FollowedRow, View
 from streams.tokens import VectorToken
@@ -38,9 +39,12 @@ CATCH_UP_CHOICES = ("table", "http", "none")
 
 @dataclass(frozen=True, slots=True)
 class FollowRequest:
-    """The checked arguments. Tokens are still text: reading them may need the database."""
+    """The checked arguments. Tokens are still text: reading them may need the database.
 
-    address: Address
+    Missed facts come from our table with ``uses_table``, from ``http`` when it is given, or from nowhere.
+    """
+
+    connector: Connector
     name: str
     server_name: str
     streams: tuple[str, ...] | None = None
@@ -48,6 +52,8 @@ class FollowRequest:
     until: Mapping[str, str] = field(default_factory=dict)
     view: View = View.WRITER
     uses_table: bool = True
+    http: HttpServers | None = None
+    secret: str = field(default="", repr=False)
     registers: bool = True
     json: bool = False
 
@@ -65,30 +71,38 @@ class Following:
 
     async def run(self, timeout_seconds: float | None) -> bool:
         """Follow to the end; whether what was wanted was reached. Raises `TokenError`, `WrongRemote`."""
-        using = stream_settings().database
-        catch_up = TableCatchUp(using, f"replsite follow {self._request.name}") if self._request.uses_table else None
+        catch_up = self._catch_up()
         try:
             self._follower = await self._make_follower(catch_up)
             return await self._follow(self._follower, timeout_seconds)
         finally:
-            if catch_up is not None:
-                await catch_up.close()
+            await catch_up.close()
             self._writer.shutdown(wait=True)
 
-    async def _make_follower(self, catch_up: TableCatchUp | None) -> Follower:
-        request, given = self._request, stream_settings()
+    def _catch_up(self) -> CatchUp:
+        request = self._request
+        if request.http is not None:
+            return HttpCatchUp(request.http, request.secret, self._writers_of)
+        if request.uses_table:
+            return TableCatchUp(stream_settings().database, f"replsite follow {request.name}")
+        return NoCatchUp()
+
+    def _writers_of(self, stream: str) -> Collection[str]:
+        return self._follower.positions().get(stream, {}) if self._follower is not None else ()
+
+    async def _make_follower(self, catch_up: CatchUp) -> Follower:
+        request = self._request
         self._until = {stream: await _token(catch_up, stream, text) for stream, text in request.until.items()}
         options = FollowerOptions(
-            address=request.address,
+            address=None,
             name=request.name,
             server_name=request.server_name,
             streams=request.streams,
             start={stream: await _token(catch_up, stream, text) for stream, text in request.start.items()},
             view=request.view,
-            limits=Limits(given.ping_interval_seconds, given.ping_timeout_seconds, line_bytes=given.line_limit_bytes),
+            connector=request.connector,
         )
-        source: CatchUp = catch_up or NoCatchUp()
-        return Follower(options, self._print, source, self._end_when_reached)
+        return Follower(options, self._print, catch_up, self._end_when_reached)
 
     async def _follow(self, follower: Follower, timeout_seconds: float | None) -> bool:
         loop = asyncio.get_running_loop()
@@ -178,8 +192,8 @@ class _Registration:
         }
 
 
-async def _token(catch_up: TableCatchUp | None, stream: str, text: str) -> VectorToken:
-    if catch_up is None or not text.startswith("m"):
+async def _token(catch_up: CatchUp, stream: str, text: str) -> VectorToken:
+    if not isinstance(catch_up, TableCatchUp) or not text.startswith("m"):
         return VectorToken.parse(text, {})
     if not catch_up.covers(stream):
         raise TokenError(f"{stream}={text}: there is no stream {stream!r}.")

@@ -17,6 +17,8 @@ from streams import database, registry
 from streams.positions import linear_position
 from streams.readers import FactRow, StoredPosition, rows_between, stored_positions
 from streams.replication.json_rows import encode_json
+from streams.tokens import VectorToken
+from streams.trim_marks import check_not_trimmed
 
 __all__ = ["ANSWER_LIMIT_BYTES", "ROWS_PER_ANSWER", "Question", "stream_updates"]
 
@@ -42,7 +44,7 @@ class Question:
 
 
 def stream_updates(question: Question, using: str | None = None) -> bytes:
-    """The body of the answer. Raises ``UnknownStream``, ``DatabaseError``."""
+    """The body of the answer. Raises ``UnknownStream``, ``ResyncNeeded`` below the low-water mark, ``DatabaseError``."""
     declaration = registry.get(question.stream).declaration
     if question.after >= question.upto:
         return _body([], question.upto, is_limited=False)
@@ -53,6 +55,7 @@ def stream_updates(question: Question, using: str | None = None) -> bytes:
             rows, reached = rows_between(
                 cursor, declaration, question.instance, question.after, question.upto, ROWS_PER_ANSWER
             )
+            check_not_trimmed(cursor, question.stream, VectorToken(max(question.after, 0)), question.instance)
     updates, cut_at = _encoded((row for row in rows if _is_complete(row, stored)), question.with_instances)
     reached = min(reached, cut_at) if cut_at is not None else reached
     if reached < question.upto:

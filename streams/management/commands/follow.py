@@ -7,17 +7,21 @@ import asyncio
 import math
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from streams import registry
 from streams.conf import stream_settings
-from streams.errors import TokenError
+from streams.errors import StreamError, TokenError
 from streams.replication.addresses import Address
 from streams.replication.commands import Name, Server, format_line
-from streams.replication.errors import BadAddress, ReplicationError, UnsendableCommand
+from streams.replication.connections import Connector, TcpConnector
+from streams.replication.errors import BadAddress, UnsendableCommand
 from streams.replication.following import CATCH_UP_CHOICES, Following, FollowRequest
+from streams.replication.http_catch_up import HttpServers
+from streams.replication.protocol import Limits
 from streams.replication.views import View
 
 __all__ = ["Command"]
@@ -47,6 +51,10 @@ class Command(BaseCommand):
             parser.add_argument(option, dest=name, action="append", default=[], metavar="STREAM=TOKEN", help=text)
         parser.add_argument("--view", choices=[view.value for view in View], default=View.WRITER.value)
         parser.add_argument("--catch-up", choices=CATCH_UP_CHOICES, help="where missed facts come from")
+        parser.add_argument(
+            "--catch-up-url", action="append", default=[], metavar="[WRITER=]URL", help="of --catch-up http; repeatable"
+        )
+        parser.add_argument("--secret-file", type=Path, help="holds the secret that --catch-up http has to show")
         parser.add_argument("--json", action="store_true", help="one JSON object a line")
         parser.add_argument(
             "--timeout", type=_seconds, metavar="SECONDS", help="give up after this time: exit status 1"
@@ -61,7 +69,7 @@ class Command(BaseCommand):
             reached = _run(Following(request, self.stdout.fileno()), options["timeout"])
         except (BadAddress, TokenError) as error:
             raise CommandError(str(error), returncode=2) from error
-        except ReplicationError as error:
+        except StreamError as error:
             raise CommandError(str(error), returncode=1) from error
         except OSError as error:  # those of the connection end in another attempt to connect
             raise CommandError(f"The output cannot be written: {error.strerror or error}.", returncode=1) from error
@@ -98,8 +106,6 @@ def _request(options: dict[str, Any]) -> FollowRequest:
         raise CommandError(f"Following over Redis {NOT_YET}; follow tcp://HOST:PORT.", returncode=2)
     if options["record"]:
         raise CommandError(f"--record {NOT_YET}.", returncode=2)
-    if options["catch_up"] == "http":
-        raise CommandError(f"--catch-up http {NOT_YET}; use table or none.", returncode=2)
     ours = stream_settings().server_name
     server_name = options["server_name"] or ours
     if options["catch_up"] == "table" and server_name != ours:
@@ -108,22 +114,53 @@ def _request(options: dict[str, Any]) -> FollowRequest:
             returncode=2,
         )
     is_ours = server_name == ours
+    http = _http_servers(options)
     name = options["name"] or f"follow-{os.getpid()}"
     _check_sendable(name, server_name)
     streams = _streams(options["streams"], known=registry.names() if is_ours else None)
     followed = streams or (registry.names() if is_ours else None)
     return FollowRequest(
-        address=Address.parse(options["address"], scheme="tcp"),
+        connector=_connector(options["address"], name, server_name),
         name=name,
         server_name=server_name,
         streams=streams,
         start=_tokens(options["start"], "--from", followed),
         until=_tokens(options["until"], "--until", followed),
         view=View(options["view"]),
-        uses_table=is_ours and options["catch_up"] != "none",
-        registers=is_ours,
+        uses_table=is_ours and options["catch_up"] in (None, "table"),
+        http=http,
+        secret=_secret(options["secret_file"], is_ours=is_ours) if http else "",
+        registers=is_ours and http is None,
         json=options["json"],
     )
+
+
+def _connector(address: str, name: str, server_name: str) -> Connector:
+    conf = stream_settings()
+    limits = Limits(conf.ping_interval_seconds, conf.ping_timeout_seconds, line_bytes=conf.line_limit_bytes)
+    return TcpConnector(Address.parse(address, scheme="tcp"), name, server_name, limits)
+
+
+def _http_servers(options: dict[str, Any]) -> HttpServers | None:
+    is_wanted, urls = options["catch_up"] == "http", options["catch_up_url"]
+    if is_wanted and not urls:
+        raise CommandError("--catch-up http: say whom to ask with --catch-up-url http://HOST:PORT.", returncode=2)
+    if not is_wanted and (urls or options["secret_file"]):
+        raise CommandError("--catch-up-url and --secret-file belong to --catch-up http.", returncode=2)
+    return HttpServers.parse(urls) if is_wanted else None
+
+
+def _secret(file: Path | None, *, is_ours: bool) -> str:
+    """The file's, else our own setting for our own server; another server is never told that."""
+    if file is None:
+        return stream_settings().replication_secret if is_ours else ""
+    try:
+        secret = file.read_text(encoding="ascii").strip()
+    except (OSError, ValueError) as error:
+        raise CommandError(f"--secret-file {file} cannot be read: {error}.", returncode=2) from error
+    if not secret or not secret.isprintable():
+        raise CommandError(f"--secret-file {file} does not hold one line with a secret.", returncode=2)
+    return secret
 
 
 def _streams(text: str | None, known: Sequence[str] | None) -> tuple[str, ...] | None:
