@@ -5,7 +5,7 @@ Thin edge for ``manage.py check_streams``: reads with a cursor of a direct conne
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from streams import database, registry
@@ -45,32 +45,35 @@ def _verdict(sequence: int, in_tables: int, stored: int) -> str:
 
 def inspect_streams(cursor: Any) -> list[Finding]:
     """Look at every stream, whatever the first one says."""
-    findings = []
-    for stream in registry.all_streams():
-        stored = stored_positions(cursor, [stream.name]).get(stream.name, {}).values()
-        numbers = (
-            stream.sequence_value(cursor),
-            stream.table_maximum(cursor),
-            max((at.position for at in stored), default=0),
-        )
-        verdict = _verdict(*numbers)
-        finding = Finding(stream.name, *numbers, verdict, "")
-        if not finding.well:
-            fix = f"SELECT setval('{stream.declaration.sequence}', {finding.wanted_sequence});"
-            finding = Finding(stream.name, *numbers, verdict, fix)
-        findings.append(finding)
-    return findings
+    return [_inspect(cursor, stream) for stream in registry.all_streams()]
+
+
+def _inspect(cursor: Any, stream: Stream) -> Finding:
+    """The sequence is read last: what a living writer does meanwhile must not look like a fault."""
+    stored = stored_positions(cursor, [stream.name]).get(stream.name, {}).values()
+    highest_stored = max((at.position for at in stored), default=0)
+    in_tables = stream.table_maximum(cursor)
+    sequence = stream.sequence_value(cursor)
+    verdict = _verdict(sequence, in_tables, highest_stored)
+    finding = Finding(stream.name, sequence, in_tables, highest_stored, verdict, "")
+    if finding.well:
+        return finding
+    fix = f"move the sequence {stream.declaration.sequence} to {finding.wanted_sequence}: check_streams --repair"
+    return replace(finding, fix=fix)
 
 
 def repair(cursor: Any, stream: Stream) -> int:
-    """Move the stream's sequence to the greatest of the three numbers; returns it. Safe beside live writers."""
+    """Move the stream's sequence to the greatest of the three numbers or beyond; returns where it stands then.
+
+    Safe beside live writers. Raises ``SequenceBusy`` when they do not let go of it for a long jump. No row is removed.
+    """
     cursor.execute("BEGIN")
     try:
         cursor.execute("SELECT pg_advisory_xact_lock(%s)", [database.start_key(stream.name)])
-        finding = next(found for found in inspect_streams(cursor) if found.stream == stream.name)
-        stream.set_sequence(cursor, finding.wanted_sequence)
+        stream.set_sequence(cursor, _inspect(cursor, stream).wanted_sequence)
+        value = stream.sequence_value(cursor)
         cursor.execute("COMMIT")
     except BaseException:
         cursor.execute("ROLLBACK")
         raise
-    return finding.wanted_sequence
+    return value

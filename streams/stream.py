@@ -13,6 +13,7 @@ from asgiref.sync import sync_to_async
 
 from streams.declaration import StreamDeclaration
 from streams.queries import ids_between_sql, ids_sql, maximum_sql, sequence_sql
+from streams.sequences import move_forward
 
 if TYPE_CHECKING:
     from django.db.models import Model
@@ -80,13 +81,8 @@ class Stream:
         return int(cursor.fetchone()[0])
 
     def set_sequence(self, cursor: Any, value: int) -> None:
-        """Move the sequence forward so that the next ID is ``value`` + 1; never lowers it."""
-        cursor.execute(
-            "SELECT setval(%(name)s, %(value)s) FROM "
-            + self.declaration.sequence
-            + " WHERE last_value < %(value)s OR NOT is_called",
-            {"name": self.declaration.sequence, "value": value},
-        )
+        """Move the sequence forward so that the next ID is above ``value``; never lowers it, also beside other writers."""
+        move_forward(cursor, self.declaration.sequence, value)
 
     def table_maximum(self, cursor: Any) -> int:
         """The largest ID in the stream's tables, 0 when they are empty."""

@@ -11,7 +11,8 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from rich.console import Console
 from rich.table import Table
 
-from streams import database, inspection, registry
+from streams import database, epochs, inspection, registry
+from streams.errors import StreamError
 
 __all__ = ["Command"]
 
@@ -21,7 +22,8 @@ class Command(BaseCommand):
 
     help = (
         "Show for every stream whether its sequence is ahead of its tables and stored positions. Exit status 1 when one is not "
-        "(and was not repaired). Example: manage.py check_streams --repair"
+        "(and was not repaired). Shows the database's epoch, and begins a new one when it was restored. "
+        "Example: manage.py check_streams --repair"
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -29,38 +31,59 @@ class Command(BaseCommand):
         parser.add_argument(
             "--repair", action="store_true", help="move sequences forward to the greatest of the three numbers"
         )
+        epoch = parser.add_mutually_exclusive_group()
+        epoch.add_argument(
+            "--new-epoch",
+            action="store_true",
+            help="the database was put back: refuse all tokens that were kept so far",
+        )
+        epoch.add_argument(
+            "--keep-epoch",
+            action="store_true",
+            help="the database moved and nothing was lost (pg_upgrade): tokens stay good; before anything else starts",
+        )
         parser.add_argument("--json", action="store_true", help="one JSON object a line")
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Show, repair when asked, show again."""
         try:
-            findings = self._inspect(repair=options["repair"])
+            with closing(database.direct_connection(application_name="replsite check_streams")) as connection:
+                self._check(connection.cursor(), options)
         except database.DatabaseError as error:
             raise CommandError(database.explain(error), returncode=1) from error
-        self._json(findings) if options["json"] else self._table(findings)
+        except StreamError as error:
+            raise CommandError(str(error), returncode=1) from error
+
+    def _check(self, cursor: Any, options: dict[str, Any]) -> None:
+        epoch = self._epoch(cursor, new=options["new_epoch"], keep=options["keep_epoch"])
+        findings = inspection.inspect_streams(cursor)
+        if options["repair"]:
+            findings = self._repair(cursor, findings)
+        self._json(findings, epoch) if options["json"] else self._table(findings, epoch)
         if bad := [finding for finding in findings if not finding.well]:
             raise CommandError(
                 f"{len(bad)} of {len(findings)} streams are not in order; --repair mends them.", returncode=1
             )
 
-    def _inspect(self, *, repair: bool) -> list[inspection.Finding]:
-        with closing(database.direct_connection(application_name="replsite check_streams")) as connection:
-            cursor = connection.cursor()
-            findings = inspection.inspect_streams(cursor)
-            if repair:
-                for finding in findings:
-                    if not finding.well:
-                        value = inspection.repair(cursor, registry.get(finding.stream))
-                        self.stderr.write(f"{finding.stream}: {finding.verdict}; sequence moved to {value}")
-                findings = inspection.inspect_streams(cursor)
-            return findings
+    def _epoch(self, cursor: Any, *, new: bool, keep: bool) -> str:
+        if new:
+            return epochs.begin_epoch(cursor, "check_streams --new-epoch")
+        return epochs.keep_epoch(cursor) if keep else epochs.current_epoch(cursor)
 
-    def _json(self, findings: list[inspection.Finding]) -> None:
+    def _repair(self, cursor: Any, findings: list[inspection.Finding]) -> list[inspection.Finding]:
         for finding in findings:
-            self.stdout.write(json.dumps(asdict(finding)))
+            if not finding.well:
+                value = inspection.repair(cursor, registry.get(finding.stream))
+                self.stderr.write(f"{finding.stream}: {finding.verdict}; sequence moved to {value}")
+        return inspection.inspect_streams(cursor)
 
-    def _table(self, findings: list[inspection.Finding]) -> None:
+    def _json(self, findings: list[inspection.Finding], epoch: str) -> None:
+        for finding in findings:
+            self.stdout.write(json.dumps(asdict(finding) | {"epoch": epoch}))
+
+    def _table(self, findings: list[inspection.Finding], epoch: str) -> None:
         table = Table("stream", "sequence", "highest in tables", "highest stored", "verdict", "fix")
         for finding in findings:
             table.add_row(*(str(value) for value in asdict(finding).values()))
         Console(file=cast("IO[str]", self.stdout)).print(table)
+        self.stdout.write(f"epoch {epoch}")
