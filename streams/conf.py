@@ -27,6 +27,8 @@ class StreamSettings:
     """Django's alias of the database that holds the streams."""
     writers: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Stream -> names or patterns that may write it; a stream that is not named may be written by every instance."""
+    send_federation: bool = True
+    """This site sends to other servers by itself; if not, the stream ``federation`` is announced to those who do."""
     announce_interval_seconds: float = 0.05
     """An idle writer tells how far others got no more often than this."""
     heartbeat_seconds: float = 1.0
@@ -49,6 +51,28 @@ class StreamSettings:
     """A peer that takes no byte for this long while some wait is closed as slow."""
     connection_limit: int = 5_000
     """Most replication connections that one server takes."""
+    close_limit_seconds: float = 25.0
+    """A replication connection that is still there this long after a close was asked for is aborted."""
+    http_connection_limit: int = 1_000
+    """Most HTTP and WebSocket connections that one server takes."""
+    http_body_limit_bytes: int = 4 * 1024 * 1024
+    """Longest body of an HTTP request."""
+    handshake_limit_seconds: float = 10.0
+    """How long a client may take to make a TLS connection."""
+    tls_certificate: str = ""
+    """Certificate (chain) of this process as PEM file: for its replication port, and for servers that it follows."""
+    tls_key: str = ""
+    """Private key of the certificate as PEM file."""
+    tls_client_ca: str = ""
+    """PEM file of the authorities whose client certificates the replication port accepts."""
+    tls_server_ca: str = ""
+    """PEM file of the authorities of servers that are followed; empty: those of the system."""
+    worker_report_limit: int = 100_000
+    """Most users that may sync over one server, and most reports of one kind that wait for the database."""
+    worker_silence_seconds: float = 300.0
+    """Users that sync over a connection without news for this long are forgotten."""
+    user_address_days: float = 28.0
+    """How long it is kept from where a user was last seen."""
     replication_secret: str = field(default="", repr=False)
     """Whoever asks for missed facts over HTTP has to know it; empty: only loopback and ``plain_networks`` may ask."""
     plain_networks: Sequence[str] = ()

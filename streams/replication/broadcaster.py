@@ -54,7 +54,11 @@ class Broadcaster:
         self.commands: Counter[str] = Counter()
         self.facts_sent = self.lines_sent = self.oversize_facts = self.rounds = 0
         instance = "master" if is_pattern(self.settings.instance) else self.settings.instance
-        self._announcer = Announcer(registry.names(), stand_in=instance)
+        self._announcer = Announcer(
+            registry.announced(),
+            stand_in=instance,
+            in_memory=[stream.name for stream in registry.all_streams() if stream.declaration.in_memory],
+        )
         name = f"replsite broadcaster {served_by or instance}"
         self._backlog = Backlog(self._announcer, self.settings.database, self.settings.line_limit_bytes, name)
         self._reader_rows = ReaderRows("connection", served_by or instance, self.settings.database)
@@ -129,10 +133,13 @@ class Broadcaster:
             loop = asyncio.get_running_loop()
             self._answer_others = loop.call_later(ANSWER_OTHERS_SECONDS, self._answer_the_others)
 
-    def relay(self, commands: Sequence[Command], sender: Peer) -> None:
-        """Send a client's commands to all other clients of this server."""
+    def relay(
+        self, commands: Sequence[Command], sender: Peer | None, wants: Callable[[Peer], bool] = lambda peer: True
+    ) -> None:
+        """Send a client's commands to all other clients of this server that want them."""
         lines = [format_line(command, self.settings.line_limit_bytes) for command in commands]
-        self._write(b"".join(lines), len(lines), [peer for peer in self.peers.values() if peer is not sender])
+        others = [peer for peer in self.peers.values() if peer is not sender and wants(peer)]
+        self._write(b"".join(lines), len(lines), others)
 
     def positions(self) -> dict[str, dict[str, int]]:
         """``{stream: {writer: position}}``: up to where everything was sent."""

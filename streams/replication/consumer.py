@@ -1,8 +1,8 @@
 """The Channels consumer of one replication connection: owns its input and its life.
 
-What many clients get comes from the broadcaster, straight to the transport. There is no thread hop per message and no
-channel layer: this consumer touches neither the database nor other processes. Runs on the scope ``tcp``
-(``docs/reference/tcp-scope.md``), with its extension ``tcp.transport``.
+What many clients get comes from the broadcaster, straight to the transport; what a worker reports goes to its reports. There
+is no thread hop per message and no channel layer: this consumer touches neither the database nor other processes. Runs on
+the scope ``tcp`` (``docs/reference/tcp-scope.md``), with its extension ``tcp.transport``.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from channels.exceptions import StopConsumer
 
 from streams.logs import get_logger
 from streams.replication.broadcaster import Broadcaster, process_broadcaster
-from streams.replication.commands import Command, Error, Name, RemoteServerUp, Replicate, printable
+from streams.replication.commands import Command, Error, Name, Replicate, printable
 from streams.replication.peers import Peer
 from streams.replication.protocol import CloseReason
+from streams.replication.reports import WorkerReports, process_reports
 
 __all__ = ["ReplicationConsumer"]
 
@@ -32,8 +33,10 @@ SLICE_BYTES = 4096
 class ReplicationConsumer(AsyncConsumer):
     """One client. Without a ``broadcaster`` that of the process is used; it has to be started by whoever serves."""
 
-    def __init__(self, broadcaster: Broadcaster | None = None) -> None:
+    def __init__(self, broadcaster: Broadcaster | None = None, reports: WorkerReports | None = None) -> None:
         self._broadcaster = broadcaster or process_broadcaster()
+        own = WorkerReports(broadcaster) if broadcaster is not None else None
+        self._reports = reports or own or process_reports()
         self._peer: Peer | None = None
         self._has_said_error = False
 
@@ -90,18 +93,13 @@ class ReplicationConsumer(AsyncConsumer):
             log.info("replication.closing", client=peer.name, address=peer.address, reason=peer.connection.close_reason)
 
     def _take(self, peer: Peer, commands: Sequence[Command]) -> None:
-        relayed: list[Command] = []
         for command in commands:
             self._broadcaster.commands[command.WORD] += 1
-            if isinstance(command, RemoteServerUp):
-                relayed.append(command)
-            else:
-                self._handle(peer, command)
-        if relayed:
-            self._broadcaster.relay(relayed, peer)
+            self._handle(peer, command)
+        self._reports.take(peer, commands)
 
     def _handle(self, peer: Peer, command: Command) -> None:
-        """The effect of a command. Those of workers' USER_SYNC and the like are taken note of by the counters only."""
+        """The effect of a command on this connection; what it tells everybody is the reports' business."""
         match command:
             case Replicate():
                 self._broadcaster.answer_replicate(peer)
@@ -125,3 +123,4 @@ class ReplicationConsumer(AsyncConsumer):
         if peer is not None:
             peer.lost()
             self._broadcaster.leave(peer)
+            self._reports.gone(peer)

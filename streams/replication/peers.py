@@ -40,6 +40,8 @@ class Peer:
         self.name = ""
         self.connected_at = time.time()
         self.has_replicated = False
+        #: It said a command that 1.43 does not know, so it may be told one.
+        self.knows_later_commands = False
         #: Number of the last REPLICATE, of any client, whose answer this one got.
         self.answered = 0
         self._transport = transport

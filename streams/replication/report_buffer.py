@@ -16,8 +16,8 @@ from streams.replication.commands import ClearUserSync, Command, FederationAck, 
 
 __all__ = ["Addresses", "ReportBuffer", "Reports", "Sync"]
 
-#: Longest user, device, worker and instance name and address that is kept; those of the protocol have at most 255 bytes.
-LONGEST_NAME = 512
+#: Longest user, device, worker and instance name and address that is kept: as in the protocol, and an index can hold it.
+LONGEST_NAME_BYTES = 255
 LONGEST_AGENT = 1_000
 #: 1 January 2200: later times are mistakes, and a database could not hold the largest ones.
 LATEST_MS = 7_258_118_400_000
@@ -205,7 +205,8 @@ def _text(text: str) -> str:
 
 def _name(text: str) -> str | None:
     """A name that an index can hold, or None."""
-    return _text(text) if len(text) <= LONGEST_NAME else None
+    clean = _text(text)
+    return clean if len(clean.encode()) <= LONGEST_NAME_BYTES else None
 
 
 def _milliseconds(number: int) -> int:

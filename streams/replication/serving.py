@@ -17,6 +17,7 @@ from streams.replication.addresses import Address, bind, refuse_open_network
 from streams.replication.broadcaster import process_broadcaster
 from streams.replication.errors import ReplicationError
 from streams.replication.listener import AsgiServer
+from streams.replication.reports import process_reports
 
 __all__ = ["DatabaseNotUsable", "Endpoints", "serve"]
 
@@ -51,7 +52,8 @@ def serve(
     replication_socket, replication = bind(wanted.replication)
     http_socket, http = bind(wanted.http) if wanted.http else (None, None)
     endpoints = Endpoints(replication, http)
-    broadcaster = process_broadcaster(served_by=f"{given.instance} {replication}")
+    served_by = f"{given.instance} {replication}"
+    broadcaster, reports = process_broadcaster(served_by), process_reports(served_by)
     server = _Server(
         application,
         http_sockets=[http_socket] if http_socket else [],
@@ -59,8 +61,17 @@ def serve(
         tcp_limit=given.connection_limit,
         refusal=b"ERROR too many connections\n",
     )
-    server.when_ready = broadcaster.start
-    server.when_stopping = broadcaster.stop
+    reports.more_counts = lambda: {"refused": server.refused}
+
+    async def start() -> None:
+        await broadcaster.start()
+        await reports.start()
+
+    async def stop() -> None:
+        await broadcaster.stop()
+        await reports.stop()
+
+    server.when_ready, server.when_stopping = start, stop
     server.tell_ready = lambda: when_ready(endpoints)
     server.run()
 

@@ -17,15 +17,15 @@ class MemoryTransport:
     """The extension ``tcp.transport``, made of bytes. While ``stuck`` the peer takes nothing by itself."""
 
     def __init__(self) -> None:
-        self.taken = b""
-        self.waiting = b""
+        self.taken = bytearray()
+        self.waiting = bytearray()
         self.stuck = False
         self.is_closing = self.is_aborted = False
 
     @property
     def sent(self) -> bytes:
         """Everything written and not dropped."""
-        return self.taken + self.waiting
+        return bytes(self.taken + self.waiting)
 
     @property
     def buffered_bytes(self) -> int:
@@ -41,11 +41,13 @@ class MemoryTransport:
 
     def take(self, size: int) -> None:
         """The peer takes some bytes."""
-        self.taken, self.waiting = self.taken + self.waiting[:size], self.waiting[size:]
+        self.taken += self.waiting[:size]
+        del self.waiting[:size]
 
     def drop_waiting(self) -> int:
         """Forget what was not taken."""
-        dropped, self.waiting = len(self.waiting), b""
+        dropped = len(self.waiting)
+        self.waiting.clear()
         return dropped
 
     def close(self) -> None:

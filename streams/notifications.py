@@ -1,0 +1,104 @@
+"""Hearing NOTIFY: LISTEN on a direct connection, in a thread, with reconnection.
+
+A notification may be lost: whoever listens also looks at the table that it is about after each (re)connection. What has no
+table must be harmless to lose.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+from streams import database
+from streams.logs import get_logger
+
+__all__ = ["NotifyListener"]
+
+log = get_logger(__name__)
+T = TypeVar("T")
+RETRY_SECONDS = 0.2
+
+
+class NotifyListener(Generic[T]):
+    """Calls ``on_heard`` with what was heard, and with an empty list after each (re)connection ("look at everything").
+
+    ``parse`` makes something of a payload; it must not fail. The callback runs in the listener's thread and must be quick.
+    ``start`` raises when the first connection fails.
+    """
+
+    def __init__(
+        self, channel: str, parse: Callable[[str], T], on_heard: Callable[[list[T]], None], using: str | None, name: str
+    ) -> None:
+        self._channel = channel
+        self._parse = parse
+        self._on_heard = on_heard
+        self._using = using
+        self._name = name
+        self._missed = False
+        self._stopping = threading.Event()
+        self._connection: Any = None
+        self._wake_read, self._wake_write = -1, -1
+        self._thread = threading.Thread(target=self._run, name=f"replsite-{name}".replace(" ", "-"), daemon=True)
+
+    def start(self) -> None:
+        """Connect, listen and start the thread."""
+        self._connect()
+        self._wake_read, self._wake_write = os.pipe()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread and close the connection."""
+        if self._thread.is_alive():
+            self._stopping.set()
+            os.write(self._wake_write, b"s")
+            self._thread.join(timeout=10)
+            os.close(self._wake_read)
+            os.close(self._wake_write)
+        if self._connection is not None:
+            self._connection.close()
+
+    def _connect(self) -> None:
+        self._connection = database.direct_connection(self._using, application_name=f"replsite {self._name}")
+        with self._connection.cursor() as cursor:
+            cursor.execute(f"LISTEN {self._channel}")
+
+    def _run(self) -> None:
+        connected = True
+        self._tell([])
+        while not self._stopping.is_set():
+            try:
+                if not connected:
+                    self._connect()
+                    connected = True
+                    log.info("notifications.connected_again", listener=self._name)
+                    self._tell([])
+                self._hear()
+            except (OSError, ValueError, *database.connection_gone) as error:
+                if connected:
+                    log.warning("notifications.connection_lost", listener=self._name, error=str(error).strip())
+                connected = False
+                select.select([self._wake_read], [], [], RETRY_SECONDS)
+
+    def _hear(self) -> None:
+        ready, _, _ = select.select(
+            [self._connection, self._wake_read], [], [], RETRY_SECONDS if self._missed else None
+        )
+        if self._wake_read in ready:
+            return
+        self._connection.poll()
+        heard = [self._parse(notify.payload) for notify in self._connection.notifies]
+        self._connection.notifies.clear()
+        if heard or self._missed:
+            self._tell(heard)
+
+    def _tell(self, heard: list[T]) -> None:
+        """Call back; when that fails, listening goes on and the next call says "look at everything"."""
+        try:
+            self._on_heard([] if self._missed else heard)
+            self._missed = False
+        except Exception:
+            log.exception("notifications.callback_failed", listener=self._name)
+            self._missed = True

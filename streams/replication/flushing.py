@@ -1,0 +1,109 @@
+"""Writing to the database in the background of an event loop: coalesced, in a thread of its own, retried, never in the way.
+
+What is to be written is collected on the loop and written in the thread; a batch that could not be written is tried again
+before another one is collected, so whoever collects must bound what waits meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Generic, TypeVar
+
+from streams import database
+from streams.logs import get_logger
+
+__all__ = ["Flusher"]
+
+log = get_logger(__name__)
+B = TypeVar("B")
+RETRY_SECONDS = 1.0
+
+
+class Flusher(Generic[B]):
+    """Writes what ``collect`` gives (None: nothing) soon after `wake`, at least ``gap_seconds`` apart.
+
+    Without a wake it looks each ``idle_seconds``. ``close`` is called in the thread at the end.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        collect: Callable[[], B | None],
+        write: Callable[[B], None],
+        *,
+        gap_seconds: float,
+        idle_seconds: float = 5.0,
+        close: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._name = name
+        self._collect = collect
+        self._write = write
+        self._gap_seconds = gap_seconds
+        self._idle_seconds = idle_seconds
+        self._close = close
+        self._unwritten: B | None = None
+        self._failing = False
+        self._wake = asyncio.Event()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin; called on the loop."""
+        self._task = asyncio.get_running_loop().create_task(self._run(), name=self._name)
+
+    def wake(self) -> None:
+        """There is something to write; called on the loop."""
+        self._wake.set()
+
+    async def run(self, work: Callable[[], None]) -> None:
+        """Do something in the thread now; what it raises is the caller's."""
+        await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    async def stop(self) -> None:
+        """Write what is left, once, and end."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+            self._task = None
+            await self._flush()
+        await self.run(self._close)
+        self._thread.shutdown(wait=False)
+
+    async def _run(self) -> None:
+        while True:
+            with contextlib.suppress(TimeoutError):  # then it is time to look by ourselves
+                await asyncio.wait_for(self._wake.wait(), self._idle_seconds)
+            self._wake.clear()
+            written = await self._flush()
+            if not written:
+                self._wake.set()
+            await asyncio.sleep(self._gap_seconds if written else RETRY_SECONDS)
+
+    async def _flush(self) -> bool:
+        if self._unwritten is None:
+            self._unwritten = self._collect()
+        if self._unwritten is None:
+            return True
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._thread, self._write, self._unwritten)
+        except database.connection_gone as error:
+            self._note(error)
+            return False
+        except Exception:  # a batch that cannot be written must not keep all later ones from it
+            log.exception("flusher.batch_lost", flusher=self._name)
+        else:
+            self._note(None)
+        self._unwritten = None
+        return True
+
+    def _note(self, error: Exception | None) -> None:
+        """One line when it begins to fail, one when it is over."""
+        if error is not None and not self._failing:
+            log.warning("flusher.database_away", flusher=self._name, error=str(error).strip())
+        elif error is None and self._failing:
+            log.info("flusher.database_back", flusher=self._name)
+        self._failing = error is not None

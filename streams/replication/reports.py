@@ -1,0 +1,214 @@
+"""What workers say about themselves takes effect: who syncs, what was acknowledged, from where users came.
+
+Taken on the event loop into a bounded buffer, written by a thread a moment later; the tables show it to every process.
+Whoever syncs goes with the connection it was said on, and a connection without news for `worker_silence_seconds` is
+forgotten, should its server have died. Counts of the wire are written along. Assumes a single event loop.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from streams import database, worker_table
+from streams.logs import get_logger
+from streams.replication.broadcaster import Broadcaster, process_broadcaster
+from streams.replication.commands import Command
+from streams.replication.flushing import Flusher
+from streams.replication.peers import Peer
+from streams.replication.relay import RELAYED, Relay
+from streams.replication.report_buffer import ReportBuffer, Reports, Sync
+
+__all__ = ["WorkerReports", "process_reports", "when_acknowledged"]
+
+log = get_logger(__name__)
+GAP_SECONDS = 0.1
+#: News of a connection, old rows and counts are not looked after more often than this.
+NEWS_SECONDS, FORGET_SECONDS, COUNT_SECONDS = 30.0, 30.0, 2.0
+
+#: Called in the thread with what was acknowledged, after it was stored.
+_acknowledgement_handlers: list[Callable[[Mapping[str, int]], None]] = []
+
+
+def when_acknowledged(handler: Callable[[Mapping[str, int]], None]) -> None:
+    """Call ``handler({instance: token})`` in a database thread of a server after acknowledgements were stored."""
+    if handler not in _acknowledgement_handlers:
+        _acknowledgement_handlers.append(handler)
+
+
+@dataclass(slots=True)
+class _Batch:
+    """What one transaction writes."""
+
+    reports: Reports
+    connections: list[dict[str, Any]] = field(default_factory=list)
+    counts: list[dict[str, Any]] = field(default_factory=list)
+    forget: bool = False
+
+    def __bool__(self) -> bool:
+        return bool(self.reports or self.connections or self.counts or self.forget)
+
+
+class WorkerReports:
+    """The reports of all connections of one server, and the relay between them."""
+
+    def __init__(self, broadcaster: Broadcaster, served_by: str = "") -> None:
+        given = broadcaster.settings
+        self.relay = Relay(broadcaster)
+        #: Further counts of this process, kind -> name -> total.
+        self.more_counts: Callable[[], Mapping[str, Mapping[str, int]]] = dict
+        self._settings = given
+        self._broadcaster = broadcaster
+        self._served_by = served_by or given.instance
+        self._buffer = ReportBuffer(given.worker_report_limit)
+        self._peers: dict[str, Peer] = {}
+        self._told: dict[str, float] = {}
+        self._counted: Counter[tuple[str, str]] = Counter()
+        self._count_due = self._forget_due = 0.0
+        self._connection = database.KeptConnection(given.database, "replsite worker reports")
+        self._flusher: Flusher[_Batch] | None = None
+
+    # --- life -----------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Forget what an earlier life of this server left; raises when the database cannot be used."""
+        await self.relay.start()
+        self._flusher = Flusher(
+            "worker-reports",
+            self._collect,
+            self._write,
+            gap_seconds=GAP_SECONDS,
+            idle_seconds=COUNT_SECONDS,
+            close=self._connection.close,
+        )
+        await self._flusher.run(self._forget_earlier_life)
+        self._flusher.start()
+
+    async def stop(self) -> None:
+        """Write what is left, and end."""
+        await self.relay.stop()
+        if self._flusher is not None:
+            for key in list(self._peers):
+                self._buffer.gone(key)
+            self._count_due = 0.0
+            await self._flusher.stop()
+
+    # --- what is said ---------------------------------------------------------------------------------------------
+
+    def take(self, peer: Peer, commands: Sequence[Command]) -> None:
+        """The commands of one piece of input; those that are neither told to everybody nor reports are ignored."""
+        relayed = [command for command in commands if isinstance(command, RELAYED)]
+        if relayed:
+            self.relay.pass_on(relayed, peer)
+        for command in commands:
+            if self._buffer.take(peer.key, command):
+                self._peers[peer.key] = peer
+        if self._buffer.has_reports:
+            self._wake()
+
+    def gone(self, peer: Peer) -> None:
+        """The connection has ended."""
+        if self._peers.pop(peer.key, None) is not None:
+            self._told.pop(peer.key, None)
+            self._buffer.gone(peer.key)
+            self._wake()
+
+    def figures(self) -> dict[str, int]:
+        """Reports that were dropped, by command."""
+        return dict(self._buffer.dropped + self.relay.dropped)
+
+    def _wake(self) -> None:
+        if self._flusher is not None:
+            self._flusher.wake()
+
+    # --- on the loop ----------------------------------------------------------------------------------------------
+
+    def _collect(self) -> _Batch | None:
+        now = time.monotonic()
+        batch = _Batch(self._buffer.drain(), self._news(now), self._counts(now))
+        if now >= self._forget_due:
+            self._forget_due, batch.forget = now + FORGET_SECONDS, True
+        return batch or None
+
+    def _news(self, now: float) -> list[dict[str, Any]]:
+        """Connections that the table does not know yet, or has not heard of for a while."""
+        due = [key for key in self._buffer.connections() if now >= self._told.get(key, 0.0) + NEWS_SECONDS]
+        rows = []
+        for key in due:
+            peer = self._peers[key]
+            self._told[key] = now
+            age = max(now - peer.connection.last_command_at, 0.0)
+            name = (peer.name or peer.address)[:200].replace("\0", "\ufffd")
+            rows.append({"key": key, "name": name, "address": peer.address, "age": age})
+        return rows
+
+    def _counts(self, now: float) -> list[dict[str, Any]]:
+        """What was counted since the last time."""
+        if now < self._count_due:
+            return []
+        self._count_due = now + COUNT_SECONDS
+        broadcaster = self._broadcaster
+        kinds = {"closed": broadcaster.closed, "command": broadcaster.commands, "dropped": self.figures()}
+        totals = Counter(
+            {
+                (kind, name): total
+                for source in (kinds, self.more_counts())
+                for kind, names in source.items()
+                for name, total in names.items()
+            }
+        )
+        fresh = totals - self._counted
+        self._counted = totals
+        return [{"kind": kind, "name": name, "total": total} for (kind, name), total in fresh.items()]
+
+    # --- in the thread --------------------------------------------------------------------------------------------
+
+    def _forget_earlier_life(self) -> None:
+        with self._connection.cursor() as cursor:
+            worker_table.forget_server(cursor, self._served_by)
+
+    def _write(self, batch: _Batch) -> None:
+        reports = batch.reports
+        with self._connection.cursor() as cursor:
+            cursor.execute("BEGIN")
+            worker_table.forget_connections(cursor, sorted(reports.gone))
+            worker_table.forget_workers(cursor, sorted(reports.cleared))
+            worker_table.store_connections(cursor, batch.connections, self._served_by)
+            worker_table.take_over(cursor, reports.taken_over)
+            worker_table.end_syncs(cursor, [_row(sync) for sync in reports.ends])
+            worker_table.store_syncs(cursor, [_row(sync) | {"ms": ms} for sync, ms in reports.starts.items()])
+            worker_table.store_acknowledgements(cursor, reports.acknowledged)
+            worker_table.store_addresses(cursor, _address_rows(reports))
+            worker_table.add_counts(cursor, batch.counts)
+            if batch.forget:
+                given = self._settings
+                worker_table.forget_old(cursor, given.worker_silence_seconds, given.user_address_days * 86_400)
+            cursor.execute("COMMIT")
+        if reports.acknowledged:
+            for handler in list(_acknowledgement_handlers):
+                handler(reports.acknowledged)
+
+
+def _row(sync: Sync) -> dict[str, Any]:
+    return sync._asdict()
+
+
+def _address_rows(reports: Reports) -> list[dict[str, Any]]:
+    return [
+        {"user": user, "digest": digest, "ip": ip, "device": device, "agent": agent, "ms": ms}
+        for (user, digest, ip), (device, agent, ms) in reports.addresses.items()
+    ]
+
+
+_of_process: WorkerReports | None = None
+
+
+def process_reports(served_by: str = "") -> WorkerReports:
+    """The reports of this process's broadcaster; made at the first call, started by whoever serves."""
+    global _of_process  # noqa: PLW0603 - one per process by its nature
+    if _of_process is None:
+        _of_process = WorkerReports(process_broadcaster(served_by), served_by)
+    return _of_process

@@ -1,0 +1,219 @@
+"""What workers say takes effect in every process: a replication server process, clients on plain sockets, our own API."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from streams import workers
+from streams.models import FederationAcknowledgement, SyncingUser, UserAddress, WireCount, WorkerConnection
+from streams.replication.errors import UnsendableCommand
+from tests.waiting import wait_until
+from tests.wire_client import WireClient, positioned, start_replication
+from tests.writing import session
+
+pytestmark = pytest.mark.django_db(transaction=True)
+NOW_MS = int(time.time() * 1000)
+
+
+@pytest.fixture
+def port(start_manage) -> int:
+    return start_replication(start_manage)
+
+
+def syncing(*users: str) -> None:
+    wait_until(lambda: workers.users_syncing() == set(users), 20, f"syncing: {users}")
+
+
+# --- who syncs ----------------------------------------------------------------------------------------------------
+
+
+def test_a_user_syncs_from_start_to_end(port):
+    with WireClient(port, f"NAME w1\nUSER_SYNC zHeCu @a:b start {NOW_MS}") as worker:
+        syncing("@a:b")
+        assert workers.is_syncing("@a:b")
+        assert not workers.is_syncing("@other:b")
+        assert WorkerConnection.objects.get().name == "w1"
+        worker.say(f"USER_SYNC zHeCu @a:b end {NOW_MS}")
+        syncing()
+
+
+def test_a_user_syncs_until_the_last_worker_says_end(port):
+    with WireClient(port, "USER_SYNC one @a:b start 1") as first, WireClient(port, "USER_SYNC two @a:b start 1"):
+        wait_until(lambda: SyncingUser.objects.count() == 2, 20)
+        first.say("USER_SYNC one @a:b end 2")
+        wait_until(lambda: SyncingUser.objects.count() == 1, 20)
+        syncing("@a:b")
+
+
+def test_devices_of_later_versions_sync_by_themselves(port):
+    with WireClient(port, "USER_SYNC w @a:b D1 start 1\nUSER_SYNC w @a:b D2 start 1") as worker:
+        wait_until(lambda: SyncingUser.objects.count() == 2, 20)
+        worker.say("USER_SYNC w @a:b D1 end 2")
+        wait_until(lambda: [one.device_id for one in SyncingUser.objects.all()] == ["D2"], 20)
+
+
+def test_clearing_forgets_one_worker_only(port):
+    with WireClient(
+        port, "USER_SYNC one @a:b start 1\nUSER_SYNC one @c:b start 1\nUSER_SYNC two @d:b start 1"
+    ) as client:
+        syncing("@a:b", "@c:b", "@d:b")
+        client.say("CLEAR_USER_SYNC one")
+        syncing("@d:b")
+
+
+def test_users_go_with_their_connection(port):
+    with WireClient(port, "USER_SYNC one @a:b start 1"), WireClient(port, "USER_SYNC two @c:b start 1"):
+        syncing("@a:b", "@c:b")
+    syncing()
+    wait_until(lambda: not WorkerConnection.objects.exists(), 20)
+
+
+def test_a_worker_that_comes_back_says_anew_who_syncs(port):
+    with WireClient(port, "USER_SYNC w @a:b start 1\nUSER_SYNC w @gone:b start 1") as lost:
+        syncing("@a:b", "@gone:b")
+        with WireClient(port, "USER_SYNC w @a:b start 1"):
+            syncing("@a:b")
+            lost.socket.close()
+            wait_until(lambda: WorkerConnection.objects.count() == 1, 20)
+            syncing("@a:b")
+
+
+def test_users_of_a_stopped_server_are_forgotten(start_manage):
+    process = start_manage("runreplication", "--bind", "127.0.0.1:0")
+    from tests.wire_client import ready_ports
+
+    with WireClient(ready_ports(process)["replication"], "USER_SYNC w @a:b start 1"):
+        syncing("@a:b")
+        process.terminate()
+        assert process.wait(20) == 0
+    assert not SyncingUser.objects.exists()
+
+
+def test_users_of_a_killed_server_are_no_longer_syncing_after_the_silence(start_manage, settings):
+    process = start_manage("runreplication", "--bind", "127.0.0.1:0")
+    from tests.wire_client import ready_ports
+
+    with WireClient(ready_ports(process)["replication"], "USER_SYNC w @a:b start 1"):
+        syncing("@a:b")
+        process.kill()
+        process.wait(20)
+    settings.REPLSITE_WORKER_SILENCE_SECONDS = 0.5
+    syncing()
+
+
+def test_a_server_forgets_connections_without_news(start_manage):
+    port = start_replication(start_manage, REPLSITE_WORKER_SILENCE_SECONDS="1", REPLSITE_INSTANCE="here")
+    with session() as cursor:
+        cursor.execute(
+            "INSERT INTO streams_workerconnection (key, name, served_by, last_news_at) "
+            "VALUES ('dead', 'dead', 'elsewhere', now() - interval '1 minute')"
+        )
+        cursor.execute(
+            "INSERT INTO streams_syncinguser (connection_key, worker, user_id, last_sync_at) VALUES ('dead', 'w', '@a:b', now())"
+        )
+    with WireClient(port, "PING 1"):
+        wait_until(lambda: not SyncingUser.objects.exists(), 60)
+
+
+# --- acknowledgements and addresses -------------------------------------------------------------------------------
+
+
+def test_the_last_acknowledgement_of_each_sender_is_kept(port):
+    with WireClient(port, "FEDERATION_ACK sender1 0\nFEDERATION_ACK sender2 7\nFEDERATION_ACK sender1 5"):
+        wait_until(lambda: workers.federation_acknowledged() == {"sender1": 5, "sender2": 7}, 20)
+    workers.forget_acknowledgements()
+    assert not FederationAcknowledgement.objects.exists()
+
+
+def test_an_address_is_one_row_however_often_it_is_seen(port):
+    seen = 'USER_IP @a:b ["secret token","1.2.3.4","ua",null,%d]'
+    with WireClient(port, "\n".join(seen % (NOW_MS + n) for n in range(50))) as client:
+        wait_until(lambda: workers.last_seen("@a:b") is not None, 20)
+        client.say(seen % 1_000)
+        client.say('USER_IP @a:b ["other","::1","ua2","DEV",5000]')
+        wait_until(lambda: len(workers.sights("@a:b")) == 2, 20)
+    first, second = workers.sights("@a:b")
+    assert (first.ip, second.ip, second.device_id, second.user_agent) == ("1.2.3.4", "::1", "DEV", "ua2")
+    assert workers.last_seen("@a:b") == first.last_seen_at
+    assert abs(first.last_seen_at.timestamp() * 1000 - NOW_MS) < 60_000
+    assert not UserAddress.objects.filter(token_digest__contains="secret").exists()
+
+
+def test_a_time_in_the_future_is_now(port):
+    with WireClient(port, f'USER_IP @a:b ["t","1.2.3.4","ua",null,{NOW_MS * 2}]'):
+        wait_until(lambda: workers.last_seen("@a:b") is not None, 20)
+    assert abs(workers.last_seen("@a:b").timestamp() - time.time()) < 60
+
+
+def test_nobody_was_never_seen():
+    assert workers.last_seen("@nobody:b") is None
+    assert workers.sights("@nobody:b") == []
+
+
+def test_odd_text_of_a_worker_stops_nothing(port):
+    odd = 'USER_IP @a:b ["\\u0000\\ud800","\\u0000","\\ud800","\\u0000",5]\nUSER_SYNC w\0 @a:b\0 start 99999999999999999999'
+    with WireClient(port, odd + "\nFEDERATION_ACK sender 3"):
+        wait_until(lambda: workers.federation_acknowledged() == {"sender": 3}, 20)
+        syncing("@a:b\ufffd")
+
+
+# --- told to everybody --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def two_servers(start_manage):
+    first = start_replication(start_manage, REPLSITE_INSTANCE="one")
+    second = start_replication(start_manage, REPLSITE_INSTANCE="two")
+    with positioned(first, "a") as a, positioned(first, "b") as b, positioned(second, "c") as c:
+        yield a, b, c
+
+
+@pytest.mark.parametrize("name", ["remote.example", "", "a" * 16_000, "nul\0 and \u00fcmlaut"])
+def test_remote_server_up_reaches_clients_of_all_servers_but_not_the_sender(two_servers, name):
+    sender, neighbour, far = two_servers
+    sender.say(f"REMOTE_SERVER_UP {name}")
+    for client in (neighbour, far):
+        client.read_until(lambda line: line == f"REMOTE_SERVER_UP {name}", 20)
+    sender.say("REPLICATE")
+    sender.read_until("POSITION caches", 20)
+    far.say("REMOTE_SERVER_UP back")
+    sender.read_until("REMOTE_SERVER_UP back", 20)
+    assert sender.of("REMOTE_SERVER_UP") == ["REMOTE_SERVER_UP back"]
+    assert far.of("REMOTE_SERVER_UP") == [f"REMOTE_SERVER_UP {name}"]
+
+
+def test_commands_of_later_versions_go_to_those_that_know_them(two_servers):
+    """A client of 1.43 would end the connection."""
+    sender, old, far = two_servers
+    far.say("NEW_ACTIVE_TASK one")
+    sender.say('LOCK_RELEASED ["w","lock","key"]\nCANCEL_TASK two\nREMOTE_SERVER_UP last')
+    far.read_until("CANCEL_TASK two", 20)
+    assert far.of("LOCK_RELEASED") == ['LOCK_RELEASED ["w","lock","key"]']
+    old.read_until("REMOTE_SERVER_UP last", 20)
+    assert not old.of(
+        "LOCK_RELEASED",
+    ) and not old.of("NEW_ACTIVE_TASK")
+
+
+def test_any_process_may_tell_all_workers(two_servers):
+    workers.remote_server_up("from.here")
+    for client in two_servers:
+        client.read_until("REMOTE_SERVER_UP from.here", 20)
+    with pytest.raises(UnsendableCommand):
+        workers.remote_server_up("two\nlines")
+
+
+# --- counts -------------------------------------------------------------------------------------------------------
+
+
+def counted(kind: str, name: str) -> int:
+    return sum(WireCount.objects.filter(kind=kind, name=name).values_list("total", flat=True))
+
+
+def test_commands_and_ends_of_connections_are_counted_for_everybody(port):
+    with WireClient(port, "NAME x\nUSER_SYNC w @a:b start 1\nBOGUS") as client:
+        client.read_to_end()
+    wait_until(lambda: counted("closed", "parse error") == 1, 20)
+    assert counted("command", "USER_SYNC") == 1
