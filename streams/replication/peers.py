@@ -6,6 +6,7 @@ Assumes a single event loop; everything here is quick and never waits.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 import uuid
 from typing import Any, Protocol
@@ -45,7 +46,8 @@ class Peer:
         #: Number of the last REPLICATE, of any client, whose answer this one got.
         self.answered = 0
         self._transport = transport
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None
+        self._timer_due = math.inf
         self._drained_bytes = 0
         self._drained_at = time.monotonic()
 
@@ -96,7 +98,7 @@ class Peer:
         commands = self.connection.receive(data, time.monotonic())
         if not self.is_open:
             self.flush()
-        elif self._timer is None or self.connection.deadline < self._timer.when():
+        elif self.connection.deadline < self._timer_due:
             self._set_timer()
         return commands
 
@@ -141,11 +143,12 @@ class Peer:
     def _set_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        delay = self.connection.deadline - time.monotonic()
+        self._timer_due = self.connection.deadline
+        delay = self._timer_due - time.monotonic()
         self._timer = asyncio.get_running_loop().call_later(max(delay, 0.0), self._tick)
 
     def _tick(self) -> None:
-        self._timer = None
+        self._timer, self._timer_due = None, math.inf
         if self.is_open:
             now = time.monotonic()
             if self.connection.deadline <= now:

@@ -1,8 +1,10 @@
 """One client as the server sees it, with a transport made of a list."""
 
 import asyncio
+import time
 
 import pytest
+import uvloop
 
 from streams.replication.commands import Name, RemoteServerUp
 from streams.replication.peers import Peer
@@ -90,3 +92,16 @@ async def test_a_client_that_does_not_go_is_aborted():
 async def test_figures_tell_the_reason_of_the_end(peer):
     peer.receive(b"\xff\n")
     assert peer.figures(1.0)["close_reason"] == "invalid UTF-8"
+
+
+def test_a_deadline_that_has_come_already_has_a_handle_without_a_time_on_uvloop():
+    async def late() -> list[Name]:
+        peer = Peer.accept(MemoryTransport(), "", "example.org", Limits(ping_interval_seconds=0.001))
+        while time.monotonic() < peer.connection.deadline:  # the loop was busy
+            pass
+        peer.flush()
+        commands = peer.receive(b"NAME x\n")
+        peer.lost()
+        return commands
+
+    assert uvloop.run(late()) == [Name("x")]
