@@ -35,7 +35,7 @@ os.environ["DJANGO_SETTINGS_MODULE"] = "replsite.settings"
 assert settings.SECRET_KEY  # loads the settings now, in the environment of the session
 
 IN_CI = os.environ.get("CI", "").lower() in ("1", "true", "yes")
-FOLDERS = ("unit", "properties", "protocol", "integration", "docs", "pipeline", "acceptance")
+FOLDERS = ("unit", "properties", "protocol", "integration", "docs", "pipeline", "acceptance", "torture")
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 Start = Callable[..., "subprocess.Popen[str]"]
 

@@ -1,4 +1,4 @@
-"""A TCP proxy in a thread that can cut, stall and refuse: what networks do to followers."""
+"""A TCP proxy in a thread that can cut, stall, delay and refuse: what networks do to followers."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ class Proxy:
         self._writers: set[asyncio.StreamWriter] = set()
         self._flowing = asyncio.Event()
         self._refusing = False
+        self._delay_seconds = 0.0
         self._server: asyncio.Server | None = None
         self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
 
@@ -37,6 +38,14 @@ class Proxy:
     def refuse(self, refusing: bool = True) -> None:
         """Close new connections at once, or take them again."""
         self._refusing = refusing
+
+    def delay(self, seconds: float) -> None:
+        """From now on every piece takes so much longer, in both directions."""
+        self._delay_seconds = seconds
+
+    def send_to(self, target_port: int) -> None:
+        """New connections go to another port."""
+        self._target_port = target_port
 
     def start(self) -> None:
         self._thread.start()
@@ -73,7 +82,11 @@ class Proxy:
             writer.transport.abort()
             return
         self.connections += 1
-        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._target_port)
+        try:
+            far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._target_port)
+        except OSError:  # nobody listens there: the client gets to know it
+            writer.transport.abort()
+            return
         self._writers |= {writer, far_writer}
         with suppress(OSError):
             await asyncio.gather(self._pump(reader, far_writer, False), self._pump(far_reader, writer, True))
@@ -85,6 +98,8 @@ class Proxy:
         while data := await reader.read(65536):
             if may_stall:
                 await self._flowing.wait()
+            if self._delay_seconds:
+                await asyncio.sleep(self._delay_seconds)
             writer.write(data)
             await writer.drain()
         writer.transport.abort()

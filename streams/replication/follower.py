@@ -13,6 +13,7 @@ import inspect
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
 
 from streams.logs import get_logger
 from streams.replication.addresses import Address
@@ -277,8 +278,7 @@ class Follower:
             async with aclosing(self._fetched(gap.stream, gap.instance, Range(gap.after, gap.upto))) as batches:
                 async for rows, reached in batches:
                     self._pending += rows
-                    await self._hand_out()
-                    self._cursors.reached(gap.stream, gap.instance, reached)
+                    await self._hand_out(partial(self._cursors.reached, gap.stream, gap.instance, reached))
         self._cursors.reached(gap.stream, gap.instance, gap.upto)
 
     async def _fetched(
@@ -312,16 +312,20 @@ class Follower:
                 async with aclosing(self._fetched(stream, None, due)) as batches:
                     async for rows, reached in batches:
                         self._pending += rows
-                        await self._hand_out()
-                        view.read(reached)
+                        await self._hand_out(partial(view.read, reached))
             self._pending += view.take(linear)
 
-    async def _hand_out(self) -> None:
+    async def _hand_out(self, move: Callable[[], None] = lambda: None) -> None:
+        """Hand out what is pending, then `move` the cursor behind it, then tell.
+
+        So whoever stores facts and cursor when told stores what belongs together, and gets nothing twice.
+        """
         rows, self._pending = self._pending, []
         if rows and self._starts:
             rows = self._beyond_start(rows)
         if rows:
             await self._call_handler(rows)
+        move()
         self._handled = self._cursors.positions()
         self._handled_linear = {stream: self._cursors.linear(stream) for stream in self._handled}
         self._progressed()

@@ -1,0 +1,254 @@
+"""A writer process: several threads that append through the public API, in every way a program may.
+
+Batches of all sizes, transactions that are rolled back as a whole or to a savepoint, that sleep, that reserve and do not
+write, facts of several rows, frozen snapshots, transactions begun by hand. Now and then the whole process leaves its
+streams and comes back under another name, with its threads at work. What it did stands in its log (``tests.torture.logs``).
+
+Ends on SIGTERM as a program should: its transactions first, then it retires.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.torture.logs import LineLog
+
+__all__ = ["Writer", "WriterOrders", "before_commit", "main"]
+
+STREAM = "caches"
+
+
+@dataclass(frozen=True, slots=True)
+class WriterOrders:
+    """What one writer process is to do."""
+
+    names: Sequence[str]
+    """Names or patterns; the first is taken at the start, another one at every change of name."""
+    log: str
+    seed: int
+    threads: int = 3
+    pause_seconds: float = 0.05
+    """Average pause of a thread between two transactions."""
+    rename_seconds: float = 10.0
+    """Average time under one name."""
+    largest_batch: int = 500
+    plant: str = ""
+    """A fault to plant, see ``tests.torture.plants``."""
+
+
+def before_commit(connection: Any) -> None:
+    """Called right before COMMIT is sent; a planted fault takes its place."""
+
+
+class _Undo(Exception):
+    """Rolls a block back."""
+
+
+class Writer:
+    """The threads of one process."""
+
+    def __init__(self, orders: WriterOrders) -> None:
+        self.orders = orders
+        self.log = LineLog(Path(orders.log))
+        self.stopping = threading.Event()
+
+    def run(self) -> None:
+        """Until `stopping` is set."""
+        from streams import writers
+
+        writers.use_instance(self.orders.names[0])
+        threads = [threading.Thread(target=self._work, args=(n,)) for n in range(self.orders.threads)]
+        for thread in threads:
+            thread.start()
+        self._rename_now_and_then()
+        for thread in threads:
+            thread.join()
+        self._guarded(writers.retire_all)
+
+    def _rename_now_and_then(self) -> None:
+        """Leave under the threads' feet: appends that meet it are refused, and begin again under the new name."""
+        from streams import writers
+
+        rng = random.Random(f"{self.orders.seed} names")
+        while not self.stopping.wait(rng.expovariate(1 / self.orders.rename_seconds)):
+            writers.use_instance(rng.choice(self.orders.names))
+            self._guarded(writers.retire_all)
+
+    def _work(self, number: int) -> None:
+        from django.db import connections
+
+        rng = random.Random(f"{self.orders.seed} thread {number}")
+        ways = Transactions(rng, self.log, self.orders.largest_batch)
+        while not self.stopping.is_set():
+            if not self._guarded(ways.one):
+                self._guarded(connections.close_all)
+                self.stopping.wait(0.05)
+            if self.orders.pause_seconds:
+                self.stopping.wait(rng.expovariate(1 / self.orders.pause_seconds))
+        self._guarded(connections.close_all)
+
+    def _guarded(self, work: Callable[[], object]) -> bool:
+        """Whether it went well; errors that a writer must expect are counted, others are noted as such."""
+        from django.db import Error
+
+        from streams.errors import StreamError
+
+        try:
+            work()
+        except (StreamError, Error) as error:
+            self.log.write(f"R {type(error).__name__}")
+            return False
+        except Exception as error:  # noqa: BLE001 - whatever it is, the verdict is to know it
+            trace = " ".join(" ".join(traceback.format_exception(error)[-6:]).split())
+            self.log.write(f"E {type(error).__module__}.{trace[-1500:]}")
+            return False
+        return True
+
+
+class Transactions:
+    """The ways to append, chosen at random; one thread's."""
+
+    def __init__(self, rng: random.Random, log: LineLog, largest_batch: int) -> None:
+        self._rng, self._log, self._largest_batch = rng, log, largest_batch
+        self._number = 0
+        self._sent: list[int] = []
+
+    def one(self) -> None:
+        """One transaction."""
+        ways: dict[Callable[[], None], int] = {
+            self._plain: 60, self._sleeping: 8, self._rolled_back: 10, self._savepoint: 8,
+            self._several_reservations: 6, self._frozen: 4, self._by_hand: 4,
+        }  # fmt: skip
+        way = self._rng.choices(list(ways), list(ways.values()))[0]
+        self._sent = []
+        try:
+            way()
+        except _Undo:
+            return
+        if self._sent:
+            self._log.write(f"D {self._sent[0]}")
+
+    # --- the ways -------------------------------------------------------------------------------------------------
+
+    def _plain(self) -> None:
+        from django.db import transaction
+
+        with transaction.atomic():
+            ids = self._append()
+            self._send(ids)
+
+    def _sleeping(self) -> None:
+        from django.db import transaction
+
+        with transaction.atomic():
+            ids = self._append()
+            time.sleep(min(self._rng.expovariate(1 / 0.15), 3.0))
+            self._send(ids)
+
+    def _rolled_back(self) -> None:
+        from django.db import transaction
+
+        with transaction.atomic():
+            self._append()
+            time.sleep(self._rng.choice([0.0, 0.0, 0.05]))
+            raise _Undo
+
+    def _savepoint(self) -> None:
+        """Facts inside a savepoint that is rolled back, with facts that stay before and behind."""
+        from django.db import transaction
+
+        with transaction.atomic():
+            ids = self._append() if self._rng.random() < 0.7 else []
+            try:
+                with transaction.atomic():
+                    self._append()
+                    raise _Undo
+            except _Undo:
+                pass
+            if not ids or self._rng.random() < 0.5:
+                ids += self._append()
+            self._send(ids)
+
+    def _several_reservations(self) -> None:
+        """Blocks inside one another; IDs that stay unused; facts of several rows, written in any order."""
+        from django.db import transaction
+
+        from streams import registry
+
+        with transaction.atomic():
+            first = self._append()
+            with registry.get(STREAM).reserve(self._rng.randint(1, 20)) as reservation:
+                used = [number for number in reservation.ids if self._rng.random() < 0.5]
+                self._rng.shuffle(used)
+                for number in used:
+                    rows = [self._fact(stream_id=number) for _ in range(self._rng.randint(1, 3))]
+                    reservation.write(*rows)
+            self._send(first + used)
+
+    def _frozen(self) -> None:
+        """With a snapshot that was taken before the reservation."""
+        from django.db import connection, transaction
+
+        with transaction.atomic():
+            with connection.cursor() as cursor:
+                cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+                cursor.execute("SELECT count(*) FROM streams_streamposition")
+            self._send(self._append())
+
+    def _by_hand(self) -> None:
+        """Without ``atomic``: Django calls no hook at this COMMIT."""
+        from django.db import connection, transaction
+
+        transaction.set_autocommit(False)
+        try:
+            self._send(self._append())
+            transaction.commit()
+        except BaseException:
+            connection.close()
+            raise
+        transaction.set_autocommit(True)
+
+    # --- parts ----------------------------------------------------------------------------------------------------
+
+    def _append(self) -> list[int]:
+        from streams import registry
+
+        few = min(self._largest_batch, self._rng.choices([5, 50, self._largest_batch], [70, 25, 5])[0])
+        facts = [self._fact() for _ in range(self._rng.randint(1, few))]
+        return registry.get(STREAM).append(*facts)
+
+    def _fact(self, **more: int) -> Any:
+        from streams.models import CacheInvalidation
+
+        self._number += 1
+        return CacheInvalidation(
+            cache_name="torture", keys=[f"{self._rng.getrandbits(40):x}", str(self._number)], **more
+        )
+
+    def _send(self, ids: Sequence[int]) -> None:
+        from django.db import connection
+
+        before_commit(connection)
+        self._sent = list(ids)
+        if ids:
+            self._log.write(f"S {time.monotonic():.6f} {' '.join(map(str, ids))}")
+
+
+def main(orders: dict[str, Any]) -> None:
+    """The whole life of a writer process."""
+    given = WriterOrders(**orders)
+    writer = Writer(given)
+    signal.signal(signal.SIGTERM, lambda *_: writer.stopping.set())
+    if given.plant:
+        from tests.torture import plants
+
+        plants.plant(given.plant)
+    writer.run()
