@@ -1,0 +1,37 @@
+"""Following streams from a Django service: handlers, and readers that run them.
+
+    from streams.follow import handles
+
+    @handles("orders", reader="billing")
+    def bill(chunk):
+        for order in chunk.instances:
+            Invoice.objects.create(order_id=order.order_id)
+
+``manage.py runhandlers billing`` runs it; how-to: ``docs/how-to/follow-from-another-service.md``. Assumes that Django's apps are
+loaded: keep handlers in a module ``handlers`` of your app.
+"""
+
+from streams.follow.chunks import Chunk, FollowedFact
+from streams.follow.handlers import Begin, Handler, OnFailure, handlers_of, handles, readers
+from streams.follow.parking import drop_parked, parked_facts, retry_parked
+from streams.follow.reader import Reader
+from streams.follow.resync import resync_reader
+from streams.replication.views import FollowedRow, View
+
+__all__ = [
+    "Begin",
+    "Chunk",
+    "FollowedFact",
+    "FollowedRow",
+    "Handler",
+    "OnFailure",
+    "Reader",
+    "View",
+    "drop_parked",
+    "handlers_of",
+    "handles",
+    "parked_facts",
+    "readers",
+    "resync_reader",
+    "retry_parked",
+]

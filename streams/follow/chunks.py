@@ -1,0 +1,103 @@
+"""What a handler is given: a chunk of whole facts of one stream, and their model instances when it asks for them.
+
+The rows are there at once. ``instances`` costs one query per table for the whole chunk, at the first use. A fact whose
+rows were trimmed, or deleted by hand, since it was read still has its ``rows`` but no ``instances``: the handler decides
+what that means to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from streams import registry
+from streams.replication.views import FollowedRow
+
+if TYPE_CHECKING:
+    from django.db.models import Model
+
+__all__ = ["Chunk", "FollowedFact"]
+
+
+@dataclass(frozen=True, slots=True)
+class FollowedFact:
+    """One fact: its token, its writer, its rows as they travel; ``instances`` loads those of the whole chunk."""
+
+    stream: str
+    token: int
+    writer: str
+    rows: tuple[Any, ...]
+    _chunk: Chunk = field(repr=False, compare=False)
+
+    @property
+    def instances(self) -> list[Any]:
+        """The model instances of the fact, in the order of its rows; those that are gone are left out."""
+        return self._chunk.instances_of(self.token)
+
+
+class Chunk:
+    """Whole facts of one stream, in the order of the handler's view. Iterating gives the facts."""
+
+    def __init__(self, stream: str, rows: Sequence[FollowedRow], using: str) -> None:
+        self.stream = stream
+        self.rows = rows
+        self._using = using
+
+    def __repr__(self) -> str:
+        return f"<Chunk of {self.stream}: {len(self.rows)} rows up to {self.rows[-1].token}>"
+
+    def __len__(self) -> int:
+        return self.fact_count
+
+    def __iter__(self) -> Iterator[FollowedFact]:
+        return iter(self.facts)
+
+    @cached_property
+    def fact_count(self) -> int:
+        """How many facts these are; cheaper than making them."""
+        return len({row.token for row in self.rows})
+
+    @cached_property
+    def facts(self) -> list[FollowedFact]:
+        """The facts, each with all its rows."""
+        return [
+            FollowedFact(self.stream, token, writer, tuple(row.row for row in rows), self)
+            for (token, writer), rows in groupby(self.rows, lambda row: (row.token, row.instance))
+        ]
+
+    @property
+    def instances(self) -> list[Any]:
+        """The model instances of all facts, in their order; one query per table of the stream, at the first use."""
+        return [instance for fact in self.facts for instance in self.instances_of(fact.token)]
+
+    def instances_of(self, token: int) -> list[Model]:
+        """Those of one fact."""
+        return self._instances.get(token, [])
+
+    def halves(self) -> tuple[Chunk, Chunk]:
+        """Two chunks of whole facts, for a handler that failed on this one; needs two facts at least."""
+        rows, middle = self.rows, len(self.rows) // 2
+        while middle and rows[middle].token == rows[middle - 1].token:
+            middle -= 1
+        if middle == 0:  # the first fact reaches beyond the middle
+            middle = next(place for place, row in enumerate(rows) if row.token != rows[0].token)
+        return Chunk(self.stream, rows[:middle], self._using), Chunk(self.stream, rows[middle:], self._using)
+
+    @cached_property
+    def _instances(self) -> dict[int, list[Model]]:
+        stream = registry.get(self.stream)
+        sign = stream.declaration.sign
+        wanted = list({row.token for row in self.rows})
+        by_table = {model._meta.db_table: model for model in stream.models}
+        found: dict[int, list[Model]] = {}
+        for table in stream.declaration.tables:
+            model = by_table[table.name]
+            id_field = getattr(model, "id_field", table.id_column)
+            order = [id_field, table.then_by] if table.then_by else [id_field]
+            query = model._default_manager.using(self._using).filter(**{f"{id_field}__in": [t * sign for t in wanted]})
+            for instance in query.order_by(*order):
+                found.setdefault(getattr(instance, id_field) * sign, []).append(instance)
+        return found

@@ -1,0 +1,186 @@
+"""Giving chunks to a handler so that each fact has its effect once, and finding the fact that it cannot take.
+
+The handler and the move of the cursor are one transaction. When it fails, nothing has happened: the chunk is cut in halves until
+a single fact is left that fails by itself; that one is retried, then parked or the reader stops, as the handler says.
+An error of a lost connection is nobody's fault: it is passed on, and the caller begins again from the stored cursor.
+Runs in the handler's thread, on Django's connection of that thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from django.db import DEFAULT_DB_ALIAS, connections, transaction
+
+from streams import database
+from streams.errors import HandlerFailed, ReaderFenced
+from streams.follow.chunks import Chunk
+from streams.follow.cursor_table import CursorMoved, Owner, move_cursor
+from streams.follow.handlers import Handler, OnFailure
+from streams.follow.parking import park
+from streams.logs import get_logger
+from streams.tokens import VectorToken
+
+__all__ = ["ConnectionLost", "Delivery", "Stopped"]
+
+log = get_logger(__name__)
+LONGEST_RETRY_SECONDS = 30.0
+
+
+class ConnectionLost(Exception):
+    """The database connection broke; whether the last transaction was committed must be looked up."""
+
+
+class Stopped(Exception):
+    """The reader was asked to stop while a fact waited for its next attempt."""
+
+
+class Delivery:
+    """One handler's deliveries under one lease. `stored` is where the stored cursor is."""
+
+    def __init__(
+        self,
+        handler: Handler,
+        owner: Owner,
+        stored: VectorToken,
+        pause: Callable[[float], bool],
+        using: str | None = None,
+    ) -> None:
+        self.stored = stored
+        self._handled = self._parked = 0
+        self._handler = handler
+        self._owner = owner
+        self._pause = pause  # waits so many seconds; True: stop instead
+        self._using = using or DEFAULT_DB_ALIAS
+
+    def deliver(self, chunk: Chunk, after: Callable[[int], VectorToken], upto: VectorToken) -> None:
+        """Have all of the chunk handled and the cursor at ``upto``; ``after`` gives the cursor behind a token of it.
+
+        Raises ``HandlerFailed``, ``ReaderFenced``, `ConnectionLost`, `CursorMoved`, `Stopped`.
+        """
+        waiting = [(chunk, upto)]
+        while waiting:
+            part, goal = waiting.pop()
+            error = self._attempt(part, goal)
+            if error is None:
+                continue
+            if part.fact_count == 1:
+                self._insist(part, goal, error)
+            else:
+                first, second = part.halves()
+                waiting += [(second, goal), (first, after(first.rows[-1].token))]
+
+    def store(self, token: VectorToken) -> None:
+        """Move the cursor on where no facts are."""
+        if token != self.stored:
+            self._guarded(lambda: self._move(token, (0, 0)))
+
+    def take_counts(self) -> tuple[int, int]:
+        """Facts (handled, parked) since the last call."""
+        counts = self._handled, self._parked
+        self._handled = self._parked = 0
+        return counts
+
+    # --- attempts -------------------------------------------------------------------------------------------------
+
+    def _attempt(self, chunk: Chunk, goal: VectorToken) -> Exception | None:
+        """Handler and cursor; the handler's error, if it raised one, with nothing stored."""
+        counts = (chunk.fact_count, 0)
+        if not self._handler.atomic:
+            error = self._call(chunk)
+            connections[self._using].close_if_unusable_or_obsolete()
+            if error is None:
+                self._guarded(lambda: self._move(goal, counts))
+            return error
+
+        failed: list[Exception] = []
+
+        def handle_and_move() -> None:
+            error = self._call(chunk)
+            if error is None and transaction.get_rollback(self._using):
+                error = transaction.TransactionManagementError(
+                    "The handler passed over an error of the database inside its transaction, which is to be rolled back. "
+                    "Put what may fail into a transaction.atomic block of its own."
+                )
+            if error is not None:
+                failed.append(error)
+                raise error
+            self._move(goal, counts)
+
+        try:
+            self._guarded(handle_and_move)
+        except (ReaderFenced, CursorMoved, ConnectionLost):
+            raise
+        except Exception as error:  # noqa: BLE001 - deferred constraints and hooks of the commit are the handler's, too
+            return failed[0] if failed else error
+        return None
+
+    def _call(self, chunk: Chunk) -> Exception | None:
+        try:
+            self._handler.function(chunk)
+        except Exception as error:  # noqa: BLE001 - whatever a handler raises is its failure
+            return error
+        return None
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        """In a transaction of its own; tells a lost connection from other errors."""
+        connection = connections[self._using]
+        try:
+            with transaction.atomic(using=self._using, durable=True):
+                work()
+        except (ReaderFenced, CursorMoved):
+            raise
+        except Exception as error:
+            if connection.connection is None or not connection.is_usable():
+                connection.close()
+                raise ConnectionLost(database.explain(error)) from error
+            raise
+
+    def _move(self, token: VectorToken, counts: tuple[int, int]) -> None:
+        """The last statement of the transaction: the cursor's row is locked as briefly as can be."""
+        with connections[self._using].cursor() as cursor:
+            move_cursor(cursor, self._owner, self._handler.stream, (self.stored, token), counts)
+        self._when_committed(token, counts)
+
+    def _when_committed(self, token: VectorToken, counts: tuple[int, int]) -> None:
+        def moved() -> None:
+            self.stored = token
+            self._handled += counts[0]
+            self._parked += counts[1]
+
+        transaction.on_commit(moved, using=self._using)
+
+    # --- one difficult fact ---------------------------------------------------------------------------------------
+
+    def _insist(self, chunk: Chunk, goal: VectorToken, error: Exception) -> None:
+        """Retry one fact, then do what the handler wants done with it."""
+        handler, attempts, pause_seconds = self._handler, 1, self._handler.retry_seconds
+        fact = chunk.facts[0]
+        while handler.attempts is None or attempts < handler.attempts:
+            log.warning(
+                "reader.fact_failed", reader=handler.reader, stream=handler.stream, writer=fact.writer, token=fact.token,
+                attempt=attempts, error=str(error),
+            )  # fmt: skip
+            if self._pause(pause_seconds):
+                raise Stopped from error
+            pause_seconds = min(pause_seconds * 2, LONGEST_RETRY_SECONDS)
+            attempts += 1
+            again = self._attempt(Chunk(chunk.stream, chunk.rows, self._using), goal)
+            if again is None:
+                return
+            error = again
+        where = f"stream {fact.stream!r}, token {fact.token} of writer {fact.writer!r}"
+        if handler.on_failure is OnFailure.STOP:
+            raise HandlerFailed(
+                f"Reader {handler.reader!r}: the handler failed {attempts} times on one fact ({where}): "
+                f"{type(error).__name__}: {error}. Mend the handler and start it again: the cursor stands in front of that "
+                f"fact. To have such facts put aside, declare on_failure=OnFailure.PARK."
+            ) from error
+        failure, made = error, attempts
+
+        def put_aside() -> None:
+            park(handler, fact, failure, made)
+            self._move(goal, (0, 1))
+
+        self._guarded(put_aside)
+        log.error("reader.fact_parked", reader=handler.reader, where=where, attempts=attempts, error=str(error))

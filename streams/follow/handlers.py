@@ -1,0 +1,132 @@
+"""Declaring handlers: which reader follows which stream with which function, and how.
+
+A reader is a name with one handler per stream; its cursors are stored under that name, so it goes on where it was.
+Handlers are registered while ``handlers`` modules are imported; the registry is read-only afterwards.
+"""
+
+from __future__ import annotations
+
+import enum
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from streams import registry
+from streams.errors import BadHandler, UnknownReader
+from streams.follow.chunks import Chunk
+from streams.names import check_name
+from streams.replication.views import View
+
+__all__ = ["Begin", "Handler", "OnFailure", "handlers_of", "handles", "readers"]
+
+F = TypeVar("F", bound=Callable[[Chunk], Any])
+DEFAULT_CHUNK_ROWS = 5_000
+
+
+class OnFailure(enum.StrEnum):
+    """What happens to a fact that a handler could not take in all its attempts."""
+
+    STOP = "stop"
+    """The reader stops in front of it, with ``HandlerFailed``."""
+    PARK = "park"
+    """It is put aside with its trace (``manage.py parked``), and the reader goes on."""
+
+
+class Begin(enum.StrEnum):
+    """Where a reader without a stored cursor begins."""
+
+    NOW = "now"
+    """At the present positions: it gets what is appended from now on."""
+    OLDEST = "oldest"
+    """At the oldest fact that was not trimmed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Handler:
+    """One handler of a reader.
+
+    ``atomic``: the cursor is stored in the transaction that the handler's effects are part of, so they happen exactly
+    once. Without, the handler is called outside of a transaction and the cursor is stored after it: for effects elsewhere, which
+    then happen at least once. A fact gets so many ``attempts`` (None: no end), ``retry_seconds`` apart at first, doubling up to
+    half a minute; then ``on_failure`` decides.
+    """
+
+    stream: str
+    reader: str
+    function: Callable[[Chunk], Any]
+    view: View = View.WRITER
+    on_failure: OnFailure = OnFailure.STOP
+    attempts: int | None = 5
+    retry_seconds: float = 0.1
+    atomic: bool = True
+    begin: Begin = Begin.NOW
+    chunk_rows: int = DEFAULT_CHUNK_ROWS
+
+    def __post_init__(self) -> None:
+        where = f"The handler of reader {self.reader!r} for stream {self.stream!r}"
+        try:
+            check_name(self.reader)
+        except ValueError as error:
+            raise BadHandler(f"{where}: {error}") from None
+        if inspect.iscoroutinefunction(self.function):
+            raise BadHandler(
+                f"{where} is a coroutine function: handlers run in a thread with a database transaction. Make it a plain "
+                f"function; asgiref.sync.async_to_sync calls async code from it."
+            )
+        if (self.attempts is not None and self.attempts < 1) or self.retry_seconds <= 0 or self.chunk_rows < 1:
+            raise BadHandler(f"{where}: attempts, chunk_rows and retry_seconds must be above 0 (attempts may be None).")
+
+    def check_stream(self) -> None:
+        """Raise what is wrong with the stream; called when the reader runs, with all models loaded."""
+        if getattr(registry.get(self.stream).declaration, "in_memory", False):
+            raise BadHandler(
+                f"Stream {self.stream!r} is kept in memory: its positions begin anew with its writers, so no cursor in it can be "
+                f"stored. Follow it with streams.replication.follower.Follower."
+            )
+
+
+_handlers: dict[str, dict[str, Handler]] = {}
+
+
+def handles(stream: str, *, reader: str, **options: Any) -> Callable[[F], F]:
+    """Decorator: this function is the reader's handler of the stream; ``options`` as in ``Handler``.
+
+    Raises ``BadHandler`` for a second handler of the same reader and stream.
+    """
+
+    def register(function: F) -> F:
+        try:
+            handler = Handler(stream, reader, function, **options)
+        except TypeError as error:
+            raise BadHandler(f"The handler of reader {reader!r} for stream {stream!r}: {error}.") from None
+        known = _handlers.setdefault(reader, {}).setdefault(stream, handler)
+        if known is not handler and _name(known.function) != _name(function):
+            raise BadHandler(
+                f"Reader {reader!r} has a handler for stream {stream!r} already ({_name(known.function)}); give "
+                f"{_name(function)} a reader of its own."
+            )
+        _handlers[reader][stream] = handler
+        return function
+
+    return register
+
+
+def _name(function: Callable[..., Any]) -> str:
+    return f"{function.__module__}.{getattr(function, '__qualname__', repr(function))}"
+
+
+def readers() -> list[str]:
+    """Names of all readers that have handlers."""
+    return sorted(_handlers)
+
+
+def handlers_of(reader: str) -> list[Handler]:
+    """The handlers of a reader, by stream; raises ``UnknownReader``."""
+    if reader not in _handlers:
+        known = ", ".join(readers()) or "none"
+        raise UnknownReader(
+            f"No handler names reader {reader!r} (known: {known}). Declare it with streams.follow.handles in a module "
+            f"'handlers' of an installed app."
+        )
+    return [handler for _, handler in sorted(_handlers[reader].items())]

@@ -1,0 +1,167 @@
+"""One stream of a reader: fetch, deliver, wait for news; in a thread of its own.
+
+While a chunk is handled the next one is fetched. News are pokes; a lost one costs a heartbeat, never a fact.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import Any
+
+from django.db import connections, transaction
+
+from streams import database
+from streams.conf import stream_settings
+from streams.epochs import check_epoch, current_epoch
+from streams.follow.chunks import Chunk
+from streams.follow.cursor_table import CursorMoved, Owner, adopt_epoch, begin_cursor, read_cursor
+from streams.follow.delivery import ConnectionLost, Delivery, Stopped
+from streams.follow.handlers import Handler
+from streams.follow.source import Batch, TableSource
+from streams.logs import get_logger
+from streams.tokens import VectorToken
+
+__all__ = ["Lane"]
+
+log = get_logger(__name__)
+FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS = 0.1, 5.0
+
+
+class Lane:
+    """Runs one handler under one lease until it is told to stop, or has caught up when that is all that is wanted."""
+
+    def __init__(self, handler: Handler, owner: Owner, stop: threading.Event, *, until_caught_up: bool = False) -> None:
+        self.handler = handler
+        self.error: BaseException | None = None
+        self.cursor: VectorToken | None = None
+        self.facts_handled = self.facts_parked = 0
+        self._owner = owner
+        self._stop = stop
+        self._until_caught_up = until_caught_up
+        self._using = stream_settings().database
+        self._source = TableSource(handler, self._using)
+        self._news = threading.Event()
+        self._store_due = 0.0
+
+    def wake(self) -> None:
+        """Positions may have moved."""
+        self._news.set()
+
+    def positions(self) -> dict[str, int]:
+        """Up to where facts of each writer were handled."""
+        cursor = self.cursor
+        return {} if cursor is None else {writer: cursor.position_of(writer) for writer in self._source.writers}
+
+    def run(self, ended: Callable[[], None] = lambda: None) -> None:
+        """The thread: ends when told to, when caught up, or with ``error``; then calls ``ended``."""
+        source = self._source
+        ahead = ThreadPoolExecutor(1, thread_name_prefix=f"fetch-{self.handler.stream}")
+        try:
+            self._run(source, ahead)
+        except Stopped:
+            pass
+        except BaseException as error:  # noqa: BLE001 - the reader raises it in its own thread
+            self.error = error
+        finally:
+            ahead.shutdown(wait=True, cancel_futures=True)
+            source.close()
+            connections.close_all()
+            ended()
+
+    def _run(self, source: TableSource, ahead: ThreadPoolExecutor) -> None:
+        """Begin again from the stored cursor after every loss of the database."""
+        retry_seconds = FIRST_RETRY_SECONDS
+        while not self._stop.is_set():
+            try:
+                delivery = self._begin(source)
+                retry_seconds = FIRST_RETRY_SECONDS
+                self._follow(source, ahead, delivery)
+                return
+            except CursorMoved:
+                log.warning("reader.cursor_moved", reader=self.handler.reader, stream=self.handler.stream)
+            except (ConnectionLost, database.DatabaseError) as error:
+                log.warning("reader.database_lost", reader=self.handler.reader, error=database.explain(error))
+                source.close()
+                connections.close_all()
+                if self._pause(retry_seconds):
+                    return
+                retry_seconds = min(retry_seconds * 2, LONGEST_RETRY_SECONDS)
+
+    def _begin(self, source: TableSource) -> Delivery:
+        """The stored cursor, or a first one."""
+        handler = self.handler
+        first = source.begin()
+        try:
+            with transaction.atomic(using=self._using, durable=True), connections[self._using].cursor() as cursor:
+                epoch = current_epoch(cursor)
+                kept = read_cursor(cursor, handler.reader, handler.stream)
+                if kept is None:
+                    kept = begin_cursor(cursor, self._owner, handler.stream, first, epoch)
+                self._check_epoch(cursor, kept[1], epoch)
+        except Exception as error:
+            if isinstance(error.__cause__, database.DatabaseError):
+                raise ConnectionLost(str(error)) from error
+            raise
+        self.cursor = kept[0]
+        return Delivery(handler, self._owner, kept[0], self._pause, self._using)
+
+    def _check_epoch(self, cursor: Any, kept: str, now: str) -> None:
+        """Cursor and effects in one database were restored together; effects elsewhere were not."""
+        if kept == now or not now:
+            return
+        if not self.handler.atomic:
+            check_epoch(cursor, kept, f"Reader {self.handler.reader} on stream {self.handler.stream}")
+        log.info("reader.new_epoch", reader=self.handler.reader, stream=self.handler.stream, was=kept, epoch=now)
+        adopt_epoch(cursor, self.handler.reader, self.handler.stream, now)
+
+    # --- following ------------------------------------------------------------------------------------------------
+
+    def _follow(self, source: TableSource, ahead: ThreadPoolExecutor, delivery: Delivery) -> None:
+        """Deliver until told to stop, or caught up; then the cursor is stored where it is."""
+        fetch = ahead.submit(source.next, delivery.stored)
+        try:
+            while not self._stop.is_set():
+                batch = fetch.result()
+                if not batch.is_last:
+                    fetch = ahead.submit(source.next, batch.cursor)  # while this one is handled
+                self._deliver(delivery, batch)
+                if not batch.is_last:
+                    continue
+                if not batch.rows and self._until_caught_up:
+                    break
+                if not batch.rows:
+                    self._wait_for_news(delivery, batch.cursor)
+                fetch = ahead.submit(source.next, batch.cursor)
+            if self.cursor is not None:
+                delivery.store(self.cursor)
+        finally:
+            fetch.cancel()
+            wait([fetch])
+
+    def _deliver(self, delivery: Delivery, batch: Batch) -> None:
+        before = delivery.stored
+        if batch.rows:
+            chunk = Chunk(self.handler.stream, batch.rows, self._using)
+            try:
+                delivery.deliver(chunk, lambda token: before.after_partial_read(batch.target, token), batch.cursor)
+            finally:
+                handled, parked = delivery.take_counts()
+                self.facts_handled += handled
+                self.facts_parked += parked
+        self.cursor = batch.cursor
+
+    def _wait_for_news(self, delivery: Delivery, cursor: VectorToken) -> None:
+        """Until a poke, or a heartbeat. Where no facts were, the cursor is stored once a heartbeat and no oftener."""
+        beat_seconds = stream_settings().heartbeat_seconds
+        self._news.wait(beat_seconds)
+        self._news.clear()  # before the positions are read, so that a poke that comes meanwhile is seen
+        if time.monotonic() >= self._store_due:
+            delivery.store(cursor)
+            self._store_due = time.monotonic() + beat_seconds
+
+    def _pause(self, seconds: float) -> bool:
+        """Wait, but not longer than until somebody says stop; whether somebody did."""
+        return self._stop.wait(seconds)

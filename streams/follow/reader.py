@@ -1,0 +1,147 @@
+"""A named reader: holds its name, runs its handlers on the facts of their streams, and comes back after every loss.
+
+For processes with the database: pokes tell of news, facts come from the tables. Facts of one stream are handled one chunk
+after another; different streams are handled side by side, in threads.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+
+from streams import database
+from streams.conf import stream_settings
+from streams.errors import ReaderFenced
+from streams.follow.cursor_table import Owner
+from streams.follow.handlers import Handler, handlers_of
+from streams.follow.lane import FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS, Lane
+from streams.follow.reader_lock import ReaderLock
+from streams.logs import get_logger
+from streams.pokes import Poke, PokeListener
+
+__all__ = ["Reader"]
+
+log = get_logger(__name__)
+
+
+class Reader:
+    """Runs the handlers of one reader. An object is run once."""
+
+    def __init__(self, name: str, handlers: Sequence[Handler] | None = None) -> None:
+        self.name = name
+        self._handlers = list(handlers) if handlers is not None else handlers_of(name)
+        for handler in self._handlers:
+            handler.check_stream()
+        self._using = stream_settings().database
+        self._stopping = threading.Event()
+        self._round_over = threading.Event()
+        self._lanes: list[Lane] = []
+        self._counts = [0, 0]
+
+    # --- life -----------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Follow until `stop`.
+
+        Raises ``ReaderNameTaken`` at the start, ``HandlerFailed`` when a handler gives up, ``ResyncNeeded`` when facts were
+        trimmed that it has not read, ``EpochChanged``, ``ReaderFenced`` when another process took the name over.
+        """
+        self._run(until_caught_up=False)
+
+    def catch_up(self) -> int:
+        """Handle all facts that are there now, then return how many; raises what `run` raises."""
+        self._run(until_caught_up=True)
+        return self.facts_handled
+
+    def stop(self) -> None:
+        """End `run` soon, after the chunk in hand. May be called from any thread or a signal handler."""
+        self._stopping.set()
+        self._round_over.set()
+        for lane in self._lanes:
+            lane.wake()
+
+    @property
+    def facts_handled(self) -> int:
+        """Facts that handlers have taken in this run."""
+        return self._counts[0] + sum(lane.facts_handled for lane in self._lanes)
+
+    @property
+    def facts_parked(self) -> int:
+        """Facts that were parked in this run."""
+        return self._counts[1] + sum(lane.facts_parked for lane in self._lanes)
+
+    def positions(self) -> Mapping[str, Mapping[str, int]]:
+        """``{stream: {writer: position}}``: up to where facts were handled."""
+        return {lane.handler.stream: lane.positions() for lane in self._lanes}
+
+    # --- rounds: one for each time that the name is held ----------------------------------------------------------
+
+    def _run(self, *, until_caught_up: bool) -> None:
+        retry_seconds = FIRST_RETRY_SECONDS
+        while not self._stopping.is_set():
+            began = time.monotonic()
+            try:
+                if self._hold_and_follow(until_caught_up=until_caught_up):
+                    return
+            except database.DatabaseError as error:
+                log.warning("reader.database_lost", reader=self.name, error=database.explain(error))
+            if time.monotonic() - began > LONGEST_RETRY_SECONDS:
+                retry_seconds = FIRST_RETRY_SECONDS
+            self._stopping.wait(retry_seconds)
+            retry_seconds = min(retry_seconds * 2, LONGEST_RETRY_SECONDS)
+
+    def _hold_and_follow(self, *, until_caught_up: bool) -> bool:
+        """One round; false when the name was lost with its connection, and must be taken anew."""
+        lock = ReaderLock(self.name, self._using, self.positions, lost=self._end_round)
+        owner = lock.take()
+        log.info("reader.runs", reader=self.name, lease=owner.lease)
+        try:
+            return self._follow(owner, lock, until_caught_up=until_caught_up)
+        finally:
+            lock.release()
+
+    def _follow(self, owner: Owner, lock: ReaderLock, *, until_caught_up: bool) -> bool:
+        self._begin_round(owner, until_caught_up=until_caught_up)
+        listener = PokeListener(self._hear, self._using, f"reader {self.name}")
+        listener.start()
+        try:
+            threads = [threading.Thread(target=lane.run, args=(self._lane_ended,)) for lane in self._lanes]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        finally:
+            self._end_round()
+            listener.stop()
+        errors = [lane.error for lane in self._lanes if lane.error is not None]
+        if lock.lost.is_set() and all(isinstance(error, ReaderFenced) for error in errors):
+            return self._stopping.is_set()
+        if errors:
+            raise errors[0]
+        return True
+
+    def _begin_round(self, owner: Owner, *, until_caught_up: bool) -> None:
+        self._counts = [self.facts_handled, self.facts_parked]
+        self._round_over = threading.Event()
+        if self._stopping.is_set():
+            self._round_over.set()
+        self._lanes = [
+            Lane(handler, owner, self._round_over, until_caught_up=until_caught_up) for handler in self._handlers
+        ]
+
+    def _end_round(self) -> None:
+        self._round_over.set()
+        for lane in self._lanes:
+            lane.wake()
+
+    def _lane_ended(self) -> None:
+        """A handler that gave up ends all of its reader."""
+        if any(lane.error is not None for lane in self._lanes):
+            self._end_round()
+
+    def _hear(self, pokes: list[Poke]) -> None:
+        streams = {poke.stream for poke in pokes}
+        for lane in self._lanes:
+            if not pokes or lane.handler.stream in streams:
+                lane.wake()

@@ -1,0 +1,347 @@
+"""Named readers on a real server: each fact has its effect once, whatever fails."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from django.db import connection, transaction
+
+from streams.errors import BadHandler, HandlerFailed, ReaderNameTaken, UnknownReader
+from streams.follow import Begin, Chunk, Handler, OnFailure, Reader, View, drop_parked, parked_facts, retry_parked
+from streams.follow import handlers as declared
+from streams.follow.handlers import handles
+from streams.models import CacheInvalidation, ReaderResync, StoredCursor
+from streams.models import Reader as ReaderRow
+from tests.effects import effects, effects_table, running, take
+from tests.waiting import wait_until
+from tests.writing import append, fact, ids, server_process, session, stream, wait_for_linear
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture(autouse=True)
+def _table() -> Iterator[None]:
+    with effects_table():
+        yield
+
+
+def handler(function=take, **options) -> Handler:
+    options.setdefault("begin", Begin.OLDEST)
+    options.setdefault("retry_seconds", 0.01)
+    return Handler("caches", "r", function, **options)
+
+
+def caught_up(*handlers: Handler) -> int:
+    wait_for_linear(ids()[-1])
+    return Reader("r", handlers).catch_up()
+
+
+def cursor_base() -> int:
+    return StoredCursor.objects.get(reader="r", stream="caches").base
+
+
+def poison(*tokens: int, error: type[Exception] = ValueError):
+    """A handler that takes everything but these."""
+
+    def function(chunk: Chunk) -> None:
+        take(chunk)
+        if bad := [one.token for one in chunk if one.token in tokens]:
+            raise error(f"cannot take {bad}")
+
+    return function
+
+
+@pytest.mark.parametrize("view", list(View))
+def test_all_facts_have_their_effect_once_and_in_order(view):
+    append(7)
+    assert caught_up(handler(view=view, chunk_rows=3)) == 7
+    append(2)
+    assert caught_up(handler(view=view, chunk_rows=3)) == 2
+    assert effects() == ids()
+    assert cursor_base() == ids()[-1]
+
+
+def test_a_reader_without_a_cursor_begins_now_unless_told_otherwise():
+    append(3)
+    wait_for_linear(ids()[-1])
+    with running(handler(begin=Begin.NOW)):
+        later = append(2)
+        wait_until(lambda: effects() == later, 30)
+
+
+@pytest.mark.parametrize("view", list(View))
+def test_facts_are_handled_as_they_come(view):
+    with running(handler(view=view)) as runs:
+        for _ in range(20):
+            append(3)
+        wait_until(lambda: len(effects()) == 60, 30)
+        assert effects() == ids()
+    assert runs.error is None
+    assert runs.reader.facts_handled == 60
+
+
+def test_a_fact_whose_transaction_is_open_is_not_handed_out_and_later_ones_wait_in_linear_order():
+    append()
+    wait_for_linear(ids()[-1])
+    with running(handler(view=View.LINEAR)):
+        with transaction.atomic():
+            held = append()
+            with session() as cursor:
+                cursor.execute("SELECT 1")
+            assert held[0] not in effects()
+        wait_until(lambda: effects() == ids(), 30)
+
+
+def test_rows_of_a_fact_stay_together_whatever_the_chunk():
+    chunks: list[list[int]] = []
+    for size in (1, 5, 2, 9):
+        with stream().reserve(1) as reservation:
+            for _ in range(size):
+                row = fact()
+                row.stream_id = reservation.ids[0]
+                reservation.write(row)
+    assert caught_up(handler(lambda chunk: chunks.append([len(one.rows) for one in chunk]), chunk_rows=3)) == 4
+    assert [size for chunk in chunks for size in chunk] == [1, 5, 2, 9]
+
+
+def test_instances_cost_one_query_a_chunk(django_assert_num_queries):
+    append(20)
+    seen: list[tuple[int, CacheInvalidation]] = []
+
+    def look(chunk: Chunk) -> None:
+        with django_assert_num_queries(1):
+            seen.extend((one.token, one.instances[0]) for one in chunk)
+            assert len(chunk.instances) == 20
+
+    assert caught_up(handler(look)) == 20
+    assert [token for token, _ in seen] == ids() == [instance.stream_id for _, instance in seen]
+
+
+def test_a_fact_that_was_deleted_meanwhile_has_rows_and_no_instances():
+    append(3)
+    gone = ids()[1]
+    seen: list[tuple[int, int]] = []
+
+    def look(chunk: Chunk) -> None:
+        with session() as cursor:
+            cursor.execute("DELETE FROM streams_cacheinvalidation WHERE stream_id = %s", [gone])
+        seen.extend((len(one.rows), len(one.instances)) for one in chunk)
+
+    caught_up(handler(look))
+    assert seen == [(1, 1), (1, 0), (1, 1)]
+
+
+def test_an_effect_of_a_failing_handler_is_rolled_back_with_the_cursor():
+    append(5)
+    bad = ids()[3]
+    with pytest.raises(HandlerFailed, match=rf"token {bad} of writer 'master'.*cannot take") as caught:
+        caught_up(handler(poison(bad), attempts=2))
+    assert isinstance(caught.value.__cause__, ValueError)
+    assert effects() == ids()[:3]
+    assert cursor_base() < bad
+    assert caught_up(handler()) == 2
+    assert effects() == ids()
+
+
+def test_a_fact_that_fails_for_a_while_is_retried():
+    append(3)
+    left = {ids()[1]: 3}
+
+    def fails_at_first(chunk: Chunk) -> None:
+        take(chunk)
+        for one in chunk:
+            if left.get(one.token, 0):
+                left[one.token] -= 1
+                raise ValueError
+
+    assert caught_up(handler(fails_at_first)) == 3
+    assert effects() == ids()
+
+
+def test_a_fact_that_cannot_be_taken_is_parked_with_its_trace_and_the_others_are_handled():
+    append(40)
+    bad = {ids()[0], ids()[17], ids()[39]}
+    assert caught_up(handler(poison(*bad), on_failure=OnFailure.PARK, attempts=2)) == 37
+    assert effects() == [number for number in ids() if number not in bad]
+    parked = list(parked_facts("r"))
+    assert {one.token for one in parked} == bad
+    assert all("in function" in one.traceback and "ValueError: cannot take" in one.error for one in parked)
+    assert {(one.attempts, one.instance_name, len(one.rows)) for one in parked} == {(2, "master", 1)}
+    assert StoredCursor.objects.get().facts_parked == 3
+    assert cursor_base() == ids()[-1]
+
+
+@pytest.fixture
+def registered() -> Iterator[dict]:
+    """Handlers declared in the test are forgotten after it."""
+    before = {name: dict(of) for name, of in declared._handlers.items()}
+    yield declared._handlers
+    declared._handlers.clear()
+    declared._handlers.update(before)
+
+
+def parked_three(registered: dict, function) -> None:
+    append(3)
+    caught_up(handler(poison(*ids()), on_failure=OnFailure.PARK, attempts=1))
+    registered["r"] = {"caches": handler(function)}
+
+
+def test_parked_facts_are_taken_when_retried(registered):
+    parked_three(registered, take)
+    assert retry_parked("r", token=ids()[1]) == (1, 0)
+    assert retry_parked("r") == (2, 0)
+    assert sorted(effects()) == ids()
+    assert not parked_facts().exists()
+
+
+def test_a_parked_fact_that_fails_again_stays_with_its_new_trace_and_no_effect(registered):
+    def fails(chunk: Chunk) -> None:
+        take(chunk)
+        raise KeyError
+
+    parked_three(registered, fails)
+    assert retry_parked("r", "caches") == (0, 3)
+    assert {(one.attempts, one.error[:8]) for one in parked_facts("r")} == {(2, "KeyError")}
+    assert effects() == []
+
+
+def test_parked_facts_can_be_dropped(registered):
+    parked_three(registered, take)
+    assert drop_parked("r", "caches", ids()[0]) == 1
+    assert drop_parked("r") == 2
+    assert effects() == []
+
+
+def test_a_handler_that_passes_over_a_database_error_does_not_lose_its_effect_silently():
+    append(1)
+
+    def careless(chunk: Chunk) -> None:
+        take(chunk)
+        try:
+            with connection.cursor() as cursor:
+                cursor.execute("SELECT 1/0")
+        except Exception:  # noqa: BLE001 - that is the mistake
+            pass
+
+    with pytest.raises(HandlerFailed):
+        caught_up(handler(careless, attempts=1))
+    assert effects() == []
+
+
+def test_a_handler_outside_of_a_transaction_is_called_without_one():
+    append(4)
+    seen: list[bool] = []
+
+    def look(chunk: Chunk) -> None:
+        seen.append(connection.in_atomic_block)
+        take(chunk)
+
+    assert caught_up(handler(look, atomic=False)) == 4
+    assert seen == [False]
+    assert effects() == ids()
+
+
+def test_a_second_process_with_the_name_is_refused_and_told_who_holds_it():
+    append()
+    with running(handler()), pytest.raises(ReaderNameTaken, match=r"Reader 'r' is run by process \d+ on host"):
+        Reader("r", [handler()]).catch_up()
+
+
+def test_a_reader_whose_lock_connection_is_cut_goes_on_under_a_new_lease():
+    append()
+    with running(handler()) as runs:
+        lease = StoredCursor.objects.get().lease
+        with session() as cursor:
+            cursor.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'replsite reader r'"
+                " AND pid <> pg_backend_pid()"
+            )
+        append(3)
+        wait_until(lambda: StoredCursor.objects.get().lease > lease, 30)
+        append(3)
+        wait_until(lambda: effects() == ids(), 30)
+        assert runs.error is None
+
+
+def test_a_handler_whose_connection_is_cut_is_called_again():
+    append(6)
+    cut: list[int] = []
+
+    def cut_once(chunk: Chunk) -> None:
+        take(chunk)
+        if not cut:
+            cut.append(server_process())
+            with session() as cursor:
+                cursor.execute("SELECT pg_terminate_backend(%s, 5000)", cut)
+            take(chunk)
+
+    assert caught_up(handler(cut_once, attempts=1)) == 6
+    assert effects() == ids()
+
+
+def test_an_error_after_the_commit_repeats_nothing():
+    append(3)
+    calls: list[int] = []
+
+    def hook_fails(chunk: Chunk) -> None:
+        take(chunk)
+        calls.append(len(chunk))
+        if len(calls) == 1:
+            transaction.on_commit(lambda: 1 / 0)
+
+    caught_up(handler(hook_fails))
+    assert effects() == ids()
+
+
+@pytest.mark.parametrize("view", list(View))
+def test_a_writer_that_holds_the_stream_back_holds_only_the_linear_view_back(run_manage, view):
+    append()
+    wait_for_linear(ids()[-1])
+    with running(handler(view=view)):
+        with transaction.atomic():
+            held = append()[0]
+            run_manage("append", "caches", "--count", "1", "--instance", "south")
+            theirs = CacheInvalidation.objects.get(instance_name="south").stream_id
+            if view is View.WRITER:
+                wait_until(lambda: theirs in effects(), 30)
+            assert held not in effects()
+            assert (theirs in effects()) is (view is View.WRITER)
+        wait_until(lambda: sorted(effects()) == ids(), 30)
+
+
+def test_the_reader_shows_in_the_table_of_readers_with_what_it_handled():
+    append(3)
+    with running(handler()):
+        wait_until(lambda: ReaderRow.objects.filter(name="r", kind="follower", closed_at=None).exists(), 30)
+        wait_until(lambda: ReaderRow.objects.get(name="r").positions.get("caches", {}).get("master") == ids()[-1], 30)
+    assert ReaderRow.objects.get(name="r").close_reason == "stopped"
+
+
+def test_a_reader_that_nobody_declared_is_named(registered):
+    with pytest.raises(UnknownReader, match="No handler names reader 'nobody'"):
+        Reader("nobody")
+
+
+def test_two_handlers_of_one_reader_and_stream_are_refused(registered):
+    handles("caches", reader="twice")(take)
+    handles("caches", reader="twice")(take)  # the module imported again
+    with pytest.raises(BadHandler, match="has a handler for stream 'caches' already"):
+        handles("caches", reader="twice")(poison(1))
+
+
+@pytest.mark.parametrize("options", [{"attempts": 0}, {"chunk_rows": 0}, {"retry_seconds": 0}, {"colour": "red"}])
+def test_wrong_options_are_named(registered, options):
+    with pytest.raises(BadHandler, match="reader 'wrong' for stream 'caches'"):
+        handles("caches", reader="wrong", **options)(take)
+
+
+def test_a_coroutine_function_is_refused(registered):
+    async def late(chunk: Chunk) -> None: ...
+
+    with pytest.raises(BadHandler, match="async_to_sync"):
+        handles("caches", reader="wrong")(late)
+
+
+def test_nothing_was_resynced_by_all_this():
+    assert not ReaderResync.objects.exists()
