@@ -10,11 +10,14 @@
     │   ├── WriterDraining       this process is leaving its streams: no new reservations
     │   ├── WriterRetired        this process has left its streams because somebody asked it to
     │   ├── UnknownWriter        nobody of that name ever wrote
-    │   └── WriterFenced         this process lost its lock: somebody else may hold the name now
+    │   ├── WriterFenced         this process lost its lock: somebody else may hold the name now
+    │   └── BadInstanceName      a name that cannot be a writer's
     ├── ReservationError
-    │   ├── BadCount             fewer than one ID asked for
+    │   ├── BadCount             not a whole number of IDs from one upwards
+    │   ├── ReservationNotOpen   used outside of its ``with`` block
     │   ├── ReservationEnded     writing under an ID that is complete
     │   └── ForeignFact          a row of another stream, or under an ID that was not reserved for it
+    ├── UnusableFact             content that cannot travel
     ├── FactIsFixed              changing or deleting a fact, or saving one without a reservation
     ├── SequenceBehind           a stored position lies above the stream's sequence
     ├── SequenceBusy             open transactions keep a sequence from being moved
@@ -38,6 +41,7 @@ from __future__ import annotations
 __all__ = [
     "BadCount",
     "BadHandler",
+    "BadInstanceName",
     "EpochChanged",
     "FactIsFixed",
     "ForeignFact",
@@ -48,6 +52,7 @@ __all__ = [
     "ReaderNameTaken",
     "ReservationEnded",
     "ReservationError",
+    "ReservationNotOpen",
     "ResyncNeeded",
     "SequenceBehind",
     "SequenceBusy",
@@ -57,6 +62,7 @@ __all__ = [
     "UnknownStream",
     "UnknownTable",
     "UnknownWriter",
+    "UnusableFact",
     "WaitTimedOut",
     "WriterBusy",
     "WriterDraining",
@@ -112,12 +118,20 @@ class WriterFenced(WriterError):
     """This process lost its lock on its name; somebody else may hold it now."""
 
 
+class BadInstanceName(WriterError, ValueError):
+    """A name that cannot be a writer's."""
+
+
 class ReservationError(StreamError):
     """A reservation was asked for or used wrongly."""
 
 
 class BadCount(ReservationError):
-    """Fewer than one ID was asked for."""
+    """What was asked for is not a whole number of IDs, from one upwards."""
+
+
+class ReservationNotOpen(ReservationError):
+    """A reservation was used outside of its ``with`` block, or entered twice."""
 
 
 class ReservationEnded(ReservationError):
@@ -126,6 +140,10 @@ class ReservationEnded(ReservationError):
 
 class ForeignFact(ReservationError):
     """A row of another stream, or under an ID that was not reserved here."""
+
+
+class UnusableFact(StreamError, ValueError):
+    """The content of a fact cannot travel."""
 
 
 class FactIsFixed(StreamError):

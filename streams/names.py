@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import re
 
+from streams.errors import BadInstanceName
+
 __all__ = ["LONGEST_NAME", "check_name", "is_pattern", "matches_pattern", "numbered_name"]
 
 LONGEST_NAME = 100
@@ -14,9 +16,11 @@ _NUMBER = "{n}"
 
 
 def check_name(name: str) -> None:
-    """Raise ``ValueError`` for a name or pattern that cannot travel."""
+    """Raise ``BadInstanceName`` (a ``ValueError``) for a name or pattern that cannot travel."""
+    if not isinstance(name, str):
+        raise BadInstanceName(f"An instance name is a text such as 'web-{{n}}', not {type(name).__name__} {name!r}.")
     if not name or len(name) > LONGEST_NAME or not name.isprintable() or any(c.isspace() for c in name):
-        raise ValueError(
+        raise BadInstanceName(
             f"{name[:LONGEST_NAME]!r} cannot be an instance name: use 1 to {LONGEST_NAME} printable characters without blanks."
         )
 

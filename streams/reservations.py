@@ -21,7 +21,7 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -29,7 +29,7 @@ from django.db import connections, transaction
 
 from streams import database
 from streams.conf import stream_settings
-from streams.errors import BadCount, ForeignFact, ReservationEnded, WriterFenced
+from streams.errors import BadCount, ForeignFact, ReservationEnded, ReservationNotOpen, WriterFenced
 from streams.inserts import insert_facts
 from streams.writers import Tenure, WriterProcess, current_writer
 
@@ -136,10 +136,10 @@ class Reservation:
     """IDs for facts of one stream, in the caller's transaction; made by ``Stream.reserve``."""
 
     def __init__(self, stream: Stream, count: int, using: str | None) -> None:
-        if not 1 <= count <= LARGEST_COUNT:
-            raise BadCount(f"Stream {stream.name}: cannot reserve {count} IDs; ask for 1 to {LARGEST_COUNT} at once.")
+        if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= LARGEST_COUNT:
+            raise BadCount(f"Stream {stream.name}: cannot reserve {count!r} IDs; ask for 1 to {LARGEST_COUNT} at once.")
         self.stream = stream
-        self.ids: list[int] = []
+        self._ids: list[int] = []
         self._count = count
         self._using = using or stream_settings().database
         self._connection = connections[self._using]
@@ -149,7 +149,16 @@ class Reservation:
         self._reserved: frozenset[int] = frozenset()
         self._unused: Iterator[int] = iter(())
 
+    @property
+    def ids(self) -> list[int]:
+        """The reserved IDs, positive and ascending; raises ``ReservationNotOpen`` before the ``with`` block is entered."""
+        if not self._ids:
+            raise self._not_open("nothing is reserved before the with block is entered")
+        return self._ids
+
     def __enter__(self) -> Self:
+        if self._ids:
+            raise self._not_open("it was entered before")
         writer = current_writer(self._using)
         tenure, tracker = writer.enter(self.stream)
         if not self._connection.in_atomic_block and self._connection.get_autocommit():
@@ -179,7 +188,7 @@ class Reservation:
         finally:
             if not owned and tracker.complete(ids, written=False):  # nobody got them, so nothing is written under them
                 writer.announce_soon()
-        self.ids, self._tenure = ids, tenure
+        self._ids, self._tenure = ids, tenure
         self._reserved, self._unused = frozenset(ids), iter(ids)
         if not fresh:
             self._check_lease(writer)
@@ -209,6 +218,12 @@ class Reservation:
         if row is None or row[0] != self._tenure.lease:
             raise self._lost(writer, self._tenure)
 
+    def _not_open(self, what: str) -> ReservationNotOpen:
+        return ReservationNotOpen(
+            f"Stream {self.stream.name}: this reservation cannot be used: {what}. Write "
+            f"`with stream.reserve({self._count}) as reservation:` and use it inside, once."
+        )
+
     @staticmethod
     def _lost(writer: WriterProcess, tenure: Tenure) -> WriterFenced:
         """The lease is not the current one: fence the process, unless it has got a newer one itself meanwhile."""
@@ -234,13 +249,40 @@ class Reservation:
 
     def write_directly(self, *facts: Fact) -> None:
         """``write`` with nothing done on the connection since the reservation: saves a round trip."""
-        by_model: dict[type[Model], list[Fact]] = {}
+        without_id = [fact for fact in facts if self._is_without_id(fact)]
+        try:
+            self._insert(facts)
+        except BaseException:
+            for fact in without_id:  # so that the same object can be given to another attempt
+                setattr(fact, fact.id_field, None)
+            raise
         for fact in facts:
-            if type(fact) not in self.stream.models:
-                raise ForeignFact(
-                    f"{type(fact).__name__} holds no facts of stream {self.stream.name!r}; "
-                    f"it is made of {', '.join(model.__name__ for model in self.stream.models)}."
-                )
+            fact._state.adding, fact._state.db = False, self._using
+
+    def _is_without_id(self, fact: Fact) -> bool:
+        """Refuses what is no new row of this stream."""
+        if type(fact) not in self.stream.models:
+            raise ForeignFact(
+                f"{type(fact).__name__} holds no facts of stream {self.stream.name!r}; "
+                f"it is made of {', '.join(model.__name__ for model in self.stream.models)}."
+            )
+        if not fact._state.adding:
+            raise self._twice(fact)
+        return getattr(fact, fact.id_field) is None
+
+    def _twice(self, fact: Fact) -> ForeignFact:
+        return ForeignFact(
+            f"Stream {self.stream.name}: a {type(fact).__name__} was given twice (ID {getattr(fact, fact.id_field)}); "
+            f"make a new object for each row."
+        )
+
+    def _insert(self, facts: Sequence[Fact]) -> None:
+        by_model: dict[type[Model], list[Fact]] = {}
+        seen: set[int] = set()
+        for fact in facts:
+            if id(fact) in seen:
+                raise self._twice(fact)
+            seen.add(id(fact))
             self._give_id(fact)
             fact.instance_name = self._tenure.name
             by_model.setdefault(type(fact), []).append(fact)
@@ -259,6 +301,8 @@ class Reservation:
         setattr(fact, fact.id_field, number * sign)
 
     def _check_open(self) -> None:
+        if not self._ids:
+            raise self._not_open("nothing is reserved before the with block is entered")
         if self._record.ended or (not self._connection.in_atomic_block and self._connection.get_autocommit()):
             raise ReservationEnded(
                 f"Stream {self.stream.name}: the transaction that reserved {self.ids[0]} to {self.ids[-1]} is over, so these "

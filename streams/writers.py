@@ -27,6 +27,7 @@ from streams import database, epochs, leases, liveness, registry
 from streams.conf import stream_settings
 from streams.errors import (
     SequenceBehind,
+    StreamError,
     UnknownStream,
     WriterBusy,
     WriterDraining,
@@ -35,7 +36,7 @@ from streams.errors import (
     WriterRetired,
 )
 from streams.logs import get_logger
-from streams.names import matches_pattern
+from streams.names import check_name, matches_pattern
 from streams.pokes import CHANNEL
 from streams.positions import RETIRED
 from streams.readers import stored_positions
@@ -235,7 +236,17 @@ class WriterProcess:
     def _enter(self, stream: Stream) -> PositionTracker:
         """Start on a stream, as ``streams.start_up`` tells. The writer's row is committed before its first reservation."""
         self._check_allowed(stream)
+        tracker = self._start(stream)
+        for other in registry.sharing(stream):  # an ID taken here moves the other's position, too, so that it does not lag
+            if other.name not in self.trackers and self._is_allowed(other):
+                self._start(other)
+        self._background.wake()
+        return tracker
+
+    def _start(self, stream: Stream) -> PositionTracker:
         with self.control_cursor() as cursor:
+            if stream.declaration.in_memory:
+                self._resolve_the_dead(cursor, stream)
             cursor.execute("BEGIN ISOLATION LEVEL READ COMMITTED")
             try:
                 tracker = self._start_on(cursor, stream)
@@ -244,18 +255,28 @@ class WriterProcess:
                 cursor.execute("ROLLBACK")
                 raise
         self.trackers[stream.name] = tracker
-        self._background.wake()
         return tracker
+
+    def _resolve_the_dead(self, cursor: Any, stream: Stream) -> None:
+        """A stream in memory begins anew unless somebody else lives, so see who does."""
+        stored = stored_positions(cursor, [stream.name]).get(stream.name, {})
+        for writer in sorted(w for w, at in stored.items() if at.state != RETIRED and w != self.name):
+            liveness.resolve_writer(cursor, writer, self.name)
 
     def _start_on(self, cursor: Any, stream: Stream) -> PositionTracker:
         cursor.execute("SELECT pg_advisory_xact_lock(%s)", [database.start_key(stream.name)])
         stored = stored_positions(cursor, [stream.name]).get(stream.name, {})
+        if stream.declaration.in_memory and all(w == self.name or at.state == RETIRED for w, at in stored.items()):
+            stream.begin_anew(cursor)
+            stored = stored_positions(cursor, [stream.name]).get(stream.name, {})
+            log.info("stream.begun_anew", stream=stream.name, writer=self.name)
         findings = StreamFindings(
             stream=stream.name,
             table_maximum=stream.table_maximum(cursor),
             sequence_value=stream.sequence_value(cursor),
             stored={writer: at.position for writer, at in stored.items()},
             writers=sorted({w for w, at in stored.items() if at.state != RETIRED} | {self.name}),
+            empty_position=stream.declaration.empty_position,
         )
         outcome = start(findings, self.name)
         if outcome.set_sequence_to is not None:
@@ -273,12 +294,16 @@ class WriterProcess:
         return tracker
 
     def _check_allowed(self, stream: Stream) -> None:
-        allowed = stream_settings().writers.get(stream.name)
-        if allowed is not None and not any(matches_pattern(self.name, pattern) for pattern in allowed):
+        if not self._is_allowed(stream):
+            allowed = stream_settings().writers[stream.name]
             raise WriterNotAllowed(
                 f"Instance {self.name!r} may not write stream {stream.name!r}: REPLSITE_WRITERS lets only "
                 f"{', '.join(allowed)} write it. Add the name there, or append in one of those processes."
             )
+
+    def _is_allowed(self, stream: Stream) -> bool:
+        allowed = stream_settings().writers.get(stream.name)
+        return allowed is None or any(matches_pattern(self.name, pattern) for pattern in allowed)
 
     @contextmanager
     def control_cursor(self) -> Iterator[Any]:
@@ -394,8 +419,12 @@ _guard = threading.Lock()
 
 
 def use_instance(pattern: str) -> None:
-    """Write under this name or pattern in this process, instead of ``REPLSITE_INSTANCE``; before the first append."""
+    """Write under this name or pattern in this process, instead of ``REPLSITE_INSTANCE``; before the first append.
+
+    Raises ``BadInstanceName`` for what cannot be a name.
+    """
     global _instance  # noqa: PLW0603 - one name for the process
+    check_name(pattern)
     _instance = pattern
 
 
@@ -412,9 +441,21 @@ def current_writer(using: str | None = None) -> WriterProcess:
 
 
 def retire_all() -> bool:
-    """Retire this process's writers; for commands that end, and at an orderly exit."""
-    results = [writer.retire() for writer in list(_writers.values()) if writer.has_lock]
+    """Retire this process's writers; for commands that end, and at an orderly exit.
+
+    A database that is away is said in the log and by False: whoever finds the writers gone resolves them by evidence.
+    """
+    results = [_retire_quietly(writer) for writer in list(_writers.values()) if writer.has_lock]
     return all(results)
+
+
+def _retire_quietly(writer: WriterProcess) -> bool:
+    try:
+        return writer.retire()
+    except (StreamError, database.DatabaseError) as error:
+        log.warning("writer.not_retired", writer=writer.name, reason=database.explain(error))
+        writer.close()
+        return False
 
 
 def _after_fork() -> None:

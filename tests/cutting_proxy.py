@@ -1,8 +1,9 @@
-"""A TCP proxy in front of PostgreSQL that cuts the connection at COMMIT: before the server sees it, or before the client
-hears the answer."""
+"""A TCP proxy in front of PostgreSQL that cuts the connection at COMMIT (or at other words): before the server sees it, or
+before the client hears the answer."""
 
 from __future__ import annotations
 
+import contextlib
 import select
 import socket
 import threading
@@ -12,7 +13,7 @@ COMMIT = b"COMMIT\x00"
 
 
 class Cut(Enum):
-    """Which half of the conversation about COMMIT is lost."""
+    """Which half of the conversation is lost."""
 
     NOTHING = auto()
     QUESTION = auto()
@@ -20,10 +21,12 @@ class Cut(Enum):
 
 
 class CuttingProxy:
-    """Serves each connection in a thread; ``cut`` says what happens at the next COMMIT."""
+    """Serves each connection in a thread; ``cut`` says what happens at the next message with the words ``at``."""
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, at: bytes = COMMIT) -> None:
         self.cut = Cut.NOTHING
+        self._at = at
+        self._clients: list[socket.socket] = []
         self._target = host, port
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
@@ -38,6 +41,12 @@ class CuttingProxy:
         self._listener.close()
         self._thread.join(5)
 
+    def drop_all(self) -> None:
+        """Cut all connections now, on the client's side only: the server goes on with what it was asked."""
+        for client in self._clients:
+            with contextlib.suppress(OSError):  # closed already
+                client.shutdown(socket.SHUT_RDWR)
+
     def _serve(self) -> None:
         while True:
             try:
@@ -47,6 +56,7 @@ class CuttingProxy:
             threading.Thread(target=self._connect, args=(client,), daemon=True).start()
 
     def _connect(self, client: socket.socket) -> None:
+        self._clients.append(client)
         with client, socket.create_connection(self._target) as server:
             self._forward(client, server)
 
@@ -58,7 +68,7 @@ class CuttingProxy:
                 data = end.recv(65536)
                 if not data or (lost_answer and end is server):
                     return
-                if end is client and COMMIT in data and self.cut is Cut.QUESTION:
+                if end is client and self._at in data and self.cut is Cut.QUESTION:
                     return
-                lost_answer |= end is client and COMMIT in data and self.cut is Cut.ANSWER
+                lost_answer |= end is client and self._at in data and self.cut is Cut.ANSWER
                 other[end].sendall(data)

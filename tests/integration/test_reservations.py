@@ -10,7 +10,7 @@ from asgiref.sync import sync_to_async
 from django.db import DatabaseError, connection, connections, transaction
 from django.db.utils import InterfaceError, OperationalError
 
-from streams.errors import BadCount, FactIsFixed, ForeignFact, ReservationEnded
+from streams.errors import BadCount, FactIsFixed, ForeignFact, ReservationEnded, ReservationNotOpen
 from streams.models import CacheInvalidation, Reader
 from streams.writers import current_writer
 from tests.waiting import wait_until
@@ -300,10 +300,47 @@ def test_a_row_of_another_stream_is_refused():
         reservation.write(Reader(key="x"))
 
 
-@pytest.mark.parametrize("count", [0, -1, 10_000_000])
+@pytest.mark.parametrize("count", [0, -1, 10_000_000, 2.5, 1.0, True, "3", None])
 def test_a_senseless_count_is_refused(count):
-    with pytest.raises(BadCount):
+    with pytest.raises(BadCount, match="ask for 1 to"):
         stream().reserve(count)
+
+
+def test_a_reservation_is_used_inside_its_block_only():
+    reservation = stream().reserve()
+    with pytest.raises(ReservationNotOpen, match=r"with stream\.reserve"):
+        reservation.write(fact())
+    with pytest.raises(ReservationNotOpen, match=r"with stream\.reserve"):
+        _ = reservation.ids
+
+
+def test_a_reservation_is_entered_once():
+    with stream().reserve() as reservation, pytest.raises(ReservationNotOpen, match="entered before"):
+        reservation.__enter__()
+    with pytest.raises(ReservationNotOpen, match="entered before"):
+        reservation.__enter__()
+    nothing_pending()
+
+
+def test_the_same_object_is_written_once():
+    once = fact()
+    with stream().reserve(3) as reservation:
+        with pytest.raises(ForeignFact, match="given twice"):
+            reservation.write(once, once)
+        reservation.write(once)
+        with pytest.raises(ForeignFact, match="given twice"):
+            reservation.write(once)
+    assert ids() == [once.stream_id]
+
+
+def test_a_write_that_failed_can_be_repeated_with_the_same_object():
+    bad = CacheInvalidation(cache_name=None)
+    with stream().reserve(2) as reservation:
+        with pytest.raises(DatabaseError), transaction.atomic():
+            reservation.write(bad)
+        bad.cache_name = "now it has one"
+        reservation.write(bad)
+    assert ids() == [reservation.ids[1]]
 
 
 def test_facts_cannot_be_saved_or_deleted():

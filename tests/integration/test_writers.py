@@ -200,6 +200,22 @@ def test_orderly_exit_retires():
     assert Instance.objects.get().state == "retired"
 
 
+def test_a_database_that_is_away_is_one_line_at_the_exit(monkeypatch, caplog):
+    append()
+    writer = current_writer()
+
+    def away(*_: object) -> None:
+        raise database.DatabaseError("server closed the connection unexpectedly")
+
+    monkeypatch.setattr(writer._background, "drain", away)
+    assert retire_all() is False
+    assert writer.condition is Condition.CLOSED
+    said = [record for record in caplog.records if "not_retired" in str(record.msg)]
+    assert len(said) == 1
+    assert "server closed" in str(said[0].msg)
+    assert said[0].exc_info is None
+
+
 def test_command_retires_at_its_end(run_manage):
     done = run_manage("append", "caches", "--count", "25", "--batch", "5", "--instance", "load-{n}")
     assert done.returncode == 0, done.stderr

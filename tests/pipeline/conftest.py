@@ -54,7 +54,7 @@ def _forget_writers() -> None:
     for writer in list(writers._writers.values()):
         writer.close()
     writers._writers.clear()
-    writers.use_instance(None)
+    writers._instance = None
 
 
 @pytest.fixture(scope="module")

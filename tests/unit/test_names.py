@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from streams import writers
+from streams.errors import BadInstanceName
 from streams.names import LONGEST_NAME, check_name, is_pattern, matches_pattern, numbered_name
 
 
@@ -18,6 +20,20 @@ def test_good_names(name):
 def test_names_that_cannot_travel(name):
     with pytest.raises(ValueError, match="cannot be an instance name"):
         check_name(name)
+
+
+@pytest.mark.parametrize("name", [None, 5, b"bytes", ["a"]])
+def test_names_are_texts(name):
+    with pytest.raises(BadInstanceName, match="is a text"):
+        check_name(name)
+
+
+@pytest.mark.parametrize("name", ["a b", "", None])
+def test_a_process_refuses_such_a_name_when_it_is_given(name):
+    before = writers._instance
+    with pytest.raises(BadInstanceName):
+        writers.use_instance(name)
+    assert writers._instance == before
 
 
 def test_patterns_have_a_place_for_a_number():

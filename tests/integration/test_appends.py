@@ -1,0 +1,374 @@
+"""Appending in one message: what is refused before anything is reserved, which facts get which IDs, and messages whose answer
+is lost."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from django.db import DatabaseError, InterfaceError, connection, transaction
+from django.test.utils import CaptureQueriesContext
+
+from streams import appends, registry
+from streams.errors import BadCount, ForeignFact, WriterFenced
+from streams.models import CacheInvalidation, Instance, Reader
+from streams.writers import Condition, current_writer
+from tests.cutting_proxy import Cut, CuttingProxy
+from tests.waiting import wait_until
+from tests.writing import append, fact, ids, in_thread, linear, session, stored, stream, wait_for_linear
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+class Oops(Exception):
+    """Raised by a test inside a transaction."""
+
+
+def sequence() -> int:
+    with session() as cursor:
+        return int(stream().sequence_value(cursor))
+
+
+def pending() -> bool:
+    tracker = current_writer().trackers["caches"]
+    return bool(tracker.pending or tracker._fetching)
+
+
+# --- what is refused ----------------------------------------------------------------------------------------------
+
+
+def test_nothing_to_append_is_refused():
+    with pytest.raises(BadCount, match="append\\(\\) was given 0 facts"):
+        stream().append()
+
+
+def test_the_same_object_twice_is_refused_before_anything_is_reserved():
+    append()
+    before, twice = sequence(), fact()
+    with pytest.raises(ForeignFact, match="same object twice"):
+        stream().append(twice, fact(), twice)
+    assert sequence() == before
+
+
+def test_a_fact_with_an_id_is_refused_before_anything_is_reserved():
+    append()
+    before, numbered = sequence(), fact()
+    numbered.stream_id = 5
+    with pytest.raises(ForeignFact, match="has ID 5 already"):
+        stream().append(numbered)
+    assert sequence() == before
+
+
+def test_an_appended_fact_is_refused():
+    one = fact()
+    stream().append(one)
+    with pytest.raises(ForeignFact, match="Make a new object"):
+        stream().append(one)
+    with pytest.raises(ForeignFact, match="Make a new object"):
+        stream().append(CacheInvalidation.objects.get())
+
+
+@pytest.mark.parametrize("stranger", [Reader(key="x"), "a text", None])
+def test_what_is_no_fact_of_the_stream_is_refused(stranger):
+    with pytest.raises(ForeignFact, match="holds no facts of stream 'caches'"):
+        stream().append(fact(), stranger)
+    assert not Instance.objects.exists(), "nothing was reserved"
+
+
+# --- which facts get which IDs ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, appends.MOST_FACTS, appends.MOST_FACTS + 1])
+@pytest.mark.parametrize("inside", [False, True])
+def test_ids_ascend_in_the_order_of_facts(count, inside):
+    facts = [fact(f"c{number}") for number in range(count)]
+    if inside:
+        with transaction.atomic():
+            taken = stream().append(*facts)
+    else:
+        taken = stream().append(*facts)
+    assert taken == sorted(set(taken)) == [one.stream_id for one in facts]
+    names = CacheInvalidation.objects.order_by("stream_id").values_list("cache_name", flat=True)
+    assert list(names) == [f"c{number}" for number in range(count)]
+    wait_for_linear(taken[-1])
+
+
+def test_appended_objects_know_what_they_became():
+    one = fact()
+    stream().append(one)
+    assert (one.instance_name, one._state.adding, one._state.db) == ("master", False, "default")
+
+
+def test_values_come_back():
+    rows = [
+        CacheInvalidation(cache_name="a%s'\"\\", keys=["x", None, "{}"], invalidation_ts=7),
+        CacheInvalidation(cache_name="b", keys=[], invalidation_ts=2**62),
+        CacheInvalidation(cache_name="c", keys=None, invalidation_ts=0),
+    ]
+    stream().append(*rows)
+    found = CacheInvalidation.objects.order_by("stream_id").values_list("cache_name", "keys", "invalidation_ts")
+    assert list(found) == [(row.cache_name, row.keys, row.invalidation_ts) for row in rows]
+
+
+def test_facts_of_which_only_some_leave_a_column_out():
+    stream().append(fact("a"), CacheInvalidation(cache_name="b", keys=["k"], invalidation_ts=1))
+    first, second = CacheInvalidation.objects.order_by("stream_id")
+    assert first.invalidation_ts > 1_500_000_000_000
+    assert second.invalidation_ts == 1
+
+
+@pytest.mark.parametrize(("inside", "trips"), [(False, 1), (True, 1)])
+def test_an_append_is_one_round_trip(inside, trips):
+    append()
+    with CaptureQueriesContext(connection) as queries:
+        if inside:
+            with transaction.atomic():
+                append()
+        else:
+            append()
+    sent = [query["sql"] for query in queries.captured_queries if query["sql"] not in ("BEGIN", "COMMIT")]
+    assert len(sent) == trips, sent
+
+
+def test_an_append_that_failed_can_be_repeated_with_the_same_object():
+    one = CacheInvalidation(cache_name=None)
+    with pytest.raises(DatabaseError):
+        stream().append(one)
+    one.cache_name = "now it has one"
+    assert stream().append(one) == ids()
+    assert not pending()
+
+
+def test_a_transaction_begun_by_hand_is_not_taken_for_an_append_of_its_own():
+    append()
+    with connection.cursor() as cursor:
+        cursor.execute("BEGIN")
+    taken = append()
+    assert not connection.in_atomic_block
+    wait_for_linear(taken[0])
+
+
+def test_frozen_snapshots_by_default_take_the_way_in_steps():
+    with connection.cursor() as cursor:
+        cursor.execute("SET default_transaction_isolation = 'repeatable read'")
+    try:
+        taken = append(2)
+        wait_for_linear(taken[-1])
+    finally:
+        connection.close()
+
+
+def test_a_lost_lease_writes_nothing_and_breaks_nothing():
+    append()
+    before = ids()
+    with transaction.atomic():
+        CacheInvalidation.objects.count()
+        in_thread(lambda: Instance.objects.update(lease=7)).join()
+        with pytest.raises(WriterFenced):
+            append()
+        assert ids() == before, "the transaction goes on"
+    wait_until(lambda: current_writer().condition is Condition.HOLDING)
+
+
+# --- answers that are lost ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def beside() -> Iterator[CuttingProxy]:
+    """A proxy to the server; nobody is sent through it yet."""
+    append()
+    given = connection.get_connection_params()
+    with CuttingProxy(given["host"], int(given["port"]), at=b"INSERT INTO") as proxy:
+        yield proxy
+
+
+def through(proxy: CuttingProxy) -> dict[str, Any]:
+    return {**connection.get_connection_params(), "host": "127.0.0.1", "port": proxy.port}
+
+
+@pytest.fixture
+def proxy(beside: CuttingProxy, monkeypatch: pytest.MonkeyPatch) -> Iterator[CuttingProxy]:
+    """This thread's Django connection goes through the proxy; the writer's own does not."""
+    connection.close()
+    given = through(beside)
+    monkeypatch.setattr(connection, "get_connection_params", lambda: given)
+    yield beside
+    connection.close()
+
+
+def lost_append(proxy: CuttingProxy, cut: Cut, count: int = 1) -> None:
+    proxy.cut = cut
+    with pytest.raises((DatabaseError, InterfaceError)):
+        append(count)
+    proxy.cut = Cut.NOTHING
+    connection.close()
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_an_answer_that_is_lost_is_found_in_the_table(proxy, count):
+    before = ids()
+    lost_append(proxy, Cut.ANSWER, count)
+    wait_until(lambda: not pending())
+    found = ids()
+    assert len(found) == len(before) + count
+    wait_for_linear(found[-1])
+    assert current_writer().condition is Condition.HOLDING
+
+
+def test_a_message_that_never_arrived_leaves_nothing(proxy):
+    before = ids()
+    lost_append(proxy, Cut.QUESTION)
+    wait_until(lambda: not pending())
+    assert ids() == before
+    wait_for_linear(append()[0])
+
+
+def test_facts_of_a_doubtful_message_are_counted_once(proxy):
+    lost_append(proxy, Cut.ANSWER, 2)
+    wait_until(lambda: facts_written() == 3)
+    assert len(ids()) == 3
+
+
+def facts_written() -> int:
+    """As the heartbeat stores it."""
+    with session() as cursor:
+        cursor.execute("SELECT facts_written FROM streams_streamposition WHERE instance_name = 'master'")
+        return int(cursor.fetchone()[0])
+
+
+def test_a_message_that_waits_before_its_lock_is_kept_out(beside):
+    """The server goes on with a message whose sender is gone; here it waits for the table before it does anything."""
+    before = ids()
+    with session() as blocker:
+        blocker.execute("BEGIN; LOCK TABLE streams_cacheinvalidation IN EXCLUSIVE MODE")
+        blocked_append(beside, blocker).join()
+        wait_until(lambda: not pending())
+        blocker.execute("COMMIT")
+    wait_for_linear(append()[0])
+    assert len(ids()) == len(before) + 1
+
+
+@pytest.fixture
+def slow_insert() -> Iterator[None]:
+    """An insert into the table waits for advisory lock 1."""
+    with session() as cursor:
+        cursor.execute(
+            """
+            CREATE FUNCTION wait_for_test() RETURNS trigger LANGUAGE plpgsql AS
+                'BEGIN PERFORM pg_advisory_xact_lock(1); RETURN NEW; END';
+            CREATE TRIGGER wait_for_test BEFORE INSERT ON streams_cacheinvalidation
+                FOR EACH ROW EXECUTE FUNCTION wait_for_test();
+            """
+        )
+        yield
+        cursor.execute("DROP TRIGGER wait_for_test ON streams_cacheinvalidation; DROP FUNCTION wait_for_test")
+
+
+@pytest.mark.usefixtures("slow_insert")
+def test_while_the_message_is_at_work_the_position_waits(beside):
+    before = linear()
+    with session() as blocker:
+        blocker.execute("BEGIN; SELECT pg_advisory_xact_lock(1)")
+        lost = blocked_append(beside, blocker)
+        lost.join()
+        blocker.execute("SELECT pg_sleep(0.1)")
+        assert linear() == before
+        assert pending()
+        blocker.execute("COMMIT")
+    wait_until(lambda: not pending())
+    wait_for_linear(ids()[-1])
+    assert len(ids()) == 2
+
+
+def blocked_append(proxy: CuttingProxy, blocker: Any) -> threading.Thread:
+    """An append of another thread through the proxy, cut while the server is at work on it."""
+    given = through(proxy)
+    cut = threading.Event()
+
+    def work() -> None:
+        connection.get_connection_params = lambda: given  # type: ignore[method-assign]
+        with contextlib.suppress(DatabaseError, InterfaceError):  # as any caller would see it
+            append()
+        cut.set()
+
+    thread = in_thread(work)
+    wait_until(lambda: waits_for_lock(blocker))
+    proxy.drop_all()
+    assert cut.wait(10)
+    return thread
+
+
+def waits_for_lock(cursor: Any) -> bool:
+    cursor.execute("SELECT count(*) FROM pg_locks WHERE NOT granted")
+    return bool(cursor.fetchone()[0])
+
+
+def test_a_message_that_comes_after_the_verdict_writes_nothing():
+    """Whoever keeps the message's lock knows that it cannot write any more, however late it starts."""
+    append()
+    before = ids()
+    writer = current_writer()
+    late = next(appends._lock_keys) + 1
+    with writer.control_cursor() as cursor:
+        cursor.execute("SELECT pg_advisory_lock(%s)", [late])
+    fetched = sequence()
+    message = appends._message([fact()], connection)
+    assert message is not None
+    assert appends._Appending(stream(), "default").run(message) == []
+    assert ids() == before
+    assert sequence() == fetched, "not even an ID was taken"
+
+
+def test_many_lost_answers_take_a_new_lease(proxy, monkeypatch):
+    from streams import background
+
+    monkeypatch.setattr(background, "MOST_LOCKS_KEPT", 3)
+    for _ in range(3):
+        lost_append(proxy, Cut.ANSWER)
+    wait_until(lambda: current_writer().lease == 2 and current_writer().condition is Condition.HOLDING)
+    wait_for_linear(append()[0])
+    assert len(ids()) == 5
+
+
+def test_an_error_of_the_server_leaves_no_doubt():
+    append()
+    with pytest.raises(DatabaseError):
+        stream().append(CacheInvalidation(cache_name=None))
+    assert not pending()
+    assert not current_writer()._background._doubts
+
+
+def test_an_end_by_the_administrator_leaves_a_doubt_that_is_settled():
+    append()
+    with connection.cursor() as cursor:
+        cursor.execute("SET statement_timeout = 100")
+    try:
+        with session() as blocker:
+            blocker.execute("BEGIN; LOCK TABLE streams_cacheinvalidation IN EXCLUSIVE MODE")
+            with pytest.raises(DatabaseError, match="timeout"):
+                append()
+            blocker.execute("COMMIT")
+        wait_until(lambda: not pending())
+    finally:
+        connection.close()
+    wait_for_linear(append()[0])
+
+
+def test_retiring_waits_for_doubts(proxy):
+    lost_append(proxy, Cut.ANSWER)
+    assert current_writer().retire()
+    assert stored()["master"].state == "retired"
+    assert linear() == ids()[-1]
+
+
+def test_other_streams_take_the_same_way():
+    """Every declared stream of one table takes the message; what it inserts is what the steps insert."""
+    for stream_ in registry.all_streams():
+        if stream_.sample is None:
+            continue
+        model = stream_.models[0]
+        message = appends._message([model(**stream_.sample(0, 0))], connection)
+        assert message is None or stream_.append(model(**stream_.sample(1, 0)))
