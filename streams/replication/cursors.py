@@ -8,6 +8,8 @@ the connection is passed over: catching up covers it. Two more rules, because wr
   we have never heard of starts where our linear position was when the run began, for its facts lie above that; the
   linear position of the run's other writers must not count yet.
 - On a stream that we know nothing of, the run itself is the start: every writer where it is said to be.
+- While the run may go on, that is until another command comes, the linear position stays where it was: a writer that is
+  named next may be far behind. Whoever has *learned* all writers from elsewhere need not wait.
 
 Assumes that commands come in the order of the connection, and that a `Gap` is answered with `reached` before the next
 one.
@@ -116,6 +118,10 @@ class _StreamCursors:
     """Nothing is known of the stream but what the present run says."""
     run_start: int | None = None
     """Our linear position when the present run of POSITIONs began; None outside of a run."""
+    is_learned: bool = False
+    """All writers are known on this connection."""
+    is_held: bool = False
+    """The next command may name one more writer."""
 
     def start_anew(self, instance: str, token: int) -> None:
         """The writer is where it is said to be, whatever we knew."""
@@ -131,6 +137,8 @@ class _StreamCursors:
         self.settle()
 
     def settle(self) -> None:
+        if self.is_held:
+            return
         self.linear = max(self.linear, min(self.cursors.values(), default=self.linear))
         while self.facts_above and self.facts_above[0] <= self.linear + 1:
             self.linear = max(self.linear, heapq.heappop(self.facts_above))
@@ -155,6 +163,8 @@ class Cursors:
         self._streams: dict[str, _StreamCursors] = {}
         self._names = 0
         self._batches_bytes = 0
+        self._held: str | None = None
+        self._settled: set[str] = set()
         self.ignored: Counter[Ignored] = Counter()
 
     # --- what the caller knows ------------------------------------------------------------------------------------
@@ -174,6 +184,7 @@ class Cursors:
         for writer in state.cursors.keys() - existing:
             del state.cursors[writer]
             self._names -= 1  # the server may name it again on every connection
+        state.is_learned, state.is_held = True, False
         state.settle()
 
     def begin_connection(self) -> None:
@@ -182,7 +193,8 @@ class Cursors:
             state.positioned.clear()
             state.batches.clear()
             state.run_start, state.is_new = None, False
-        self._batches_bytes = 0
+            state.is_learned = state.is_held = False
+        self._batches_bytes, self._held = 0, None
 
     def reached(self, stream: str, instance: str, token: int) -> None:
         """Facts of the writer up to `token` are here (fetched ones, too)."""
@@ -192,11 +204,27 @@ class Cursors:
 
     def take(self, command: Position | RData) -> Event | None:
         """What the command means; None when it is to be ignored. A `Fact` or `Moved` has moved the cursor already."""
+        if self._held is not None and not (isinstance(command, Position) and command.stream == self._held):
+            self.end_run()
         if self._wanted is not None and command.stream not in self._wanted:
             return self._ignore(Ignored.OTHER_STREAM)
         if command.instance == self._own_instance:
             return self._ignore(Ignored.OWN_ECHO)
         return self._take_position(command) if isinstance(command, Position) else self._take_rdata(command)
+
+    def end_run(self) -> None:
+        """Another command came: the run of first POSITIONs is over, and the linear position counts again."""
+        if self._held is not None:
+            state = self._streams[self._held]
+            state.is_held = False
+            state.settle()
+            self._settled.add(self._held)
+            self._held = None
+
+    def settled(self) -> set[str]:
+        """Streams whose run ended since the last call."""
+        settled, self._settled = self._settled, set()
+        return settled
 
     def _take_position(self, command: Position) -> Event | None:
         state = self._streams.get(command.stream)
@@ -220,6 +248,8 @@ class Cursors:
         """Begin, continue or end the run of first POSITIONs."""
         if not state.positioned:
             state.run_start = state.linear
+            if not state.is_learned and not state.is_new:
+                state.is_held, self._held = True, command.stream
         elif command.instance in state.positioned:
             state.run_start, state.is_new = None, False
         if state.is_new and state.run_start is not None:

@@ -211,6 +211,9 @@ class Follower:
                     self._check_server(name)
                 case Error(text):
                     log.warning("follower.server_error", server=str(self.connector), text=printable(text[:500]))
+                case _:
+                    self._cursors.end_run()
+        self._touched |= self._cursors.settled()
         await self._hand_out_linear()
         await self._hand_out()
 

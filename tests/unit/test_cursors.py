@@ -202,6 +202,7 @@ def test_a_writer_that_joins_later_starts_at_our_linear_position():
 def test_the_linear_position_is_the_minimum():
     cursors = at(10, a=10, b=10)
     take(cursors, "POSITION s a 10 40", "POSITION s b 10 30")
+    cursors.end_run()
     assert cursors.linear("s") == 30
 
 
@@ -234,3 +235,44 @@ def test_learning_lets_go_of_writers_that_are_gone():
 def test_positions_are_never_below_the_linear_position():
     cursors = at(30, a=10)
     assert cursors.positions() == {"s": {"a": 30}}
+
+
+def telling(*lines: str) -> Cursors:
+    """On a new connection, cursors that know the stream up to 1 hear these lines."""
+    cursors = Cursors()
+    cursors.start("s", 1, {})
+    cursors.begin_connection()
+    for line in lines:
+        event = cursors.take(parse_line(line))
+        if isinstance(event, Gap):
+            cursors.reached(event.stream, event.instance, event.upto)
+    return cursors
+
+
+def test_linear_position_waits_while_more_writers_may_be_named():
+    """Else whoever fetched the first writer's facts would claim those of the second."""
+    assert telling("POSITION s north 9 9").linear("s") == 1
+    assert telling("POSITION s north 9 9").positions() == {"s": {"north": 9}}
+
+
+@pytest.mark.parametrize("other", ["POSITION t north 5 5", "RDATA s north 10 []", "POSITION t north 1 1"])
+def test_another_command_ends_the_waiting(other):
+    cursors = telling("POSITION s north 9 9", "POSITION s south 7 7", other)
+    assert cursors.linear("s") == 7
+    assert cursors.settled() == {"s"}
+    assert cursors.settled() == set()
+
+
+def test_any_other_command_ends_the_waiting_when_told():
+    cursors = telling("POSITION s north 9 9")
+    cursors.end_run()
+    assert cursors.linear("s") == 9
+
+
+def test_whoever_has_learned_the_writers_does_not_wait():
+    cursors = Cursors()
+    cursors.start("s", 1, {"north": 1})
+    cursors.begin_connection()
+    cursors.learn("s", ["north"])
+    cursors.take(parse_line("POSITION s north 1 9"))
+    assert cursors.linear("s") == 9
