@@ -41,7 +41,7 @@ from replsite.wording import counted
 from streams import registry
 from streams.conf import stream_settings
 from streams.declaration import StreamDeclaration
-from streams.positions import RETIRED, linear_position
+from streams.positions import DRAINING, RETIRED, linear_position
 
 __all__ = ["limits", "take_snapshot"]
 
@@ -242,7 +242,8 @@ class _Assembly:
             last_write_age=self._age(last_write_at),
             transaction=row.oldest_pending_transaction,
             session=_session(row),
-            session_pid=row.session_pid,
+            process=f"process {row.process_id} on {row.host}" if row.process_id else "",
+            draining=row.state == DRAINING,
         )
         return WriterView(
             stream=row.stream,

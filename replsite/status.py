@@ -49,6 +49,7 @@ class WriterWord(StrEnum):
     BLOCKED = "blocked"
     GONE_WITH_PENDING = "gone with pending"
     GONE = "gone"
+    DRAINING = "draining"
     RETIRED = "retired"
 
 
@@ -122,7 +123,9 @@ class WriterOnStream:
     transaction: int | None = None
     session: str = ""
     """Who holds the oldest pending transaction open, in words; empty when nobody was found."""
-    session_pid: int | None = None
+    process: str = ""
+    """Its process and host, in words."""
+    draining: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +170,13 @@ def judge_writer(seen: WriterOnStream, limits: Limits) -> Verdict:
         return _gone_writer(seen)
     if (seen.oldest_pending_age or 0.0) > limits.blocked_after_seconds:
         return _blocked_writer(seen)
+    return _living_writer(seen, limits)
+
+
+def _living_writer(seen: WriterOnStream, limits: Limits) -> Verdict:
+    if seen.draining:
+        waiting = f"waits for {counted(seen.pending_facts, 'fact')}" if seen.pending_facts else "nothing is pending"
+        return Verdict(WriterWord.DRAINING, Severity.NOTE, f"Leaves the stream and reserves nothing new; {waiting}.")
     if seen.last_write_age is not None and seen.last_write_age <= limits.writing_within_seconds:
         return Verdict(WriterWord.WRITING, Severity.FINE, "Writing.")
     if seen.pending_facts:
@@ -193,10 +203,8 @@ def _blocked_writer(seen: WriterOnStream) -> Verdict:
     if seen.transaction is not None:
         text += f" in transaction {seen.transaction}"
     text += f" ({seen.session})" if seen.session else ""
-    if seen.session_pid is not None:
-        cure = f"Let it commit or roll back, or end it: SELECT pg_terminate_backend({seen.session_pid});"
-    else:
-        cure = "Find who holds it open in pg_stat_activity, and let it commit or roll back."
+    text += f" of {seen.process}" if seen.process else ""
+    cure = f"Let it commit or roll back, or end it: manage.py streams abort {seen.writer}."
     return Verdict(WriterWord.BLOCKED, Severity.WRONG, f"{text}; linear readers wait for it. {cure}")
 
 

@@ -134,7 +134,7 @@ def wait_for_open_transactions(cursor: Any, name: str, timeout_seconds: float) -
     holder = describe_lock_holder(cursor, key)
     raise WriterBusy(
         f"Writer {name!r} cannot start: a transaction of an earlier process with this name is still open after "
-        f"{timeout_seconds:g} s{holder}. Wait for it, or end that session with pg_terminate_backend."
+        f"{timeout_seconds:g} s{holder}. Wait for it, or end it: manage.py streams abort {name}."
     )
 
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Protocol
 
-__all__ = ["RETIRED", "Stored", "active_and_retired", "linear_position", "positions_to_show"]
+__all__ = ["DRAINING", "RETIRED", "Stored", "active_and_retired", "linear_position", "positions_to_show"]
 
 #: State of a writer that takes no part in the linear position any more (``streams.models.WriterState``).
 RETIRED = "retired"
+#: State of a writer on its way out: it counts until what it has open is complete.
+DRAINING = "draining"
 
 
 class Stored(Protocol):

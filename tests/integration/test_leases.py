@@ -52,7 +52,7 @@ def test_open_transaction_of_an_earlier_holder_is_named():
         with pytest.raises(WriterBusy) as error:
             leases.take(cursor, "north", ME, 0.05)
         assert f"database session {ghost.connection.info.backend_pid}" in str(error.value)
-        assert "pg_terminate_backend" in str(error.value)
+        assert "streams abort" in str(error.value)
         cursor.execute("SHOW lock_timeout")
         assert cursor.fetchone() == ("0",)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 from datetime import timedelta
@@ -107,7 +108,9 @@ def test_open_transaction_blocks_and_is_named(wait_until):
     assert writer.pending_facts == 2
     assert writer.oldest_pending_seconds > 0.3
     assert f"in transaction {writer.oldest_pending_transaction}" in writer.status.sentence
-    assert "pg_terminate_backend(" in writer.status.sentence
+    assert "database session" in writer.status.sentence
+    assert f"process {os.getpid()} on" in writer.status.sentence
+    assert "manage.py streams abort master" in writer.status.sentence
     assert health.word == HealthWord.WRONG
     assert health.sentence.startswith("Writer master of caches is blocked")
 

@@ -87,13 +87,27 @@ def test_retire_takes_a_dead_writer_out_and_leaves_a_trace(run_manage, ghost):
     assert (again.returncode, again.stdout.strip()) == (0, "ghost is retired already.")
 
 
-def test_retire_refuses_a_living_writer_and_names_its_process(run_manage, wait_until):
+def test_retire_asks_a_living_writer_to_leave_and_waits_for_it(run_manage, wait_until):
     append()
-    wait_until(lambda: StreamPosition.objects.filter(instance_name="master").exists())
     done = run_manage("streams", "retire", "master")
-    assert done.returncode == 1
-    assert "lives: process" in done.stderr
-    assert StreamPosition.objects.get(instance_name="master").state == "active"
+    assert done.returncode == 0, done.stderr
+    assert "lives (process" in done.stderr
+    assert done.stdout.startswith("master retired on caches at ")
+    assert StreamPosition.objects.get(instance_name="master").state == "retired"
+    assert WriterResolution.objects.get().action == "drained"
+
+
+def test_retire_of_a_writer_with_an_open_transaction_names_it_and_keeps_draining(run_manage, wait_until):
+    append()
+    with transaction.atomic():
+        append()
+        done = run_manage("streams", "retire", "master", "--timeout", "2")
+        assert done.returncode == 1
+        assert "1 fact pending" in done.stderr
+        assert "database session" in done.stderr
+        assert "streams abort master" in done.stderr
+        assert StreamPosition.objects.get(instance_name="master").state == "draining"
+    wait_until(lambda: StreamPosition.objects.get(instance_name="master").state == "retired")
 
 
 def test_retire_refuses_while_a_transaction_is_open(run_manage, ghost):

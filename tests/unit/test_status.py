@@ -53,15 +53,29 @@ def test_writer_with_an_old_pending_fact_is_blocked_and_names_the_transaction():
         last_write_age=1,
         transaction=815,
         session="database session 4",
-        session_pid=4,
+        process="process 12 on far",
     )
     assert (verdict.word, verdict.severity) == (WriterWord.BLOCKED, Severity.WRONG)
     assert "2 facts pending for 11 s in transaction 815" in verdict.sentence
-    assert "pg_terminate_backend(4)" in verdict.sentence
+    assert "database session 4" in verdict.sentence
+    assert "process 12 on far" in verdict.sentence
+    assert "manage.py streams abort web-1" in verdict.sentence
 
 
-def test_blocked_writer_without_a_known_session_says_where_to_look():
-    assert "pg_stat_activity" in writer(pending_facts=1, oldest_pending_age=11, transaction=815).sentence
+def test_blocked_writer_without_a_known_session_can_be_ended_too():
+    assert "streams abort" in writer(pending_facts=1, oldest_pending_age=11, transaction=815).sentence
+
+
+def test_draining_writer_is_on_its_way_out():
+    verdict = writer(draining=True, pending_facts=2, last_write_age=1)
+    assert (verdict.word, verdict.severity) == (WriterWord.DRAINING, Severity.NOTE)
+    assert "2 facts" in verdict.sentence
+    assert "nothing is pending" in writer(draining=True).sentence
+
+
+def test_draining_writer_that_is_blocked_or_gone_is_called_that():
+    assert writer(draining=True, pending_facts=1, oldest_pending_age=11).word == WriterWord.BLOCKED
+    assert writer(draining=True, heartbeat_age=9).word == WriterWord.GONE
 
 
 def test_silent_writer_with_pending_facts_is_gone_with_pending():

@@ -7,10 +7,10 @@ sequence is behind), 2 unusable arguments.
 from __future__ import annotations
 
 import json
-import socket
 import sys
 import time
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from contextlib import closing
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
@@ -26,14 +26,16 @@ from replsite.snapshot_views import Snapshot, as_json
 from replsite.status import HealthWord
 from replsite.tables import lines_of, printable, rows_of
 from replsite.trends import History
-from streams import database, leases, liveness
-from streams.models import Instance, StreamPosition, WriterState
+from replsite.writer_actions import WriterActions
+from streams import database
+from streams.errors import UnknownWriter
 
 EXAMPLES = """examples:
   manage.py streams                  everything once, worst first
   manage.py streams --watch          again every second until Ctrl-C
   manage.py streams --json | jq .health.sentence
-  manage.py streams retire web-3     take a dead writer out, if it is proven dead
+  manage.py streams retire web-3     ask it to leave its streams; a dead one is taken out, if it is proven dead
+  manage.py streams abort web-3      show and end the open transactions that hold its streams back
 """
 _STYLES = {"fine": "green", "note": "blue", "warning": "yellow", "wrong": "bold red"}
 WATCH_SECONDS = 1.0
@@ -41,7 +43,7 @@ PLAIN_WATCH_SECONDS = 10.0
 
 
 class Command(BaseCommand):
-    """Shows the snapshot, or retires a writer."""
+    """Shows the snapshot, or does something about a writer."""
 
     help = "Show where every writer and reader of every stream is; exit status 1 when something is wrong."
 
@@ -51,7 +53,7 @@ class Command(BaseCommand):
         return super().create_parser(prog_name, subcommand, **kwargs)
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        """Declare the options and ``retire``."""
+        """Declare the options and the actions."""
         parser.add_argument("--json", action="store_true", help="one JSON object (with --watch: one a second)")
         parser.add_argument("--watch", action="store_true", help="show it again and again until Ctrl-C")
         parser.add_argument(
@@ -60,13 +62,19 @@ class Command(BaseCommand):
             help="answer at once; else a reader that is far behind is watched for a while to tell whether it is stuck",
         )
         actions = parser.add_subparsers(dest="action", title="actions", metavar="ACTION")
-        retire = actions.add_parser("retire", help="take a writer that is proven dead out of all its streams")
+        retire = actions.add_parser("retire", help="ask a living writer to leave its streams, or take a dead one out")
         retire.add_argument("writer", metavar="WRITER", help="name of the writer")
+        retire.add_argument(
+            "--timeout", type=float, default=30.0, help="seconds to wait for a living one to leave (30)"
+        )
+        abort = actions.add_parser("abort", help="end the transactions with which a writer holds its streams back")
+        abort.add_argument("writer", metavar="WRITER", help="name of the writer")
+        abort.add_argument("--yes", action="store_true", help="do not ask")
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Dispatch; a broken pipe or Ctrl-C ends quietly."""
-        if options["action"] == "retire":
-            self._retire(options["writer"])
+        if options["action"]:
+            self._act(options)
             return
         snapshot = self._watch(options) if options["watch"] else self._once(options)
         if snapshot is not None and snapshot.health.word == HealthWord.WRONG:
@@ -121,41 +129,20 @@ class Command(BaseCommand):
         """For colours and boxes; None when nobody looks."""
         return Console() if self.stdout.isatty() else None
 
-    # --- retire ---------------------------------------------------------------------------------------------------
+    # --- writers --------------------------------------------------------------------------------------------------
 
-    def _retire(self, writer: str) -> None:
-        rows = list(StreamPosition.objects.filter(instance_name=writer).values_list("state", flat=True))
-        if not rows:
-            known = sorted(set(StreamPosition.objects.values_list("instance_name", flat=True)))
-            text = f"There is no writer {writer!r}. Writers: {', '.join(known) or 'none yet'}."
-            raise CommandError(text, returncode=2)
-        if all(state == WriterState.RETIRED for state in rows):
-            self.stdout.write(f"{writer} is retired already.")
-            return
-        connection = database.direct_connection(application_name="replsite streams retire")
+    def _act(self, options: dict[str, Any]) -> None:
+        actions = WriterActions(self.stdout.write, self.stderr.write)
         try:
-            with connection.cursor() as cursor:
-                done = liveness.resolve_writer(cursor, writer, f"streams retire on {socket.gethostname()}")
-                if not done:
-                    raise CommandError(_why_not(cursor, writer), returncode=1)
-        finally:
-            connection.close()
-        for resolution in done:
-            where = f"{resolution.stream}: {resolution.from_position} -> {resolution.to_position}"
-            self.stdout.write(f"{writer} retired on {where}")
-
-
-def _why_not(cursor: Any, writer: str) -> str:
-    """Who holds the writer's locks; for the refusal."""
-    if holder := leases.describe_lock_holder(cursor, database.writer_key(writer)):
-        process = Instance.objects.filter(name=writer).values_list("process_id", "host", "command").first()
-        who = f"process {process[0]} on host {process[1]} ({process[2]})" if process else "its process"
-        return f"Writer {writer!r} lives: {who} holds its lock{holder}. Stop that process; it retires by itself."
-    holder = leases.describe_lock_holder(cursor, database.append_key(writer))
-    return (
-        f"The process of writer {writer!r} is gone, but a transaction of it is still open{holder}. "
-        f"Wait for it, or end that session with pg_terminate_backend, then retire again."
-    )
+            with closing(database.direct_connection(application_name=f"replsite streams {options['action']}")) as own:
+                if options["action"] == "retire":
+                    actions.retire(own.cursor(), options["writer"], options["timeout"])
+                else:
+                    actions.abort(own.cursor(), options["writer"], is_confirmed=options["yes"])
+        except UnknownWriter as error:
+            raise CommandError(str(error), returncode=2) from error
+        except database.DatabaseError as error:
+            raise CommandError(database.explain(error), returncode=1) from error
 
 
 def _perhaps_stuck(snapshot: Snapshot, patience: float) -> bool:

@@ -1,0 +1,191 @@
+"""A living writer that blocks its streams is named and can be ended: its transaction, or its hanging process."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+
+import pytest
+from django.core.management.base import CommandError
+from django.db import DatabaseError, InterfaceError, transaction
+
+from replsite.writer_actions import WriterActions
+from streams import ending
+from streams.errors import UnknownWriter
+from streams.models import WriterResolution
+from streams.writers import current_writer
+from tests.waiting import wait_until
+from tests.writing import append, ids, in_thread, linear, session, stored, wait_for_linear
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+_APPEND_AND_HANG = """
+import time
+from django.db import transaction
+from streams import registry, writers
+from streams.models import CacheInvalidation
+writers.use_instance("victim")
+with transaction.atomic():
+    registry.get("caches").append(CacheInvalidation(cache_name="victim", keys=None))
+    print("open", flush=True)
+    time.sleep(600)
+"""
+
+
+class Session:
+    """What a run of a command said, and what it was answered."""
+
+    def __init__(self, answer: str | None = None) -> None:
+        self.said: list[str] = []
+        self.warned: list[str] = []
+        self.actions = WriterActions(self.said.append, self.warned.append, self._ask if answer is not None else None)
+        self._answer = answer or ""
+
+    def _ask(self, prompt: str) -> str:
+        assert "rolled back" in prompt
+        return self._answer
+
+    def abort(self, writer: str = "master", *, yes: bool = False) -> None:
+        with session() as cursor:
+            self.actions.abort(cursor, writer, is_confirmed=yes)
+
+    def retire(self, writer: str = "master", seconds: float = 10.0) -> None:
+        with session() as cursor:
+            self.actions.retire(cursor, writer, seconds)
+
+
+@pytest.fixture
+def blocked(monkeypatch) -> Iterator[threading.Event]:
+    """This process as a living writer with a fact that another thread keeps open; set the event to roll it back."""
+    monkeypatch.setattr(ending, "YOUNG_SECONDS", 0.2)
+    append()
+    release = threading.Event()
+
+    def hold_open() -> None:
+        with suppress(DatabaseError, InterfaceError), transaction.atomic():
+            append()
+            release.wait(60)
+            append()
+
+    thread = in_thread(hold_open)
+    wait_until(look)
+    wait_until(lambda: stored()["master"].pending)
+    yield release
+    release.set()
+    thread.join()
+
+
+def look(writer: str = "master") -> tuple[ending.OpenSession, ...]:
+    with session() as cursor:
+        return ending.holding(cursor, writer).transactions
+
+
+def test_transaction_is_named_with_process_host_and_since_when(blocked):
+    said = Session("no")
+    with pytest.raises(CommandError, match="Not confirmed"):
+        said.abort()
+    text = "\n".join(said.said)
+    assert f"process {os.getpid()} on host {socket.gethostname()}" in text
+    assert re.search(r"caches: 1 fact pending since \S+ \S+ in transaction \d+", text)
+    assert re.search(r"database session \d+ from \S+ \(.*transaction \d+ open since", text)
+    assert look(), "nothing was ended"
+    assert not WriterResolution.objects.exists()
+
+
+def test_confirmed_abort_rolls_the_transaction_back_and_the_writer_goes_on(blocked):
+    assert linear() == ids()[-1]
+    said = Session("master")
+    said.abort()
+    assert "goes on" in said.said[-1]
+    assert len(ids()) == 1
+    after = append()[0]
+    wait_for_linear(after)
+    assert stored()["master"].state == "active"
+
+
+def test_abort_leaves_a_trace(blocked):
+    Session().abort(yes=True)
+    row = WriterResolution.objects.get()
+    assert (row.action, row.stream, row.instance_name) == ("aborted", "caches", "master")
+    assert "ended database session" in row.evidence
+    assert row.resolved_by == f"streams abort on {socket.gethostname()}"
+
+
+def test_without_anybody_to_ask_and_without_yes_nothing_happens(blocked):
+    with pytest.raises(CommandError, match="--yes") as error:
+        Session().abort()
+    assert error.value.returncode == 2
+    assert look()
+
+
+def test_session_that_went_on_to_another_transaction_is_left_alone(blocked):
+    with session() as cursor:
+        found = ending.holding(cursor, "master")
+        blocked.set()
+        wait_until(lambda: not look())
+        assert ending.end_sessions(cursor, found, "test") == []
+    assert not WriterResolution.objects.exists()
+
+
+def test_writer_that_holds_nothing_back():
+    append()
+    wait_until(lambda: not stored()["master"].pending)
+    said = Session()
+    said.abort(yes=True)
+    assert said.said == ["master holds nothing back: no transaction of it is open for long, nothing is pending."]
+    assert current_writer().has_lock
+
+
+def test_busy_writer_is_not_taken_for_a_blocked_one():
+    stop = threading.Event()
+
+    def work() -> None:
+        while not stop.is_set():
+            append()
+
+    thread = in_thread(work)
+    try:
+        wait_until(stored)
+        said = Session()
+        said.abort(yes=True)
+        assert "holds nothing back" in said.said[0]
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_unknown_writer_is_told_who_exists():
+    append()
+    with session() as cursor, pytest.raises(UnknownWriter, match=r"no writer 'nobody'. Writers: master"):
+        ending.holding(cursor, "nobody")
+
+
+def test_hanging_process_loses_its_lock_and_is_resolved_by_evidence(start_manage, monkeypatch):
+    monkeypatch.setattr(ending, "patience_seconds", lambda: 3.0)
+    victim = start_manage("shell", "-v", "0", "-c", _APPEND_AND_HANG)
+    assert victim.stdout.readline() == "open\n"
+    number = append()[0]
+    assert linear() < number
+    os.kill(victim.pid, signal.SIGSTOP)
+    try:
+        wait_until(lambda: look("victim"))
+        said = Session()
+        said.abort("victim", yes=True)
+        assert stored()["victim"].state == "retired"
+        wait_for_linear(number)
+        assert ids() == [number]
+        assert {row.action for row in WriterResolution.objects.all()} == {"aborted", "resolved"}
+    finally:
+        os.kill(victim.pid, signal.SIGCONT)
+
+
+def test_command_asks_nobody_in_a_pipe(run_manage, blocked):
+    done = run_manage("streams", "abort", "master", input="")
+    assert (done.returncode, "--yes" in done.stderr) == (2, True)
+    assert run_manage("streams", "abort", "master", "--yes").returncode == 0
+    assert run_manage("streams", "abort", "nobody").returncode == 2
