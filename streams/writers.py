@@ -23,6 +23,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from django.db import connections
+
 from streams import database, epochs, leases, liveness, registry
 from streams.conf import stream_settings
 from streams.errors import (
@@ -114,7 +116,7 @@ class WriterProcess:
         """Take the name if it is not held: lock, lease, and proof that nothing of an earlier holder is open.
 
         Raises ``WriterNameTaken`` or ``WriterBusy``, with the holder; ``WriterFenced`` while a lost lock is not back;
-        ``WriterDraining`` and ``WriterRetired`` on the way out.
+        ``WriterDraining`` and ``WriterRetired`` on the way out; Django's ``OperationalError`` when the database is away.
         """
         if self.condition is Condition.HOLDING:
             return
@@ -123,7 +125,9 @@ class WriterProcess:
             if self.condition is Condition.HOLDING:
                 return
             self._refuse()
-            self._install(*self._take(self.pattern))
+            with connections[self.using].wrap_database_errors:  # the caller's own statements raise Django's errors, too
+                taken = self._take(self.pattern)
+            self._install(*taken)
             self._background.start()
             self._resume()
 

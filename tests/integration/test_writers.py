@@ -9,7 +9,7 @@ import threading
 
 import psutil
 import pytest
-from django.db import connection, connections, transaction
+from django.db import OperationalError, connection, connections, transaction
 from django.test import override_settings
 
 from streams import database
@@ -73,6 +73,18 @@ def test_a_session_that_is_just_ending_does_not_take_the_name():
     holder.cursor().execute("SELECT pg_advisory_lock(%s)", [database.writer_key("master")])
     threading.Timer(0.2, holder.close).start()
     assert append()
+
+
+def test_a_database_that_is_away_at_the_first_append_is_djangos_error(monkeypatch):
+    """As at every later append: programs catch that one."""
+    connection.ensure_connection()
+
+    def refuse(*_, **__):
+        raise database.OperationalError("connection refused")
+
+    monkeypatch.setattr(database, "direct_connection", refuse)
+    with pytest.raises(OperationalError, match="connection refused"):
+        append()
 
 
 def test_writer_that_may_not_write_the_stream():
