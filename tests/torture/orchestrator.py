@@ -25,6 +25,8 @@ from tests.waiting import wait_until
 __all__ = ["Options", "Report", "Torture"]
 
 VIEWS = ("writer", "linear")
+#: A server that is started while PostgreSQL is away says so and ends; its supervisor, here, starts it again.
+NO_DATABASE = "cannot be used: connection to server"
 #: Judging while it runs costs time of its own; only runs that are to fail do it.
 JUDGE_EACH_SECONDS = 1.0
 
@@ -63,6 +65,7 @@ class Report:
     events: Counter[str] = field(default_factory=Counter)
     refused: dict[str, int] = field(default_factory=dict)
     connections: int = 0
+    refused_starts: int = 0
     violations: list[Violation] = field(default_factory=list)
 
     def __str__(self) -> str:
@@ -70,7 +73,8 @@ class Report:
         refused = ", ".join(f"{count} {name}" for name, count in sorted(self.refused.items()))
         lines = [
             f"seed {self.seed}: {self.facts:,} facts in {self.seconds:.0f} s, {self.rows_seen:,} rows followed over "
-            f"{self.connections} connections; events: {told or 'none'}; appends refused or cut: {refused or 'none'}",
+            f"{self.connections} connections; events: {told or 'none'}; "
+            f"servers started without PostgreSQL: {self.refused_starts}; appends refused or cut: {refused or 'none'}",
             *(f"  {violation}" for violation in self.violations),
         ]
         return "\n".join([*lines, "FAILED" if self.violations else "all logs equal the table"])
@@ -201,9 +205,11 @@ class Torture:
 
     def _note_end(self, place: _Place) -> None:
         """Nobody may end without having been told to."""
-        if not place.running.was_told_to_end and place.name not in self._fallen:
+        words = place.running.last_words().strip()
+        if place.role == "server" and NO_DATABASE in words[-600:]:
+            self.report.refused_starts += 1
+        elif not place.running.was_told_to_end and place.name not in self._fallen:
             self._fallen.add(place.name)
-            words = place.running.last_words().strip()
             self.report.violations.append(Violation("ended by itself", place.name, words[-600:] or "no word"))
         place.running.close()
 

@@ -1,0 +1,52 @@
+"""A minute of everything at once; `python -m tests.torture --facts 1000000` is the long run by hand."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.torture.orchestrator import Options, Torture
+from tests.torture.plants import PLANTS
+from tests.torture.site import Site, site_in
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    with site_in(tmp_path_factory.mktemp("torture")) as site:
+        yield site
+
+
+def small(seconds: float, fault: str) -> Options:
+    """Writers that meet each other often and come and go, and nothing else that could go wrong."""
+    return Options(
+        seed=1, seconds=seconds, writers=2, servers=1, followers=2, threads=4, rename_seconds=2.0,
+        chaos_mean_seconds=0, plant=fault, ends_when_noticed=True,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", PLANTS)
+def test_a_planted_fault_is_noticed(site: Site, tmp_path: Path, fault: str):
+    report = Torture(site, small(20, fault), tmp_path).run()
+    rules = {violation.rule for violation in report.violations}
+    assert rules & {"fact is missing", "position passed a fact before its commit"}, report
+
+
+def test_without_the_fault_the_same_run_is_clean(site: Site, tmp_path: Path):
+    report = Torture(site, small(5, ""), tmp_path).run()
+    assert not report.violations, report
+    assert report.rows_seen >= 2 * report.facts > 0
+
+
+@pytest.mark.timeout(300)
+def test_every_log_equals_the_table(site: Site, tmp_path: Path):
+    seed = random.randrange(10**6)
+    report = Torture(site, Options(seed=seed, seconds=50), tmp_path).run()
+    assert not report.violations, f"repeat it with: python -m tests.torture --seed {seed}\n{report}"
+    assert report.facts > 1_000
+    assert report.rows_seen >= 8 * report.facts
+    assert report.events["kill postmaster"] + report.events["kill backend"] >= 1
