@@ -20,7 +20,7 @@ from packaging.utils import canonicalize_name
 PROJECT = Path(__file__).resolve().parent.parent
 OUTSIDE = {"java"}
 REMEDY = (
-    "Make it anew: uv pip compile --python-version 3.11 --extra embedded --extra spark --extra dev --no-emit-index-url"
+    "Make it anew: uv pip compile --python-version 3.11 --extra embedded --extra spark --extra dev --extra redis --no-emit-index-url"
     " --no-emit-find-links --no-annotate pyproject.toml -o requirements.txt"
 )
 

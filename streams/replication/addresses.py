@@ -1,4 +1,4 @@
-"""Where to listen and whom to follow: addresses as text, sockets that are bound, and who holds a port."""
+"""Where to listen and whom to follow: addresses and Redis URLs as text, sockets that are bound, and who holds a port."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ import ipaddress
 import os
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 import psutil
 
+from streams.replication.access import networks_of
 from streams.replication.errors import BadAddress, PortTaken
 
-__all__ = ["Address", "bind", "holder_of_port", "refuse_open_network"]
+__all__ = ["Address", "RedisAddress", "bind", "holder_of_port", "refuse_open_network"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,42 @@ class Address:
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+_REDIS_FORM = "redis://[USER:PASSWORD@]HOST:PORT[/DB][?channel=NAME]"
+
+
+@dataclass(frozen=True, slots=True)
+class RedisAddress:
+    """A Redis server, and the channel of the homeserver on it if that was given; ``str`` leaves the password out."""
+
+    host: str
+    port: int
+    database: int = 0
+    channel: str = ""
+    user: str = ""
+    password: str = field(default="", repr=False)
+    is_tls: bool = False
+
+    @classmethod
+    def parse(cls, text: str) -> RedisAddress:
+        """Read ``redis://…`` or ``rediss://…`` (TLS). Raises `BadAddress`, without the password in it."""
+        try:
+            parts = urlsplit(text)
+            port = parts.port or 6379
+            database = int(parts.path.strip("/") or "0")
+            query = parse_qs(parts.query, strict_parsing=bool(parts.query))
+        except ValueError as error:
+            raise BadAddress(f"This is no Redis address ({error}): write {_REDIS_FORM}.") from error
+        channels = query.pop("channel", [""])
+        if parts.scheme not in ("redis", "rediss") or not parts.hostname or query or len(channels) > 1 or database < 0:
+            raise BadAddress(f"This is no Redis address: write {_REDIS_FORM}, or rediss://… for TLS.")
+        user, password = unquote(parts.username or ""), unquote(parts.password or "")
+        return cls(parts.hostname, port, database, channels[0], user, password, parts.scheme == "rediss")
+
+    def __str__(self) -> str:
+        channel = f"?channel={self.channel}" if self.channel else ""
+        return f"{'rediss' if self.is_tls else 'redis'}://{Address(self.host, self.port)}/{self.database}{channel}"
 
 
 def bind(address: Address, *, backlog: int = 512) -> tuple[socket.socket, Address]:
@@ -84,19 +121,18 @@ def holder_of_port(port: int) -> str:
 
 
 def refuse_open_network(address: Address, networks: Sequence[str]) -> None:
-    """Raise `BadAddress` unless the replication port stays on this machine or in a network that a setting names.
+    """Raise `BadAddress` unless a port without TLS stays on this machine or in a network that a setting names.
 
-    The protocol has neither encryption nor passwords.
+    The protocol has neither encryption nor passwords. All addresses of this machine at once may be used when networks are
+    named: clients from elsewhere are refused as they come.
     """
-    try:
-        allowed = [ipaddress.ip_network(network) for network in networks]
-    except ValueError as error:
-        raise BadAddress(f"REPLSITE_PLAIN_NETWORKS: {error}; write networks such as 10.1.2.0/24.") from error
+    allowed = networks_of(networks)
     for *_, where in _resolve(address):
         host = ipaddress.ip_address(str(where[0]).partition("%")[0])
-        if not host.is_loopback and not any(host in network for network in allowed):
+        is_everywhere = host.is_unspecified and bool(allowed)
+        if not (host.is_loopback or is_everywhere or any(host in network for network in allowed)):
             raise BadAddress(
-                "The replication port speaks plain text without passwords, so it listens on loopback only; "
-                f"{address} is {host}. Name the network that may be used without TLS in REPLSITE_PLAIN_NETWORKS, "
-                "e.g. 10.1.2.0/24."
+                "Without TLS the replication port speaks plain text without passwords, so it listens on loopback only; "
+                f"{address} is {host}. Give it --tls-certificate, --tls-key and --tls-client-ca, or name the network that "
+                "may be used without TLS in REPLSITE_PLAIN_NETWORKS, e.g. 10.1.2.0/24."
             )

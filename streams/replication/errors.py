@@ -7,8 +7,10 @@
     │   └── UnsendableCommand    a command that no line can carry (LF, blank inside a field, too long, NaN)
     ├── IllegalMove              an input that the connection's state does not allow
     ├── BadAddress               a host, port or URL that cannot be used
+    ├── BadCertificate           files of TLS that cannot be used
     ├── PortTaken                somebody else listens there
     ├── WrongRemote              the server says that it is another one than we want to follow
+    ├── RedisRefused             the Redis server does not let us
     ├── TooManyWriters           the server names more writers and streams than any real one has
     ├── CatchUpError             facts that were missed cannot be fetched now
     └── GapError                 facts that were missed cannot be had: whoever was asked refuses
@@ -22,12 +24,14 @@ from streams.errors import StreamError
 
 __all__ = [
     "BadAddress",
+    "BadCertificate",
     "CatchUpError",
     "CommandError",
     "GapError",
     "IllegalMove",
     "MalformedCommand",
     "PortTaken",
+    "RedisRefused",
     "ReplicationError",
     "TooManyWriters",
     "UnknownCommand",
@@ -64,12 +68,20 @@ class BadAddress(ReplicationError, ValueError):
     """A host, port or URL that cannot be used."""
 
 
+class BadCertificate(ReplicationError):
+    """Files of TLS that cannot be used: a certificate, its key, or authorities."""
+
+
 class PortTaken(ReplicationError):
     """The port is in use."""
 
 
 class WrongRemote(ReplicationError):
     """The server introduced itself with another name than the wanted one."""
+
+
+class RedisRefused(ReplicationError):
+    """The Redis server does not take our password, or does not let us do what we have to."""
 
 
 class TooManyWriters(ReplicationError):

@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from streams.replication.addresses import Address, bind, refuse_open_network
+from streams.replication.addresses import Address, RedisAddress, bind, refuse_open_network
 from streams.replication.errors import BadAddress, PortTaken
 
 
@@ -81,10 +81,15 @@ def test_loopback_is_always_allowed(host):
     refuse_open_network(Address(host, 9092), [])
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "10.1.2.3", "::"])
-def test_other_networks_need_a_setting(host):
+@pytest.mark.parametrize(("host", "networks"), [("0.0.0.0", []), ("::", []), ("10.1.2.3", ["10.9.0.0/16"])])
+def test_other_networks_need_a_setting(host, networks):
     with pytest.raises(BadAddress, match="REPLSITE_PLAIN_NETWORKS"):
-        refuse_open_network(Address(host, 9092), ["10.9.0.0/16"])
+        refuse_open_network(Address(host, 9092), networks)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::"])
+def test_all_addresses_may_be_used_where_clients_are_refused_by_their_network(host):
+    refuse_open_network(Address(host, 9092), ["10.9.0.0/16"])
 
 
 def test_a_setting_that_names_no_network_is_refused():
@@ -94,3 +99,39 @@ def test_a_setting_that_names_no_network_is_refused():
 
 def test_a_named_network_is_allowed():
     refuse_open_network(Address("10.1.2.3", 9092), ["10.1.0.0/16"])
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("redis://h", RedisAddress("h", 6379)),
+        ("redis://h:1/3?channel=new.example", RedisAddress("h", 1, 3, "new.example")),
+        ("rediss://u:p%40ss@[::1]:7", RedisAddress("::1", 7, user="u", password="p@ss", is_tls=True)),
+    ],
+)
+def test_a_redis_address_is_read(text, address):
+    assert RedisAddress.parse(text) == address
+    assert "p@ss" not in f"{address} {address!r}"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "redis://",
+        "redis://h:x",
+        "redis://h/x",
+        "redis://h/-1",
+        "tcp://h",
+        "redis://h?db=1",
+        "redis://h?channel=a&channel=b",
+    ],
+)
+def test_what_is_no_redis_address(text):
+    with pytest.raises(BadAddress, match="redis://"):
+        RedisAddress.parse(text)
+
+
+def test_a_password_in_an_address_that_cannot_be_is_not_told():
+    with pytest.raises(BadAddress) as error:
+        RedisAddress.parse("redis://u:s3cret@h:notaport")
+    assert "s3cret" not in str(error.value)

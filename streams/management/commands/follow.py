@@ -1,4 +1,4 @@
-"""``manage.py follow tcp://HOST:PORT``: follow a replication server from the command line."""
+"""``manage.py follow tcp://HOST:PORT`` or ``redis://…``: follow a replication server from the command line."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import asyncio
 import math
 import os
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,14 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from streams import registry
 from streams.conf import stream_settings
 from streams.errors import StreamError, TokenError
-from streams.replication.addresses import Address
+from streams.replication.addresses import Address, RedisAddress
 from streams.replication.commands import Name, Server, format_line
 from streams.replication.connections import Connector, TcpConnector
-from streams.replication.errors import BadAddress, UnsendableCommand
+from streams.replication.errors import BadAddress, BadCertificate, UnsendableCommand
 from streams.replication.following import CATCH_UP_CHOICES, Following, FollowRequest
 from streams.replication.http_catch_up import HttpServers
 from streams.replication.protocol import Limits
+from streams.replication.tls import TLS_SCHEMES, TlsFiles, add_client_arguments, client_context
 from streams.replication.views import View
 
 __all__ = ["Command"]
@@ -44,7 +46,11 @@ class Command(BaseCommand):
     help = "Follow a replication server and print its facts."
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("address", metavar="tcp://HOST:PORT", help="the server to follow")
+        parser.add_argument(
+            "address",
+            metavar="ADDRESS",
+            help="tcp://HOST:PORT, tls://HOST:PORT, or redis://HOST:PORT[/DB]?channel=SERVER_NAME",
+        )
         for option, text in _TEXT_OPTIONS.items():
             parser.add_argument(f"--{option}", help=text)
         for option, name, text in (("--from", "start", "begin here"), ("--until", "until", "end there")):
@@ -54,6 +60,7 @@ class Command(BaseCommand):
         parser.add_argument(
             "--catch-up-url", action="append", default=[], metavar="[WRITER=]URL", help="of --catch-up http; repeatable"
         )
+        add_client_arguments(parser)
         parser.add_argument("--secret-file", type=Path, help="holds the secret that --catch-up http has to show")
         parser.add_argument("--json", action="store_true", help="one JSON object a line")
         parser.add_argument(
@@ -63,7 +70,7 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         try:
             request = _request(options)
-        except (BadAddress, TokenError) as error:
+        except (BadAddress, BadCertificate, TokenError) as error:
             raise CommandError(str(error), returncode=2) from error
         try:
             reached = _run(Following(request, self.stdout.fileno()), options["timeout"])
@@ -102,12 +109,11 @@ def _fast_loop() -> asyncio.AbstractEventLoop:
 
 def _request(options: dict[str, Any]) -> FollowRequest:
     """The arguments, checked; raises `CommandError` with status 2 for what cannot be."""
-    if options["address"].startswith("redis://"):
-        raise CommandError(f"Following over Redis {NOT_YET}; follow tcp://HOST:PORT.", returncode=2)
+    redis = _redis(options["address"])
     if options["record"]:
         raise CommandError(f"--record {NOT_YET}.", returncode=2)
     ours = stream_settings().server_name
-    server_name = options["server_name"] or ours
+    server_name = _server_name(options["server_name"], redis) or ours
     if options["catch_up"] == "table" and server_name != ours:
         raise CommandError(
             f"--catch-up table reads the facts of {ours!r}; they are not those of {server_name!r}. Use --catch-up none.",
@@ -120,7 +126,7 @@ def _request(options: dict[str, Any]) -> FollowRequest:
     streams = _streams(options["streams"], known=registry.names() if is_ours else None)
     followed = streams or (registry.names() if is_ours else None)
     return FollowRequest(
-        connector=_connector(options["address"], name, server_name),
+        connector=_redis_connector(redis, name, server_name) if redis else _tcp(options, name, server_name),
         name=name,
         server_name=server_name,
         streams=streams,
@@ -135,10 +141,39 @@ def _request(options: dict[str, Any]) -> FollowRequest:
     )
 
 
-def _connector(address: str, name: str, server_name: str) -> Connector:
-    conf = stream_settings()
+def _redis(text: str) -> RedisAddress | None:
+    if not text.startswith(("redis://", "rediss://")):
+        return None
+    if find_spec("redis") is None:
+        raise CommandError("Following over Redis needs the extra: pip install 'replsite[redis]'.", returncode=2)
+    return RedisAddress.parse(text)
+
+
+def _server_name(given: str | None, redis: RedisAddress | None) -> str | None:
+    """The channel on Redis is the server's name, so one of the two is enough."""
+    if redis and redis.channel and given not in (None, redis.channel):
+        raise CommandError(
+            f"The channel is the server's name; --server-name {given} and channel={redis.channel} are two.",
+            returncode=2,
+        )
+    return given or (redis.channel if redis else None)
+
+
+def _redis_connector(address: RedisAddress, name: str, channel: str) -> Connector:
+    from streams.replication.redis_link import RedisConnector  # noqa: PLC0415 - needs the extra
+
+    return RedisConnector(address, channel, name)
+
+
+def _tcp(options: dict[str, Any], name: str, server_name: str) -> Connector:
+    """``tcp://`` in plain text, ``tls://`` or ``tcps://`` with TLS."""
+    conf, address = stream_settings(), options["address"]
     limits = Limits(conf.ping_interval_seconds, conf.ping_timeout_seconds, line_bytes=conf.line_limit_bytes)
-    return TcpConnector(Address.parse(address, scheme="tcp"), name, server_name, limits)
+    scheme = address.partition("://")[0]
+    if scheme not in TLS_SCHEMES:
+        return TcpConnector(Address.parse(address, scheme="tcp"), name, server_name, limits)
+    context = client_context(TlsFiles.of_client(conf, options))
+    return TcpConnector(Address.parse(address, scheme=scheme), name, server_name, limits, context)
 
 
 def _http_servers(options: dict[str, Any]) -> HttpServers | None:

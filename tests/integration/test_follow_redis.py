@@ -1,0 +1,260 @@
+"""Following over Redis: a real Redis server, and what a real Synapse 1.163 published, played again."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from streams.replication import redis_link
+from streams.replication.addresses import RedisAddress
+from streams.replication.errors import RedisRefused
+from streams.replication.follower import Follower, FollowerOptions
+from streams.replication.redis_link import RedisConnector
+from streams.replication.views import FollowedRow
+from tests.redis_server import RedisServer, redis_server
+from tests.waiting import wait_until
+
+RECORDING = Path(__file__).parent.parent / "data" / "redis" / "r1_redis_modern_synapse.txt.gz"
+CHANNEL = "new.example"
+
+
+@pytest.fixture
+def server(tmp_path, free_port) -> Iterator[RedisServer]:
+    with redis_server(tmp_path, free_port) as server:
+        yield server
+
+
+class Heard:
+    """A follower on a loop in a thread, what it handed out and what it said is missing."""
+
+    def __init__(self, server: RedisServer, url: str = "", **options) -> None:
+        self.rows: list[FollowedRow] = []
+        self.gaps: list = []
+        self.error: BaseException | None = None
+        connector = RedisConnector(RedisAddress.parse(url or server.url), CHANNEL, "test follower")
+        given = FollowerOptions(None, "test", connector=connector, **options)
+        self.follower = Follower(given, self.rows.extend, missed=self.gaps.append)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        try:
+            self._loop.run_until_complete(self.follower.run())
+        except Exception as error:  # noqa: BLE001 - the test looks at it
+            self.error = error
+        finally:
+            self._loop.close()
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        if self._thread.is_alive():
+            with suppress(RuntimeError):  # it ended just now
+                self._loop.call_soon_threadsafe(self.follower.finish)
+        self._thread.join(20)
+        assert not self._thread.is_alive()
+
+    def of(self, stream: str) -> list[tuple]:
+        return [(row.instance, row.token, row.row) for row in self.rows if row.stream == stream]
+
+    def position(self, stream: str, writer: str = "master") -> int:
+        return self.follower.positions().get(stream, {}).get(writer, -1)
+
+
+@contextmanager
+def hearing(server: RedisServer, **options) -> Iterator[Heard]:
+    heard = Heard(server, **options)
+    heard.start()
+    try:
+        yield heard
+    finally:
+        heard.stop()
+
+
+def subscribed(server: RedisServer) -> None:
+    wait_until(lambda: server.listeners(CHANNEL) == 1, 20.0, "the follower subscribed")
+
+
+def recorded() -> list[tuple[str, str]]:
+    """(channel, message) of the recording, in order; our own REPLICATE is the first."""
+    with gzip.open(RECORDING, "rt", encoding="utf-8", newline="\n") as lines:
+        found = [line.removesuffix("\n")[1:].partition("] ")[::2] for line in lines if line.startswith("[")]
+    assert len(found) == 100
+    return found
+
+
+def rows_by_hand(messages: list[tuple[str, str]]) -> dict[str, list[tuple]]:
+    """What the recording says happened, read in the most obvious way: rows per stream in order, with final tokens."""
+    rows: dict[str, list[tuple]] = {}
+    begun: dict[str, list] = {}
+    for channel, message in messages:
+        words = message.split(" ", 4)
+        if channel != CHANNEL or words[0] != "RDATA" or words[4] == "nojson":
+            continue
+        _, stream, instance, token, row = words
+        begun.setdefault(stream, []).append(json.loads(row))
+        if token != "batch":
+            rows.setdefault(stream, []).extend((instance, int(token), one) for one in begun.pop(stream))
+    return rows
+
+
+def test_what_a_real_server_published_comes_out_right(server):
+    messages = recorded()
+    with hearing(server) as heard:
+        subscribed(server)
+        for channel, message in messages[1:]:
+            server.publish(channel, message)
+        wanted = rows_by_hand(messages)
+        last = max(token for _, token, _ in wanted["events"])
+        wait_until(lambda: heard.position("events", "persister1") >= last, 20.0, "the last event")
+        wait_until(lambda: len(heard.rows) >= sum(map(len, wanted.values())), 20.0, "all rows")
+        assert {stream: heard.of(stream) for stream in wanted} == wanted
+        assert not heard.gaps
+        assert not heard.error
+
+
+def test_a_follower_says_replicate_and_nothing_else(server):
+    import redis
+
+    with redis.Redis(port=server.port, protocol=2) as client, client.pubsub() as watcher:
+        watcher.psubscribe("*")
+        wait_until(lambda: (watcher.get_message(timeout=1.0) or {}).get("type") == "psubscribe")
+        with hearing(server) as heard:
+            server_said = []
+            wait_until(lambda: server_said.append(watcher.get_message(timeout=0.1)) or any(server_said))
+            server.publish(CHANNEL, "POSITION events master 5 5", 'RDATA events master 6 ["ev",[]]', "REPLICATE ")
+            wait_until(lambda: heard.position("events") == 6, 20.0)
+        heard_by_others = [one for one in server_said if one]
+        while (message := watcher.get_message(timeout=0.5)) is not None:
+            heard_by_others.append(message)
+    said = [(one["channel"].decode(), one["data"].decode()) for one in heard_by_others if one["type"] == "pmessage"]
+    assert said[0] == (CHANNEL, "REPLICATE ")
+    assert len(said) == 4  # ours, and the three of the test
+
+
+def test_user_ips_are_on_a_channel_of_their_own(server):
+    with hearing(server):
+        subscribed(server)
+        assert server.publish(f"{CHANNEL}/USER_IP", "USER_IP @u:h []") == [0]
+
+
+def test_writers_that_answer_late_are_known_before_any_row_counts(server):
+    """Each process answers REPLICATE in its own time; a row of one must not hide the lower ones of another."""
+    with hearing(server) as heard:
+        subscribed(server)
+        server.publish(CHANNEL, "POSITION caches master 16 16", "RDATA caches master 18 [18]")
+        server.publish(CHANNEL, "POSITION caches worker 16 16", "RDATA caches worker 17 [17]")
+        wait_until(lambda: len(heard.rows) == 2, 20.0)
+        assert sorted(heard.of("caches")) == [("master", 18, [18]), ("worker", 17, [17])]
+
+
+def test_own_echoes_are_passed_over(server):
+    with hearing(server, own_instance="me") as heard:
+        subscribed(server)
+        server.publish(CHANNEL, "POSITION caches me 1 1", "RDATA caches me 2 []", "POSITION caches master 1 1")
+        server.publish(CHANNEL, "RDATA caches master 3 [3]")
+        wait_until(lambda: heard.rows, 20.0)
+        assert heard.of("caches") == [("master", 3, [3])]
+
+
+@pytest.mark.parametrize(
+    ("position", "rows", "gaps"),
+    [
+        ("POSITION events master 5 5", [6, 9], []),  # new <= current: ignored
+        ("POSITION events master 4 8", [6, 9], []),  # prev <= current <= new: nothing is missing
+        ("POSITION events master 7 8", [6, 9], [(6, 8)]),
+    ],
+)
+def test_positions_by_the_rules_of_later_versions(server, position, rows, gaps):
+    with hearing(server) as heard:
+        subscribed(server)
+        server.publish(CHANNEL, "POSITION events master 5 5", "RDATA events master 6 [6]")
+        wait_until(lambda: heard.position("events") == 6, 20.0)
+        server.publish(CHANNEL, position, "RDATA events master 9 [9]")
+        wait_until(lambda: heard.position("events") == 9, 20.0)
+        assert [row.token for row in heard.rows] == rows
+        assert [(gap.after, gap.upto) for gap in heard.gaps] == gaps
+
+
+def test_a_stream_in_memory_begins_anew_and_a_stored_one_does_not(server):
+    with hearing(server) as heard:
+        subscribed(server)
+        for stream in ("typing", "events"):
+            server.publish(CHANNEL, f"POSITION {stream} master 5 5", f"RDATA {stream} master 6 [6]")
+        wait_until(lambda: len(heard.rows) == 2, 20.0)
+        for stream in ("typing", "events"):
+            server.publish(CHANNEL, f"POSITION {stream} master 0 0", f"RDATA {stream} master 1 [1]")
+        server.publish(CHANNEL, "RDATA events master 7 [7]")
+        wait_until(lambda: heard.position("events") == 7, 20.0)
+        assert [token for _, token, _ in heard.of("typing")] == [6, 1]
+        assert [token for _, token, _ in heard.of("events")] == [6, 7]
+
+
+def test_after_a_restart_of_redis_nothing_is_missed_in_silence(server):
+    with hearing(server) as heard:
+        subscribed(server)
+        server.publish(CHANNEL, "POSITION events master 5 5", "RDATA events master 6 [6]")
+        wait_until(lambda: heard.position("events") == 6, 20.0)
+        server.kill()
+        server.start()
+        subscribed(server)
+        server.publish(CHANNEL, "POSITION events master 9 9", "RDATA events master 10 [10]")
+        wait_until(lambda: heard.position("events") == 10, 20.0)
+        assert [row.token for row in heard.rows] == [6, 10]
+        assert [(gap.after, gap.upto) for gap in heard.gaps] == [(6, 9)]
+        assert heard.follower.connects == 2
+
+
+def test_a_connection_that_is_cut_is_noticed_and_made_anew(server):
+    with hearing(server) as heard:
+        subscribed(server)
+        server.command("CLIENT", "KILL", "TYPE", "pubsub")
+        wait_until(lambda: heard.follower.connects == 2, 20.0)
+        subscribed(server)
+
+
+def test_a_redis_that_hangs_is_noticed(server, monkeypatch):
+    monkeypatch.setattr(redis_link, "PING_SECONDS", 0.2)
+    monkeypatch.setattr(redis_link, "SILENCE_LIMIT_SECONDS", 1.0)
+    with hearing(server) as heard:
+        subscribed(server)
+        first = wait_until(lambda: heard.follower.link)
+        server.command("CLIENT", "PAUSE", "4000")
+        wait_until(lambda: "nothing was heard" in str(first._error), 20.0)
+
+
+def test_a_slow_handler_bounds_what_waits(server, monkeypatch):
+    monkeypatch.setattr(redis_link, "WAITING_LIMIT", 100)
+    go_on = threading.Event()
+    with hearing(server) as heard:
+
+        async def slowly(rows) -> None:
+            await asyncio.get_running_loop().run_in_executor(None, go_on.wait)
+            heard.rows.extend(rows)
+
+        heard.follower._handle = slowly
+        subscribed(server)
+        server.publish(CHANNEL, "POSITION events master 5 5", "RDATA events master 6 [6]")
+        wait_until(lambda: heard.follower.link._is_settled, 20.0)
+        server.publish(CHANNEL, *(f"RDATA events master {token} [0]" for token in range(7, 1_000)))
+        wait_until(lambda: len(heard.follower.link._waiting) >= 100, 20.0)
+        assert len(heard.follower.link._waiting) == 100
+        go_on.set()
+        wait_until(lambda: heard.position("events") == 999, 20.0)
+        assert [row.token for row in heard.rows] == list(range(6, 1_000))
+
+
+def test_a_wrong_password_ends_the_follower(tmp_path, free_port):
+    with redis_server(tmp_path, free_port, "--requirepass", "s3cret") as server:
+        with hearing(server, url=f"redis://:wrong@127.0.0.1:{free_port}") as heard:
+            wait_until(lambda: heard.error, 20.0)
+        assert isinstance(heard.error, RedisRefused)
+        assert "wrong" not in str(heard.error).replace("WRONGPASS", "")
