@@ -27,6 +27,7 @@ from streams.readers import stored_positions
 if TYPE_CHECKING:
     from streams.appends import Doubt
     from streams.reservations import OpenTransaction
+    from streams.tracker import PositionTracker
     from streams.writers import WriterProcess
 
 __all__ = ["Background"]
@@ -168,6 +169,7 @@ class Background:
             self._hear(cursor)
             self._ask_outcomes(cursor, now)
             self._settle_doubts(cursor)
+            self._find_heads(cursor, now)
             self._announce(cursor, now)
             if now >= self._beat_due:
                 self._beat_due = now + stream_settings().heartbeat_seconds
@@ -199,7 +201,7 @@ class Background:
             due.append(now + ASK_AGAIN_SECONDS)
         if self._due(idle_too=False):
             due.append(now)
-        elif self._due(idle_too=True):
+        elif self._due(idle_too=True) or self._at_unknown_heads():
             due.append(self._idle_due)
         try:
             ready, _, _ = select.select([self._wake_read, self._writer.control], [], [], max(0.0, min(due) - now))
@@ -303,6 +305,21 @@ class Background:
             if now_at[0] > position and (idle_too or now_at[1] > last_write):
                 due[stream] = now_at
         return due
+
+    def _at_unknown_heads(self) -> list[tuple[str, PositionTracker]]:
+        """Streams at rest whose sequence may be ahead: a failed append may have taken IDs that nobody knows."""
+        return [(name, tracker) for name, tracker in list(self._writer.trackers.items()) if tracker.has_lost_ids]
+
+    def _find_heads(self, cursor: Any, now: float) -> None:
+        """Take an ID and let it go: it lies above the lost ones, and it is complete, so the position may be there."""
+        for name, tracker in self._at_unknown_heads() if now >= self._idle_due else ():
+            fetch, ids = tracker.begin_fetch(), []
+            try:
+                cursor.execute("SELECT nextval(%s)", [registry.get(name).declaration.sequence])
+                ids = [row[0] for row in cursor.fetchall()]
+            finally:
+                tracker.end_fetch(fetch, ids)
+                tracker.complete(ids, written=False)
 
     def _announce(self, cursor: Any, now: float) -> None:
         due = self._due(idle_too=now >= self._idle_due)

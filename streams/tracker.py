@@ -66,7 +66,8 @@ class PositionTracker:
         self._known_done: list[int] = []  # heap
         self._dropped: tuple[int, int] | None = None  # smallest and largest ID that was too many to keep
         self._cuts = 0
-        self._real = state.highest_real  # largest ID of a committed transaction that this process may claim
+        self._lost_ids = False  # IDs were taken that nobody knows, after all that are known
+        self._real = state.highest_real  # largest ID that is known to be complete and that this process may claim
         self._real_above: list[int] = []  # sorted: such IDs that it may not claim yet
         self._echoed = state.own_position
         self._last_write = 0
@@ -115,9 +116,10 @@ class PositionTracker:
             _insert(self._unfinished, taken)
             self._max_allocated_seen = max([self._max_allocated_seen, *taken])
             self._fetching.remove(fetch)
+            self._lost_ids = not taken
             self._raise_own_position()
             self._note_done(())
-            return self._real > before
+            return self._real > before or self._lost_ids
 
     def settle(self, fetch: Fetch, ids: Iterable[int]) -> bool:
         """``end_fetch`` and ``complete`` in one: the transaction that took these IDs has ended, and what it wrote is committed.
@@ -128,13 +130,20 @@ class PositionTracker:
             before = self._real
             self._fetching.remove(fetch)
             done = [number for number in ids if not _holds(self._finished_above, number)]
+            self._lost_ids = not done
             if done:
                 self._max_allocated_seen = max(self._max_allocated_seen, *done)
                 self._take_unfinished(done)
                 self._finish(done, written=True)
             self._raise_own_position()
             self._note_done(done)
-            return self._real > before
+            return self._real > before or self._lost_ids
+
+    @property
+    def has_lost_ids(self) -> bool:
+        """At rest, and the last fetch failed: it may have taken IDs that nobody knows, so the sequence may be ahead."""
+        with self._lock:
+            return self._lost_ids and not (self._unfinished or self._fetching)
 
     def complete(self, ids: Iterable[int], *, written: bool) -> bool:
         """End a reservation, by commit (``written``) or rollback; IDs that are complete already are passed over.
@@ -152,9 +161,9 @@ class PositionTracker:
     def _finish(self, done: list[int], *, written: bool) -> None:
         _insert(self._finished_above, done)
         self._thin_out()
+        self._note_real(done)
         if written:
             self._written += len(done)
-            self._note_real(done)
             self._last_write = max([self._last_write, *done])
         else:
             self._rolled_back += len(done)
@@ -189,7 +198,7 @@ class PositionTracker:
         self._thin_at = max(_FINISHED_LIMIT, 2 * len(self._finished_above), 2 * len(self._real_above))
 
     def _note_real(self, numbers: Iterable[int]) -> None:
-        """These IDs belong to committed transactions."""
+        """These very IDs are complete."""
         _insert(self._real_above, [number for number in numbers if number > self._real])
 
     def _raise_own_position(self) -> None:
@@ -348,10 +357,11 @@ class PositionTracker:
 
     @property
     def announceable(self) -> int:
-        """What this process stores and announces: the largest ID of a committed transaction that its maximum view covers.
+        """What this process stores and announces: the largest ID known to be complete that its maximum view covers.
 
-        So whoever hears it knows that this very ID is complete (a run without gaps may step onto it), and a stored position
-        survives a sequence that falls back in a crash: such an ID is durable, a rolled-back one may not be.
+        So whoever hears it knows that this very ID is complete (a run without gaps may step onto it): the head of the sequence,
+        which the maximum view begins with, may be pending elsewhere. A rolled-back ID counts: its position is stored later
+        than the sequence gave it out, so no crash and no fail-over that keeps the position loses the sequence's value.
         """
         with self._lock:
             return self._real

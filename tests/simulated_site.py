@@ -36,6 +36,7 @@ class Fault(StrEnum):
     NO_FETCHING = "IDs taken outside of fetching"
     ANNOUNCE_BEFORE_COMMIT = "announce before commit"
     LATE_ENTRY = "first reservation before the writer's row is committed"
+    BLIND_VERDICT = "a message in doubt taken as void while it is at work"
     BLIND_RESOLUTION = "dead writer retired while its transaction is open"
 
 
@@ -56,6 +57,7 @@ class FetchUnderWay:
     fetch: Fetch | None
     count: int
     ids: list[int] | None = None
+    alone: Transaction | None = None  # the message that takes them is a transaction of its own
 
 
 @dataclass(eq=False)
@@ -69,6 +71,7 @@ class Writer:
     transactions: list[Transaction] = field(default_factory=list)
     fetches: list[FetchUnderWay] = field(default_factory=list)
     announced: int = 0
+    completed: int = 0
 
 
 @dataclass(eq=False)
@@ -145,7 +148,10 @@ class Site:
         writer = self.writers.pop(name)
         self.ghosts += [t for t in writer.transactions if not t.ended]
         for fetch in writer.fetches:
-            self._void(fetch.ids or [])
+            if fetch.alone is None:
+                self._void(fetch.ids or [])
+            elif not fetch.alone.ended:
+                self.ghosts.append(fetch.alone)
 
     def resolve(self, name: str) -> None:
         """Somebody holds both locks of a dead writer: retire it at the end of the table."""
@@ -188,6 +194,37 @@ class Site:
         if under_way.ids:
             writer.transactions.append(Transaction(writer.name, under_way.ids))
 
+    def commit_alone(self, writer: Writer, under_way: FetchUnderWay, rows: int) -> None:
+        """The message writes its rows and commits, or is at it still; the process knows nothing yet."""
+        if under_way.alone is None:
+            under_way.alone = Transaction(writer.name, under_way.ids or [])
+        elif not under_way.alone.ended:
+            self.end(under_way.alone, commit=True, rows=rows)
+
+    def settle(self, writer: Writer, under_way: FetchUnderWay) -> None:
+        """The answer comes, or the table is asked because it was lost: what has not committed by then never will."""
+        message = under_way.alone
+        if message is None:
+            return
+        if not message.ended and self.fault is Fault.BLIND_VERDICT:
+            self.ghosts.append(message)
+        elif not message.ended:
+            self.end(message, commit=False, rows=0)
+        writer.fetches.remove(under_way)
+        known = [n for w, n in self.database.rows if w == writer.name and n in message.ids]
+        writer.tracker.settle(under_way.fetch or writer.tracker.begin_fetch(), known)
+        writer.completed = max([writer.completed, *known])
+
+    def find_head(self, writer: Writer) -> None:
+        """At rest after IDs were lost: take one more and let it go."""
+        if writer.tracker.has_lost_ids:
+            fetch = writer.tracker.begin_fetch()
+            ids = self.database.nextval(1)
+            self.truth.update(dict.fromkeys(ids, (writer.name, Truth.GONE)))
+            writer.tracker.end_fetch(fetch, ids)
+            writer.tracker.complete(ids, written=False)
+            writer.completed = ids[0]
+
     def fail_fetch(self, writer: Writer, under_way: FetchUnderWay) -> None:
         """The connection broke: whatever was given out is lost with its transaction."""
         self._void(under_way.ids or [])
@@ -213,6 +250,7 @@ class Site:
         if transaction.ended or self.fault is Fault.COMPLETE_BEFORE_COMMIT:
             writer.transactions.remove(transaction)
             writer.tracker.complete(transaction.ids, written=transaction.committed or not transaction.ended)
+            writer.completed = max([writer.completed, *transaction.ids])
             if not transaction.ended:
                 self.ghosts.append(transaction)
 

@@ -49,6 +49,20 @@ def test_idle_writers_let_everybody_reach_the_head_in_time(idle):
     assert sorted(delays)[len(delays) // 2] < 0.2, f"seconds: {delays}"  # the machine may be busy; 0.1 when it is not
 
 
+def test_everybody_reaches_the_head_in_time_after_a_rollback(idle):
+    everybody = [idle("north"), idle("south"), current_writer()]
+    append()
+    delays = []
+    for _ in range(10):
+        with transaction.atomic():
+            head = append()[0]
+            transaction.set_rollback(True)
+        begun = time.monotonic()
+        wait_until(lambda: linear() == head and all(w.trackers["caches"].linear == head for w in everybody))  # noqa: B023
+        delays.append(time.monotonic() - begun)
+    assert sorted(delays)[len(delays) // 2] < 0.2, f"seconds: {delays}"  # the machine may be busy; 0.1 when it is not
+
+
 def test_silence_when_nothing_happens(idle):
     idle("north")
     wait_for_linear(append()[0])

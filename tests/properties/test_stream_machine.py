@@ -72,20 +72,27 @@ class StreamMachine(RuleBasedStateMachine):
             self.site.resolve(name)
 
     @precondition(lambda self: self.site.writers)
-    @rule(pick=PICK, count=st.integers(1, 3), at_once=st.booleans())
-    def begin_fetch(self, pick: int, count: int, at_once: bool) -> None:
+    @rule(pick=PICK, count=st.integers(1, 3), how=st.sampled_from(["on the way", "at once", "alone"]))
+    def begin_fetch(self, pick: int, count: int, how: str) -> None:
         writer = self.writer(pick)
         self.site.begin_fetch(writer, count)
-        if at_once:
+        if how != "on the way":
             self.site.take_ids(writer, writer.fetches[-1])
+        if how == "at once":
             self.site.end_fetch(writer, writer.fetches[-1])
+        elif how == "alone":
+            self.site.commit_alone(writer, writer.fetches[-1], rows=count)
 
     @precondition(lambda self: any(w.fetches for w in self.site.writers.values()))
-    @rule(pick=PICK, outcome=st.sampled_from(["go on", "go on", "go on", "fail"]))
+    @rule(pick=PICK, outcome=st.sampled_from(["go on", "go on", "go on", "alone", "settle", "settle", "fail"]))
     def go_on_fetching(self, pick: int, outcome: str) -> None:
         writer = next(w for w in self.site.writers.values() if w.fetches)
         under_way = writer.fetches[pick % len(writer.fetches)]
-        if outcome == "fail":
+        if under_way.alone is not None and (outcome == "settle" or under_way.alone.ended):
+            self.site.settle(writer, under_way)
+        elif under_way.ids is not None and (outcome == "alone" or under_way.alone is not None):
+            self.site.commit_alone(writer, under_way, rows=pick % 4)
+        elif outcome == "fail":
             self.site.fail_fetch(writer, under_way)
         elif under_way.ids is None:
             self.site.take_ids(writer, under_way)
@@ -110,6 +117,11 @@ class StreamMachine(RuleBasedStateMachine):
     @rule(pick=PICK, commit=st.booleans())
     def end_ghost(self, pick: int, commit: bool) -> None:
         self.site.end(self.site.ghosts[pick % len(self.site.ghosts)], commit=commit, rows=3)
+
+    @precondition(lambda self: self.site.writers)
+    @rule(pick=PICK)
+    def find_head(self, pick: int) -> None:
+        self.site.find_head(self.writer(pick))
 
     @precondition(lambda self: self.site.writers)
     @rule(pick=PICK)
@@ -164,7 +176,7 @@ class StreamMachine(RuleBasedStateMachine):
         for name, at in stored.items():
             assert at.position < min(self.site.pending(name), default=10**9), name
             state = self.site.truth.get(at.position, ("", Truth.GONE))[1]
-            assert at.position == 1 or state is Truth.COMMITTED, f"{name} is stored at {at.position}: {state}"
+            assert state is not Truth.PENDING, f"{name} is stored at {at.position}, which is pending somewhere"
 
     @invariant()
     def readers_saw_every_fact_once(self) -> None:
@@ -179,13 +191,15 @@ class StreamMachine(RuleBasedStateMachine):
         if self.fault is not Fault.NONE:
             return
         self.end_everything()
+        for writer in self.site.writers.values():
+            self.site.find_head(writer)
         for _ in range(4):  # everybody hears, who may claim more says so, and that is heard
             for who in [*self.site.readers, *self.site.writers.values()]:
                 self.site.hear(who, len(self.site.queue))
             for writer in self.site.writers.values():
                 self.site.announce(writer)
         head = linear_position(self.site.stored().values())
-        assert head >= self.site.head()
+        assert head >= max([self.site.head(), *(writer.completed for writer in self.site.writers.values())])
         for reader in self.site.readers:
             self.site.read(reader)
             assert reader.tracker.linear == head, (reader, head)
@@ -196,7 +210,8 @@ class StreamMachine(RuleBasedStateMachine):
     def end_everything(self) -> None:
         for writer in self.site.writers.values():
             for under_way in list(writer.fetches):
-                self.site.fail_fetch(writer, under_way)
+                end = self.site.fail_fetch if under_way.alone is None else self.site.settle
+                end(writer, under_way)
             for transaction in list(writer.transactions):
                 if not transaction.ended:
                     self.site.end(transaction, commit=True, rows=1)

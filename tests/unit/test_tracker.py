@@ -42,11 +42,62 @@ def test_rollback_frees_the_position_of_a_later_commit():
     assert tracker.announceable == 13
 
 
-def test_rollback_at_the_head_is_not_announced():
+def test_rollback_at_the_head_is_announced_but_no_write():
     tracker = writer()
     take(tracker, 11)
-    assert not tracker.complete([11], written=False)
-    assert (tracker.linear, tracker.announceable) == (11, 10)
+    assert tracker.complete([11], written=False)
+    assert (tracker.linear, tracker.announceable, tracker.last_write) == (11, 11, 0)
+
+
+def test_ids_of_a_failed_fetch_are_lost_until_later_ones_come():
+    tracker = writer()
+    fetch = tracker.begin_fetch()
+    assert not tracker.has_lost_ids
+    assert tracker.end_fetch(fetch, []), "somebody has to look where the sequence is"
+    assert tracker.has_lost_ids
+    take(tracker, 13)
+    assert not tracker.has_lost_ids
+    tracker.complete([13], written=False)
+    assert not tracker.has_lost_ids
+
+
+def test_lost_ids_are_no_matter_while_others_are_on_their_way():
+    tracker = writer()
+    other = tracker.begin_fetch()
+    tracker.end_fetch(tracker.begin_fetch(), [])
+    assert not tracker.has_lost_ids
+    tracker.end_fetch(other, [])
+    assert tracker.has_lost_ids
+
+
+def test_a_transaction_that_ended_with_its_fetch_is_settled():
+    tracker = writer()
+    fetch = tracker.begin_fetch()
+    assert tracker.settle(fetch, [11, 12])
+    assert (tracker.announceable, tracker.last_write, tracker.pending) == (12, 12, [])
+    assert tracker.take_counts() == (2, 0)
+
+
+def test_a_settled_fetch_waits_for_earlier_ones():
+    tracker = writer()
+    early = tracker.begin_fetch()
+    late = tracker.begin_fetch()
+    assert not tracker.settle(late, [12])
+    assert tracker.announceable == 10
+    assert tracker.settle(early, [11])
+    assert tracker.announceable == 12
+
+
+def test_settling_finds_what_others_completed_meanwhile():
+    """The table is read for a message in doubt, and shows the facts of others too: those pending here, and those complete."""
+    tracker = writer()
+    doubtful = tracker.begin_fetch()
+    take(tracker, 12, 13)
+    tracker.complete([12], written=True)
+    tracker.settle(doubtful, [11, 12, 13])
+    assert (tracker.announceable, tracker.pending) == (13, [])
+    assert not tracker.complete([13], written=True)
+    assert tracker.take_counts() == (3, 0)
 
 
 def test_completing_twice_changes_nothing():
