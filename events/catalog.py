@@ -46,6 +46,7 @@ _STATE = ("room_id", "type", "state_key", "event_id")
 EVENTS = StreamDeclaration(
     name="events",
     sequence=EVENTS_SEQUENCE,
+    trimmable=False,
     tables=(
         FactTable(
             name="events_event",
@@ -68,6 +69,7 @@ BACKFILL = StreamDeclaration(
     name="backfill",
     sequence=BACKFILL_SEQUENCE,
     backward=True,
+    trimmable=False,
     tables=(
         FactTable(
             name="events_event",

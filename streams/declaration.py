@@ -59,12 +59,14 @@ class StreamDeclaration:
 
     Rows of different tables with equal ID belong to one fact and are sent in the order of ``tables``.
     The IDs of a ``backward`` stream are negative in its tables and positive everywhere else.
+    A stream is not ``trimmable`` when its tables are the data itself and not only the news of it.
     """
 
     name: str
     tables: tuple[FactTable, ...]
     sequence: str
     backward: bool = False
+    trimmable: bool = True
 
     @property
     def sign(self) -> int:

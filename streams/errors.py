@@ -25,6 +25,7 @@
     ├── EpochChanged             a token of before the database was restored
     ├── ResyncNeeded             facts that a reader has not read were trimmed
     ├── NotTrimmable             a stream whose table is the data itself
+    ├── TrimBusy                 another process trims the stream
     ├── ReaderError
     │   ├── BadHandler           a handler that was declared wrongly
     │   ├── UnknownReader        no handler and no stored cursor of that name
@@ -58,6 +59,7 @@ __all__ = [
     "SequenceBusy",
     "StreamError",
     "TokenError",
+    "TrimBusy",
     "UnknownReader",
     "UnknownStream",
     "UnknownTable",
@@ -176,6 +178,10 @@ class ResyncNeeded(StreamError):
 
 class NotTrimmable(StreamError):
     """The stream's table is the data itself, so nothing of it may be trimmed."""
+
+
+class TrimBusy(StreamError):
+    """Another process trims the stream."""
 
 
 class ReaderError(StreamError):

@@ -110,8 +110,9 @@ def ids_between_sql(declaration: StreamDeclaration) -> str:
 
 
 def maximum_sql(declaration: StreamDeclaration) -> str:
-    """The largest token in the stream's tables, 0 when they are empty."""
-    selects = []
+    """The largest token that the stream's tables hold, or held before they were trimmed; 0 when there never was any."""
+    name = declaration.name.replace("'", "''")
+    selects = [f"SELECT max(position) AS token FROM streams_lowwatermark WHERE stream = '{name}'"]
     for table in declaration.tables:
         extreme = f"-min({table.id_column})" if declaration.backward else f"max({table.id_column})"
         extra = f" WHERE {table.where}" if table.where else ""

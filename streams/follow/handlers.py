@@ -12,13 +12,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from django.utils.module_loading import autodiscover_modules
+
 from streams import registry
 from streams.errors import BadHandler, UnknownReader
 from streams.follow.chunks import Chunk
 from streams.names import check_name
 from streams.replication.views import View
 
-__all__ = ["Begin", "Handler", "OnFailure", "handlers_of", "handles", "readers"]
+__all__ = ["Begin", "Handler", "OnFailure", "handlers_of", "handles", "load_handlers", "readers"]
 
 F = TypeVar("F", bound=Callable[[Chunk], Any])
 DEFAULT_CHUNK_ROWS = 5_000
@@ -110,6 +112,11 @@ def handles(stream: str, *, reader: str, **options: Any) -> Callable[[F], F]:
         return function
 
     return register
+
+
+def load_handlers() -> None:
+    """Import the modules ``handlers`` of all installed apps, in which handlers are declared."""
+    autodiscover_modules("handlers")
 
 
 def _name(function: Callable[..., Any]) -> str:

@@ -33,13 +33,22 @@ FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS = 0.1, 5.0
 class Lane:
     """Runs one handler under one lease until it is told to stop, or has caught up when that is all that is wanted."""
 
-    def __init__(self, handler: Handler, owner: Owner, stop: threading.Event, *, until_caught_up: bool = False) -> None:
+    def __init__(
+        self,
+        handler: Handler,
+        owner: Owner,
+        stop: threading.Event,
+        began: Callable[[], None],
+        *,
+        until_caught_up: bool = False,
+    ) -> None:
         self.handler = handler
         self.error: BaseException | None = None
         self.cursor: VectorToken | None = None
         self.facts_handled = self.facts_parked = 0
         self._owner = owner
         self._stop = stop
+        self._began = began
         self._until_caught_up = until_caught_up
         self._using = stream_settings().database
         self._source = TableSource(handler, self._using)
@@ -77,6 +86,7 @@ class Lane:
         while not self._stop.is_set():
             try:
                 delivery = self._begin(source)
+                self._began()
                 retry_seconds = FIRST_RETRY_SECONDS
                 self._follow(source, ahead, delivery)
                 return

@@ -38,6 +38,8 @@ class Reader:
         self._round_over = threading.Event()
         self._lanes: list[Lane] = []
         self._counts = [0, 0]
+        self.is_positioned = threading.Event()
+        """Set once the name is held and every cursor is stored."""
 
     # --- life -----------------------------------------------------------------------------------------------------
 
@@ -127,13 +129,18 @@ class Reader:
         if self._stopping.is_set():
             self._round_over.set()
         self._lanes = [
-            Lane(handler, owner, self._round_over, until_caught_up=until_caught_up) for handler in self._handlers
+            Lane(handler, owner, self._round_over, self._lane_began, until_caught_up=until_caught_up)
+            for handler in self._handlers
         ]
 
     def _end_round(self) -> None:
         self._round_over.set()
         for lane in self._lanes:
             lane.wake()
+
+    def _lane_began(self) -> None:
+        if self._lanes and all(lane.cursor is not None for lane in self._lanes):
+            self.is_positioned.set()
 
     def _lane_ended(self) -> None:
         """A handler that gave up ends all of its reader."""

@@ -19,6 +19,7 @@ from streams.replication.errors import CatchUpError
 from streams.replication.table_rows import RowPace, Wanted, table_rows
 from streams.replication.views import FollowedRow
 from streams.tokens import VectorToken
+from streams.trim_marks import check_not_trimmed
 
 __all__ = ["CatchUp", "NoCatchUp", "TableCatchUp", "Writers"]
 
@@ -51,7 +52,10 @@ class CatchUp(Protocol):
     async def fetch(
         self, stream: str, writer: str | None, after: int, upto: int, limit: int
     ) -> tuple[Sequence[FollowedRow], int]:
-        """Rows of one writer (None: of all) with after < token <= upto, whole facts, ascending; and how far that got."""
+        """Rows of one writer (None: of all) with after < token <= upto, whole facts, ascending; and how far that got.
+
+        Raises ``ResyncNeeded`` when facts in that range were trimmed, `CatchUpError` when they cannot be fetched now.
+        """
 
     async def close(self) -> None:
         """Give everything back."""
@@ -124,6 +128,7 @@ class TableCatchUp:
         pace = self._paces.setdefault(stream, RowPace())
         with self._connection.cursor() as cursor:
             rows, reached = table_rows(cursor, declaration, wanted, pace.limit(limit))
+            check_not_trimmed(cursor, stream, VectorToken(after), writer)
         pace.learn(rows)
         return rows, reached
 

@@ -1,0 +1,87 @@
+"""``manage.py parked``: facts that handlers could not take; list them, retry them, give them up."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, cast
+
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+
+from streams.errors import StreamError, UnknownReader
+from streams.follow import drop_parked, parked_facts, retry_parked
+from streams.follow.handlers import load_handlers
+
+__all__ = ["Command"]
+
+
+class Command(BaseCommand):
+    """Exit status 1 when a retried fact failed again, 2 for unusable arguments."""
+
+    help = (
+        "List the facts that readers' handlers could not take, retry them, or drop them. "
+        "Example: manage.py parked retry billing --token 1200"
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """Declare the options."""
+        parser.add_argument("action", choices=("list", "retry", "drop"), nargs="?", default="list")
+        parser.add_argument("reader", nargs="?", help="of this reader; needed to retry and to drop")
+        parser.add_argument("--stream", help="only of this stream")
+        parser.add_argument("--token", type=int, help="only this fact")
+        parser.add_argument("--all", action="store_true", help="with drop and no token: yes, all of them")
+        parser.add_argument("--trace", action="store_true", help="with list: the tracebacks, too")
+        parser.add_argument("--json", action="store_true", help="one JSON object a line")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Do what was asked."""
+        load_handlers()
+        action, which = options["action"], (options["reader"], options["stream"], options["token"])
+        if action != "list" and options["reader"] is None:
+            raise CommandError(f"{action}: say of which reader.", returncode=2)
+        if action == "drop" and options["token"] is None and not options["all"]:
+            raise CommandError("drop gives facts up: name one with --token, or say --all.", returncode=2)
+        try:
+            {"list": self._list, "retry": self._retry, "drop": self._drop}[action](which, options)
+        except UnknownReader as error:
+            raise CommandError(str(error), returncode=2) from error
+        except StreamError as error:
+            raise CommandError(str(error), returncode=1) from error
+
+    def _list(self, which: tuple[str | None, str | None, int | None], options: dict[str, Any]) -> None:
+        fields = (
+            "reader",
+            "stream",
+            "token",
+            "instance_name",
+            "attempts",
+            "parked_at",
+            "tried_at",
+            "error",
+            "traceback",
+            "rows",
+        )
+        count = 0
+        for parked in parked_facts(*which).iterator(500):
+            count += 1
+            found = {name: getattr(parked, name) for name in fields}
+            if options["json"]:
+                self.stdout.write(json.dumps(found, default=str))
+                continue
+            self.stdout.write(
+                f"{parked.reader} {parked.stream} {parked.token} of {parked.instance_name}: {parked.attempts} attempts, "
+                f"last {parked.tried_at:%Y-%m-%d %H:%M:%S}: {parked.error}"
+            )
+            if options["trace"]:
+                self.stdout.write(parked.traceback)
+        if not options["json"]:
+            self.stdout.write(f"{count} facts are parked")
+
+    def _retry(self, which: tuple[str | None, str | None, int | None], options: dict[str, Any]) -> None:
+        taken, failed = retry_parked(cast("str", which[0]), *which[1:])
+        self.stdout.write(json.dumps({"taken": taken, "failed": failed}) if options["json"] else f"{taken} taken")
+        if failed:
+            raise CommandError(f"{failed} facts failed again; see manage.py parked list --trace.", returncode=1)
+
+    def _drop(self, which: tuple[str | None, str | None, int | None], options: dict[str, Any]) -> None:
+        dropped = drop_parked(cast("str", which[0]), *which[1:])
+        self.stdout.write(json.dumps({"dropped": dropped}) if options["json"] else f"{dropped} dropped")

@@ -1,0 +1,93 @@
+"""``manage.py runhandlers [READER …]``: run the handlers of named readers until told to stop."""
+
+from __future__ import annotations
+
+import gc
+import signal
+import threading
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.db import DatabaseError as DjangoDatabaseError
+
+from streams import database
+from streams.errors import StreamError, UnknownReader
+from streams.follow import Reader, readers
+from streams.follow.handlers import load_handlers
+
+__all__ = ["Command"]
+
+
+class Command(BaseCommand):
+    """Exit status 0 when told to stop (or, with ``--once``, caught up), 1 when a reader could not go on, 2 for unknown names."""
+
+    help = (
+        "Run the handlers of named readers (all by default); see streams.follow. Prints 'ready readers=…' once they run. "
+        "Example: manage.py runhandlers billing"
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """Declare the options."""
+        parser.add_argument("readers", nargs="*", metavar="READER", help="run these (default: all that have handlers)")
+        parser.add_argument("--once", action="store_true", help="handle what is there now, then end")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Run them side by side; the first that cannot go on ends all."""
+        load_handlers()
+        names = options["readers"] or readers()
+        if not names:
+            raise CommandError(
+                "No handler is declared: decorate functions with streams.follow.handles in a module 'handlers' of an "
+                "installed app.",
+                returncode=2,
+            )
+        try:
+            running = [Reader(name) for name in dict.fromkeys(names)]
+        except UnknownReader as error:
+            raise CommandError(str(error), returncode=2) from error
+        except StreamError as error:
+            raise CommandError(str(error), returncode=1) from error
+        gc.freeze()  # what is loaded stays: the collector need not look through it at every chunk
+        self._run(running, once=options["once"])
+
+    def _run(self, running: list[Reader], *, once: bool) -> None:
+        errors: list[Exception] = []
+
+        def run(reader: Reader) -> None:
+            try:
+                reader.catch_up() if once else reader.run()
+            except Exception as error:  # noqa: BLE001 - raised below, in the main thread
+                errors.append(error)
+                stop()
+
+        def stop(*_: Any) -> None:
+            for reader in running:
+                reader.stop()
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, stop)
+        threads = [threading.Thread(target=run, args=(reader,)) for reader in running]
+        for thread in threads:
+            thread.start()
+        self._wait_until_they_run(running, threads)
+        for thread in threads:
+            thread.join()
+        for reader in running:
+            self.stdout.write(f"{reader.name}: {reader.facts_handled} facts handled, {reader.facts_parked} parked")
+        if errors:
+            raise CommandError(_words(errors[0]), returncode=1) from errors[0]
+
+    def _wait_until_they_run(self, running: list[Reader], threads: list[threading.Thread]) -> None:
+        """Say when every reader holds its name and knows where it begins: what is appended from then on is handled."""
+        for reader, thread in zip(running, threads, strict=True):
+            while thread.is_alive() and not reader.is_positioned.wait(0.05):
+                pass
+        if all(reader.is_positioned.is_set() for reader in running):
+            self.stdout.write(f"ready readers={','.join(reader.name for reader in running)}")
+            self.stdout.flush()
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, database.DatabaseError | DjangoDatabaseError):
+        return database.explain(error)
+    return str(error) or type(error).__name__
