@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import ssl
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -18,6 +18,7 @@ from streams.logs import get_logger
 from streams.replication.addresses import Address
 from streams.replication.commands import Command
 from streams.replication.protocol import ClientConnection, CloseReason, Limits
+from streams.replication.tls import explain
 
 __all__ = ["CONNECT_TIMEOUT_SECONDS", "Connector", "Counters", "Link", "TcpConnector", "TcpLink"]
 
@@ -85,16 +86,26 @@ class TcpConnector:
         return True
 
     async def connect(self) -> TcpLink:
-        async with asyncio.timeout(CONNECT_TIMEOUT_SECONDS):
-            reader, writer = await asyncio.open_connection(
-                self.address.host, self.address.port, limit=READ_BYTES, ssl=self.tls
-            )
+        with _tls_in_words():
+            async with asyncio.timeout(CONNECT_TIMEOUT_SECONDS):
+                reader, writer = await asyncio.open_connection(
+                    self.address.host, self.address.port, limit=READ_BYTES, ssl=self.tls
+                )
         now = time.monotonic()
         connection = ClientConnection(self.name, self.server_name, self.limits, time.time() - now)
         connection.connected(now)
         for command in self.greeting():
             connection.send(command, now)
         return TcpLink(connection, reader, writer, str(self))
+
+
+@contextlib.contextmanager
+def _tls_in_words() -> Iterator[None]:
+    """What OpenSSL says is for those who know it."""
+    try:
+        yield
+    except ssl.SSLError as error:
+        raise ConnectionError(explain(error)) from error
 
 
 class TcpLink:
@@ -119,7 +130,8 @@ class TcpLink:
     async def receive(self) -> Sequence[Command]:
         while self.connection.is_open:
             self._reading = True
-            data = await self._reader.read(READ_BYTES)
+            with _tls_in_words():
+                data = await self._reader.read(READ_BYTES)
             self._reading = False
             if not data:
                 break

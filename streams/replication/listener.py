@@ -3,7 +3,8 @@
 Knows nothing of the replication protocol; described for other users in ``docs/reference/tcp-scope.md``. Connections
 live on the reactor's own asyncio loop, because its transports tell how many bytes wait; daphne keeps the book of
 applications. Both directions are bounded: reading pauses while the application has not taken what was read, and what
-an application writes waits here in pieces that may be shared by many connections.
+an application writes waits here in pieces that may be shared by many connections. Who may connect, and TLS, is the
+business of ``gate``.
 """
 
 from __future__ import annotations
@@ -11,18 +12,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import ssl
+import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
-from daphne.http_protocol import WebRequest
 from daphne.server import Server as DaphneServer
 from daphne.server import twisted_loop
 from twisted.internet import defer, reactor
 
 from streams.logs import get_logger
+from streams.replication.access import Access
+from streams.replication.gate import Gate
+from streams.replication.http_limits import HttpLimits
+from streams.replication.tls import Certificates, Refusal
 
-__all__ = ["AsgiServer", "TcpConnection"]
+__all__ = ["AsgiServer", "ListenerLimits", "TcpConnection"]
 
 log = get_logger(__name__)
 
@@ -30,9 +37,8 @@ log = get_logger(__name__)
 INPUT_HIGH_BYTES, INPUT_LOW_BYTES = 256 * 1024, 64 * 1024
 #: Output that is handed to the transport at a time; the rest waits in pieces.
 TRANSPORT_HIGH_BYTES = 64 * 1024
-#: Longest body of an HTTP request; daphne hands it on in one piece, so all of it stands in memory.
-HTTP_BODY_LIMIT_BYTES = 4 * 1024 * 1024
-
+#: Refusals for one reason are logged no more often than this; all are counted.
+REFUSAL_LOG_SECONDS = 1.0
 Message = dict[str, Any]
 Application = Callable[..., Awaitable[None]]
 
@@ -101,11 +107,7 @@ class TcpConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        if not self._server.admit(self):
-            self._is_closing = True
-            self._transport.write(self._server.refusal)
-            self._transport.close()
-            return
+        self._server.admitted(self)
         self._transport.set_write_buffer_limits(high=TRANSPORT_HIGH_BYTES)
         self._transport.pause_reading()  # until the application accepts
         self._paused_reading = True
@@ -114,7 +116,7 @@ class TcpConnection(asyncio.Protocol):
             "type": "tcp",
             "client": _address(self._transport.get_extra_info("peername")),
             "server": _address(self._transport.get_extra_info("sockname")),
-            "extensions": {"tcp.transport": self},
+            "extensions": {"tcp.transport": self, **_tls_extension(self._transport)},
         }
         self._put({"type": "tcp.connect"}, 0)
         self._server.start_application(self, scope)
@@ -198,15 +200,14 @@ class TcpConnection(asyncio.Protocol):
         self._input_ready.set()
 
 
-class _BoundedRequest(WebRequest):
-    """daphne's request, refused before more of it was read than anybody here has a use for."""
+@dataclass(frozen=True, slots=True)
+class ListenerLimits:
+    """How much a server takes."""
 
-    def handleContentChunk(self, data: bytes) -> None:
-        if self.content.tell() + len(data) > HTTP_BODY_LIMIT_BYTES:
-            self.transport.write(b"HTTP/1.1 413 Content Too Large\r\nConnection: close\r\nContent-Length: 0\r\n\r\n")
-            self.channel.loseConnection()
-            return
-        super().handleContentChunk(data)
+    tcp_connections: int = 5_000
+    http_connections: int = 1_000
+    http_body_bytes: int = 4 * 1024 * 1024
+    handshake_seconds: float = 10.0
 
 
 class AsgiServer(DaphneServer):
@@ -225,23 +226,29 @@ class AsgiServer(DaphneServer):
         *,
         http_sockets: Sequence[socket.socket] = (),
         tcp_sockets: Sequence[socket.socket] = (),
-        tcp_limit: int = 5_000,
-        refusal: bytes = b"",
+        limits: ListenerLimits | None = None,
+        access: Access | None = None,
+        certificates: Certificates | None = None,
     ) -> None:
         endpoints = [f"fd:fileno={one.fileno()}" for one in http_sockets]
         super().__init__(application, endpoints=endpoints or ["none"], http_timeout=None, server_name="replsite")
         self.endpoints = endpoints
         self.connections: dict[Any, dict[str, Any]] = {}
-        self.refusal = refusal
-        self.refused: Counter[str] = Counter()
+        self.limits = limits or ListenerLimits()
+        self.handshake_limit_seconds = self.limits.handshake_seconds
+        self.http_limits = HttpLimits(self.limits.http_connections, self.limits.http_body_bytes)
+        self.refusals: Counter[str] = Counter()
         self.when_ready: Callable[[], Awaitable[None]] | None = None
         self.when_stopping: Callable[[], Awaitable[None]] | None = None
         self.failure: BaseException | None = None
+        self._access = access or Access(has_tls=certificates is not None)
+        self._certificates = certificates
         self._tcp_sockets = tuple(tcp_sockets)
-        self._tcp_limit = tcp_limit
         self._tcp_connections: set[TcpConnection] = set()
+        self._gates: set[Gate] = set()
         self._tcp_listeners: list[asyncio.Server] = []
         self._starting: asyncio.Task[None] | None = None
+        self._refusals_logged: dict[str, float] = {}
 
     def run(self) -> None:
         """Serve until SIGINT or SIGTERM; returns when everything is closed, and raises what made the start fail."""
@@ -252,14 +259,34 @@ class AsgiServer(DaphneServer):
 
     # --- connections ----------------------------------------------------------------------------------------------
 
-    def admit(self, connection: TcpConnection) -> bool:
-        """Whether one more connection is taken."""
-        if len(self._tcp_connections) >= self._tcp_limit:
-            self.refused["connection limit"] += 1
-            log.warning("listener.connection_refused", limit=self._tcp_limit)
+    def entered(self, gate: Gate) -> bool:
+        """A connection at the gate; whether there is room for it."""
+        if len(self._tcp_connections) + len(self._gates) >= self.limits.tcp_connections:
             return False
-        self._tcp_connections.add(connection)
+        self._gates.add(gate)
         return True
+
+    def left(self, gate: Gate) -> None:
+        """It was admitted, or is gone."""
+        self._gates.discard(gate)
+
+    def admitted(self, connection: TcpConnection) -> None:
+        """It came through the gate."""
+        self._tcp_connections.add(connection)
+
+    def refused(self, reason: Refusal, host: str, detail: str = "") -> None:
+        """Count it; one line in the log, but for those that come in floods."""
+        self.refusals[reason.value] += 1
+        now = time.monotonic()
+        if now >= self._refusals_logged.get(reason.value, 0.0) + REFUSAL_LOG_SECONDS:
+            self._refusals_logged[reason.value] = now
+            log.warning("listener.connection_refused", client=host, reason=reason.value, detail=detail)
+
+    def tls_context(self) -> ssl.SSLContext:
+        """For the handshake of one more client."""
+        if self._certificates is None:
+            raise RuntimeError("TLS without certificates: the gate let somebody speak it.")
+        return self._certificates.context()
 
     def start_application(self, connection: TcpConnection, scope: Message) -> None:
         """Run the application on a connection; the connection ends with it."""
@@ -286,22 +313,18 @@ class AsgiServer(DaphneServer):
     # --- start and end --------------------------------------------------------------------------------------------
 
     def _begin(self) -> None:
-        build = self.http_factory.buildProtocol
-
-        def build_bounded(address: Any) -> Any:
-            protocol = build(address)
-            protocol.requestFactory = _BoundedRequest
-            return protocol
-
-        self.http_factory.buildProtocol = build_bounded
+        self.http_limits.apply(self.http_factory)
         self._starting = asyncio.ensure_future(self._start(), loop=twisted_loop)
+
+    def _gate(self) -> Gate:
+        return Gate(self, self._access.of, TcpConnection(self))
 
     async def _start(self) -> None:
         try:
             if self.when_ready is not None:
                 await self.when_ready()
             for one in self._tcp_sockets:
-                listener = await twisted_loop.create_server(lambda: TcpConnection(self), sock=one)
+                listener = await twisted_loop.create_server(self._gate, sock=one)
                 self._tcp_listeners.append(listener)
             self.announce()
         except Exception as error:  # noqa: BLE001 - whatever it is, `run` raises it after the reactor has stopped
@@ -323,10 +346,21 @@ class AsgiServer(DaphneServer):
                 await asyncio.wait_for(self.when_stopping(), self.stop_within_seconds)
         for connection in list(self._tcp_connections):
             connection.abort()
+        for gate in list(self._gates):
+            gate.abort()
         running = [d["application_instance"] for d in self.connections.values() if "application_instance" in d]
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
+
+
+def _tls_extension(transport: asyncio.Transport) -> Message:
+    """ASGI's extension ``tls``: who the client is by its certificate."""
+    certificate = transport.get_extra_info("peercert")
+    if not certificate:
+        return {}
+    names = [value for part in certificate.get("subject", ()) for key, value in part if key == "commonName"]
+    return {"tls": {"client_cert_name": ", ".join(names), "tls_version": transport.get_extra_info("tls_version")}}
 
 
 def _address(name: Any) -> list[Any] | None:

@@ -11,13 +11,15 @@ from dataclasses import dataclass
 from django.db import connections
 from django.db.utils import Error as DjangoDatabaseError
 
-from streams.conf import stream_settings
+from streams.conf import StreamSettings, stream_settings
 from streams.logs import get_logger
+from streams.replication.access import Access
 from streams.replication.addresses import Address, bind, refuse_open_network
 from streams.replication.broadcaster import process_broadcaster
 from streams.replication.errors import ReplicationError
-from streams.replication.listener import AsgiServer
+from streams.replication.listener import AsgiServer, ListenerLimits
 from streams.replication.reports import process_reports
+from streams.replication.tls import Certificates, TlsFiles
 
 __all__ = ["DatabaseNotUsable", "Endpoints", "serve"]
 
@@ -43,25 +45,50 @@ class Endpoints:
 
 
 def serve(
-    application: Callable[..., Awaitable[None]], wanted: Endpoints, when_ready: Callable[[Endpoints], None]
+    application: Callable[..., Awaitable[None]],
+    wanted: Endpoints,
+    when_ready: Callable[[Endpoints], None],
+    tls: TlsFiles | None = None,
 ) -> None:
-    """Serve until SIGINT or SIGTERM. Raises `BadAddress`, `PortTaken` or `DatabaseNotUsable` before anything runs."""
+    """Serve until SIGINT or SIGTERM.
+
+    Raises `BadAddress`, `BadCertificate`, `PortTaken` or `DatabaseNotUsable` before anything runs.
+    """
     given = stream_settings()
-    refuse_open_network(wanted.replication, given.plain_networks)
+    certificates = Certificates(tls) if tls is not None else None
+    access = Access(given.plain_networks, has_tls=tls is not None)
+    if tls is None:
+        refuse_open_network(wanted.replication, given.plain_networks)
     _check_database()
     replication_socket, replication = bind(wanted.replication)
     http_socket, http = bind(wanted.http) if wanted.http else (None, None)
     endpoints = Endpoints(replication, http)
-    served_by = f"{given.instance} {replication}"
-    broadcaster, reports = process_broadcaster(served_by), process_reports(served_by)
     server = _Server(
         application,
         http_sockets=[http_socket] if http_socket else [],
         tcp_sockets=[replication_socket],
-        tcp_limit=given.connection_limit,
-        refusal=b"ERROR too many connections\n",
+        limits=_limits(given),
+        access=access,
+        certificates=certificates,
     )
-    reports.more_counts = lambda: {"refused": server.refused}
+    _attend(server, f"{given.instance} {replication}")
+    server.tell_ready = lambda: when_ready(endpoints)
+    server.run()
+
+
+def _limits(given: StreamSettings) -> ListenerLimits:
+    return ListenerLimits(
+        tcp_connections=given.connection_limit,
+        http_connections=given.http_connection_limit,
+        http_body_bytes=given.http_body_limit_bytes,
+        handshake_seconds=given.handshake_limit_seconds,
+    )
+
+
+def _attend(server: AsgiServer, served_by: str) -> None:
+    """The process's broadcaster and reports live and end with the server."""
+    broadcaster, reports = process_broadcaster(served_by), process_reports(served_by)
+    reports.more_counts = lambda: {"refused": server.refusals + server.http_limits.refused}
 
     async def start() -> None:
         await broadcaster.start()
@@ -72,8 +99,6 @@ def serve(
         await reports.stop()
 
     server.when_ready, server.when_stopping = start, stop
-    server.tell_ready = lambda: when_ready(endpoints)
-    server.run()
 
 
 class _Server(AsgiServer):

@@ -13,16 +13,14 @@ from tests.async_waiting import wait_for
 class Host:
     """What a connection needs of its server; collects connections and scopes."""
 
-    refusal = b"full\n"
-
     def __init__(self) -> None:
         self.connections: list[TcpConnection] = []
         self.scopes: list[dict] = []
         self.forgotten: list[TcpConnection] = []
-        self.is_full = False
+        self.admissions = 0
 
-    def admit(self, connection: TcpConnection) -> bool:
-        return not self.is_full
+    def admitted(self, connection: TcpConnection) -> None:
+        self.admissions += 1
 
     def start_application(self, connection: TcpConnection, scope: dict) -> None:
         self.connections.append(connection)
@@ -155,13 +153,6 @@ async def test_abort_does_not_wait_for_the_peer(pair):
     connection.write(b"y" * 20_000_000)
     connection.handle_reply({"type": "tcp.close", "abort": True})
     assert (await connection.receive())["type"] == "tcp.disconnect"
-
-
-async def test_one_connection_too_many_is_told_so(host):
-    host.is_full = True
-    reader, writer = await asyncio.open_connection("127.0.0.1", host.port)
-    assert await reader.read(-1) == b"full\n"
-    writer.close()
 
 
 async def test_messages_of_another_scope_are_refused(pair):

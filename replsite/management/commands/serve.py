@@ -6,8 +6,10 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
+from streams.conf import stream_settings
 from streams.replication.addresses import Address
-from streams.replication.errors import BadAddress, ReplicationError
+from streams.replication.errors import BadAddress, BadCertificate, ReplicationError
+from streams.replication.tls import TlsFiles, add_server_arguments
 
 __all__ = ["Command"]
 
@@ -23,6 +25,7 @@ class Command(BaseCommand):
             ("--replication", "127.0.0.1:9092", "the replication protocol"),
         ):
             parser.add_argument(option, default=default, metavar="HOST:PORT", help=f"{what} (default: %(default)s)")
+        add_server_arguments(parser)
 
     def handle(self, *args: Any, **options: Any) -> None:
         from replsite.asgi import application  # noqa: PLC0415 - loads the reactor
@@ -30,8 +33,8 @@ class Command(BaseCommand):
 
         try:
             wanted = Endpoints(http=Address.parse(options["http"]), replication=Address.parse(options["replication"]))
-            serve(application, wanted, self._tell_ready)
-        except BadAddress as error:
+            serve(application, wanted, self._tell_ready, TlsFiles.of_server(stream_settings(), options))
+        except (BadAddress, BadCertificate) as error:
             raise CommandError(str(error), returncode=2) from error
         except ReplicationError as error:
             raise CommandError(str(error), returncode=1) from error

@@ -6,8 +6,10 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
+from streams.conf import stream_settings
 from streams.replication.addresses import Address
-from streams.replication.errors import BadAddress, ReplicationError
+from streams.replication.errors import BadAddress, BadCertificate, ReplicationError
+from streams.replication.tls import TlsFiles, add_server_arguments
 
 __all__ = ["Command"]
 
@@ -21,6 +23,7 @@ class Command(BaseCommand):
         parser.add_argument(
             "--bind", default="127.0.0.1:9092", metavar="HOST:PORT", help="where to listen (default: %(default)s)"
         )
+        add_server_arguments(parser)
 
     def handle(self, *args: Any, **options: Any) -> None:
         from streams.replication.consumer import ReplicationConsumer  # noqa: PLC0415 - loads the reactor
@@ -28,8 +31,10 @@ class Command(BaseCommand):
 
         try:
             wanted = Endpoints(replication=Address.parse(options["bind"]))
-            serve(ReplicationConsumer.as_asgi(), wanted, self._tell_ready)
-        except BadAddress as error:
+            serve(
+                ReplicationConsumer.as_asgi(), wanted, self._tell_ready, TlsFiles.of_server(stream_settings(), options)
+            )
+        except (BadAddress, BadCertificate) as error:
             raise CommandError(str(error), returncode=2) from error
         except ReplicationError as error:
             raise CommandError(str(error), returncode=1) from error

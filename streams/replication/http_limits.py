@@ -1,0 +1,103 @@
+"""Limits of HTTP and WebSocket connections under daphne, which has none: how many there are, and how long a body may be.
+
+A connection counts from its first byte to its last, also after it became a WebSocket. Assumes the reactor's thread.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from daphne.http_protocol import WebRequest
+from twisted.internet.protocol import Protocol, connectionDone
+from twisted.protocols.policies import ProtocolWrapper
+
+from streams.logs import get_logger
+
+__all__ = ["HttpLimits"]
+
+log = get_logger(__name__)
+CONNECTION_LIMIT, BODY_LIMIT = "HTTP connection limit", "HTTP body too long"
+_TOO_MANY = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nRetry-After: 5\r\nContent-Length: 0\r\n\r\n"
+_TOO_LONG = b"HTTP/1.1 413 Content Too Large\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+
+
+class HttpLimits:
+    """Counts connections and refuses what is too much; ``refused`` says how often, by reason."""
+
+    def __init__(self, connections: int, body_bytes: int) -> None:
+        self.refused: Counter[str] = Counter()
+        self.open = 0
+        self.body_bytes = body_bytes
+        self._connections = connections
+        self._is_full = False
+
+    def apply(self, factory: Any) -> None:
+        """Put these limits on daphne's factory."""
+        build = factory.buildProtocol
+        request_class = type("BoundedRequest", (_BoundedRequest,), {"limits": self})
+
+        def build_within_limits(address: Any) -> Any:
+            if self._refuses():
+                return _Refusal()
+            protocol = build(address)
+            protocol.requestFactory = request_class
+            return _Counted(self, protocol)
+
+        factory.buildProtocol = build_within_limits
+
+    def _refuses(self) -> bool:
+        is_full = self.open >= self._connections
+        if is_full:
+            self.refused[CONNECTION_LIMIT] += 1
+        if is_full and not self._is_full:  # one line for the change; the counter tells of the others
+            log.warning("listener.http_connections_refused", limit=self._connections)
+        self._is_full = is_full
+        return is_full
+
+
+class _NoFactory:
+    """What `ProtocolWrapper` tells of its life."""
+
+    def registerProtocol(self, protocol: Any) -> None: ...
+    def unregisterProtocol(self, protocol: Any) -> None: ...
+
+
+class _Counted(ProtocolWrapper):
+    """A connection that counts, whatever protocol speaks on it."""
+
+    def __init__(self, limits: HttpLimits, protocol: Any) -> None:
+        factory: Any = _NoFactory()
+        super().__init__(factory, protocol)
+        self._limits = limits
+
+    def makeConnection(self, transport: Any) -> None:
+        self._limits.open += 1
+        super().makeConnection(transport)
+
+    def connectionLost(self, reason: Any = connectionDone) -> None:
+        self._limits.open -= 1
+        super().connectionLost(reason)
+
+
+class _Refusal(Protocol):
+    """One connection too many."""
+
+    def connectionMade(self) -> None:
+        transport: Any = self.transport
+        transport.write(_TOO_MANY)
+        transport.loseConnection()
+
+
+class _BoundedRequest(WebRequest):
+    """daphne's request, refused before more of it was read than anybody here has a use for."""
+
+    limits: HttpLimits
+
+    def handleContentChunk(self, data: bytes) -> None:
+        if self.content.tell() + len(data) > self.limits.body_bytes:
+            self.limits.refused[BODY_LIMIT] += 1
+            self.transport.write(_TOO_LONG)
+            self.channel.loseConnection()
+            return
+        super().handleContentChunk(data)

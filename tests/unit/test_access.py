@@ -1,0 +1,36 @@
+"""Who may speak what to the replication port, by address."""
+
+from __future__ import annotations
+
+import pytest
+
+from streams.replication.access import Access, Speech
+from streams.replication.errors import BadAddress
+
+
+@pytest.mark.parametrize(
+    ("host", "speech"),
+    [
+        ("127.0.0.1", Speech.PLAIN),
+        ("::1", Speech.PLAIN),
+        ("10.1.2.3", Speech.PLAIN),
+        ("::ffff:10.1.2.3", Speech.PLAIN),
+        ("fe80::1%eth0", Speech.NOTHING),
+        ("10.2.0.1", Speech.NOTHING),
+        ("", Speech.PLAIN),
+    ],
+)
+def test_without_tls_loopback_and_named_networks_speak_plain_text(host, speech):
+    assert Access(["10.1.0.0/16"]).of(host) is speech
+
+
+@pytest.mark.parametrize(
+    ("host", "speech"), [("127.0.0.1", Speech.TLS), ("10.1.2.3", Speech.EITHER), ("192.0.2.1", Speech.TLS)]
+)
+def test_with_tls_only_named_networks_may_do_without(host, speech):
+    assert Access(["10.1.0.0/16"], has_tls=True).of(host) is speech
+
+
+def test_a_setting_that_names_no_network_is_refused():
+    with pytest.raises(BadAddress, match="REPLSITE_PLAIN_NETWORKS"):
+        Access(["10.1.2.3/24"])
