@@ -13,7 +13,8 @@ class EventsConfig(AppConfig):
 
     def ready(self) -> None:
         """Offer made-up events to the load generator."""
-        from events.load import EventLoad  # noqa: PLC0415 - needs the models
+        from events.load import BackfillLoad, EventLoad  # noqa: PLC0415 - needs the models
         from streams import load  # noqa: PLC0415
 
         load.register("events", EventLoad)
+        load.register("backfill", BackfillLoad)

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from events.parsing import ParsedEvent
     from streams.stream import Stream
 
-__all__ = ["EventLoad"]
+__all__ = ["BackfillLoad", "EventLoad"]
 
 _ROOM_VERSION = "11"
 
@@ -144,6 +144,46 @@ class EventLoad:
                     "UPDATE events_forwardextremity SET event_id = %s WHERE event_id = %s",
                     [event_id, self._line.last_event],
                 )
+
+
+class BackfillLoad:
+    """Appends made-up old events, known by their content only (outliers), to the backward stream."""
+
+    def __init__(self, stream: Stream, thread: int) -> None:
+        self._stream = stream
+        server = stream_settings().server_name
+        self._room_id = f"!load-{thread}-{secrets.token_hex(6)}:{server}"
+        self._sender = f"@load-{thread}:{server}"
+
+    def append(self, count: int) -> list[int]:
+        """Append ``count`` events in one transaction, each under its own ID."""
+        with self._stream.reserve(count) as reservation:
+            connection = connections[stream_settings().database]
+            events = [self._event() for _ in range(count)]
+            facts = [Event(**dict(zip(EVENT_COLUMNS, event_row(event, None, False), strict=True))) for event in events]
+            for fact in facts:
+                fact.outlier = True
+            reservation.write(*facts)
+            texts = [
+                EventJson(event_id=event.event_id, room_version=_ROOM_VERSION, json=event.json) for event in events
+            ]
+            insert_facts(connection, EventJson, texts)
+            return list(reservation.ids)
+
+    def _event(self) -> ParsedEvent:
+        return finish_event(
+            {
+                "room_id": self._room_id,
+                "sender": self._sender,
+                "origin_server_ts": time.time_ns() // 1_000_000,
+                "depth": 1,
+                "prev_events": [],
+                "auth_events": [],
+                "type": "m.room.message",
+                "content": {"msgtype": "m.text", "body": secrets.token_hex(8)},
+            },
+            _ROOM_VERSION,
+        )
 
 
 class _Rows:

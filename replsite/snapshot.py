@@ -213,13 +213,15 @@ class _Assembly:
     def _stream(self, name: str) -> StreamView:
         found = self.reading.writers_of(name)
         writers = _worst_first([self._writer(row) for row in found])
-        head = max((row.position for row in found), default=1)
+        declared = self.reading.declarations.get(name)
+        empty = declared.empty_position if declared is not None else 1
+        head = max((row.position for row in found), default=empty)
         sequence = self.reading.sequences.get(name)
         verdict = judge_sequence(name, sequence, head) or _stream_status(writers)
         return StreamView(
             name=name,
             head=head,
-            linear_position=linear_position(found),
+            linear_position=linear_position(found, empty),
             sequence_value=sequence,
             last_fact_at=max((writer.last_write_at for writer in writers if writer.last_write_at), default=None),
             status=verdict,

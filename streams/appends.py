@@ -33,6 +33,7 @@ from django.db.models.expressions import DatabaseDefault
 
 from streams import database
 from streams.conf import stream_settings
+from streams.effects import has_effects
 from streams.errors import BadCount, ForeignFact
 from streams.inserts import fields_to_fill
 from streams.reservations import LARGEST_COUNT, OpenTransaction, Reservation
@@ -75,7 +76,7 @@ def append_facts(stream: Stream, facts: Sequence[Fact], using: str | None) -> li
     """
     check_new_facts(stream, facts)
     alias = using or stream_settings().database
-    message = _message(facts, connections[alias])
+    message = None if has_effects(stream) else _message(facts, connections[alias])
     if message is not None:
         appending = _Appending(stream, alias)
         ids = appending.run(message)

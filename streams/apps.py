@@ -16,6 +16,7 @@ class StreamsConfig(AppConfig):
     def ready(self) -> None:
         """Register the checks; leave all streams at an orderly exit, so that nobody waits for a process that is gone."""
         from streams import checks, trim_commands, writers  # noqa: F401, PLC0415 - importing registers the checks
+        from streams.catalog import queues, typing_users  # noqa: F401, PLC0415 - what happens when they begin anew
 
         trim_commands.register_subjects()
         atexit.register(writers.retire_all)

@@ -170,6 +170,7 @@ class Background:
             self._ask_outcomes(cursor, now)
             self._settle_doubts(cursor)
             self._find_heads(cursor, now)
+            self._share_positions()
             self._announce(cursor, now)
             if now >= self._beat_due:
                 self._beat_due = now + stream_settings().heartbeat_seconds
@@ -231,6 +232,10 @@ class Background:
             poke = Poke.parse(control.notifies.pop(0).payload)
             if poke.position is None and poke.writer == self._writer.name:
                 self._beat_due = 0.0  # somebody changed our own row: perhaps we are asked to leave
+            if poke.position is not None and poke.stream in registry.names():
+                for other in registry.sharing(registry.get(poke.stream)):
+                    if (sister := self._writer.trackers.get(other.name)) is not None:
+                        sister.observe(poke.position)
             tracker = self._writer.trackers.get(poke.stream)
             if tracker is None:
                 continue
@@ -238,6 +243,16 @@ class Background:
                 tracker.advance(poke.writer, poke.position)
             else:  # a writer came or went: look at the whole set
                 tracker.learn(*active_and_retired(stored_positions(cursor, [poke.stream]).get(poke.stream, {})))
+
+    def _share_positions(self) -> None:
+        """What this process wrote to one stream of a sequence moves the others: an ID of one is none of theirs."""
+        trackers = self._writer.trackers
+        for stream in [registry.get(name) for name in list(trackers)]:
+            tracker = trackers[stream.name]
+            top = max(tracker.announceable, tracker.last_write)
+            for other in registry.sharing(stream):
+                if other.name in trackers and trackers[other.name].announceable < top:
+                    trackers[other.name].observe(top)
 
     # --- ask how transactions ended -------------------------------------------------------------------------------
 

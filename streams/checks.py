@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from django.apps import AppConfig
@@ -48,9 +48,25 @@ def check_settings(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> li
     if conf.ping_timeout_seconds <= conf.ping_interval_seconds:
         text = "REPLSITE_PING_TIMEOUT_SECONDS must be larger than REPLSITE_PING_INTERVAL_SECONDS."
         found.append(Error(text, hint="The protocol uses 5 and 15.", id="streams.E004"))
+    found += _writers_of_shared_sequences(conf.writers)
     if conf.instance == "":
         found.append(Warning("REPLSITE_INSTANCE is empty.", id="streams.W001"))
     return found
+
+
+def _writers_of_shared_sequences(writers: Mapping[str, Sequence[str]]) -> list[CheckMessage]:
+    """The position of one stream moves with the others of its sequence only where somebody writes it, too."""
+    return [
+        Warning(
+            f"REPLSITE_WRITERS gives {stream.name!r} other writers than {other.name!r}, which shares its sequence: the position "
+            f"of one may stay behind while the other is written.",
+            hint="Name the same writers for both.",
+            id="streams.W002",
+        )
+        for stream in registry.all_streams()
+        for other in registry.sharing(stream)
+        if stream.name < other.name and set(writers.get(stream.name, ["*"])) != set(writers.get(other.name, ["*"]))
+    ]
 
 
 @register()

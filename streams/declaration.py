@@ -12,7 +12,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-__all__ = ["Column", "ColumnKind", "FactTable", "StreamDeclaration"]
+__all__ = ["MAIN_PROCESS", "Column", "ColumnKind", "FactTable", "StreamDeclaration"]
+
+
+#: What the main process is called on the wire of 1.43, always.
+MAIN_PROCESS = "master"
 
 
 class ColumnKind(StrEnum):
@@ -22,6 +26,8 @@ class ColumnKind(StrEnum):
     BIGINT = "bigint"
     BOOLEAN = "boolean"
     JSON = "json"
+    JSON_TEXT = "json text"
+    """Text that is compact ASCII JSON already, as it travels; ``streams.replication.json_rows`` writes it."""
     TEXT_ARRAY = "text[]"
 
 
@@ -40,7 +46,8 @@ class FactTable:
 
     ``row`` turns the values of ``columns``, in that order, into the JSON value that travels in RDATA.
     ``where`` is an extra SQL condition for a table that serves several streams; ``then_by`` is the column that orders the
-    rows of one fact, empty when a fact has one row at most.
+    rows of one fact, empty when a fact has one row at most. With ``newest_per`` the table keeps only the newest row for
+    each value of that column: an older one vanishes, and never changes under its ID.
     """
 
     name: str
@@ -51,6 +58,7 @@ class FactTable:
     received_column: str = "received_at"
     where: str = ""
     then_by: str = "id"
+    newest_per: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +68,11 @@ class StreamDeclaration:
     Rows of different tables with equal ID belong to one fact and are sent in the order of ``tables``.
     The IDs of a ``backward`` stream are negative in its tables and positive everywhere else.
     A stream is not ``trimmable`` when its tables are the data itself and not only the news of it.
+    Streams may share a sequence: then the position of each moves when one of them is written.
+    The facts of an ``in_memory`` stream live as long as its writers: it begins anew, at position 0, when a writer comes to it
+    and no other lives. Its tables are UNLOGGED.
+    A stream that is ``announced_as`` one name goes over the wire under that name, whoever wrote, in the order of its IDs: a 1.43
+    client keeps one position of it, and asks the process of that name for what it missed.
     """
 
     name: str
@@ -67,6 +80,13 @@ class StreamDeclaration:
     sequence: str
     backward: bool = False
     trimmable: bool = True
+    in_memory: bool = False
+    announced_as: str = ""
+
+    @property
+    def empty_position(self) -> int:
+        """Where the stream is before its first fact: the first ID is one more."""
+        return 0 if self.in_memory else 1
 
     @property
     def sign(self) -> int:

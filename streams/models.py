@@ -11,6 +11,22 @@ from django.db import models
 from django.db.models.functions import Now
 
 from streams.catalog import CACHES
+from streams.catalog.models import (
+    AccountDataChange,
+    DeviceListChange,
+    FederationItem,
+    GroupChange,
+    Presence,
+    PresenceDestination,
+    PusherChange,
+    PushRuleChange,
+    Receipt,
+    TagChange,
+    ToDeviceMessage,
+    Typing,
+    TypingUser,
+    UserSignatureChange,
+)
 from streams.epoch_model import Epoch
 from streams.facts import Fact
 from streams.following_models import LowWaterMark, ParkedFact, ReaderResync, StoredCursor
@@ -18,19 +34,33 @@ from streams.registry import bind
 from streams.worker_models import FederationAcknowledgement, SyncingUser, UserAddress, WireCount, WorkerConnection
 
 __all__ = [
+    "AccountDataChange",
     "CacheInvalidation",
+    "DeviceListChange",
     "Epoch",
     "Fact",
     "FederationAcknowledgement",
+    "FederationItem",
+    "GroupChange",
     "Instance",
     "LowWaterMark",
     "ParkedFact",
+    "Presence",
+    "PresenceDestination",
+    "PushRuleChange",
+    "PusherChange",
     "Reader",
     "ReaderResync",
+    "Receipt",
     "StoredCursor",
     "StreamPosition",
     "SyncingUser",
+    "TagChange",
+    "ToDeviceMessage",
+    "Typing",
+    "TypingUser",
     "UserAddress",
+    "UserSignatureChange",
     "WireCount",
     "WorkerConnection",
     "WriterResolution",
@@ -62,6 +92,7 @@ class StreamPosition(models.Model):
     position = models.BigIntegerField(help_text="largest ID up to which all facts of this writer are complete")
     last_write_position = models.BigIntegerField(null=True, help_text="ID of the last fact this writer really wrote")
     last_advance_at = models.DateTimeField(db_default=Now(), help_text="when the position last rose")
+    generation = models.BigIntegerField(db_default=0, help_text="how often a stream in memory has begun anew")
     state = models.TextField(choices=WriterState.choices, db_default=WriterState.ACTIVE)
     pending_facts = models.IntegerField(db_default=0, help_text="IDs reserved and not complete")
     oldest_pending_id = models.BigIntegerField(null=True)

@@ -25,14 +25,15 @@ class Stored(Protocol):
     def state(self) -> str: ...
 
 
-def linear_position(positions: Iterable[Stored]) -> int:
+def linear_position(positions: Iterable[Stored], empty_position: int = 1) -> int:
     """Up to where every fact of any writer is complete: the minimum over the writers that are not retired.
 
-    With all writers retired everything stored is complete: the maximum. A stream without writers is at 1.
+    With all writers retired everything stored is complete: the maximum. A stream without writers is where it is empty:
+    at 1, or at 0 when it is in memory.
     """
     known = list(positions)
     active = [stored.position for stored in known if stored.state != RETIRED]
-    return min(active) if active else max((stored.position for stored in known), default=1)
+    return min(active) if active else max((stored.position for stored in known), default=empty_position)
 
 
 def positions_to_show(stored: Mapping[str, Stored], linear: int) -> dict[str, int]:

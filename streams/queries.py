@@ -30,7 +30,7 @@ __all__ = [
 #: Stored positions of all streams (or those in ``streams``), in one snapshot.
 STORED_POSITIONS = """
 SELECT stream, instance_name, abs(position), state, updated_at, last_advance_at, pending_facts, oldest_pending_at,
-       abs(last_write_position)
+       abs(last_write_position), generation
 FROM streams_streamposition
 WHERE %(streams)s::text[] IS NULL OR stream = ANY(%(streams)s::text[])
 """

@@ -34,6 +34,7 @@ class StoredPosition:
     pending: int
     oldest_pending_at: datetime | None
     last_write_position: int | None
+    generation: int = 0
 
 
 def stored_positions(cursor: Any, streams: Sequence[str] | None = None) -> dict[str, dict[str, StoredPosition]]:

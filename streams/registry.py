@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from streams.conf import stream_settings
 from streams.declaration import StreamDeclaration
 from streams.errors import UnknownStream, UnknownTable
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
     from streams.stream import Stream
 
-__all__ = ["Sample", "all_streams", "bind", "get", "names", "stream_of"]
+__all__ = ["Sample", "all_streams", "announced", "bind", "get", "names", "sharing", "stream_of"]
 
 M = TypeVar("M", bound="type[Model]")
 
@@ -74,6 +75,17 @@ def all_streams() -> list[Stream]:
     """All streams in the order in which they are announced."""
     rank = {name: number for number, name in enumerate(_WIRE_ORDER)}
     return sorted(_streams.values(), key=lambda stream: rank.get(stream.name, len(rank)))
+
+
+def announced() -> list[str]:
+    """The names of the streams that servers tell of: without ``federation`` where nobody else is to send for us."""
+    return [name for name in names() if name != "federation" or not stream_settings().send_federation]
+
+
+def sharing(stream: Stream) -> list[Stream]:
+    """The other streams that take their IDs from the stream's sequence: their positions move when it is written."""
+    sequence = stream.declaration.sequence
+    return [other for other in all_streams() if other.declaration.sequence == sequence and other is not stream]
 
 
 def names() -> list[str]:

@@ -21,7 +21,7 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -29,6 +29,7 @@ from django.db import connections, transaction
 
 from streams import database
 from streams.conf import stream_settings
+from streams.effects import has_effects, take_effect
 from streams.errors import BadCount, ForeignFact, ReservationEnded, ReservationNotOpen, WriterFenced
 from streams.inserts import insert_facts
 from streams.writers import Tenure, WriterProcess, current_writer
@@ -69,6 +70,8 @@ class OpenTransaction:
         self.number = number  # PostgreSQL's
         self.opened_at = time.time()
         self.ended = False
+        #: Called with "was it written?" when it ends, before its IDs are complete; quick, and never raising.
+        self.at_end: list[Callable[[bool], None]] = []
         self._pending: list[tuple[Stream, PositionTracker, list[int]]] = []
         self._lock = threading.Lock()
 
@@ -111,6 +114,9 @@ class OpenTransaction:
         with self._lock:
             self.ended = True
             pending, self._pending = self._pending, []
+            at_end, self.at_end = self.at_end, []
+        for effect in at_end:
+            effect(written)
         moved = [tracker.complete(ids, written=written) for _, tracker, ids in pending]
         if any(moved):
             self.writer.announce_soon()
@@ -288,6 +294,8 @@ class Reservation:
             by_model.setdefault(type(fact), []).append(fact)
         for model, rows in by_model.items():
             insert_facts(self._connection, model, rows)
+        if has_effects(self.stream):
+            take_effect(self.stream, self._connection, self._record, facts)
 
     def _give_id(self, fact: Fact) -> None:
         sign = self.stream.declaration.sign

@@ -9,7 +9,8 @@ The SQL text is compact JSON in which non-ASCII characters still stand as they a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -53,7 +54,8 @@ class Shape:
         self._columns = {column.name: column for column in columns}
         places = {name: place for place, name in enumerate(self._columns)}
         self._parts = tuple(_part(part, self._columns) for part in parts)
-        self._build = _builder(self._parts, places)
+        decoded = {column.name for column in columns if column.kind == "json text"}
+        self._build = _builder(self._parts, places, decoded)
 
     def __call__(self, values: Sequence[Any]) -> Any:
         """The row, from the values of the columns."""
@@ -88,13 +90,18 @@ def _part(given: Any, columns: dict[str, Column]) -> Part:
     return part
 
 
-def _builder(parts: tuple[Part, ...], places: dict[str, int]) -> Callable[[Sequence[Any]], Any]:
-    makers = [_maker(part, places) for part in parts]
+def _builder(
+    parts: tuple[Part, ...], places: dict[str, int], decoded: Collection[str]
+) -> Callable[[Sequence[Any]], Any]:
+    makers = [_maker(part, places, decoded) for part in parts]
     return lambda values: [make(values) for make in makers]
 
 
-def _maker(part: Part, places: dict[str, int]) -> Callable[[Sequence[Any]], Any]:
+def _maker(part: Part, places: dict[str, int], decoded: Collection[str]) -> Callable[[Sequence[Any]], Any]:
     match part:
+        case Value(column) if column in decoded:
+            place = places[column]
+            return lambda values: None if values[place] is None else json.loads(values[place])
         case Value(column):
             place = places[column]
             return lambda values: values[place]
@@ -104,7 +111,7 @@ def _maker(part: Part, places: dict[str, int]) -> Callable[[Sequence[Any]], Any]
         case Literal(text):
             return lambda values: text
         case _:
-            return _builder(part, places)
+            return _builder(part, places, decoded)
 
 
 def _array_sql(parts: tuple[Part, ...], columns: dict[str, Column]) -> str | None:
@@ -133,5 +140,6 @@ def _value_sql(column: Column) -> str | None:
         "text[]": f"to_json({column.name})::text",
         "bigint": f"{column.name}::text",
         "boolean": f"{column.name}::text",
+        "json text": column.name,
     }.get(column.kind)
     return text and f"coalesce({text}, 'null')"

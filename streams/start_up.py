@@ -33,6 +33,7 @@ class StreamFindings:
 
     ``sequence_value`` is the last value that the sequence gave out, one less than its start if it never did.
     ``writers`` are the configured (not retired) writers, or None when anybody may write without order.
+    ``empty_position`` is where a stream without facts is: 0 for one in memory.
     """
 
     stream: str
@@ -40,6 +41,7 @@ class StreamFindings:
     sequence_value: int
     stored: Mapping[str, int]
     writers: Sequence[str] | None
+    empty_position: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,7 @@ class StartUp:
     def tracker(self, rows: Iterable[tuple[str, int]], findings: StreamFindings) -> PositionTracker:
         """Steps 6 to 8, with the rows (writer, ID) of all tables at or above ``linear``, ascending."""
         own = self.positions.get(self.own_name, 0) if self.own_name is not None else 0
-        real = max([findings.table_maximum, *findings.stored.values(), 1])
+        real = max([findings.table_maximum, *findings.stored.values(), findings.empty_position])
         tracker = PositionTracker(TrackerState(self.linear, self.positions, self.own_name, own, real))
         tracker.replay(rows, findings.writers or ())
         return tracker
@@ -81,12 +83,12 @@ def start(findings: StreamFindings, own_name: str | None) -> StartUp:
     move_to = sequence_verdict(findings)
     sequence = move_to if move_to is not None else findings.sequence_value
     if findings.writers is None:
-        linear = max([*findings.stored.values(), findings.table_maximum, 1])
+        linear = max([*findings.stored.values(), findings.table_maximum, findings.empty_position])
         return StartUp(move_to, (), linear, {own_name: linear} if own_name else {}, own_name)
     dropped = tuple(sorted(set(findings.stored) - set(findings.writers)))
     positions = {writer: at for writer, at in findings.stored.items() if writer not in dropped}
     is_writer = own_name is not None and own_name in findings.writers
     if is_writer and own_name is not None:
-        positions[own_name] = max(sequence, 1)
-    linear = min(positions.values()) if positions else max(findings.table_maximum, 1)
+        positions[own_name] = max(sequence, findings.empty_position)
+    linear = min(positions.values()) if positions else max(findings.table_maximum, findings.empty_position)
     return StartUp(move_to, dropped, linear, positions, own_name if is_writer else None)

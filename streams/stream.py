@@ -6,7 +6,7 @@ for async code. Reading goes through ``streams.readers``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import sync_to_async
@@ -18,9 +18,12 @@ from streams.sequences import move_forward
 if TYPE_CHECKING:
     from django.db.models import Model
 
+    from streams.current import Current
     from streams.facts import Fact
     from streams.registry import Sample
     from streams.reservations import Reservation
+    from streams.tokens import VectorToken
+    from streams.waiting import Token
 
 __all__ = ["Stream"]
 
@@ -32,6 +35,8 @@ class Stream:
         self.declaration = declaration
         self.models: list[type[Model]] = []
         self.sample: Sample | None = None
+        #: Called with the cursor when a stream in memory begins anew, in the same transaction.
+        self.when_begun_anew: list[Callable[[Any], None]] = []
 
     def __repr__(self) -> str:
         return f"<Stream {self.name}>"
@@ -73,6 +78,30 @@ class Stream:
         """``append`` for async code; runs in the thread that Django keeps for database work."""
         return await sync_to_async(self.append, thread_sensitive=True)(*facts, using=using)
 
+    # --- where it is ----------------------------------------------------------------------------------------------
+
+    def current(self, using: str | None = None) -> Current:
+        """Both ends of "current", by name: the minimum view to wait for, the maximum view that is announced. One query."""
+        from streams.current import current  # noqa: PLC0415 - needs Django's apps to be loaded
+
+        return current(self, using)
+
+    def wait_for(self, token: Token, timeout_seconds: float = 5.0, using: str | None = None) -> VectorToken:
+        """Block until this process sees everything that the token (a position, a vector or its text) covers.
+
+        Returns where the stream is then. Raises ``WaitTimedOut``, ``TokenError``, ``EpochChanged``; see
+        ``streams.waiting``.
+        """
+        from streams.waiting import wait_for  # noqa: PLC0415 - needs Django's apps to be loaded
+
+        return wait_for(self, token, timeout_seconds, using)
+
+    async def await_for(self, token: Token, timeout_seconds: float = 5.0, using: str | None = None) -> VectorToken:
+        """``wait_for`` for async code."""
+        from streams.waiting import await_for  # noqa: PLC0415 - needs Django's apps to be loaded
+
+        return await await_for(self, token, timeout_seconds, using)
+
     # --- what the database says (cursors of any connection) -------------------------------------------------------
 
     def sequence_value(self, cursor: Any) -> int:
@@ -85,9 +114,31 @@ class Stream:
         move_forward(cursor, self.declaration.sequence, value)
 
     def table_maximum(self, cursor: Any) -> int:
-        """The largest ID in the stream's tables, 0 when they are empty."""
-        cursor.execute(maximum_sql(self.declaration))
-        return int(cursor.fetchone()[0])
+        """The largest ID in the tables of the stream, and of those that share its sequence; 0 when they are empty."""
+        from streams.registry import sharing  # noqa: PLC0415 - the registry makes streams
+
+        found = 0
+        for stream in (self, *sharing(self)):
+            cursor.execute(maximum_sql(stream.declaration))
+            found = max(found, int(cursor.fetchone()[0]))
+        return found
+
+    def begin_anew(self, cursor: Any) -> None:
+        """A stream in memory starts at 0 again: no facts, no position, another generation.
+
+        Called in the transaction in which a writer enters, when no other lives. Whoever sees the new generation
+        knows that lower positions are no mistake, also when the writer has come far already.
+        """
+        for table in self.declaration.tables:
+            cursor.execute(f"DELETE FROM {table.name}")
+        cursor.execute("SELECT setval(%s, 1, false)", [self.declaration.sequence])
+        cursor.execute(
+            "UPDATE streams_streamposition SET position = 0, last_write_position = NULL, generation = generation + 1, "
+            "last_advance_at = clock_timestamp(), updated_at = clock_timestamp() WHERE stream = %s",
+            [self.name],
+        )
+        for forget in self.when_begun_anew:
+            forget(cursor)
 
     def ids_between(self, cursor: Any, after: int, upto: int) -> list[int]:
         """IDs of committed facts with ``after`` < ID <= ``upto``, ascending."""

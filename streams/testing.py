@@ -9,13 +9,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from streams import writers
+from streams import waiting, writers
 
 __all__ = ["as_instance", "forget_writers"]
 
 
 def forget_writers() -> None:
-    """Let all writer names of this process go, without a word and without waiting for open transactions."""
+    """Let all writer names of this process go, without a word and without waiting for open transactions.
+
+    And stop hearing of positions: the tables are going to be emptied.
+    """
+    waiting.forget_views()
+    for stop in writers.before_leaving:
+        stop()
     for writer in list(writers._writers.values()):
         writer.close()
     writers._writers.clear()

@@ -257,6 +257,16 @@ class PositionTracker:
         self._note_real([position])
         self._note_done([position])
 
+    def observe(self, position: int) -> bool:
+        """An ID of a committed transaction that another stream of the same sequence got: never one of this stream.
+
+        Returns whether this process now has something to announce here: it is idle, and has come that far.
+        """
+        with self._lock:
+            before = self._real
+            self._learn(position)
+            return self._real > before
+
     def retire(self, writer: str, position: int = 0) -> None:
         """That writer will never write again above its last ``position``: it no longer takes part in the minimum."""
         with self._lock:

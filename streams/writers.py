@@ -17,7 +17,7 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -46,7 +46,7 @@ from streams.start_up import StreamFindings, start
 from streams.stream import Stream
 from streams.tracker import PositionTracker
 
-__all__ = ["Condition", "WriterProcess", "current_writer", "use_instance"]
+__all__ = ["Condition", "WriterProcess", "before_leaving", "current_writer", "use_instance", "when_moved"]
 
 log = get_logger(__name__)
 
@@ -241,7 +241,9 @@ class WriterProcess:
         """Start on a stream, as ``streams.start_up`` tells. The writer's row is committed before its first reservation."""
         self._check_allowed(stream)
         tracker = self._start(stream)
-        for other in registry.sharing(stream):  # an ID taken here moves the other's position, too, so that it does not lag
+        for other in registry.sharing(
+            stream
+        ):  # an ID taken here moves the other's position, too, so that it does not lag
             if other.name not in self.trackers and self._is_allowed(other):
                 self._start(other)
         self._background.wake()
@@ -328,6 +330,8 @@ class WriterProcess:
     def announce_soon(self) -> None:
         """A position rose: let the background thread store and announce it, together with others that rose meanwhile."""
         self._background.wake()
+        for tell in when_moved:
+            tell(self.using)
 
     def watch(self, transaction: Any) -> None:
         """Have an open transaction looked after until its end is known."""
@@ -417,6 +421,10 @@ def _identity() -> leases.Identity:
     return leases.Identity(socket.gethostname(), os.getpid(), " ".join(sys.argv)[:200])
 
 
+#: Told the database alias when facts of this process are complete, in the thread that learned it; must be quick.
+when_moved: list[Callable[[str], None]] = []
+#: What appends by itself in this process, to be stopped before its writers leave.
+before_leaving: list[Callable[[], None]] = []
 _writers: dict[str, WriterProcess] = {}
 _instance: str | None = None
 _guard = threading.Lock()
@@ -449,6 +457,8 @@ def retire_all() -> bool:
 
     A database that is away is said in the log and by False: whoever finds the writers gone resolves them by evidence.
     """
+    for stop in before_leaving:
+        stop()
     results = [_retire_quietly(writer) for writer in list(_writers.values()) if writer.has_lock]
     return all(results)
 

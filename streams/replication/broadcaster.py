@@ -58,6 +58,9 @@ class Broadcaster:
             registry.announced(),
             stand_in=instance,
             in_memory=[stream.name for stream in registry.all_streams() if stream.declaration.in_memory],
+            announced_as={
+                s.name: s.declaration.announced_as for s in registry.all_streams() if s.declaration.announced_as
+            },
         )
         name = f"replsite broadcaster {served_by or instance}"
         self._backlog = Backlog(self._announcer, self.settings.database, self.settings.line_limit_bytes, name)
@@ -80,7 +83,9 @@ class Broadcaster:
     def limits(self) -> Limits:
         """Limits of the connections, from the settings."""
         given = self.settings
-        return Limits(given.ping_interval_seconds, given.ping_timeout_seconds, line_bytes=given.line_limit_bytes)
+        return Limits(
+            given.ping_interval_seconds, given.ping_timeout_seconds, given.close_limit_seconds, given.line_limit_bytes
+        )
 
     # --- life -----------------------------------------------------------------------------------------------------
 

@@ -12,7 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+import msgspec
+
 from streams import database, registry
+from streams.declaration import StreamDeclaration
 from streams.positions import Stored, linear_position, positions_to_show
 from streams.readers import stored_positions
 from streams.replication.errors import CatchUpError
@@ -94,7 +97,7 @@ class TableCatchUp:
         return stream in registry.names()
 
     def can_reset(self, stream: str) -> bool:
-        return not self.covers(stream)
+        return not self.covers(stream) or registry.get(stream).declaration.in_memory
 
     async def writers(self, streams: Collection[str] | None) -> Mapping[str, Writers]:
         return await self._in_thread(lambda: self._writers(streams))
@@ -106,7 +109,8 @@ class TableCatchUp:
 
     async def token(self, stream: str, text: str) -> VectorToken:
         """Read a token in its text form; raises `TokenError`."""
-        return await self._in_thread(lambda: VectorToken.parse(text, self._writer_names(stream)))
+        token = await self._in_thread(lambda: VectorToken.parse(text, self._writer_names(stream)))
+        return VectorToken(token.base) if registry.get(stream).declaration.announced_as else token
 
     async def close(self) -> None:
         await self._in_thread(self._connection.close)
@@ -118,18 +122,20 @@ class TableCatchUp:
         wanted = registry.names() if streams is None else [name for name in streams if self.covers(name)]
         with self._connection.cursor() as cursor:
             found = stored_positions(cursor, wanted)
-        return {name: _writers_of(found.get(name, {})) for name in wanted}
+        return {name: _writers_of(found.get(name, {}), registry.get(name).declaration) for name in wanted}
 
     def _fetch(
         self, stream: str, writer: str | None, after: int, upto: int, limit: int
     ) -> tuple[Sequence[FollowedRow], int]:
         declaration = registry.get(stream).declaration
-        wanted = Wanted(after, upto, None if writer is None else [writer])
+        wanted = Wanted(after, upto, None if writer is None or declaration.announced_as else [writer])
         pace = self._paces.setdefault(stream, RowPace())
         with self._connection.cursor() as cursor:
             rows, reached = table_rows(cursor, declaration, wanted, pace.limit(limit))
             check_not_trimmed(cursor, stream, VectorToken(after), writer)
         pace.learn(rows)
+        if announced := declaration.announced_as:
+            rows = [msgspec.structs.replace(row, instance=announced) for row in rows]
         return rows, reached
 
     def _writer_names(self, stream: str) -> dict[int, str]:
@@ -144,6 +150,8 @@ class TableCatchUp:
             raise CatchUpError(f"The table cannot be read: {str(error).strip()}") from error
 
 
-def _writers_of(stored: Mapping[str, Stored]) -> Writers:
-    linear = linear_position(stored.values())
+def _writers_of(stored: Mapping[str, Stored], declaration: StreamDeclaration) -> Writers:
+    linear = linear_position(stored.values(), declaration.empty_position)
+    if declaration.announced_as:
+        return Writers(linear, {declaration.announced_as: linear})
     return Writers(linear, positions_to_show(stored, linear))

@@ -28,6 +28,22 @@ from streams.replication.json_rows import encode_json
 __all__ = ["Announce", "Announcer", "Lines", "Move", "Read", "Row", "Step", "encode_rows", "position_line"]
 
 
+class StoredHere(Stored, Protocol):
+    """A stored position with the generation of its stream."""
+
+    @property
+    def generation(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _AllWriters:
+    """The writers of a stream that is announced under one name."""
+
+    position: int
+    generation: int
+    state: str = "active"
+
+
 class Row(Protocol):
     """A row of a fact, as `streams.readers.rows_between` gives it."""
 
@@ -86,6 +102,9 @@ class _StreamState:
     sent: dict[str, int] = field(default_factory=dict)
     linear: int = 1
     paced_at: float = -1e9
+    generation: int = 0
+    to_reset: set[str] = field(default_factory=set)
+    """Writers whose followers were not told yet that the stream began anew."""
     wants_round_at: float = math.inf
 
 
@@ -95,10 +114,20 @@ class Announcer:
     `steps` may be called by another thread than the rest, while nobody calls `start` or `skip`.
 
     ``streams`` gives the order of announcements; ``stand_in`` names the writer shown for a stream that has none.
+    Streams ``in_memory`` are at 0 while they are empty, and may start again. ``announced_as`` names the streams that are
+    told under one name, up to their linear position.
     """
 
-    def __init__(self, streams: Sequence[str], stand_in: str, pace_interval_seconds: float = 0.1) -> None:
-        self._streams = {name: _StreamState() for name in streams}
+    def __init__(
+        self,
+        streams: Sequence[str],
+        stand_in: str,
+        pace_interval_seconds: float = 0.1,
+        in_memory: Collection[str] = (),
+        announced_as: Mapping[str, str] | None = None,
+    ) -> None:
+        self._announced_as = announced_as or {}
+        self._streams = {name: _StreamState(linear=0 if name in in_memory else 1) for name in streams}
         self._stand_in = stand_in
         self._pace_interval_seconds = pace_interval_seconds
 
@@ -107,15 +136,17 @@ class Announcer:
         """When a retired writer that was left where it is has to be moved; infinity when there is none."""
         return min((state.wants_round_at for state in self._streams.values()), default=math.inf)
 
-    def start(self, snapshot: Mapping[str, Mapping[str, Stored]]) -> None:
+    def start(self, snapshot: Mapping[str, Mapping[str, StoredHere]]) -> None:
         """Begin at the stored positions; nothing earlier is ever sent."""
         for name, state in self._streams.items():
-            stored = snapshot.get(name, {})
-            state.linear = linear_position(stored.values())
-            state.sent = positions_to_show(stored, state.linear) or {self._stand_in: state.linear}
+            stored = self._stored(snapshot, name, state)
+            state.linear = linear_position(stored.values(), state.linear)
+            state.generation = _generation(stored)
+            stand_in = self._announced_as.get(name, self._stand_in)
+            state.sent = positions_to_show(stored, state.linear) or {stand_in: state.linear}
 
     def steps(
-        self, snapshot: Mapping[str, Mapping[str, Stored]], now: float, only: Collection[str] | None = None
+        self, snapshot: Mapping[str, Mapping[str, StoredHere]], now: float, only: Collection[str] | None = None
     ) -> list[Step]:
         """What to do to get from what was said to the snapshot, in order; of the streams in ``only``, when given.
 
@@ -124,20 +155,24 @@ class Announcer:
         steps: list[Step] = []
         for name, state in self._streams.items():
             if only is None or name in only:
-                steps += self._of(name, state, snapshot.get(name, {}), now)
+                steps += self._of(name, state, self._stored(snapshot, name, state), now)
         return steps
 
-    def skip(self, snapshot: Mapping[str, Mapping[str, Stored]]) -> None:
+    def skip(self, snapshot: Mapping[str, Mapping[str, StoredHere]]) -> None:
         """Nobody listens: go to the snapshot without a word."""
         for name, state in self._streams.items():
-            stored = snapshot.get(name, {})
-            state.linear = max(state.linear, linear_position(stored.values()))
+            stored = self._stored(snapshot, name, state)
+            self._begin_anew(state, stored)
+            state.to_reset = set()
+            state.linear = max(state.linear, linear_position(stored.values(), state.linear))
             for writer, target in self._with_pacers(state, stored).items():
                 state.sent[writer] = max(state.sent.get(writer, 0), target)
 
     def said(self, stream: str, writer: str, position: int) -> None:
         """Lines that bring the writer to this position went out."""
-        self._streams[stream].sent[writer] = position
+        state = self._streams[stream]
+        state.sent[writer] = position
+        state.to_reset.discard(writer)
 
     def positions(self) -> Iterator[tuple[str, str, int]]:
         """(stream, writer, position) of everything said so far, in the order of announcement."""
@@ -145,10 +180,14 @@ class Announcer:
             for writer, position in sorted(state.sent.items()):
                 yield name, writer, position
 
-    def _of(self, name: str, state: _StreamState, stored: Mapping[str, Stored], now: float) -> Iterator[Step]:
+    def _of(self, name: str, state: _StreamState, stored: Mapping[str, StoredHere], now: float) -> Iterator[Step]:
         state.wants_round_at = math.inf
-        before, state.linear = state.linear, max(state.linear, linear_position(stored.values()))
+        self._begin_anew(state, stored)
+        before = state.linear
+        state.linear = max(state.linear, linear_position(stored.values(), state.linear))
         sent = dict(state.sent)
+        for writer in sorted(state.to_reset):
+            yield Announce(name, writer, sent[writer])
         for writer in sorted(stored.keys() - sent.keys()):
             sent[writer] = min(before, stored[writer].position)
             yield Announce(name, writer, sent[writer])
@@ -167,10 +206,31 @@ class Announcer:
                 state.wants_round_at = state.paced_at + self._pace_interval_seconds
         yield from moves
 
-    def _with_pacers(self, state: _StreamState, stored: Mapping[str, Stored]) -> dict[str, int]:
+    def _stored(
+        self, snapshot: Mapping[str, Mapping[str, StoredHere]], name: str, state: _StreamState
+    ) -> Mapping[str, StoredHere]:
+        """The stream's writers, or the one that is announced in their place: it is where the stream is."""
+        stored = snapshot.get(name, {})
+        if (announced := self._announced_as.get(name)) is None or not stored:
+            return stored
+        return {announced: _AllWriters(linear_position(stored.values(), state.linear), _generation(stored))}
+
+    @staticmethod
+    def _begin_anew(state: _StreamState, stored: Mapping[str, StoredHere]) -> None:
+        """A stream in memory that started again: every writer is told to be at 0 before anything else of it."""
+        if (generation := _generation(stored)) > state.generation:
+            state.generation, state.linear = generation, 0
+            state.sent = dict.fromkeys(state.sent, 0)
+            state.to_reset = set(state.sent)
+
+    def _with_pacers(self, state: _StreamState, stored: Mapping[str, StoredHere]) -> dict[str, int]:
         """Targets of the stored writers, and of those without a row, which only keep pace with the linear position."""
         gone = dict.fromkeys(state.sent.keys() - stored.keys(), state.linear)
         return gone | positions_to_show(stored, state.linear)
+
+
+def _generation(stored: Mapping[str, StoredHere]) -> int:
+    return max((one.generation for one in stored.values()), default=0)
 
 
 def position_line(stream: str, writer: str, previous: int, new: int) -> bytes:

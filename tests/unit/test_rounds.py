@@ -12,6 +12,7 @@ from streams.replication.rounds import Announce, Announcer, Move, Read, encode_r
 class At:
     position: int
     state: str = "active"
+    generation: int = 0
 
 
 @dataclass
@@ -191,3 +192,26 @@ def do_all(made: Announcer, snapshot: dict[str, dict[str, At]], now: float) -> N
     for step in made.steps(snapshot, now):
         position = {Announce: "position", Read: "upto", Move: "new"}[type(step)]
         made.said(step.stream, step.writer, getattr(step, position))
+
+
+def one_name(**writers: At) -> Announcer:
+    made = Announcer(["s"], stand_in="web-1", announced_as={"s": "master"})
+    made.start({"s": writers})
+    return made
+
+
+def test_a_stream_under_one_name_goes_no_further_than_its_slowest_writer():
+    made = one_name(a=At(5), b=At(7))
+    assert list(made.positions()) == [("s", "master", 5)]
+    assert do(made, a=At(9), b=At(7)) == [Read("s", "master", 5, 7)]
+    assert do(made, 20.0, a=At(9), b=At(9, "retired")) == [Read("s", "master", 7, 9)]
+
+
+def test_a_writer_that_comes_to_a_stream_under_one_name_is_not_named():
+    made = one_name(a=At(5))
+    assert do(made, a=At(9), b=At(5)) == []
+    assert do(made, 20.0, a=At(9), b=At(8)) == [Read("s", "master", 5, 8)]
+
+
+def test_an_empty_stream_under_one_name_is_told_under_it():
+    assert list(one_name().positions()) == [("s", "master", 1)]

@@ -1,0 +1,26 @@
+"""The stream ``groups`` (pure)."""
+
+from streams.declaration import Column, ColumnKind, FactTable, StreamDeclaration
+from streams.shapes import Shape
+
+__all__ = ["GROUPS"]
+
+_COLUMNS = (
+    Column("group_id", ColumnKind.TEXT),
+    Column("user_id", ColumnKind.TEXT),
+    Column("type", ColumnKind.TEXT),
+    Column("content", ColumnKind.JSON_TEXT),
+)
+
+#: Row: ``[group_id, user_id, type, content]``; type is ``membership``, content an object.
+GROUPS = StreamDeclaration(
+    name="groups",
+    sequence="streams_groupchange_seq",
+    tables=(
+        FactTable(
+            name="streams_groupchange",
+            columns=_COLUMNS,
+            row=Shape(_COLUMNS, *(column.name for column in _COLUMNS)),
+        ),
+    ),
+)

@@ -1,0 +1,205 @@
+"""Every stream of the catalog, from append to the client's parser, on a real server."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from streams import registry
+from streams.catalog import models, queues, writing
+from streams.errors import UnusableFact
+from streams.load import generator
+from streams.readers import rows_between
+from streams.replication.backlog import read_lines
+from streams.replication.commands import RData, parse_line
+from streams.replication.rounds import Read
+from tests.writing import session, stored
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+NAMES = [
+    "events", "backfill", "presence", "presence_federation", "typing", "receipts", "push_rules", "pushers", "caches",
+    "device_lists", "to_device", "federation", "tag_account_data", "account_data", "groups", "user_signature",
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _sequences_as_after_migrate(transactional_db: None) -> None:
+    """Emptying tables between tests leaves sequences where they are."""
+    with session() as cursor:
+        for stream in registry.all_streams():
+            empty = stream.declaration.empty_position
+            cursor.execute("SELECT setval(%s, 1, %s)", [stream.declaration.sequence, empty == 1])
+
+
+def rows(name: str, after: int = 0) -> list[tuple[int, Any]]:
+    """(token, wire row) of everything in the stream's tables."""
+    with session() as cursor:
+        found, _ = rows_between(cursor, registry.get(name).declaration, None, after, 10**9, 1000)
+    return [(row.token, row.row) for row in found]
+
+
+def wire(name: str, after: int = 0) -> list[RData]:
+    """What a client makes of the lines that a server writes for these rows."""
+    with session() as cursor:
+        lines, _ = read_lines(cursor, registry.get(name).declaration, Read(name, "master", after, 10**9), 16384)
+    commands = [parse_line(line) for line in lines.data.decode().splitlines() if line.startswith("RDATA")]
+    return [command for command in commands if isinstance(command, RData)]
+
+
+def test_all_streams_exist_in_the_order_of_the_wire():
+    assert registry.names()[: len(NAMES)] == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_load_generator_line_and_client_agree(name):
+    """Made-up facts of every stream, written by the database or by Python, are what the table says."""
+    ids = generator(name, 0).append(5)
+    assert len(set(ids)) == 5
+    parsed = wire(name)
+    assert [command.row for command in parsed] == [row for _, row in rows(name)]
+    assert {command.token for command in parsed if command.token} <= set(ids)
+
+
+def test_first_id_is_two_and_in_memory_one():
+    assert generator("receipts", 0).append(1) == [2]
+    assert generator("typing", 0).append(1) == [1]
+    assert generator("device_lists", 0).append(1) == [2]
+
+
+def test_rows_are_those_of_the_recordings():
+    writing.set_presence(
+        models.Presence(
+            user_id="@c:x", state="unavailable", last_federation_update_ts=1795225958912, status_msg='gone "fishing" ☕'
+        )
+    )
+    writing.add_receipt("!r:x", "m.read", "@d:x", "$e", {"ts": 1795225957840, "hidden": False})
+    writing.push_rules_changed("@c:x")
+    writing.pusher_changed("@c:x", "org.example.app", "PushKey With Space", deleted=True)
+    writing.set_tags("@c:x", "!r:x", {"m.favourite": {"order": 0.5}})
+    writing.account_data_changed("@c:x", "org.example.after")
+    writing.account_data_changed("@c:x", "org.example.room", "!r:x")
+    writing.group_changed("+g:x", "@c:x", {"membership": "join", "content": {}})
+    writing.signatures_changed("@c:x")
+    presence = ["@c:x", "unavailable", 0, 1795225958912, 0, 'gone "fishing" ☕', False]
+    assert [command.row for command in wire("presence")] == [presence]
+    assert [command.row for command in wire("receipts")] == [
+        ["!r:x", "m.read", "@d:x", "$e", {"ts": 1795225957840, "hidden": False}]
+    ]
+    assert rows("push_rules") == [(2, ["@c:x"])]
+    assert rows("pushers") == [(2, ["@c:x", "org.example.app", "PushKey With Space", True])]
+    assert rows("tag_account_data") == [(2, ["@c:x", "!r:x", '{"m.favourite":{"order":0.5}}'])]
+    assert [row for _, row in rows("account_data")] == [
+        ["@c:x", None, "org.example.after"],
+        ["@c:x", "!r:x", "org.example.room"],
+    ]
+    assert rows("groups") == [(2, ["+g:x", "@c:x", "membership", {"membership": "join", "content": {}}])]
+    assert rows("user_signature") == [(2, ["@c:x"])]
+
+
+def test_json_travels_compact_and_ascii():
+    writing.add_receipt("!r:x", "m.read", "@d:x", "$e", {"thé": [1, {"a": None}]})
+    with session() as cursor:
+        lines, _ = read_lines(cursor, registry.get("receipts").declaration, Read("receipts", "master", 0, 9), 16384)
+    assert lines.data == b'RDATA receipts master 2 ["!r:x","m.read","@d:x","$e",{"th\\u00e9":[1,{"a":null}]}]\n' + (
+        b"POSITION receipts master 2 9\n"
+    )
+
+
+def test_messages_to_devices_are_one_fact_with_a_row_per_recipient():
+    token = writing.messages_to_devices(["@a:x", "@b:x", "other.example"])
+    parsed = wire("to_device")
+    assert [command.token for command in parsed] == [None, None, token]
+    assert [command.row for command in parsed] == [["@a:x"], ["@b:x"], ["other.example"]]
+
+
+def test_presence_for_destinations_is_a_row_per_pair():
+    token = queues.tell_presence(["a.example", "b.example"], ["@u:x", "@v:x"])
+    assert [row for _, row in rows("presence_federation")] == [
+        ["a.example", "@u:x"], ["a.example", "@v:x"], ["b.example", "@u:x"], ["b.example", "@v:x"],
+    ]  # fmt: skip
+    assert {number for number, _ in rows("presence_federation")} == {token}
+
+
+def test_items_for_federation_keep_their_json():
+    edu = {"edu_type": "m.typing", "content": {"typing": True}, "origin": "a.example", "destination": "b.example"}
+    queues.send_federation([("k", {"key": ["!r:a", "@u:a"], "edu": edu}), ("e", edu)])
+    assert [command.row for command in wire("federation")] == [["k", {"key": ["!r:a", "@u:a"], "edu": edu}], ["e", edu]]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda: writing.set_presence(models.Presence(user_id="@u:x", state="asleep")),
+        lambda: writing.add_receipt("!r", "m.read", "@u", "$e", {"ts": float("nan")}),
+        lambda: writing.devices_changed([]),
+        lambda: queues.send_federation([("x", {})]),
+        lambda: queues.tell_presence([], ["@u:x"]),
+    ],
+)
+def test_what_cannot_travel_is_refused_by_name(wrong):
+    with pytest.raises(UnusableFact):
+        wrong()
+
+
+def test_only_the_newest_presence_of_a_user_is_kept():
+    def presence(user: str, state: str) -> models.Presence:
+        return models.Presence(user_id=user, state=state)
+
+    writing.set_presence(presence("@a:x", "online"), presence("@b:x", "online"))
+    writing.set_presence(presence("@a:x", "offline"), presence("@a:x", "busy"))
+    assert [(token, row[0], row[1]) for token, row in rows("presence")] == [(3, "@b:x", "online"), (5, "@a:x", "busy")]
+
+
+def test_older_row_of_a_user_stays_while_the_newer_is_not_committed():
+    from django.db import transaction
+
+    writing.set_presence(models.Presence(user_id="@a:x", state="online"))
+    with pytest.raises(RuntimeError), transaction.atomic():
+        writing.set_presence(models.Presence(user_id="@a:x", state="busy"))
+        raise RuntimeError
+    assert [row[1] for _, row in rows("presence")] == ["online"]
+
+
+def test_writers_of_presence_side_by_side_leave_one_row():
+    from tests.writing import in_thread
+
+    def write() -> None:
+        for _ in range(10):
+            writing.set_presence(models.Presence(user_id="@a:x", state="online"))
+
+    threads = [in_thread(write) for _ in range(4)]
+    for thread in threads:
+        thread.join()
+    assert len(rows("presence")) == 1
+    assert rows("presence")[0][0] == 41  # forty facts from 2 on
+
+
+def test_acknowledged_items_are_freed_up_to_the_slowest_sender():
+    tokens = [queues.send_federation([("e", {"n": n})]) for n in range(4)]
+    assert queues.free_acknowledged({"sender1": tokens[2], "sender2": tokens[1]}) == 2
+    assert [token for token, _ in rows("federation")] == tokens[2:]
+    assert queues.free_acknowledged({}) == 0
+
+
+def test_old_rows_of_the_queues_are_freed():
+    queues.tell_presence(["a.example"], ["@u:x"])
+    with session() as cursor:
+        cursor.execute("UPDATE streams_presencefederation SET received_at = now() - interval '6 minutes'")
+    queues.tell_presence(["a.example"], ["@v:x"])
+    queues.free_old("presence_federation")
+    assert [row for _, row in rows("presence_federation")] == [["a.example", "@v:x"]]
+
+
+def test_linear_position_of_a_stream_of_the_catalog_follows_its_facts():
+    token = writing.push_rules_changed("@c:x")
+    wait_for_linear_of("push_rules", token)
+
+
+def wait_for_linear_of(name: str, token: int) -> None:
+    from tests.waiting import wait_until
+    from tests.writing import linear
+
+    wait_until(lambda: linear(name) >= token, 20.0, f"{name} at {token}; stored: {stored(name)}")
