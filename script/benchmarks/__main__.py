@@ -16,13 +16,17 @@ def main() -> int:
     """Run those that were named, or all."""
     parser = argparse.ArgumentParser(prog="script/bench", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="name", help=f"one of: {', '.join(NAMES)} (all)")
-    names = parser.parse_args().names or NAMES
+    parser.add_argument("--facts", type=int, help="facts that followers of 'catchup' are behind (200000)")
+    given = parser.parse_args()
+    names = given.names or NAMES
     if unknown := set(names) - set(NAMES):
         parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}")
     folder = tempfile.mkdtemp(prefix="replsite-bench-")
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "replsite.settings")
     os.environ["REPLSITE_DATA_DIR"] = folder
     os.environ["REPLSITE_LOG_LEVEL"] = "ERROR"
+    if given.facts:
+        os.environ["REPLSITE_BENCH_FACTS"] = str(given.facts)
     try:
         import django  # noqa: PLC0415 - after the environment is set
         from django.core.management import call_command  # noqa: PLC0415

@@ -1,0 +1,92 @@
+"""A follower that is far behind and only counts.
+
+    python -m script.benchmarks.catchup_follower PORT VIEW UPTO     (a follower of the server at PORT)
+    python -m script.benchmarks.catchup_follower reader VIEW UPTO   (a named reader, whose cursor is stored after every chunk)
+
+Prints ``done SECONDS FACTS GROWTH``: the time from its start to the linear position UPTO, the facts that the handler was given,
+and by how many bytes its memory grew at most.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import threading
+import time
+from collections.abc import Sequence
+
+import django
+
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "replsite.settings")
+django.setup()
+
+from script.benchmarks.memory import MemoryWatch  # noqa: E402
+from streams.conf import stream_settings  # noqa: E402
+from streams.follow import Begin, Chunk, Handler, Reader  # noqa: E402
+from streams.replication.addresses import Address  # noqa: E402
+from streams.replication.catch_up import TableCatchUp  # noqa: E402
+from streams.replication.follower import Follower, FollowerOptions  # noqa: E402
+from streams.replication.views import FollowedRow, View  # noqa: E402
+from streams.tokens import VectorToken  # noqa: E402
+
+
+class Count:
+    """The handler."""
+
+    facts = 0
+
+    def rows(self, rows: Sequence[FollowedRow]) -> None:
+        """Of a follower."""
+        self.facts += len(rows)
+
+    def chunk(self, chunk: Chunk) -> None:
+        """Of a reader."""
+        self.facts += len(chunk)
+
+
+async def follow(port: int, view: View, upto: int, count: Count) -> None:
+    """Follow until the linear position is there."""
+    options = FollowerOptions(Address("127.0.0.1", port), "bench", None, ["caches"], {"caches": VectorToken(1)}, view)
+    catch_up = TableCatchUp(stream_settings().database, "bench follower")
+
+    def end_when_there() -> None:
+        if follower.linear("caches") >= upto:
+            follower.finish()
+
+    follower = Follower(options, count.rows, catch_up, end_when_there)
+    try:
+        await follower.run()
+    finally:
+        await catch_up.close()
+
+
+def read(view: View, upto: int, count: Count) -> None:
+    """Run a reader until its handler has seen the fact."""
+    reader = Reader("bench", [Handler("caches", "bench", count.chunk, view=view, begin=Begin.OLDEST)])
+
+    def stop_when_there() -> None:
+        while reader.positions().get("caches", {}).get("past", 0) < upto:
+            time.sleep(0.01)
+        reader.stop()
+
+    threading.Thread(target=stop_when_there, daemon=True).start()
+    reader.run()
+
+
+def main() -> None:
+    """Measure one of the two."""
+    where, view, upto = sys.argv[1], View(sys.argv[2]), int(sys.argv[3])
+    count = Count()
+    with MemoryWatch(os.getpid()) as memory:
+        begun = time.perf_counter()
+        if where == "reader":
+            read(view, upto, count)
+        else:
+            asyncio.run(follow(int(where), view, upto, count))
+        seconds = time.perf_counter() - begun
+    print(f"done {seconds} {count.facts} {memory.growth_bytes}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
