@@ -1,0 +1,247 @@
+"""``wait_for``: until this process sees a position, woken by pokes and by its own commits, in time and never too early."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+
+import pytest
+from asgiref.sync import async_to_sync
+from django.db import transaction
+
+from streams import epochs, leases, waiting
+from streams.errors import EpochChanged, TokenError, WaitTimedOut
+from streams.models import StreamPosition
+from streams.tokens import VectorToken
+from streams.writers import current_writer
+from tests.waiting import wait_until
+from tests.writing import append, ids, in_thread, session, stream, terminate, wait_for_linear
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def north():
+    """Another living writer, entered at the present; returns how to announce a position of it."""
+    with session() as cursor:
+        leases.take(cursor, "north", leases.Identity("far", 1, "x"), 1.0)
+        leases.store_entry(cursor, stream(), "north", 1)
+
+        def announce(position: int) -> None:
+            cursor.execute("UPDATE streams_streamposition SET position = %s WHERE instance_name = 'north'", [position])
+            cursor.execute("SELECT pg_notify('replsite_streams', %s)", [f"caches north {position}"])
+
+        yield announce
+
+
+def test_reached_already_returns_where_the_stream_is():
+    number = append()[0]
+    wait_for_linear(number)
+    assert stream().wait_for(number).base == number
+
+
+def test_own_fact_is_there_soon_after_the_commit():
+    number = append()[0]
+    assert stream().wait_for(number, 10).base >= number
+
+
+def test_process_that_writes_nothing_sees_what_another_wrote(north):
+    assert not current_writer().has_lock
+    waited = []
+    thread = in_thread(lambda: waited.append(stream().wait_for(7, 20)))
+    wait_until(waiting.waiting)
+    assert not waited
+    north(7)
+    thread.join()
+    assert waited == [VectorToken(7)]
+
+
+def test_it_does_not_return_before_the_commit(north):
+    """The fact is reserved and announced by nobody: waiting for it may not end."""
+    with transaction.atomic():
+        number = append()[0]
+        with pytest.raises(WaitTimedOut):
+            stream().wait_for(number, 0.3)
+    north(number)
+    stream().wait_for(number, 10)
+    assert number in ids()
+
+
+def test_vector_token_waits_for_each_writers_entry(north):
+    number = append()[0]
+    token = VectorToken(1, {"master": number})
+    assert stream().wait_for(token, 10).position_of("master") >= number
+    with pytest.raises(WaitTimedOut, match="writer 'north' is at 1, wanted 50"):
+        stream().wait_for(VectorToken(1, {"north": 50}), 0.2)
+
+
+def test_time_out_names_stream_writer_wanted_and_seen_and_is_counted(north):
+    append()
+    before = waiting.timed_out["caches"]
+    with pytest.raises(WaitTimedOut) as error:
+        stream().wait_for(99, 0.2)
+    for part in (
+        "Stream caches",
+        "wanted 99",
+        "linear position is",
+        "slowest writer is 'north' at 1",
+        "manage.py streams",
+    ):
+        assert part in str(error.value)
+    assert isinstance(error.value, TimeoutError)
+    assert waiting.timed_out["caches"] == before + 1
+    assert waiting.waiting() == 0
+
+
+@pytest.mark.parametrize("token", [-1, True, None, 1.5, "x", "5@a b", b"5"])
+def test_what_is_no_token_is_refused(token):
+    with pytest.raises(TokenError):
+        stream().wait_for(token, 0.1)
+
+
+def test_text_token_with_and_without_its_epoch():
+    number = append()[0]
+    key = StreamPosition.objects.get(instance_name="master").id
+    with session() as cursor:
+        word = epochs.current_epoch(cursor)
+    for text in (str(number), f"m1~{key}.{number}", f"{number}@{word}"):
+        assert stream().wait_for(text, 10).position_of("master") >= number
+
+
+def test_token_of_an_old_epoch_is_refused_at_once():
+    append()
+    with session() as cursor:
+        old = epochs.current_epoch(cursor)
+        epochs.begin_epoch(cursor, "put back")
+    with pytest.raises(EpochChanged, match=f"Token 2@{old} of stream caches"):
+        stream().wait_for(f"2@{old}", 5)
+
+
+def test_async_waits_without_a_thread_for_each(north):
+    """A thousand wait, one announcement wakes all of them."""
+
+    async def run() -> tuple[int, float, int]:
+        await stream().await_for(1)
+        tasks = [asyncio.create_task(stream().await_for(5 + number % 3, 30)) for number in range(1_000)]
+        while waiting.waiting() < 1_000:  # noqa: ASYNC110 - nothing tells that somebody began to wait
+            await asyncio.sleep(0.01)
+        threads = threading.active_count()
+        begun = time.perf_counter()
+        await asyncio.to_thread(north, 7)
+        await asyncio.gather(*tasks)
+        return threads, time.perf_counter() - begun, len(tasks)
+
+    threads, seconds, count = async_to_sync(run)()
+    assert count == 1_000
+    assert threads < 20
+    assert seconds < 5
+    assert waiting.waiting() == 0
+
+
+def test_async_time_out_and_cancelling_leave_nobody_behind(north):
+    async def run() -> None:
+        with pytest.raises(WaitTimedOut):
+            await stream().await_for(99, 0.1)
+        task = asyncio.create_task(stream().await_for(98, 30))
+        while not waiting.waiting():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    async_to_sync(run)()
+    assert waiting.waiting() == 0
+
+
+def test_async_text_token():
+    number = append()[0]
+
+    async def run() -> int:
+        return (await stream().await_for(str(number), 10)).base
+
+    assert async_to_sync(run)() >= number
+
+
+def test_local_commit_wakes_without_any_notification(monkeypatch):
+    """Its own vector entry is known in the process before anything is announced."""
+    append()
+    number = append()[0]
+    stream().wait_for(number, 10)
+    monkeypatch.setattr(current_writer()._background, "wake", lambda: None)
+    done = []
+    token = VectorToken(number, {"master": number + 1})
+    thread = in_thread(lambda: done.append(stream().wait_for(token, 20)))
+    wait_until(waiting.waiting)
+    append()
+    thread.join(5)
+    assert done
+
+
+def test_woken_after_the_connection_was_lost(north):
+    stream().wait_for(1)
+    done = []
+    thread = in_thread(lambda: done.append(stream().wait_for(9, 30)))
+    wait_until(waiting.waiting)
+    with session() as cursor:
+        cursor.execute("SELECT pid FROM pg_stat_activity WHERE application_name = 'replsite pokes waiting'")
+        terminate(cursor.fetchone()[0])
+    north(9)
+    thread.join()
+    assert done
+
+
+def test_writer_that_joins_is_not_passed(north):
+    """Its row tells its place before it reserves; from then on the linear position waits for it."""
+    north(5)
+    stream().wait_for(5, 10)
+    with session() as cursor:
+        leases.take(cursor, "south", leases.Identity("far", 2, "x"), 1.0)
+        leases.store_entry(cursor, stream(), "south", 5)
+        north(8)
+        with pytest.raises(WaitTimedOut, match="slowest writer is 'south' at 5"):
+            stream().wait_for(8, 0.5)
+        cursor.execute("SELECT pg_notify('replsite_streams', 'caches south 8')")
+        stream().wait_for(8, 10)
+
+
+def test_child_of_a_fork_waits_by_itself(north):
+    stream().wait_for(1)
+    assert waiting._views
+    child = os.fork()
+    if child == 0:
+        os._exit(len(waiting._views))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+# --- both ends of "current" -------------------------------------------------------------------------------------------
+
+
+def test_current_names_both_ends(north):
+    number = append()[0]
+    north(number)
+    seen = wait_until(lambda: (c := stream().current()).linear >= number and c)
+    assert (seen.linear, seen.minimum("master")) == (number, number)
+    assert seen.maximum("north") == number
+    assert seen.minimum("north") == 0
+    assert seen.maximum("unknown") == seen.linear
+
+
+def test_idle_writer_claims_the_maximum_and_keeps_its_minimum(north):
+    number = append()[0]
+    north(number + 40)
+    seen = wait_until(lambda: (c := stream().current()).maximum("master") == number + 40 and c)
+    assert seen.minimum("master") == number
+    assert seen.linear == number + 40
+
+
+def test_current_without_a_fact():
+    assert (stream().current().linear, stream().current().maximum("x")) == (1, 1)
+
+
+def test_vector_of_current_goes_to_wait_for(north):
+    append()
+    north(30)
+    token = stream().current().token()
+    assert stream().wait_for(token, 10).base >= token.base
