@@ -16,8 +16,8 @@ _http = get_asgi_application()  # sets Django up: what follows needs the apps
 
 from channels.auth import AuthMiddlewareStack  # noqa: E402
 from channels.routing import ProtocolTypeRouter, URLRouter  # noqa: E402
-from channels.security.websocket import AllowedHostsOriginValidator  # noqa: E402
 
+from replsite.dashboard.origin import SameOrigin  # noqa: E402
 from streams.replication.consumer import ReplicationConsumer  # noqa: E402
 
 if importlib.util.find_spec("replsite.dashboard") and importlib.util.find_spec("replsite.dashboard.routing"):
@@ -28,7 +28,7 @@ else:  # the site without its live page
 application = ProtocolTypeRouter(
     {
         "http": _http,
-        "websocket": AllowedHostsOriginValidator(AuthMiddlewareStack(URLRouter(websocket_urlpatterns))),
+        "websocket": SameOrigin(AuthMiddlewareStack(URLRouter(websocket_urlpatterns))),
         "tcp": ReplicationConsumer.as_asgi(),
     }
 )

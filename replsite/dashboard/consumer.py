@@ -4,12 +4,14 @@ The browser says ``{"have": n}``, the number of the page that it shows (0: none)
 there is one. A hidden tab does not ask. Nothing is sent unasked, so a client that never reads fills no buffer; one that
 asks too often, or says anything else, is closed.
 
-Close codes: 4401 not logged in, 4403 not staff (any more), 4400 not understood, 4429 too many messages.
+Close codes: 1011 the page could not be sent, 4401 not logged in, 4403 not staff (any more), 4400 not understood, 4429 too
+many messages.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import time
 from typing import Any
@@ -18,9 +20,11 @@ from channels.auth import get_user
 from channels.generic.websocket import AsyncJsonWebsocketConsumer
 
 from replsite.dashboard.feed import Tick, feed_of_this_loop, message
+from streams.logs import get_logger
 
 __all__ = ["LiveConsumer"]
 
+log = get_logger(__name__)
 LONGEST_MESSAGE = 200
 MOST_MESSAGES_PER_SECOND = 10
 #: A viewer that logs out or loses the staff mark is shut out after this.
@@ -57,12 +61,23 @@ class LiveConsumer(AsyncJsonWebsocketConsumer):
             return
         if self._answer is not None and not self._answer.done():
             return  # asked twice: one answer is on its way
-        self._answer = asyncio.create_task(self._send_next(have))
+        self._answer = asyncio.create_task(self._give_answer(have))
 
     async def disconnect(self, code: int) -> None:
         """Stop waiting for the next page."""
-        if self._answer is not None:
-            self._answer.cancel()
+        answer, self._answer = self._answer, None
+        if answer is not None:
+            answer.cancel()
+            await asyncio.wait([answer])
+
+    async def _give_answer(self, have: int) -> None:
+        """An error ends the connection, so that the browser asks anew; often its end is what the error is about."""
+        try:
+            await self._send_next(have)
+        except Exception as error:  # noqa: BLE001 - each server has its own word for a viewer that is gone
+            log.info("live.not_answered", error=repr(error))
+            with contextlib.suppress(Exception):
+                await self.close(code=1011)
 
     async def _send_next(self, have: int) -> None:
         if not await self._still_staff():

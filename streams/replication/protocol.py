@@ -34,6 +34,11 @@ _QUOTED_CHARACTERS = 80
 _HTTP_METHODS = frozenset({"GET", "POST", "PUT", "HEAD", "DELETE", "OPTIONS", "PATCH", "CONNECT", "PRI"})
 
 
+_HTTP_GUESS = "; this looks like HTTP: is this the replication port?"
+#: How a TLS handshake begins; no command does.
+_TLS_START = b"\x16\x03"
+
+
 class State(enum.Enum):
     """Where a connection is in its life."""
 
@@ -51,6 +56,8 @@ class CloseReason(enum.StrEnum):
     LINE_TOO_LONG = "line too long"
     INVALID_UTF8 = "invalid UTF-8"
     PARSE_ERROR = "parse error"
+    SPOKE_HTTP = "spoke HTTP"
+    SPOKE_TLS = "spoke TLS"
     INVALID_COMMAND = "invalid command"
     PING_TIMEOUT = "ping timeout"
     TOO_SLOW = "too slow"
@@ -119,6 +126,9 @@ class Connection:
         if self.state is State.CLOSING:
             return []
         *lines, self._rest = (self._rest + data).split(b"\n")
+        if self.lines_in == 0 and (lines or [self._rest])[0].startswith(_TLS_START):
+            self.close(CloseReason.SPOKE_TLS, now, "this port does not speak TLS: connect in plain text")
+            return []
         commands: list[Command] = []
         for line in lines:
             command = self._take_line(line, now)
@@ -228,7 +238,9 @@ class Connection:
         try:
             command = parse_line(text)
         except CommandError as error:
-            self.close(CloseReason.PARSE_ERROR, now, _parse_failure(text, error))
+            spoke_http = text.split(" ", 1)[0] in _HTTP_METHODS
+            reason = CloseReason.SPOKE_HTTP if spoke_http else CloseReason.PARSE_ERROR
+            self.close(reason, now, _parse_failure(text, error, _HTTP_GUESS if spoke_http else ""))
             return None
         if self.side.other not in COMMANDS[command.WORD].senders:
             self.close(CloseReason.INVALID_COMMAND, now, f"invalid command: {command.WORD}")
@@ -286,10 +298,7 @@ class ClientConnection(Connection):
             self.close(CloseReason.WRONG_REMOTE, now, "Wrong remote")
 
 
-def _parse_failure(line: str, error: CommandError) -> str:
+def _parse_failure(line: str, error: CommandError, guess: str) -> str:
     """What is told about a bad line: the reason, the line in ASCII and cut, and a guess."""
     cut = "..." if len(line) > _QUOTED_CHARACTERS else ""
-    text = f"failed to parse line: {error} ({line[:_QUOTED_CHARACTERS]!a}{cut})"
-    if line.split(" ", 1)[0] in _HTTP_METHODS:
-        text += "; this looks like HTTP: is this the replication port?"
-    return text
+    return f"failed to parse line: {error} ({line[:_QUOTED_CHARACTERS]!a}{cut}){guess}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 
 import pytest
@@ -183,6 +184,35 @@ async def test_the_feed_rests_when_nobody_waits():
     assert source.looks == looks
 
 
+async def test_a_viewer_that_goes_while_it_is_answered_leaves_no_error_behind(source):
+    """A server refuses to send to whoever has gone, with an exception of its own."""
+    noticed = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: noticed.append(context["message"]))
+
+    async def refuse(message):
+        if message["type"] != "websocket.accept":
+            raise RuntimeError("Attempt to send on a closed protocol")
+
+    live = LiveConsumer()
+    live.scope, live.base_send = {"user": STAFF}, refuse
+    await live.connect()
+    await live.receive('{"have": 0}')
+    answer = live._answer
+    await asyncio.wait([answer])
+    await live.disconnect(1006)
+    del live, answer
+    gc.collect()
+    await asyncio.sleep(0)
+    assert noticed == []
+
+
+async def test_nobody_waits_for_a_page_after_the_end(source):
+    ws = await connected()
+    await ws.send_json_to({"have": 0})
+    await ws.disconnect()
+    assert not [task for task in asyncio.all_tasks() if "_give_answer" in repr(task)]
+
+
 # --- the whole ASGI stack ---------------------------------------------------------------------------------------------
 
 
@@ -232,6 +262,12 @@ async def test_anonymous_is_refused(committed):
 
 async def test_foreign_origin_is_refused_even_for_staff(committed):
     assert not (await handshake(await headers_of("boss", True, b"http://evil.example")))[1]
+
+
+async def test_another_port_of_the_same_host_is_refused_even_for_staff(committed):
+    """Cookies know no ports."""
+    headers = await headers_of("boss", True, b"http://localhost:8001")
+    assert not (await handshake([*headers, (b"host", b"localhost:8000")]))[1]
 
 
 async def test_losing_the_staff_mark_shuts_out(committed, monkeypatch):

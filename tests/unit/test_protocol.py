@@ -91,6 +91,23 @@ def test_http_is_guessed():
     connection = server()
     connection.receive(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n", 1.0)
     assert b"is this the replication port?" in connection.take_output()
+    assert connection.close_reason is CloseReason.SPOKE_HTTP
+
+
+@pytest.mark.parametrize("pieces", [[b"\x16\x03\x01\x02\n\x00"], [b"\x16", b"\x03\x01"]])
+def test_tls_is_noticed_at_its_first_bytes(pieces):
+    """Most of a handshake holds no line feed: the client would wait for an answer until somebody's time-out."""
+    connection = server()
+    for piece in pieces:
+        connection.receive(piece, 1.0)
+    assert connection.close_reason is CloseReason.SPOKE_TLS
+    assert b"ERROR this port does not speak TLS" in connection.take_output()
+
+
+def test_later_bytes_may_look_like_tls():
+    connection = server()
+    connection.receive(b"PING 1\n\x16\x03\x01", 1.0)
+    assert connection.state is State.OPEN
 
 
 def test_parsing_comes_before_the_question_who_may_send():

@@ -1,0 +1,66 @@
+"""The check of a WebSocket's origin: the page must come from the very host and port that the WebSocket is asked of.
+
+Cookies know no ports, so a page of another program on the same host would be let in with the viewer's session. Origins in
+``CSRF_TRUSTED_ORIGINS`` (``REPLSITE_TRUSTED_ORIGINS``) are let in as well, for proxies that change the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
+from urllib.parse import SplitResult, urlsplit
+
+from channels.security.websocket import WebsocketDenier
+from django.conf import settings
+from django.http.request import validate_host
+from django.utils.http import is_same_domain
+
+__all__ = ["SameOrigin", "is_same_origin"]
+
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+_LOCAL_HOSTS = [".localhost", "127.0.0.1", "[::1]"]
+Application = Callable[..., Awaitable[Any]]
+
+
+class SameOrigin:
+    """ASGI middleware that refuses WebSockets of other origins, and those that do not say theirs."""
+
+    def __init__(self, application: Application) -> None:
+        self._application = application
+
+    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> Any:
+        headers = {name: value.decode("latin-1") for name, value in scope.get("headers", ())}
+        if is_same_origin(headers.get(b"origin", ""), headers.get(b"host")):
+            return await self._application(scope, receive, send)
+        return await WebsocketDenier()(scope, receive, send)
+
+
+def is_same_origin(origin: str, host: str | None) -> bool:
+    """Whether a page of that origin may speak to that host (``Host`` header); both as the browser said."""
+    try:
+        found = urlsplit(origin)
+        wanted = urlsplit(f"//{host}" if host is not None else f"//{found.netloc}")
+        if found.scheme not in _DEFAULT_PORTS or not found.hostname:
+            return False
+        if _is_trusted(found, settings.CSRF_TRUSTED_ORIGINS):
+            return True
+        same_host = found.hostname == wanted.hostname and _port(found, found.scheme) == _port(wanted, found.scheme)
+    except ValueError:  # a port or an address that is none
+        return False
+    name = f"[{found.hostname}]" if ":" in found.hostname else found.hostname
+    allowed = settings.ALLOWED_HOSTS or (_LOCAL_HOSTS if settings.DEBUG else [])
+    return same_host and validate_host(name, allowed)
+
+
+def _port(found: SplitResult, scheme: str) -> int:
+    return found.port or _DEFAULT_PORTS[scheme]
+
+
+def _is_trusted(origin: SplitResult, trusted: Iterable[str]) -> bool:
+    """Exactly, or by a pattern such as ``https://*.example.com``."""
+    for one in map(urlsplit, trusted):
+        name = (one.hostname or "").lstrip("*")
+        same_port = _port(one, one.scheme) == _port(origin, origin.scheme) if one.scheme in _DEFAULT_PORTS else False
+        if one.scheme == origin.scheme and same_port and is_same_domain(origin.hostname or "", name):
+            return True
+    return False
