@@ -8,6 +8,7 @@ import os
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -16,7 +17,7 @@ import psutil
 from streams.replication.access import networks_of
 from streams.replication.errors import BadAddress, PortTaken
 
-__all__ = ["Address", "RedisAddress", "bind", "holder_of_port", "refuse_open_network"]
+__all__ = ["Address", "RedisAddress", "bind", "holder_of_port", "needs_redis", "refuse_open_network"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,11 @@ class RedisAddress:
     def __str__(self) -> str:
         channel = f"?channel={self.channel}" if self.channel else ""
         return f"{'rediss' if self.is_tls else 'redis'}://{Address(self.host, self.port)}/{self.database}{channel}"
+
+
+def needs_redis() -> str:
+    """What to do before Redis can be used; empty when it can."""
+    return "" if find_spec("redis") else "Redis needs an extra: pip install 'replsite[redis]'."
 
 
 def bind(address: Address, *, backlog: int = 512) -> tuple[socket.socket, Address]:

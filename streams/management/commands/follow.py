@@ -7,7 +7,6 @@ import asyncio
 import math
 import os
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from streams import registry
 from streams.conf import stream_settings
 from streams.errors import StreamError, TokenError
-from streams.replication.addresses import Address, RedisAddress
+from streams.replication.addresses import Address, RedisAddress, needs_redis
 from streams.replication.commands import Name, Server, format_line
 from streams.replication.connections import Connector, TcpConnector
 from streams.replication.errors import BadAddress, BadCertificate, UnsendableCommand
@@ -144,8 +143,8 @@ def _request(options: dict[str, Any]) -> FollowRequest:
 def _redis(text: str) -> RedisAddress | None:
     if not text.startswith(("redis://", "rediss://")):
         return None
-    if find_spec("redis") is None:
-        raise CommandError("Following over Redis needs the extra: pip install 'replsite[redis]'.", returncode=2)
+    if needs_redis():
+        raise CommandError(needs_redis(), returncode=2)
     return RedisAddress.parse(text)
 
 

@@ -1,0 +1,213 @@
+"""``serve --redis``: server processes that publish on a real Redis, and followers that hear only that."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+import redis
+
+from streams.models import CacheInvalidation, Reader
+from tests.redis_server import RedisServer, redis_server
+from tests.waiting import wait_until
+from tests.wire_client import WireClient, ready_ports
+from tests.writing import append, fact, session, stored, stream
+
+pytestmark = pytest.mark.django_db(transaction=True)
+CHANNEL = "localhost"
+
+
+@pytest.fixture
+def server(tmp_path, free_port) -> Iterator[RedisServer]:
+    with redis_server(tmp_path, free_port) as server:
+        yield server
+
+
+@pytest.fixture
+def serve(start_manage, server):
+    def start(**more) -> subprocess.Popen[str]:
+        process = start_manage(
+            "serve", "--http", "127.0.0.1:0", "--replication", "127.0.0.1:0", "--redis", server.url, **more
+        )
+        process.ports = ready_ports(process)
+        return process
+
+    return start
+
+
+class Watcher:
+    """Hears a channel as an outside process does."""
+
+    def __init__(self, server: RedisServer) -> None:
+        self._client = redis.Redis(port=server.port, protocol=2)
+        self._pubsub = self._client.pubsub()
+        self._pubsub.subscribe(CHANNEL)
+        self.lines: list[str] = []
+
+    def close(self) -> None:
+        self._pubsub.close()
+        self._client.close()
+
+    def read(self) -> list[str]:
+        while (message := self._pubsub.get_message(timeout=0.05)) is not None:
+            if message["type"] == "message":
+                self.lines.append(message["data"].decode("utf-8", "replace"))
+        return self.lines
+
+    def of(self, *words: str) -> list[str]:
+        return [line for line in self.read() if line.startswith(" ".join(words))]
+
+    def rows(self) -> list[tuple]:
+        """Token and name of the cache, of every row of the tested stream."""
+        found = [line.split(" ", 4) for line in self.of("RDATA caches")]
+        return [(token, json.loads(row)[0]) for _, _, _, token, row in found]
+
+
+@pytest.fixture
+def watcher(server) -> Iterator[Watcher]:
+    watcher = Watcher(server)
+    yield watcher
+    watcher.close()
+
+
+def is_publishing(watcher: Watcher, times: int = 1) -> None:
+    wait_until(lambda: len(watcher.of("REPLICATE")) >= times, 30.0, "the server said REPLICATE")
+    wait_until(lambda: watcher.of("POSITION caches"), 20.0, "positions")
+
+
+def written() -> list[tuple]:
+    facts = CacheInvalidation.objects.order_by("stream_id", "id")
+    return [(str(token), name) for token, name in facts.values_list("stream_id", "cache_name")]
+
+
+def test_it_says_replicate_then_positions_then_facts(serve, watcher):
+    serve()
+    is_publishing(watcher)
+    append(3)
+    wait_until(lambda: len(watcher.rows()) == 3, 20.0)
+    assert watcher.lines[0] == "REPLICATE "
+    assert watcher.lines[1].startswith("POSITION ")
+    assert watcher.rows() == written()
+    words = {line.split(" ")[0] for line in watcher.read()}
+    assert words == {"REPLICATE", "POSITION", "RDATA"}  # neither SERVER nor PING
+
+
+def test_replicate_of_somebody_else_is_answered(serve, server, watcher):
+    serve()
+    is_publishing(watcher)
+    append()
+    wait_until(watcher.rows, 20.0)
+    token = watcher.rows()[0][0]
+    server.publish(CHANNEL, "REPLICATE ")
+    wait_until(lambda: f"POSITION caches master {token} {token}" in watcher.read(), 20.0)
+
+
+def test_what_cannot_be_understood_does_no_harm(serve, server, watcher):
+    serve()
+    is_publishing(watcher)
+    server.publish(CHANNEL, "", "BOGUS x", "RDATA events other 5 nojson", b"\xff", "RDATA caches other 999999 []")
+    append()
+    wait_until(lambda: len(watcher.of("RDATA caches master")) == 1, 20.0)
+
+
+def test_remote_server_up_is_not_relayed_to_redis_but_from_it(serve, server, watcher):
+    process = serve()
+    is_publishing(watcher)
+    with WireClient(process.ports["replication"], "REPLICATE") as client:
+        client.read_until("POSITION caches")
+        server.publish(CHANNEL, "REMOTE_SERVER_UP from.redis")
+        client.read_until("REMOTE_SERVER_UP from.redis")
+        client.say("REMOTE_SERVER_UP from.tcp")
+        append()
+        wait_until(watcher.rows, 20.0)
+    assert watcher.of("REMOTE_SERVER_UP") == ["REMOTE_SERVER_UP from.redis"]
+
+
+@pytest.mark.parametrize("view", ["writer", "linear"])
+def test_our_own_follower_over_redis_equals_the_table(serve, server, watcher, run_manage, view):
+    serve()
+    is_publishing(watcher)
+    first = append()[0]
+    for number in range(20):
+        append(7)
+        if number == 10:
+            stream().append(fact("x" * 20_000))  # no line of TCP can hold it: fetched
+    last = append()[0]
+    wait_until(lambda: stored()["master"].position >= last)
+    span = ["--from", f"caches={first}", "--until", f"caches={last}", "--view", view]
+    done = run_manage("follow", server.url, "--streams", "caches", "--json", *span, "--timeout", "40")
+    assert done.returncode == 0, done.stderr
+    assert [(str(row["token"]), row["row"][0]) for row in map(json.loads, done.stdout.splitlines())] == written()[1:]
+
+
+def test_after_a_restart_of_redis_it_comes_back_and_tells_positions(serve, server, watcher):
+    serve()
+    is_publishing(watcher)
+    server.kill()
+    missed = append(3)
+    server.start()
+    again = Watcher(server)
+    try:
+        wait_until(lambda: again.of(f"POSITION caches master {missed[-1]} {missed[-1]}"), 30.0)
+        last = append()[0]
+        wait_until(lambda: str(last) in [token for token, _ in again.rows()], 20.0)
+    finally:
+        again.close()
+
+
+def test_a_redis_that_is_not_there_does_not_keep_the_server_from_serving(start_manage, free_port):
+    url = f"redis://127.0.0.1:{free_port}"
+    process = start_manage("serve", "--http", "127.0.0.1:0", "--replication", "127.0.0.1:0", "--redis", url)
+    with WireClient(ready_ports(process)["replication"], "REPLICATE") as client:
+        append()
+        client.read_until("RDATA caches")
+
+
+def test_of_two_servers_one_publishes_and_the_other_takes_over(serve, server, watcher):
+    """Rows of a batch that came twice would be taken for more rows of the same fact."""
+    first = serve()
+    is_publishing(watcher)
+    second = serve(env={"REPLSITE_INSTANCE": "second"})
+    with stream().reserve(2) as reservation:
+        for token in reservation.ids:
+            for name in ("one", "two"):
+                row = fact(name)
+                row.stream_id = token
+                reservation.write(row)
+    wait_until(lambda: len(watcher.rows()) >= 4, 20.0)
+    assert [name for _, name in watcher.rows()] == ["one", "two"] * 2
+    first.kill()
+    is_publishing(watcher, times=2)
+    last = append()[0]
+    wait_until(lambda: str(last) in [token for token, _ in watcher.rows()], 30.0)
+    assert len(watcher.rows()) == 5
+    assert second.poll() is None
+
+
+def test_a_publisher_that_loses_its_lock_stops_publishing(serve, watcher):
+    serve()
+    is_publishing(watcher)
+    with session() as cursor:
+        cursor.execute(
+            "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = %s",
+            ["replsite redis publisher"],
+        )
+    is_publishing(watcher, times=2)  # it came back with the lock anew
+    append()
+    wait_until(watcher.rows, 20.0)
+    assert len(watcher.rows()) == 1
+
+
+def test_it_is_shown_as_a_reader(serve, watcher):
+    serve()
+    is_publishing(watcher)
+    reader = wait_until(lambda: Reader.objects.filter(name="redis", closed_at=None).first(), 20.0)
+    assert "redis://127.0.0.1" in reader.address
+
+
+def test_a_url_that_is_none_is_refused(run_manage):
+    done = run_manage("serve", "--redis", "http://h")
+    assert done.returncode == 2
+    assert "redis://" in done.stderr
