@@ -3,7 +3,7 @@
     python -m script.benchmarks.catchup_follower PORT VIEW UPTO     (a follower of the server at PORT)
     python -m script.benchmarks.catchup_follower reader VIEW UPTO   (a named reader, whose cursor is stored after every chunk)
 
-Prints ``done SECONDS FACTS GROWTH``: the time from its start to the linear position UPTO, the facts that the handler was given,
+Prints ``done SECONDS FACTS GROWTH``: the time from its start to the fact UPTO, the facts that the handler was given,
 and by how many bytes its memory grew at most.
 """
 
@@ -32,17 +32,25 @@ from streams.tokens import VectorToken  # noqa: E402
 
 
 class Count:
-    """The handler."""
+    """The handler; notes when it has seen the last fact."""
 
-    facts = 0
+    def __init__(self, last: int) -> None:
+        self.facts = 0
+        self.ended = 0.0
+        self._last = last
 
     def rows(self, rows: Sequence[FollowedRow]) -> None:
         """Of a follower."""
+        if self.ended:
+            return
         self.facts += len(rows)
+        past = next((row.token for row in reversed(rows) if row.instance == "past"), 0)
+        if past >= self._last:
+            self.ended = time.perf_counter()
 
     def chunk(self, chunk: Chunk) -> None:
         """Of a reader."""
-        self.facts += len(chunk)
+        self.rows(chunk.rows)
 
 
 async def follow(port: int, view: View, upto: int, count: Count) -> None:
@@ -61,12 +69,12 @@ async def follow(port: int, view: View, upto: int, count: Count) -> None:
         await catch_up.close()
 
 
-def read(view: View, upto: int, count: Count) -> None:
+def read(view: View, count: Count) -> None:
     """Run a reader until its handler has seen the fact."""
     reader = Reader("bench", [Handler("caches", "bench", count.chunk, view=view, begin=Begin.OLDEST)])
 
     def stop_when_there() -> None:
-        while reader.positions().get("caches", {}).get("past", 0) < upto:
+        while not count.ended:
             time.sleep(0.01)
         reader.stop()
 
@@ -77,14 +85,14 @@ def read(view: View, upto: int, count: Count) -> None:
 def main() -> None:
     """Measure one of the two."""
     where, view, upto = sys.argv[1], View(sys.argv[2]), int(sys.argv[3])
-    count = Count()
+    count = Count(upto)
     with MemoryWatch(os.getpid()) as memory:
         begun = time.perf_counter()
         if where == "reader":
-            read(view, upto, count)
+            read(view, count)
         else:
             asyncio.run(follow(int(where), view, upto, count))
-        seconds = time.perf_counter() - begun
+        seconds = count.ended - begun
     print(f"done {seconds} {count.facts} {memory.growth_bytes}", flush=True)
 
 
