@@ -18,6 +18,7 @@ from django.db import connections
 from streams.conf import stream_settings
 
 __all__ = [
+    "SERVER_KEEPALIVES",
     "DatabaseError",
     "KeptConnection",
     "OperationalError",
@@ -27,6 +28,7 @@ __all__ = [
     "dsn",
     "epoch_key",
     "explain",
+    "publisher_key",
     "read_in_order",
     "reader_key",
     "start_key",
@@ -39,7 +41,15 @@ OperationalError = psycopg2.OperationalError
 #: What the driver raises when a connection is no longer there.
 connection_gone = (psycopg2.OperationalError, psycopg2.InterfaceError)
 
-_KEEPALIVES = {"keepalives": 1, "keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3}
+#: The loss of the server's host is noticed after 5 + 3 x 2 seconds of silence, or after as long with bytes that nobody takes.
+_KEEPALIVES = {
+    "keepalives": 1, "keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3, "tcp_user_timeout": 11_000,
+}  # fmt: skip
+#: Name: the same for the other direction: without it a server keeps the locks of a lost host for hours.
+SERVER_KEEPALIVES = (
+    "SELECT set_config('tcp_keepalives_idle', '5', false), set_config('tcp_keepalives_interval', '2', false), "
+    "set_config('tcp_keepalives_count', '3', false), set_config('tcp_user_timeout', '11000', false)"
+)
 _NOT_LIBPQ = {
     "cursor_factory",
     "cursor_class",
@@ -73,6 +83,8 @@ def _parameters(using: str | None) -> dict[str, Any]:
 def direct_connection(using: str | None = None, *, application_name: str) -> Any:
     """A new psycopg2 connection of the caller's own, in autocommit mode, to the server behind Django's alias.
 
+    Either side notices within seconds when the other's host is lost.
+
     Raises ``OperationalError`` when the server cannot be reached. ``application_name`` shows in ``pg_stat_activity``.
     """
     try:
@@ -82,6 +94,12 @@ def direct_connection(using: str | None = None, *, application_name: str) -> Any
     parameters = {"connect_timeout": 10} | found | _KEEPALIVES | {"application_name": application_name[:63]}
     connection = psycopg2.connect(**parameters)
     connection.autocommit = True
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute(SERVER_KEEPALIVES)
+    except BaseException:
+        connection.close()
+        raise
     return connection
 
 
@@ -152,6 +170,11 @@ def append_key(instance: str) -> int:
 def reader_key(reader: str) -> int:
     """Held by the process that runs the named reader, as a session lock."""
     return _key("reader", reader)
+
+
+def publisher_key(channel: str) -> int:
+    """Held by the server that publishes on a Redis channel, as a session lock."""
+    return _key("publisher", channel)
 
 
 def trim_key(stream: str) -> int:

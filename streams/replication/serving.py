@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from django.db import connections
 from django.db.utils import Error as DjangoDatabaseError
@@ -14,12 +15,15 @@ from django.db.utils import Error as DjangoDatabaseError
 from streams.conf import StreamSettings, stream_settings
 from streams.logs import get_logger
 from streams.replication.access import Access
-from streams.replication.addresses import Address, bind, refuse_open_network
-from streams.replication.broadcaster import process_broadcaster
+from streams.replication.addresses import Address, RedisAddress, bind, refuse_open_network
+from streams.replication.broadcaster import Broadcaster, process_broadcaster
 from streams.replication.errors import ReplicationError
 from streams.replication.listener import AsgiServer, ListenerLimits
-from streams.replication.reports import process_reports
+from streams.replication.reports import WorkerReports, process_reports
 from streams.replication.tls import Certificates, TlsFiles
+
+if TYPE_CHECKING:
+    from streams.replication.redis_publisher import RedisPublisher
 
 __all__ = ["DatabaseNotUsable", "Endpoints", "serve"]
 
@@ -32,10 +36,11 @@ class DatabaseNotUsable(ReplicationError):
 
 @dataclass(frozen=True, slots=True)
 class Endpoints:
-    """Where to listen, and where it really listens (port 0 takes a free one)."""
+    """Where to listen, and where it really listens (port 0 takes a free one); and the Redis to publish on."""
 
     replication: Address
     http: Address | None = None
+    publish_to: RedisAddress | None = None
 
     @property
     def ready_line(self) -> str:
@@ -62,7 +67,7 @@ def serve(
     _check_database()
     replication_socket, replication = bind(wanted.replication)
     http_socket, http = bind(wanted.http) if wanted.http else (None, None)
-    endpoints = Endpoints(replication, http)
+    endpoints = Endpoints(replication, http, wanted.publish_to)
     server = _Server(
         application,
         http_sockets=[http_socket] if http_socket else [],
@@ -71,7 +76,7 @@ def serve(
         access=access,
         certificates=certificates,
     )
-    _attend(server, f"{given.instance} {replication}")
+    _attend(server, f"{given.instance} {replication}", wanted.publish_to)
     server.tell_ready = lambda: when_ready(endpoints)
     server.run()
 
@@ -85,20 +90,32 @@ def _limits(given: StreamSettings) -> ListenerLimits:
     )
 
 
-def _attend(server: AsgiServer, served_by: str) -> None:
-    """The process's broadcaster and reports live and end with the server."""
+def _attend(server: AsgiServer, served_by: str, publish_to: RedisAddress | None) -> None:
+    """The process's broadcaster, reports and Redis publisher live and end with the server."""
     broadcaster, reports = process_broadcaster(served_by), process_reports(served_by)
     reports.more_counts = lambda: {"refused": server.refusals + server.http_limits.refused}
+
+    publisher = _publisher(broadcaster, reports, publish_to) if publish_to is not None else None
 
     async def start() -> None:
         await broadcaster.start()
         await reports.start()
+        if publisher is not None:
+            await publisher.start()
 
     async def stop() -> None:
+        if publisher is not None:
+            await publisher.stop()
         await broadcaster.stop()
         await reports.stop()
 
     server.when_ready, server.when_stopping = start, stop
+
+
+def _publisher(broadcaster: Broadcaster, reports: WorkerReports, address: RedisAddress) -> RedisPublisher:
+    from streams.replication.redis_publisher import RedisPublisher  # noqa: PLC0415 - needs the extra ``redis``
+
+    return RedisPublisher(broadcaster, address, reports.take, reports.gone)
 
 
 class _Server(AsgiServer):

@@ -7,7 +7,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from streams.conf import stream_settings
-from streams.replication.addresses import Address
+from streams.replication.addresses import Address, RedisAddress, needs_redis
 from streams.replication.errors import BadAddress, BadCertificate, ReplicationError
 from streams.replication.tls import TlsFiles, add_server_arguments
 
@@ -25,14 +25,23 @@ class Command(BaseCommand):
             ("--replication", "127.0.0.1:9092", "the replication protocol"),
         ):
             parser.add_argument(option, default=default, metavar="HOST:PORT", help=f"{what} (default: %(default)s)")
+        parser.add_argument(
+            "--redis", metavar="URL", help="publish the lines on this Redis too: redis://HOST:PORT[/DB][?channel=NAME]"
+        )
         add_server_arguments(parser)
 
     def handle(self, *args: Any, **options: Any) -> None:
         from replsite.asgi import application  # noqa: PLC0415 - loads the reactor
         from streams.replication.serving import Endpoints, serve  # noqa: PLC0415
 
+        if options["redis"] and needs_redis():
+            raise CommandError(f"--redis: {needs_redis()}", returncode=2)
         try:
-            wanted = Endpoints(http=Address.parse(options["http"]), replication=Address.parse(options["replication"]))
+            wanted = Endpoints(
+                http=Address.parse(options["http"]),
+                replication=Address.parse(options["replication"]),
+                publish_to=RedisAddress.parse(options["redis"]) if options["redis"] else None,
+            )
             serve(application, wanted, self._tell_ready, TlsFiles.of_server(stream_settings(), options))
         except (BadAddress, BadCertificate) as error:
             raise CommandError(str(error), returncode=2) from error
