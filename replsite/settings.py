@@ -54,6 +54,9 @@ def _database() -> dict[str, Any]:
         ) from error
     if found["ENGINE"] == "django.db.backends.postgresql":
         found["ENGINE"] = "django_prometheus.db.backends.postgresql"  # the same, and it counts queries
+        # A host that is lost is noticed within seconds; the address of the server wins when it says otherwise.
+        keepalives = {"keepalives": 1, "keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3}
+        found["OPTIONS"] = {**keepalives, **found.get("OPTIONS", {})}
     return found
 
 

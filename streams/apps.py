@@ -3,6 +3,8 @@
 import atexit
 
 from django.apps import AppConfig
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.backends.signals import connection_created
 
 
 class StreamsConfig(AppConfig):
@@ -20,3 +22,14 @@ class StreamsConfig(AppConfig):
 
         trim_commands.register_subjects()
         atexit.register(writers.retire_all)
+        connection_created.connect(_watch_host, dispatch_uid="streams.watch_host")
+
+
+def _watch_host(connection: BaseDatabaseWrapper, **_: object) -> None:
+    """Transactions that append hold locks, too: the server has to notice when the host of one is lost."""
+    from streams import database  # noqa: PLC0415 - the driver is not needed to load the app
+    from streams.conf import stream_settings  # noqa: PLC0415
+
+    if connection.vendor == "postgresql" and connection.alias == stream_settings().database:
+        with connection.cursor() as cursor:
+            cursor.execute(database.SERVER_KEEPALIVES)
