@@ -94,7 +94,7 @@ class UnknownRoom(ReadingError):
 
 
 class StateUnresolved(ReadingError):
-    """The state asked for would have to be resolved and is not known."""
+    """The state asked for is not known: events that it builds on are not here."""
 
 
 class BadToken(ReadingError, ValueError):

@@ -11,7 +11,7 @@ import heapq
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
-__all__ = ["Leaves", "Node", "backward_extremities", "causal_order", "is_accepted"]
+__all__ = ["Leaves", "Node", "backward_extremities", "causal_order", "cycles", "is_accepted"]
 
 
 class Node(Protocol):
@@ -21,6 +21,8 @@ class Node(Protocol):
     def event_id(self) -> str: ...
     @property
     def prev_event_ids(self) -> tuple[str, ...]: ...
+    @property
+    def auth_event_ids(self) -> tuple[str, ...]: ...
     @property
     def outlier(self) -> bool: ...
     @property
@@ -34,19 +36,12 @@ def is_accepted(node: Node) -> bool:
     return not (node.outlier or node.soft_failed or node.rejected_reason is not None)
 
 
-def causal_order(nodes: Sequence[Node]) -> tuple[list[int], list[int]]:
+def causal_order(nodes: Sequence[Node], *, auth: bool = False) -> tuple[list[int], list[int]]:
     """Indexes so that prev events come first, else as given; and the indexes that lie on or above a cycle.
 
-    Prev events that are not among ``nodes`` do not matter.
+    With ``auth`` the auth events of an event come first too. Events that are not among ``nodes`` do not matter.
     """
-    index = {node.event_id: number for number, node in enumerate(nodes)}
-    waiting = [0] * len(nodes)
-    children: list[list[int]] = [[] for _ in nodes]
-    for number, node in enumerate(nodes):
-        for prev in node.prev_event_ids:
-            if (parent := index.get(prev)) is not None:
-                children[parent].append(number)
-                waiting[number] += 1
+    children, waiting = _edges(nodes, auth)
     ready = [number for number, count in enumerate(waiting) if count == 0]
     order: list[int] = []
     while ready:
@@ -57,6 +52,41 @@ def causal_order(nodes: Sequence[Node]) -> tuple[list[int], list[int]]:
             if waiting[child] == 0:
                 heapq.heappush(ready, child)
     return order, [number for number, count in enumerate(waiting) if count > 0]
+
+
+def cycles(nodes: Sequence[Node], left: Iterable[int], *, auth: bool = False) -> list[int]:
+    """Of the indexes that ``causal_order`` has left over, those on a cycle or between two; the others lie above."""
+    staying = set(left)
+    children, _ = _edges(nodes, auth)
+    parents: dict[int, list[int]] = {number: [] for number in staying}
+    above = dict.fromkeys(staying, 0)
+    for number in staying:
+        for child in children[number]:
+            if child in staying:
+                parents[child].append(number)
+                above[number] += 1
+    tops = [number for number, count in above.items() if not count]
+    while tops:
+        number = tops.pop()
+        staying.discard(number)
+        for parent in parents[number]:
+            above[parent] -= 1
+            if not above[parent]:
+                tops.append(parent)
+    return sorted(staying)
+
+
+def _edges(nodes: Sequence[Node], auth: bool) -> tuple[list[list[int]], list[int]]:
+    """Per index the indexes of the events that refer to it, and to how many it refers."""
+    index = {node.event_id: number for number, node in enumerate(nodes)}
+    waiting = [0] * len(nodes)
+    children: list[list[int]] = [[] for _ in nodes]
+    for number, node in enumerate(nodes):
+        for other in (*node.prev_event_ids, *node.auth_event_ids) if auth else node.prev_event_ids:
+            if (parent := index.get(other)) is not None:
+                children[parent].append(number)
+                waiting[number] += 1
+    return children, waiting
 
 
 def backward_extremities(nodes: Iterable[Node]) -> list[str]:

@@ -35,9 +35,8 @@ __all__ = [
 class Room(models.Model):
     """A room that we hold events of.
 
-    ``current_state_unresolved``: the state at the forward extremities would have to be resolved and is not known,
-    so the room has no rows in ``CurrentState``. ``visibility_unresolved``: it has none in ``EventVisibility`` for
-    the same reason.
+    ``current_state_unresolved``: the state at a forward extremity is not known, because events below it are missing,
+    so the room has no rows in ``CurrentState``. ``visibility_unresolved``: it has none in ``EventVisibility``.
     """
 
     room_id = IdentifierField(primary_key=True)

@@ -29,6 +29,7 @@ __all__ = [
     "announced_version",
     "parse_event",
     "parse_line",
+    "ruled_content",
 ]
 
 LINE_LIMIT_BYTES = 1024 * 1024
@@ -43,8 +44,9 @@ class ParsedEvent:
     """Everything that storage and the room's graph need to know of one event, checked.
 
     ``prev_event_ids`` and ``auth_event_ids`` are in the event's order without repetitions. ``content`` is kept only
-    where rules look at it later (see ``events.parsing.RULED_TYPES``), else it is empty. ``json`` may be emptied by
-    whoever sends the object to ``room_history``, which does not read it.
+    where rules look at it later (``events.parsing.ruled_content``), else it is empty. ``json`` may be emptied by
+    whoever sends the object to ``room_history``, which does not read it. ``rejection_given`` and ``soft_failure_given`` say
+    that it was told whether the event was rejected or soft-failed, so that the rules are not asked.
     """
 
     event_id: str
@@ -67,6 +69,8 @@ class ParsedEvent:
     rejected_reason: str | None = None
     soft_failed: bool = False
     stream_ordering: int | None = None
+    rejection_given: bool = False
+    soft_failure_given: bool = False
 
     @property
     def is_state(self) -> bool:
@@ -79,8 +83,20 @@ class ParsedEvent:
         return self.stream_ordering is not None and self.stream_ordering < 0
 
 
-RULED_TYPES = frozenset({"m.room.create", "m.room.history_visibility", "m.room.power_levels"})
-"""Types whose content decides about other events: who may redact, who may see."""
+_RULED_TYPES = frozenset(
+    {"m.room.create", "m.room.history_visibility", "m.room.power_levels"}
+    | {"m.room.join_rules", "m.room.third_party_invite"}
+)
+_RULED_MEMBER_KEYS = ("third_party_invite", "join_authorised_via_users_server")
+
+
+def ruled_content(event_type: str, content: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part of an event's content that decides about this or other events: who may do what, who may see."""
+    if event_type in _RULED_TYPES:
+        return content
+    if event_type == "m.room.member":  # the membership has a field of its own
+        return {key: content[key] for key in _RULED_MEMBER_KEYS if key in content}
+    return {}
 
 
 class _Line(msgspec.Struct):
@@ -91,8 +107,8 @@ class _Line(msgspec.Struct):
     room_version: Any = None
     event_id: Any = None
     outlier: Any = None
-    rejected_reason: Any = None
-    soft_failed: Any = None
+    rejected_reason: Any = msgspec.UNSET
+    soft_failed: Any = msgspec.UNSET
     stream_ordering: Any = None
 
 
@@ -161,7 +177,7 @@ def parse_event(json: bytes, event: Mapping[str, Any], version_name: Any, given_
         relates_to=optional_identifier(relation.get("event_id")) if isinstance(relation, dict) else None,
         content_hash_matches=hashes.content_hash_matches(event, version, plain=plain),
         json=json,
-        content=content if event_type in RULED_TYPES else {},
+        content=ruled_content(event_type, content),
     )
 
 
@@ -240,7 +256,10 @@ def _redacts(event: Mapping[str, Any], content: Mapping[str, Any], version: Room
 def _with_wrapper(parsed: ParsedEvent, wrapper: _Line) -> ParsedEvent:
     """The event with what the wrapper says about it."""
     reason, ordering = wrapper.rejected_reason, wrapper.stream_ordering
-    if reason is not None:
+    soft_failed = wrapper.soft_failed
+    if reason is msgspec.UNSET:
+        reason = None
+    elif reason is not None:
         reason = storable(reason, "rejected_reason", limit_bytes=None)
     if ordering is not None:
         ordering = integer({"stream_ordering": ordering}, "stream_ordering", -LARGEST_STREAM_ORDERING)
@@ -248,6 +267,8 @@ def _with_wrapper(parsed: ParsedEvent, wrapper: _Line) -> ParsedEvent:
         parsed,
         outlier=boolean(wrapper.outlier, "outlier"),
         rejected_reason=reason,
-        soft_failed=boolean(wrapper.soft_failed, "soft_failed"),
+        soft_failed=boolean(None if soft_failed is msgspec.UNSET else soft_failed, "soft_failed"),
         stream_ordering=ordering or None,
+        rejection_given=wrapper.rejected_reason is not msgspec.UNSET,
+        soft_failure_given=soft_failed is not msgspec.UNSET,
     )

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from django.db import connections
 
 from events.errors import BadToken, StateUnresolved, UnknownEvent, UnknownRoom
-from events.models import Event, EventEdge, Room
+from events.models import Event, Room
+from state.models import StateGroup
 from state.store import full_state, groups_of_events
 
 __all__ = ["StateAt", "TimelineEntry", "state_at", "timeline"]
@@ -37,14 +38,13 @@ def state_at(event_id: str, using: str = "default") -> StateAt:
     if event.outlier:
         return StateAt(event_id, None, None)
     if event.state_unresolved:
-        raise StateUnresolved(f"The state at {event_id} would have to be resolved and is not known.")
-    after = full_state(groups_of_events([event_id], using)[event_id], using)
+        raise StateUnresolved(f"The state at {event_id} is not known: events that it builds on are not here.")
+    group = groups_of_events([event_id], using)[event_id]
+    after = full_state(group, using)
     if event.state_key is None or event.rejected_reason is not None:
         return StateAt(event_id, after, after)
-    prevs = EventEdge.objects.using(using).filter(event_id=event_id).values_list("prev_event_id", flat=True)
-    before_groups = groups_of_events(list(prevs), using)
-    before = full_state(next(iter(before_groups.values())), using) if before_groups else {}
-    return StateAt(event_id, before, after)
+    before = StateGroup.objects.using(using).values_list("prev_group", flat=True).get(pk=group)
+    return StateAt(event_id, full_state(before, using) if before is not None else {}, after)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,12 @@
 """A whole room's history -> the rows of every table (pure).
 
-The same function serves bulk import on Spark executors and, event by event, the live path's tests. It reads
-extracted fields only, never JSON text, and takes time linear in events, edges and state changes.
+The same function serves bulk import on Spark executors and tests. It reads extracted fields only, never JSON text.
+Time is linear in events, edges and state changes, but for the merges of different states (``state.resolution`` tells their bound;
+each set of groups is resolved once).
 
-State is computed where it is *known*: where all prev events have one state group. Where groups differ the state
-would have to be resolved; such an event and its descendants are marked ``state_unresolved`` and counted, never
-guessed.
+First the state at every event is worked out in causal order (``events.room_states``), then the events *arrive* in the
+given order: that decides leaves, current state and soft failures. Where a prev event is missing the state is not
+known; such an event and those above it are marked ``state_unresolved`` and counted, never guessed.
 
 Positions are indexes into the given events, state groups are numbers from 0: whoever loads the result maps both to
 reserved IDs, ascending.
@@ -13,16 +14,15 @@ reserved IDs, ascending.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from events.errors import HistoryError
 from events.graph import Leaves, backward_extremities, causal_order, is_accepted
 from events.parsing import ParsedEvent
 from events.redaction_rules import may_redact
+from events.room_states import RoomStates
 from events.visibility_ranges import VisibilityRow, visibility_ranges
-from state.deltas import GroupBuilder
-from state.power_levels import PowerLevels
 from state.room_versions import RoomVersion, room_version
 
 __all__ = ["EVENT_COLUMNS", "RoomResult", "event_row", "room_history"]
@@ -45,6 +45,10 @@ EVENT_COLUMNS = (
     "state_unresolved",
 )
 """Columns of ``RoomResult.events``; ``stream_ordering`` and ``instance_name`` are added by the loader."""
+_MOST_STATES_ON_THE_WAY = 50
+"""While leaves have more different states than that, the current state is left as it was: resolving it anew with every event
+would take time in proportion to the square of their number. The final one is always worked out."""
+_REJECTED_REASON = EVENT_COLUMNS.index("rejected_reason")
 
 
 @dataclass(slots=True)
@@ -79,10 +83,15 @@ class RoomResult:
     state_deltas: list[tuple[int, str, str, str | None, str | None]] = field(default_factory=list)
     """(index, type, state_key, event_id, prev_event_id): how the current state grew.
 
-    None when it is unresolved, and none for backfilled events, which never change it.
+    None when it is unknown, and none for backfilled events, which never change it.
     """
     visibility: list[VisibilityRow] = field(default_factory=list)
     """None when ``visibility_unresolved``."""
+
+    @property
+    def rejected_events(self) -> int:
+        """How many events the auth rules refuse."""
+        return sum(row[_REJECTED_REASON] is not None for row in self.events)
 
     @property
     def unresolved_events(self) -> int:
@@ -123,107 +132,130 @@ class _History:
     """One computation: fields that fill up step by step."""
 
     def __init__(self, events: Sequence[ParsedEvent]) -> None:
-        self.events = events
         self.room_id, self.version = _only_room(events)
-        self.by_id = {event.event_id: event for event in events}
-        if len(self.by_id) != len(events):
+        self.states = RoomStates(self.version, events)
+        if len(self.states.events) != len(events):
             raise HistoryError(f"{self.room_id}: an event is given twice; drop duplicates first")
-        self.graph = [event for event in events if not event.outlier]
-        self.in_graph = {event.event_id: event for event in self.graph}
-        self.create = next((event for event in self.graph if _is_create(event)), None)
-        self.builder = GroupBuilder()
-        self.before: dict[str, int] = {}
-        self.after: dict[str, int] = {}
+        self.states.assign(events)
+        self.by_id = self.states.events
+        self.ids = [event.event_id for event in events]
+        self.in_graph = {event_id: event for event_id, event in self.by_id.items() if not event.outlier}
+        self.create = self.states.create
 
     def result(self) -> RoomResult:
-        self._assign_groups()
-        leaves = Leaves(self.in_graph)
-        for event in self.graph:
-            leaves.add(event)
         result = RoomResult(self.room_id, self.version.name)
         if self.create is not None:
             result.creator, result.create_event_id = self.create.sender, self.create.event_id
-        redacted_by = self._redactions()
+        leaves, current = self._arrive(result)
+        events = [self.by_id[event_id] for event_id in self.ids]
+        graph = [event for event in events if not event.outlier]
+        after = self.states.after
+        redacted_by = self._redactions(graph)
         result.events = [
-            event_row(event, redacted_by.get(event.event_id), not event.outlier and event.event_id not in self.after)
-            for event in self.events
+            event_row(event, redacted_by.get(event.event_id), not event.outlier and event.event_id not in after)
+            for event in events
         ]
-        result.edges = [(event.event_id, prev) for event in self.graph for prev in event.prev_event_ids]
-        result.auth = [(event.event_id, list(event.auth_event_ids)) for event in self.events if event.is_state]
+        result.edges = [(event.event_id, prev) for event in graph for prev in event.prev_event_ids]
+        result.auth = [(event.event_id, list(event.auth_event_ids)) for event in events if event.is_state]
         result.forward_extremities = list(leaves.current)
-        result.backward_extremities = backward_extremities(self.events)
-        result.groups = list(self.builder.group_rows())
-        result.group_deltas = list(self.builder.delta_rows())
-        result.event_groups = [(e.event_id, self.after[e.event_id]) for e in self.graph if e.event_id in self.after]
-        self._add_current_state(result)
-        ranges = visibility_ranges(self.events) if not result.backward_extremities else None
+        result.backward_extremities = backward_extremities(events)
+        self._add_current_state(result, current)
+        self._add_groups(result, graph)
+        ranges = visibility_ranges(events) if not result.backward_extremities else None
         result.visibility_unresolved = ranges is None
         result.visibility = ranges or []
         return result
 
-    # --- state groups -------------------------------------------------------------------------------------------
-    def _assign_groups(self) -> None:
-        """Walk in causal order; where the state before is not known there is no group, nor for those above."""
-        order, _ = causal_order(self.graph)
-        for number in order:
-            event = self.graph[number]
-            if event is self.create:
-                self.after[event.event_id] = self.builder.add_full({(event.type, ""): event.event_id})
-                continue
-            before = self._group_before(event)
-            if before is None:
-                continue
-            self.before[event.event_id] = before
-            if event.state_key is None or event.rejected_reason is not None:
-                self.after[event.event_id] = before
-            else:
-                changes = {(event.type, event.state_key): event.event_id}
-                self.after[event.event_id] = self.builder.add(before, changes)
+    # --- arrival ------------------------------------------------------------------------------------------------
+    def _arrive(self, result: RoomResult) -> tuple[Leaves, int | None]:
+        """The events come in one by one; returns the leaves and the group of the current state (null: not known)."""
+        leaves, groups = Leaves(self.in_graph), _LeafGroups()
+        here: set[str] = set()
+        current: int | None = None
+        known: int | None = None
+        for index, event_id in self._arrivals():
+            event = self.by_id[event_id]
+            if self._soft_fails(event, current, leaves, here):
+                event = self.by_id[event_id] = self.in_graph[event_id] = replace(event, soft_failed=True)
+            here.add(event_id)
+            is_leaf, gone = leaves.add(event)
+            groups.change(self.states.after, [event_id] if is_leaf else [], gone)
+            if len(groups.counts) <= _MOST_STATES_ON_THE_WAY:
+                current = self.states.merged(groups.counts)
+            if not event.backfilled:
+                known = self._note_changes(result, index, known, current)
+        current = self.states.merged(groups.counts)
+        if known is not None:
+            self._note_changes(result, self._last_live(), known, current)
+        return leaves, current
 
-    def _group_before(self, event: ParsedEvent) -> int | None:
-        """The one group that all prev events have, or null when there is none such."""
-        groups = {self.after.get(prev) for prev in event.prev_event_ids}
-        return groups.pop() if len(groups) == 1 else None
+    def _note_changes(self, result: RoomResult, index: int, known: int | None, current: int | None) -> int | None:
+        """Write down how the current state changed with an event; returns the group that is known now."""
+        if current is None or current == known:
+            return known
+        changes = self.states.builder.changes_between(known, current)
+        result.state_deltas += [(index, *key, new, old) for key, (old, new) in changes.items()]
+        return current
 
-    # --- current state ------------------------------------------------------------------------------------------
-    def _add_current_state(self, result: RoomResult) -> None:
-        groups = _Agreement()
-        for event_id in result.forward_extremities:
-            groups.count(self.after.get(event_id), 1)
-        current = groups.common()
+    def _last_live(self) -> int:
+        live = [n for n, e in enumerate(self.ids) if e in self.in_graph and not self.in_graph[e].backfilled]
+        return live[-1]
+
+    def _arrivals(self) -> Iterator[tuple[int, str]]:
+        """Events of the graph in the order in which they count, each with the highest index so far.
+
+        That is the given order, but an event waits for its prev events. Backfilled ones, of which nobody knows when they
+        came, are last.
+        """
+        graph = [(index, event_id) for index, event_id in enumerate(self.ids) if event_id in self.in_graph]
+        latest = 0
+        for backfilled in (False, True):
+            part = [arrival for arrival in graph if self.in_graph[arrival[1]].backfilled is backfilled]
+            order, left = causal_order([self.in_graph[event_id] for _, event_id in part])
+            for number in (*order, *left):
+                index, event_id = part[number]
+                latest = max(latest, index)
+                yield latest, event_id
+
+    def _soft_fails(self, event: ParsedEvent, current: int | None, leaves: Leaves, here: set[str]) -> bool:
+        """Asked of accepted events that do not build on just the current leaves and come after their prev events."""
+        if event.soft_failure_given or event.soft_failed or event.rejected_reason is not None or current is None:
+            return event.soft_failed
+        if event.backfilled or leaves.current.keys() == set(event.prev_event_ids):
+            return False
+        if not here.issuperset(event.prev_event_ids):
+            return False
+        return self.states.judge.soft_fails(event, self.states.state(current))
+
+    def _add_current_state(self, result: RoomResult, current: int | None) -> None:
         if current is None:
             result.current_state_unresolved = True
+            result.state_deltas = []
             return
-        for (event_type, state_key), event_id in self.builder.expand(current).items():
-            membership = self.by_id[event_id].membership
-            result.current_state.append((event_type, state_key, event_id, membership))
-        result.state_deltas = self._state_deltas()
+        for (event_type, state_key), event_id in self.states.builder.expand(current).items():
+            found = self.by_id.get(event_id)
+            result.current_state.append((event_type, state_key, event_id, found.membership if found else None))
 
-    def _state_deltas(self) -> list[tuple[int, str, str, str | None, str | None]]:
-        """Replay the arrivals: whenever the leaves agree on another group, the difference is a change."""
-        rows: list[tuple[int, str, str, str | None, str | None]] = []
-        leaves, groups = Leaves(self.in_graph), _Agreement()
-        known: int | None = None
-        for index, event in enumerate(self.events):
-            if event.outlier:
-                continue
-            is_leaf, gone = leaves.add(event)
-            for event_id in gone:
-                groups.count(self.after.get(event_id), -1)
-            if is_leaf:
-                groups.count(self.after.get(event.event_id), 1)
-            group = groups.common() if not event.backfilled else None
-            if group is not None and group != known:
-                changes = self.builder.changes_between(known, group)
-                rows += [(index, *key, new, old) for key, (old, new) in changes.items()]
-                known = group
-        return rows
+    def _add_groups(self, result: RoomResult, graph: Sequence[ParsedEvent]) -> None:
+        """The groups before and after events, numbered anew: those of current states on the way are not stored."""
+        builder, after = self.states.builder, self.states.after
+        kept = sorted(builder.kept({*after.values(), *self.states.before.values()}))
+        new = {number: place for place, number in enumerate(kept)}
+        result.groups = [
+            (new[number], None if prev is None else new[prev], new[chain], hops, keys, rows)
+            for number, prev, chain, hops, keys, rows in builder.group_rows(kept)
+        ]
+        result.group_deltas = [
+            (new[chain], new[group], event_type, state_key, event_id)
+            for chain, group, event_type, state_key, event_id in builder.delta_rows(kept)
+        ]
+        result.event_groups = [(e.event_id, new[after[e.event_id]]) for e in graph if e.event_id in after]
 
     # --- redactions ---------------------------------------------------------------------------------------------
-    def _redactions(self) -> dict[str, str]:
+    def _redactions(self, graph: Sequence[ParsedEvent]) -> dict[str, str]:
         """Target -> a redaction that is known to apply to it, the first one where there are several."""
         found: dict[str, str] = {}
-        for redaction in self.graph:
+        for redaction in graph:
             target = self.in_graph.get(redaction.redacts or "")
             if target is not None and is_accepted(redaction) and self._applies(redaction, target):
                 found.setdefault(target.event_id, redaction.event_id)
@@ -232,36 +264,27 @@ class _History:
     def _applies(self, redaction: ParsedEvent, target: ParsedEvent) -> bool:
         if may_redact(redaction, target, self.version, None):
             return True
-        before = self.before.get(redaction.event_id)
-        return before is not None and may_redact(redaction, target, self.version, self._power_levels(before))
-
-    def _power_levels(self, group: int) -> PowerLevels:
-        event_id = self.builder.lookup(group, ("m.room.power_levels", ""))
-        content = self.by_id[event_id].content if event_id is not None else None
-        creators = set()
-        if self.create is not None:
-            creators.add(self.create.sender)
-            additional = self.create.content.get("additional_creators")
-            if self.version.room_id_is_create_hash and isinstance(additional, list):
-                creators.update(user for user in additional if isinstance(user, str))
-        return PowerLevels(self.version, content, creators)
+        before = self.states.before.get(redaction.event_id)
+        if before is None:
+            return False
+        levels = self.states.rules.levels(self.states.state(before), self.create)
+        return may_redact(redaction, target, self.version, levels)
 
 
-class _Agreement:
-    """How many leaves have which group (null: unknown), so that asking for the common one takes no search."""
+class _LeafGroups:
+    """How many leaves have which group (null: not known), so that a room of many leaves takes no search."""
 
     def __init__(self) -> None:
-        self._counts: dict[int | None, int] = {}
+        self.counts: dict[int | None, int] = {}
 
-    def count(self, group: int | None, change: int) -> None:
-        """One leaf more or less."""
-        left = self._counts.pop(group, 0) + change
-        if left:
-            self._counts[group] = left
-
-    def common(self) -> int | None:
-        """The group that all leaves have; null when they differ or it is unknown."""
-        return next(iter(self._counts)) if len(self._counts) == 1 else None
+    def change(self, after: Mapping[str, int], new: Iterable[str], gone: Iterable[str]) -> None:
+        """Leaves come and go."""
+        for events, change in ((new, 1), (gone, -1)):
+            for event_id in events:
+                group = after.get(event_id)
+                left = self.counts.pop(group, 0) + change
+                if left:
+                    self.counts[group] = left
 
 
 def _only_room(events: Sequence[ParsedEvent]) -> tuple[str, RoomVersion]:
@@ -271,13 +294,3 @@ def _only_room(events: Sequence[ParsedEvent]) -> tuple[str, RoomVersion]:
         raise HistoryError(f"the events are of {len(rooms)} rooms or versions instead of one: {shown}")
     room_id, name = rooms.pop()
     return room_id, room_version(name)
-
-
-def _is_create(event: ParsedEvent) -> bool:
-    """True for an event that may begin a room."""
-    return (
-        event.type == "m.room.create"
-        and event.state_key == ""
-        and not event.prev_event_ids
-        and event.rejected_reason is None
-    )

@@ -123,6 +123,8 @@ def _row(place: int, event: ParsedEvent) -> Sequence[Any]:
         event.rejected_reason,
         event.soft_failed,
         event.stream_ordering,
+        event.rejection_given,
+        event.soft_failure_given,
         json.dumps(event.content).encode() if event.content else None,
         event.json,
     )

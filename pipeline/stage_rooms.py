@@ -155,7 +155,7 @@ def _rows(room_no: int, staged: Sequence[_Staged], result: RoomResult) -> list[l
         result.visibility_unresolved,
         len(staged),
         sum(one.event.backfilled for one in staged),
-        sum(one.event.rejected_reason is not None for one in staged),
+        result.rejected_events,
         result.unresolved_events,
         len(result.groups),
     )

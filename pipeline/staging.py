@@ -111,6 +111,8 @@ STAGED_EVENTS = _table(
     rejected_reason="text",
     soft_failed="boolean",
     stream_ordering="bigint",
+    rejection_given="boolean",
+    soft_failure_given="boolean",
     content="bytea",
     json="bytea",
 )

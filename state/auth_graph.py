@@ -66,12 +66,12 @@ class AuthGraph:
         lowest event of the answer, with their edges.
         """
         full = (1 << len(sets)) - 1
-        reached: dict[str, int] = dict.fromkeys((event_id for event_id in common if event_id in self.events), full)
+        reached: dict[str, int] = {event_id: full for event_id in common if event_id in self.events}
         for number, members in enumerate(sets):
             for event_id in members:
                 if event_id in self.events:
                     reached[event_id] = reached.get(event_id, 0) | 1 << number
-        heap = [(-self.rank(event_id), event_id) for event_id in reached]
+        heap = [(-(self._ranks.get(event_id) or self.rank(event_id)), event_id) for event_id in reached]
         heapq.heapify(heap)
         partial = sum(mask != full for mask in reached.values())
         found = set()

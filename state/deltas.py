@@ -9,7 +9,7 @@ numbers to ascending IDs.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 __all__ = ["HOPS_LIMIT", "ROWS_PER_KEY_LIMIT", "SPARE_ROWS", "GroupBuilder", "StateKey"]
@@ -17,7 +17,7 @@ __all__ = ["HOPS_LIMIT", "ROWS_PER_KEY_LIMIT", "SPARE_ROWS", "GroupBuilder", "St
 StateKey = tuple[str, str]
 """``(type, state_key)``."""
 
-HOPS_LIMIT = 10
+HOPS_LIMIT = 20
 """Most chains that an expansion reads besides the group's own."""
 ROWS_PER_KEY_LIMIT = 3
 SPARE_ROWS = 100
@@ -36,6 +36,10 @@ class _Group:
     changes: Mapping[StateKey, str | None]
 
 
+_RECENT = 4
+"""Full states that are kept at hand."""
+
+
 class GroupBuilder:
     """The groups of one room, in the order in which they come into being."""
 
@@ -44,6 +48,7 @@ class GroupBuilder:
         self._tips: dict[int, int] = {}
         self._copies: dict[int, int] = {}
         self._originals: dict[int, int] = {}
+        self._recent: dict[int, dict[StateKey, str]] = {}
         self._history: dict[int, dict[StateKey, tuple[list[int], list[str | None]]]] = {}
 
     def __len__(self) -> int:
@@ -58,12 +63,30 @@ class GroupBuilder:
         """A new group: the state of ``base`` with ``changes`` (null removes a key).
 
         Takes time in proportion to the changes. Where an expansion would read too much, ``base`` is first copied in
-        full, once for all groups that will build on it.
+        full, once for all groups that will build on it. A group with a single change always builds on ``base`` or its copy,
+        so the state before a state event is that of the group below its own.
         """
         number = self._add(base, changes)
-        if number is None and 2 * len(changes) < self._groups[base].keys:
+        if number is None and (len(changes) == 1 or 2 * len(changes) < self._groups[base].keys):
             number = self._add(self._copy(base), changes)
         return number if number is not None else self._add_full_on(base, changes)
+
+    def add_nearest(self, bases: Mapping[int, Mapping[StateKey, str]], state: Mapping[StateKey, str]) -> int:
+        """A group with this full state: one of ``bases`` where it has it, else a new one on top of the nearest.
+
+        ``bases`` are groups with their full states. Near is what takes few rows and few hops, so that long rooms with
+        many forks do not need copies.
+        """
+        best: tuple[int, dict[StateKey, str | None], int] | None = None
+        for base, old in bases.items():
+            changes: dict[StateKey, str | None] = dict(sorted(state.items() - old.items()))
+            changes |= dict.fromkeys(sorted(old.keys() - state.keys()))
+            if not changes:
+                return base
+            cost = len(changes) + self._hops_above(base)
+            if best is None or cost <= best[0]:
+                best = cost, changes, base
+        return self.add(best[2], best[1]) if best is not None else self.add_full(state)
 
     def lookup(self, group: int, key: StateKey) -> str | None:
         """The event at one key of a group's state, or null."""
@@ -75,38 +98,78 @@ class GroupBuilder:
         return None
 
     def expand(self, group: int) -> dict[StateKey, str]:
-        """The full state of a group."""
-        state: dict[StateKey, str | None] = {}
-        for number in self._line(group):
-            for key, event_id in self._groups[number].changes.items():
-                state.setdefault(key, event_id)
-        return {key: event_id for key, event_id in state.items() if event_id is not None}
+        """The full state of a group; quick where it is near to a group that was asked for lately."""
+        state = self._expand_from_recent(group)
+        if state is None:
+            whole: dict[StateKey, str | None] = {}
+            for number in self._line(group):
+                for key, event_id in self._groups[number].changes.items():
+                    whole.setdefault(key, event_id)
+            state = {key: event_id for key, event_id in whole.items() if event_id is not None}
+        self._recent[group] = state
+        if len(self._recent) > _RECENT:
+            del self._recent[next(iter(self._recent))]
+        return dict(state)
+
+    def _expand_from_recent(self, group: int) -> dict[StateKey, str] | None:
+        near = min(self._recent, key=lambda number: abs(number - group), default=None)
+        touched = self._keys_between(near, group) if near is not None else None
+        if near is None or touched is None:
+            return None
+        state = dict(self._recent[near])
+        self._recent.pop(group, None)  # it becomes the latest
+        for key in touched:
+            event_id = self.lookup(group, key)
+            if event_id is None:
+                state.pop(key, None)
+            else:
+                state[key] = event_id
+        return state
 
     def changes_between(self, old: int | None, new: int) -> dict[StateKey, tuple[str | None, str | None]]:
         """What turns the state of ``old`` into that of ``new``: key -> (event before, event after)."""
-        touched: dict[StateKey, str | None] = {}
-        number: int | None = new
-        while number is not None and old is not None and number > old:
-            if number in self._originals:  # a copy changes nothing
-                number = self._originals[number]
-                continue
-            for key, event_id in self._groups[number].changes.items():
-                touched.setdefault(key, event_id)
-            number = self._groups[number].prev
-        if old is not None and number == old:
-            found = {key: (self.lookup(old, key), event_id) for key, event_id in touched.items()}
+        if old is None:
+            found = self._difference({}, self.expand(new))
+        elif (touched := self._keys_between(old, new)) is not None:
+            found = {key: (self.lookup(old, key), self.lookup(new, key)) for key in touched}
         else:
-            found = self._difference(self.expand(old) if old is not None else {}, self.expand(new))
+            found = self._difference(self.expand(old), self.expand(new))
         return {key: pair for key, pair in found.items() if pair[0] != pair[1]}
 
-    def group_rows(self) -> Iterator[tuple[int, int | None, int, int, int, int]]:
-        """(number, prev group, chain, hops, keys, rows to read) of every group, ascending."""
-        for number, group in enumerate(self._groups):
+    def _keys_between(self, one: int, other: int) -> set[StateKey] | None:
+        """Keys that changed on the way from two groups down to the group both build on; null when there is none such."""
+        touched: set[StateKey] = set()
+        while one != other:
+            one, other = max(one, other), min(one, other)
+            below = self._originals.get(one)  # a copy changes nothing
+            if below is None:
+                touched.update(self._groups[one].changes)
+                below = self._groups[one].prev
+            if below is None:
+                return None
+            one = below
+        return touched
+
+    def kept(self, groups: Iterable[int]) -> set[int]:
+        """These groups and all that they build on: what has to be stored so that they can be read."""
+        found: set[int] = set()
+        for group in groups:
+            for number in self._line(group):
+                if number in found:
+                    break
+                found.add(number)
+        return found
+
+    def group_rows(self, kept: Collection[int] | None = None) -> Iterator[tuple[int, int | None, int, int, int, int]]:
+        """(number, prev group, chain, hops, keys, rows to read) of every group, or of those ``kept``, ascending."""
+        for number in range(len(self._groups)) if kept is None else sorted(kept):
+            group = self._groups[number]
             yield number, group.prev, group.chain, group.hops, group.keys, group.rows_to_read
 
-    def delta_rows(self) -> Iterator[tuple[int, int, str, str, str | None]]:
+    def delta_rows(self, kept: Collection[int] | None = None) -> Iterator[tuple[int, int, str, str, str | None]]:
         """(chain, group, type, state key, event ID or null) of every delta row, ascending by group."""
-        for number, group in enumerate(self._groups):
+        for number in range(len(self._groups)) if kept is None else sorted(kept):
+            group = self._groups[number]
             for (event_type, state_key), event_id in group.changes.items():
                 yield group.chain, number, event_type, state_key, event_id
 
@@ -114,13 +177,18 @@ class GroupBuilder:
         """The new group as a delta, or null when that breaks a bound."""
         old = self._groups[base]
         on_tip = self._tips[old.chain] == base
-        hops = old.hops if on_tip else old.hops + 1
+        hops = self._hops_above(base)
         keys = old.keys + sum(self._growth(base, key, event_id) for key, event_id in changes.items())
         rows = old.rows_to_read + len(changes)
         if hops > HOPS_LIMIT or rows > ROWS_PER_KEY_LIMIT * keys + SPARE_ROWS:
             return None
         chain = old.chain if on_tip else len(self._groups)
         return self._store(_Group(base, chain, hops, keys, rows, dict(changes)))
+
+    def _hops_above(self, base: int) -> int:
+        """The hops of a group on top of this one: a fork opens a chain of its own."""
+        old = self._groups[base]
+        return old.hops if self._tips[old.chain] == base else old.hops + 1
 
     def _copy(self, base: int) -> int:
         """A group with the state of ``base``, stored in full."""

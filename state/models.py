@@ -9,6 +9,9 @@ g``, and the row with the highest ``state_group`` wins per key. The first group 
 (``prev_group`` null) or builds on a group of another chain; ``hops`` counts such steps and is bounded
 (``state.deltas``), so reading any group is one query with a bounded number of range scans.
 
+The group of an accepted state event has the state before the event as its ``prev_group``, in other words: its delta
+is that event (a create event has none).
+
 Invariants: group IDs of a room ascend in the order of creation (``prev_group < id``); a chain is only extended at
 its last group, by whoever holds the room's lock. Other services import these models and should only read them.
 """

@@ -11,7 +11,8 @@ that is as recent as the oldest candidate (``state.auth_graph``).
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from functools import reduce
 
 from state.auth_graph import AuthGraph
 from state.auth_rules import AuthRules
@@ -43,9 +44,9 @@ def resolve_v2(rules: AuthRules, graph: AuthGraph, maps: Sequence[StateMap]) -> 
 
 def _separate(maps: Sequence[StateMap]) -> tuple[dict[StateKey, str], list[set[str]]]:
     """What all maps hold alike, and for each map its other events."""
-    smallest = min(maps, key=len)
-    agreed = {key: event_id for key, event_id in smallest.items() if all(state.get(key) == event_id for state in maps)}
-    return agreed, [{event_id for key, event_id in state.items() if key not in agreed} for state in maps]
+    first: Set[tuple[StateKey, str]] = maps[0].items()
+    agreed = dict(reduce(lambda common, state: common & state.items(), maps[1:], first))
+    return agreed, [{event_id for _, event_id in state.items() - agreed.items()} for state in maps]
 
 
 def _is_power_event(event: AuthEvent) -> bool:

@@ -8,16 +8,23 @@ from typing import Any
 
 from events.building import finish_event
 from events.parsing import ParsedEvent
+from state.auth_selection import CREATE, auth_keys
+from state.room_versions import room_version
 
 ALICE, BOB, EVE = "@alice:a.test", "@bob:b.test", "@eve:e.test"
 
 
 class MadeRoom:
-    """Makes events of one room; ``events`` has them in the order of making, the last is the default prev event."""
+    """Makes events of one room; ``events`` has them in the order of making, the last is the default prev event.
 
-    def __init__(self, version: str = "10", room_id: str = "!made:a.test") -> None:
-        self.version, self.room_id = version, room_id
+    Usually they come with verdicts (accepted, unless flags say otherwise), so that a test need not care for the auth
+    rules. With ``ruled`` they come without, and with proper auth events, from the state after their first prev event.
+    """
+
+    def __init__(self, version: str = "10", room_id: str = "!made:a.test", ruled: bool = False) -> None:
+        self.version, self.room_id, self.ruled = version, room_id, ruled
         self.events: list[ParsedEvent] = []
+        self._states: dict[str, dict[tuple[str, str], str]] = {}
         self.create = self.state("m.room.create", "", {"room_version": version, "creator": ALICE}, prev=[])
         self.room_id = self.create.room_id
         self.alice = self.member(ALICE, "join")
@@ -42,11 +49,27 @@ class MadeRoom:
             "content": {},
             **parts,
         }
+        if self.version in ("1", "2"):  # IDs are chosen, references are pairs
+            whole.setdefault("event_id", f"$made{number}:a.test")
+            whole["prev_events"] = [e if isinstance(e, list) else [e, {}] for e in whole["prev_events"]]
         if not (self.version == "12" and parts["type"] == "m.room.create"):
             whole.setdefault("room_id", self.room_id)
-        event = replace(finish_event(whole, self.version), **flags)
+        state = dict(self._states.get(ids[0], {})) if ids else {}
+        if self.ruled and "auth_events" not in parts:
+            whole["auth_events"] = self._auth_events(whole, state)
+        given = {} if self.ruled else {"rejection_given": True, "soft_failure_given": True}
+        event = replace(finish_event(whole, self.version), **{**given, **flags})
+        if event.state_key is not None:
+            state[event.type, event.state_key] = event.event_id
+        self._states[event.event_id] = state
         self.events.append(event)
         return event
+
+    def _auth_events(self, whole: dict[str, Any], state: dict[tuple[str, str], str]) -> list[Any]:
+        draft = finish_event(whole, self.version)
+        keys = auth_keys(draft, room_version(self.version))
+        found = [state[key] for key in keys if key in state and not (self.version == "12" and key == CREATE)]
+        return [[event_id, {}] for event_id in found] if self.version in ("1", "2") else found
 
     def message(self, prev: Sequence[Any] | None = None, sender: str = ALICE, **flags: Any) -> ParsedEvent:
         return self.send({"type": "m.room.message", "sender": sender, "content": {"body": "x"}}, prev, **flags)

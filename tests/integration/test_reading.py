@@ -54,6 +54,17 @@ def test_message_and_rejected_event_change_nothing(made):
         assert found.before == found.after == state_at(made.alice.event_id).after
 
 
+def test_state_event_above_a_fork_stands_on_the_resolved_state(made):
+    made.state("m.room.power_levels", "", {"users": {ALICE: 100}})
+    one = made.topic("1", prev=[made.events[-1]])
+    other = made.state("m.room.name", "", {"name": "x"}, prev=[made.events[-2]])
+    above = made.topic("2", prev=[one, other])
+    store_room(made.events)
+    found = state_at(above.event_id)
+    assert found.before == {**state_at(one.event_id).after, ("m.room.name", ""): other.event_id}
+    assert found.after == {**found.before, ("m.room.topic", ""): above.event_id}
+
+
 def test_outlier_has_no_state(made):
     outlier = made.message(outlier=True)
     store_room(made.events)
@@ -61,20 +72,20 @@ def test_outlier_has_no_state(made):
 
 
 def test_state_that_is_not_known_is_an_error(made):
-    merge = made.message(prev=[made.topic("1", prev=[made.alice]), made.topic("2", prev=[made.alice])])
+    above = made.message(prev=["$gone"])
     store_room(made.events)
     with pytest.raises(StateUnresolved):
-        state_at(merge.event_id)
+        state_at(above.event_id)
     with pytest.raises(UnknownEvent):
         state_at("$nowhere")
 
 
 def test_state_command_answers_in_the_order_asked_and_exits_1_for_gaps(made):
-    merge = made.message(prev=[made.topic("1", prev=[made.alice]), made.topic("2", prev=[made.alice])])
+    above = made.message(prev=["$gone"])
     store_room(made.events)
-    lines, status = run("state_at", merge.event_id, "$nowhere", made.create.event_id, "--json")
+    lines, status = run("state_at", above.event_id, "$nowhere", made.create.event_id, "--json")
     assert status == 1
-    assert lines[0] == {"event_id": merge.event_id, "error": "unresolved"}
+    assert lines[0] == {"event_id": above.event_id, "error": "unresolved"}
     assert lines[1] == {"event_id": "$nowhere", "error": "unknown"}
     assert lines[2]["after"] == {"m.room.create\0": made.create.event_id}
 

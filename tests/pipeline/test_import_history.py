@@ -80,7 +80,7 @@ def test_extremities_are_those_of_the_real_server(room, rows):
         assert sorted(event_id for (event_id,) in found) == sorted(expected[name])
 
 
-def test_state_is_the_real_servers_where_it_is_known(room, rows):
+def test_state_is_the_real_servers(room, rows):
     known = dict(
         rows(
             "SELECT m.event_id, m.state_group FROM state_eventstategroup m JOIN events_event USING (event_id) "

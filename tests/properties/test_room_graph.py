@@ -15,6 +15,7 @@ class Node:
     outlier: bool
     rejected_reason: str | None
     soft_failed: bool
+    auth_event_ids: tuple[str, ...] = ()
 
 
 @st.composite

@@ -3,13 +3,14 @@
 import time
 from dataclasses import dataclass
 
-from events.graph import Leaves, backward_extremities, causal_order
+from events.graph import Leaves, backward_extremities, causal_order, cycles
 
 
 @dataclass
 class Node:
     event_id: str
     prev_event_ids: tuple = ()
+    auth_event_ids: tuple = ()
     outlier: bool = False
     rejected_reason: str | None = None
     soft_failed: bool = False
@@ -33,6 +34,18 @@ def test_cycle_and_what_lies_above_it_is_told_apart():
     nodes = [Node("a"), Node("b", ("c",)), Node("c", ("b",)), Node("d", ("b",)), Node("e", ("a",))]
     order, cyclic = causal_order(nodes)
     assert (order, cyclic) == ([0, 4], [1, 2, 3])
+
+
+def test_those_above_a_cycle_are_not_on_it():
+    nodes = [Node("b", ("c",)), Node("c", ("b",)), Node("d", ("b",)), Node("e", ("d",))]
+    assert cycles(nodes, causal_order(nodes)[1]) == [0, 1]
+
+
+def test_auth_events_come_first_when_asked_and_can_close_a_cycle():
+    nodes = [Node("a", (), ("b",)), Node("b"), Node("c", ("d",)), Node("d", (), ("c",))]
+    assert causal_order(nodes)[1] == []
+    order, left = causal_order(nodes, auth=True)
+    assert (order, left, cycles(nodes, left, auth=True)) == ([1, 0], [2, 3], [2, 3])
 
 
 def test_missing_prev_events_do_not_hold_anything_up():

@@ -55,7 +55,38 @@ def test_bare_lines_of_a_real_room_parse_alike_once_the_create_event_told_its_ve
     for parsed in wrapped:
         bare = parse_line(parsed.json, versions)
         plain = replace(parsed, stream_ordering=None, rejected_reason=None, soft_failed=False, outlier=False)
-        assert bare == plain
+        assert (parsed.rejection_given, parsed.soft_failure_given) == (True, True)
+        assert bare == replace(plain, rejection_given=False, soft_failure_given=False)
+
+
+@pytest.mark.parametrize(
+    "wrapper, given",
+    [({}, (False, False)), ({"rejected_reason": None}, (True, False)), ({"soft_failed": False}, (False, True))],
+)
+def test_what_the_wrapper_does_not_say_is_left_to_the_rules(wrapper, given):
+    parsed = parse_line(line(wrapper))
+    assert (parsed.rejection_given, parsed.soft_failure_given) == given
+    assert (parsed.rejected_reason, parsed.soft_failed) == (None, False)
+
+
+@pytest.mark.parametrize(
+    "parts, kept",
+    [
+        ({"type": "m.room.join_rules", "state_key": "", "content": {"join_rule": "x"}}, {"join_rule": "x"}),
+        ({"type": "m.room.third_party_invite", "state_key": "t", "content": {"public_key": "k"}}, {"public_key": "k"}),
+        (
+            {
+                "type": "m.room.member",
+                "state_key": "@u:a.test",
+                "content": {"membership": "join", "displayname": "x", "join_authorised_via_users_server": "@v:a"},
+            },
+            {"join_authorised_via_users_server": "@v:a"},
+        ),
+        ({"content": {"body": "x"}}, {}),
+    ],
+)
+def test_content_is_kept_where_rules_look_at_it(parts, kept):
+    assert parse_line(line(**parts)).content == kept
 
 
 def test_spaces_and_order_of_the_line_survive_in_the_stored_bytes():

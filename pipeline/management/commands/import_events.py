@@ -79,7 +79,7 @@ class Command(BaseCommand):
             f"({outcome.spark_seconds:.1f} s of it starting Spark; else {rate:,.0f} events/s)."
         )
         if outcome.unresolved:
-            self.stderr.write(f"State is not resolved at {outcome.unresolved:,} of them: it is marked so, not guessed.")
+            self.stderr.write(f"The state is not known at {outcome.unresolved:,} of them, because events below them are missing.")
         if outcome.quarantined:
             self._show_quarantine(outcome)
 

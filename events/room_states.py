@@ -1,0 +1,132 @@
+"""The state before and after every event of a room, as state groups (pure).
+
+Where the prev events of an event have different states, they are resolved (``state.resolution``), once for each set of groups.
+Events whose prev events are not all here, and all events above them, have no known state. Events are walked so that prev and
+auth events come first; each is judged on the way, because a rejected event changes no state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from events.graph import causal_order, cycles
+from events.judging import Judge
+from events.parsing import ParsedEvent
+from events.signatures import signed_by
+from state.auth_graph import AuthGraph
+from state.auth_rules import AuthRules
+from state.auth_selection import AuthEvent
+from state.deltas import GroupBuilder, StateKey
+from state.resolution import resolve
+from state.room_versions import RoomVersion
+
+__all__ = ["CYCLE", "SECOND_CREATE", "GroupState", "RoomStates", "is_create"]
+
+CYCLE = "cycle: its prev or auth events lead back to it"
+SECOND_CREATE = "create: the room has another create event"
+
+
+def is_create(event: ParsedEvent) -> bool:
+    """True for an event that may begin a room."""
+    return (
+        event.type == "m.room.create"
+        and event.state_key == ""
+        and not event.prev_event_ids
+        and event.rejected_reason is None
+    )
+
+
+class GroupState:
+    """The state of a group as the rules ask for it."""
+
+    def __init__(self, builder: GroupBuilder, group: int, events: Mapping[str, ParsedEvent]) -> None:
+        self._builder = builder
+        self._group = group
+        self._events = events
+
+    def get(self, key: StateKey, /) -> AuthEvent | None:
+        event_id = self._builder.lookup(self._group, key)
+        return None if event_id is None else self._events.get(event_id)
+
+
+class RoomStates:
+    """The states of one room; ``events`` holds every event by its ID, after ``assign`` with its verdict."""
+
+    def __init__(self, version: RoomVersion, events: Sequence[ParsedEvent]) -> None:
+        self.version = version
+        self.events: dict[str, ParsedEvent] = {event.event_id: event for event in events}
+        self.create = next((event for event in events if not event.outlier and is_create(event)), None)
+        self.builder = GroupBuilder()
+        self.before: dict[str, int] = {}
+        self.after: dict[str, int] = {}
+        self.rules = AuthRules(version, signed_by)
+        create_id = self.create.event_id if self.create is not None else None
+        self.auth_graph = AuthGraph(self.events, version, create_id)
+        self.judge = Judge(self.rules, self.events, self.create, trusting=True)
+        self._resolved: dict[frozenset[int], int] = {}
+
+    def assign(self, events: Sequence[ParsedEvent]) -> None:
+        """Judge all events and give those of the graph their groups."""
+        order, left = causal_order(events, auth=True)
+        for number in cycles(events, left, auth=True):
+            self._reject(events[number], CYCLE)
+        remaining = [events[number] for number in left if self.events[events[number].event_id].rejected_reason != CYCLE]
+        above, _ = causal_order(remaining, auth=True)
+        for event in (*(events[number] for number in order), *(remaining[number] for number in above)):
+            self.auth_graph.rank(event.event_id)
+            self._assign(event)
+
+    def state(self, group: int) -> GroupState:
+        """The state of a group as the rules ask for it."""
+        return GroupState(self.builder, group, self.events)
+
+    def merged(self, groups: Iterable[int | None]) -> int | None:
+        """The group that groups resolve to; null when one of them is not known, or there are none."""
+        distinct: set[int] = set()
+        for group in groups:
+            if group is None:
+                return None
+            distinct.add(group)
+        if len(distinct) < 2:
+            return distinct.pop() if distinct else None
+        wanted = frozenset(distinct)
+        if wanted not in self._resolved:
+            self._resolved[wanted] = self._resolve(sorted(distinct))
+        return self._resolved[wanted]
+
+    def _assign(self, event: ParsedEvent) -> None:
+        if event.outlier:
+            self._judge(event, None)
+            return
+        if is_create(event):
+            self._assign_create(event)
+            return
+        before = self.merged(self.after.get(prev) for prev in event.prev_event_ids) if event.prev_event_ids else None
+        verdict = self._judge(event, before)
+        if before is None:
+            return
+        self.before[event.event_id] = before
+        if event.state_key is None or verdict is not None:
+            self.after[event.event_id] = before
+        else:
+            self.after[event.event_id] = self.builder.add(before, {(event.type, event.state_key): event.event_id})
+
+    def _assign_create(self, event: ParsedEvent) -> None:
+        if self.create is None or event.event_id != self.create.event_id:
+            self._reject(event, SECOND_CREATE)
+        elif self._judge(event, None) is None:
+            self.after[event.event_id] = self.builder.add_full({(event.type, ""): event.event_id})
+
+    def _judge(self, event: ParsedEvent, before: int | None) -> str | None:
+        reason = self.judge.rejection(event, None if before is None else self.state(before))
+        if reason is not None and event.rejected_reason is None:
+            self._reject(event, reason)
+        return reason
+
+    def _reject(self, event: ParsedEvent, reason: str) -> None:
+        self.events[event.event_id] = replace(event, rejected_reason=reason, rejection_given=True)
+
+    def _resolve(self, groups: Sequence[int]) -> int:
+        states = {group: self.builder.expand(group) for group in groups}
+        return self.builder.add_nearest(states, resolve(self.rules, self.auth_graph, list(states.values())))
