@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from streams import database, worker_table
+from streams.catalog import queues
 from streams.logs import get_logger
 from streams.replication.broadcaster import Broadcaster, process_broadcaster
 from streams.replication.commands import Command
@@ -181,6 +182,8 @@ class WorkerReports:
             worker_table.end_syncs(cursor, [_row(sync) for sync in reports.ends])
             worker_table.store_syncs(cursor, [_row(sync) | {"ms": ms} for sync, ms in reports.starts.items()])
             worker_table.store_acknowledgements(cursor, reports.acknowledged)
+            if reports.acknowledged:
+                queues.free_acknowledged(cursor)
             worker_table.store_addresses(cursor, _address_rows(reports))
             worker_table.add_counts(cursor, batch.counts)
             if batch.forget:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -11,6 +10,7 @@ from streams import registry
 from streams.catalog import models, queues, writing
 from streams.errors import UnusableFact
 from streams.load import generator
+from streams.models import FederationAcknowledgement
 from streams.readers import rows_between
 from streams.replication.backlog import read_lines
 from streams.replication.commands import RData, parse_line
@@ -179,9 +179,20 @@ def test_writers_of_presence_side_by_side_leave_one_row():
 
 def test_acknowledged_items_are_freed_up_to_the_slowest_sender():
     tokens = [queues.send_federation([("e", {"n": n})]) for n in range(4)]
-    assert queues.free_acknowledged({"sender1": tokens[2], "sender2": tokens[1]}) == 2
+    for number, sender in ((2, "sender1"), (1, "sender2")):
+        FederationAcknowledgement.objects.create(instance_name=sender, token=tokens[number])
+    with session() as cursor:
+        assert queues.free_acknowledged(cursor) == 2
     assert [token for token, _ in rows("federation")] == tokens[2:]
-    assert queues.free_acknowledged({}) == 0
+
+
+def test_sender_that_is_long_gone_is_not_waited_for():
+    token = queues.send_federation([("e", {})])
+    FederationAcknowledgement.objects.create(instance_name="gone", token=0, acknowledged_at="2020-01-01T00:00Z")
+    with session() as cursor:
+        assert queues.free_acknowledged(cursor) == 0
+        FederationAcknowledgement.objects.create(instance_name="here", token=token)
+        assert queues.free_acknowledged(cursor) == 1
 
 
 def test_old_rows_of_the_queues_are_freed():
