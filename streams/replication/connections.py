@@ -27,6 +27,8 @@ log = get_logger(__name__)
 CONNECT_TIMEOUT_SECONDS = 10.0
 CLOSE_TIMEOUT_SECONDS = 1.0
 READ_BYTES = 256 * 1024
+#: A server that leaves so much of what we say unread is given up.
+SEND_LIMIT_BYTES = 1024 * 1024
 
 
 @dataclass(slots=True)
@@ -69,7 +71,7 @@ class Connector(Protocol):
 class TcpConnector:
     """A server's replication port, plain or with TLS.
 
-    ``greeting`` gives what is to be said on every new connection after NAME, PING and REPLICATE.
+    ``greeting`` gives what is to be said on every new connection between NAME, PING and REPLICATE.
     """
 
     address: Address
@@ -92,10 +94,8 @@ class TcpConnector:
                     self.address.host, self.address.port, limit=READ_BYTES, ssl=self.tls
                 )
         now = time.monotonic()
-        connection = ClientConnection(self.name, self.server_name, self.limits, time.time() - now)
+        connection = ClientConnection(self.name, self.server_name, self.limits, time.time() - now, self.greeting)
         connection.connected(now)
-        for command in self.greeting():
-            connection.send(command, now)
         return TcpLink(connection, reader, writer, str(self))
 
 
@@ -145,6 +145,9 @@ class TcpLink:
         if self.connection.is_open:
             self.connection.send(command, time.monotonic())
             self._flush()
+            if self._writer.transport.get_write_buffer_size() > SEND_LIMIT_BYTES:
+                log.warning("follower.server_does_not_read", server=self._where)
+                self._writer.transport.abort()  # the next connection is told everything that lasts
 
     async def close(self, reason: CloseReason) -> None:
         self._keeper.cancel()

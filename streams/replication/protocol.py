@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import enum
 import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from streams.replication.commands import (
@@ -274,7 +275,10 @@ class ServerConnection(Connection):
 
 
 class ClientConnection(Connection):
-    """The side that connects. Without `server_name` any server will do."""
+    """The side that connects. Without `server_name` any server will do.
+
+    ``before_replicate`` gives what is to be said before the positions are asked for, such as who syncs.
+    """
 
     side = Side.CLIENT
 
@@ -284,13 +288,15 @@ class ClientConnection(Connection):
         server_name: str | None = None,
         limits: Limits | None = None,
         epoch_offset_seconds: float = 0.0,
+        before_replicate: Callable[[], Iterable[Command]] = tuple,
     ) -> None:
         super().__init__(limits, epoch_offset_seconds)
         self._name = name
         self._server_name = server_name
+        self._before_replicate = before_replicate
 
     def _greeting(self, now: float) -> tuple[Command, ...]:
-        return Name(self._name), self._ping(now), Replicate()
+        return Name(self._name), self._ping(now), *self._before_replicate(), Replicate()
 
     def _react(self, command: Command, now: float) -> None:
         super()._react(command, now)
