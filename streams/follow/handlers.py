@@ -23,7 +23,7 @@ from streams.replication.views import View
 __all__ = ["Begin", "Handler", "OnFailure", "handlers_of", "handles", "load_handlers", "readers"]
 
 F = TypeVar("F", bound=Callable[[Chunk], Any])
-DEFAULT_CHUNK_ROWS = 5_000
+DEFAULT_CHUNK_ROWS = 10_000
 
 
 class OnFailure(enum.StrEnum):

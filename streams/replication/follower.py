@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -17,12 +18,15 @@ from functools import partial
 
 from streams.logs import get_logger
 from streams.replication.addresses import Address
+from streams.replication.backoff import Backoff, Outcome
 from streams.replication.catch_up import CatchUp, NoCatchUp, Writers
 from streams.replication.commands import Command, Error, Position, RData, Server, printable
 from streams.replication.connections import Connector, Counters, Link, TcpConnector
 from streams.replication.cursors import Cursors, Event, Fact, Gap, Moved, Reset
 from streams.replication.errors import BadAddress, CatchUpError, WrongRemote
+from streams.replication.hearing import tell
 from streams.replication.protocol import CloseReason, Limits
+from streams.replication.speaker import Speaker
 from streams.replication.views import FollowedRow, LinearView, Range, View
 from streams.tokens import VectorToken
 
@@ -42,7 +46,8 @@ class FollowerOptions:
 
     ``server_name`` None takes any server. ``start`` gives tokens per stream; other streams start at the current
     positions. ``own_instance``: the name under which this process writes itself, whose facts it need not hear.
-    ``connector`` reaches the server in another way than plain TCP to ``address``.
+    ``connector`` reaches the server in another way than plain TCP to ``address``. ``speaker`` tells the server about us; its
+    ``greeting`` must be that of the connector, too, where one is given.
     """
 
     address: Address | None
@@ -54,6 +59,7 @@ class FollowerOptions:
     own_instance: str | None = None
     limits: Limits = field(default_factory=Limits)
     connector: Connector | None = None
+    speaker: Speaker | None = None
 
     def way(self) -> Connector:
         """How to reach the server."""
@@ -61,7 +67,8 @@ class FollowerOptions:
             return self.connector
         if self.address is None:
             raise BadAddress("A follower needs an address or a connector: say whom to follow.")
-        return TcpConnector(self.address, self.name, self.server_name, self.limits)
+        greeting = self.speaker.greeting if self.speaker is not None else tuple
+        return TcpConnector(self.address, self.name, self.server_name, self.limits, greeting=greeting)
 
 
 class _Finished(Exception):
@@ -107,7 +114,7 @@ class Follower:
         self._pending: list[FollowedRow] = []
         self._touched: set[str] = set()
         self._has_learned = False
-        self._reading = False
+        self._outcome = Outcome.UNREACHABLE
         self._finishing = False
         self._task: asyncio.Task[None] | None = None
 
@@ -165,29 +172,34 @@ class Follower:
         self._views[stream] = LinearView(token.base)
 
     async def _reconnect_for_ever(self) -> None:
-        retry_seconds = FIRST_RETRY_SECONDS
+        backoff = Backoff()
         while True:
-            connects = self.connects
+            self._outcome, began = Outcome.UNREACHABLE, time.monotonic()
             try:
                 await self._follow_one_connection()
             except (OSError, CatchUpError) as error:
                 log.warning("follower.connection_failed", server=str(self.connector), error=str(error))
-            if self.connects > connects:
-                retry_seconds = FIRST_RETRY_SECONDS
-            await asyncio.sleep(retry_seconds)
-            retry_seconds = min(retry_seconds * 2, LONGEST_RETRY_SECONDS)
+            await asyncio.sleep(backoff.seconds_after(self._outcome, time.monotonic() - began))
 
     # --- one connection -------------------------------------------------------------------------------------------
 
     async def _follow_one_connection(self) -> None:
         link = self.link = await self.connector.connect()
         self.connects += 1
+        self._outcome = Outcome.USELESS
         self._cursors.begin_connection()
         self._has_learned = False
+        speaker = self.options.speaker
+        if speaker is not None:
+            speaker.attach(link.send)
         try:
             while commands := await link.receive():
                 await self._take(commands)
         finally:
+            if speaker is not None:
+                speaker.attach(None)
+                for command in speaker.farewell() if self._finishing else ():
+                    link.send(command)
             await link.close(CloseReason.STOPPING if self._finishing else CloseReason.SERVER_GONE)
 
     def _can_reset(self, stream: str) -> bool:
@@ -213,6 +225,7 @@ class Follower:
                     log.warning("follower.server_error", server=str(self.connector), text=printable(text[:500]))
                 case _:
                     self._cursors.end_run()
+                    tell(command)
         self._touched |= self._cursors.settled()
         await self._hand_out_linear()
         await self._hand_out()
@@ -226,6 +239,7 @@ class Follower:
             )
 
     async def _take_position(self, command: Position) -> None:
+        self._outcome = Outcome.USED
         if not self._has_learned:
             await self._learn()
         event = self._cursors.take(command)
