@@ -15,6 +15,10 @@ from streams.models import (
     ParkedFact,
     Reader,
     ReaderResync,
+    RecordedFact,
+    RecordedGap,
+    RecordedPosition,
+    RecordedServer,
     StoredCursor,
     StreamPosition,
     SyncingUser,
@@ -126,6 +130,52 @@ class WireCountAdmin(ReadOnlyAdmin):
 
     list_display = ("kind", "name", "total")
     list_filter = ("kind",)
+
+
+@admin.register(RecordedServer)
+class RecordedServerAdmin(ReadOnlyAdmin):
+    """Foreign servers that are, or were, recorded."""
+
+    list_display = ("name", "server_name", "address", "host", "process_id", "started_at", "heartbeat_at", "ended_at")
+    search_fields = ("name", "server_name")
+
+
+@admin.register(RecordedPosition)
+class RecordedPositionAdmin(ReadOnlyAdmin):
+    """How far the writers of foreign servers are."""
+
+    list_display = (
+        "server",
+        "stream",
+        "writer",
+        "position",
+        "is_current",
+        "last_fact_at",
+        "rows_recorded",
+        "ranges_missed",
+        "trimmed_upto",
+    )
+    list_filter = ("server", "is_current")
+    list_select_related = ("server",)
+    search_fields = ("stream", "writer")
+
+
+@admin.register(RecordedFact)
+class RecordedFactAdmin(ReadOnlyAdmin):
+    """Rows of foreign servers, newest first."""
+
+    list_display = ("server", "stream", "writer", "token", "index", "received_at", "row")
+    list_filter = ("server",)
+    list_select_related = ("server",)
+
+
+@admin.register(RecordedGap)
+class RecordedGapAdmin(ReadOnlyAdmin):
+    """What was missed of foreign servers."""
+
+    list_display = ("server", "stream", "writer", "after", "upto", "reason", "recorded_at")
+    list_filter = ("server",)
+    list_select_related = ("server",)
 
 
 @admin.register(StoredCursor)

@@ -75,6 +75,10 @@ class StreamSettings:
     """How long it is kept from where a user was last seen."""
     replication_secret: str = field(default="", repr=False)
     """Whoever asks for missed facts over HTTP has to know it; empty: only loopback and ``plain_networks`` may ask."""
+    recorded_days_kept: float = 7.0
+    """Recorded rows of foreign servers are removed when they are older."""
+    recorded_facts_kept: int = 1_000_000
+    """So many recorded rows are kept, of all foreign servers together; the oldest go first."""
     plain_networks: Sequence[str] = ()
     """Networks besides loopback in which the replication port may listen without TLS, e.g. ``10.1.2.0/24``."""
 

@@ -31,6 +31,7 @@ __all__ = [
     "publisher_key",
     "read_in_order",
     "reader_key",
+    "recorder_key",
     "start_key",
     "trim_key",
     "writer_key",
@@ -170,6 +171,11 @@ def append_key(instance: str) -> int:
 def reader_key(reader: str) -> int:
     """Held by the process that runs the named reader, as a session lock."""
     return _key("reader", reader)
+
+
+def recorder_key(name: str) -> int:
+    """Held by the process that records a foreign server under a name, as a session lock."""
+    return _key("recorder", name)
 
 
 def publisher_key(channel: str) -> int:

@@ -30,6 +30,7 @@ from streams.catalog.models import (
 from streams.epoch_model import Epoch
 from streams.facts import Fact
 from streams.following_models import LowWaterMark, ParkedFact, ReaderResync, StoredCursor
+from streams.recorded_models import RecordedFact, RecordedGap, RecordedPosition, RecordedServer
 from streams.registry import bind
 from streams.worker_models import FederationAcknowledgement, SyncingUser, UserAddress, WireCount, WorkerConnection
 
@@ -52,6 +53,10 @@ __all__ = [
     "Reader",
     "ReaderResync",
     "Receipt",
+    "RecordedFact",
+    "RecordedGap",
+    "RecordedPosition",
+    "RecordedServer",
     "StoredCursor",
     "StreamPosition",
     "SyncingUser",
