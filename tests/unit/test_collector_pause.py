@@ -1,0 +1,58 @@
+"""The garbage collector rests while rows are made, and no longer."""
+
+from __future__ import annotations
+
+import gc
+import threading
+
+import pytest
+
+from streams.collector_pause import collector_paused
+
+
+def test_it_rests_inside_and_works_afterwards():
+    with collector_paused():
+        assert not gc.isenabled()
+    assert gc.isenabled()
+
+
+def test_pauses_nest():
+    with collector_paused():
+        with collector_paused():
+            pass
+        assert not gc.isenabled()
+    assert gc.isenabled()
+
+
+def test_an_error_inside_ends_the_pause():
+    with pytest.raises(ZeroDivisionError), collector_paused():
+        raise ZeroDivisionError
+    assert gc.isenabled()
+
+
+def test_a_collector_that_was_off_stays_off():
+    gc.disable()
+    try:
+        with collector_paused():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
+def test_pauses_of_threads_overlap():
+    inside, go = threading.Event(), threading.Event()
+
+    def other() -> None:
+        with collector_paused():
+            inside.set()
+            go.wait(10)
+
+    thread = threading.Thread(target=other)
+    with collector_paused():
+        thread.start()
+        inside.wait(10)
+    assert not gc.isenabled()
+    go.set()
+    thread.join()
+    assert gc.isenabled()
