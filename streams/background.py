@@ -16,7 +16,7 @@ import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from streams import crowded, database, heartbeat, liveness, registry
+from streams import cache_feed, crowded, database, heartbeat, liveness, registry
 from streams.conf import stream_settings
 from streams.errors import StreamError
 from streams.logs import get_logger
@@ -59,7 +59,7 @@ WITH given AS (
       AND i.name = %(name)s AND i.lease = %(lease)s
     RETURNING p.stream, p.position
 )
-SELECT pg_notify(%(channel)s, stream || ' ' || %(name)s || ' ' || abs(position)) FROM moved
+SELECT pg_notify(%(channel)s, stream || ' ' || %(name)s::text || ' ' || abs(position)) FROM moved
 """
 
 
@@ -232,6 +232,7 @@ class Background:
             poke = Poke.parse(control.notifies.pop(0).payload)
             if poke.position is None and poke.writer == self._writer.name:
                 self._beat_due = 0.0  # somebody changed our own row: perhaps we are asked to leave
+            cache_feed.before_advance([poke.stream], cursor, self._writer.using)
             if poke.position is not None and poke.stream in registry.names():
                 for other in registry.sharing(registry.get(poke.stream)):
                     if (sister := self._writer.trackers.get(other.name)) is not None:
@@ -341,7 +342,8 @@ class Background:
         if not due:
             return
         signs = [registry.get(stream).declaration.sign for stream in due]
-        cursor.execute(
+        database.execute_prepared(
+            cursor,
             _ANNOUNCE,
             {
                 "streams": list(due),

@@ -11,13 +11,14 @@ The wire row is the list of the named columns. Streams that Spark must read with
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from django.db.migrations.operations import RunSQL
 from django.db.models import Field, Model
 
 from streams.declaration import Column, ColumnKind, FactTable, StreamDeclaration
+from streams.invalidations import KeyRule
 from streams.registry import Sample, bind
 
 __all__ = ["CreateStreamSequence", "sequence_of", "stream"]
@@ -37,18 +38,27 @@ _KINDS = {
 }
 
 
-def stream(name: str, *columns: str, sample: Sample | None = None) -> Callable[[M], M]:
+def stream(
+    name: str,
+    *columns: str,
+    sample: Sample | None = None,
+    caches: Mapping[str, KeyRule] | None = None,
+    trimmable: bool = True,
+) -> Callable[[M], M]:
     """Class decorator: this model's rows are the facts of stream ``name``, ``columns`` are its wire row, in order.
 
     Raises ``TypeError`` for a column whose type cannot travel. The stream's IDs come from the sequence
-    ``sequence_of(table)``, which a migration makes with ``CreateStreamSequence``.
+    ``sequence_of(table)``, which a migration makes with ``CreateStreamSequence``. ``sample(number, thread)`` makes field
+    values for ``manage.py append``. ``caches`` maps names of cached functions (``streams.caching``) to the columns that are
+    their key: a row makes those values old, everywhere. ``trimmable=False`` when the table is the data itself.
     """
 
     def declare(model: M) -> M:
         table = model._meta.db_table
         found = tuple(_column(model, column) for column in columns)
         facts = FactTable(table, found, id_column=getattr(model, "id_field", "stream_id"))
-        return bind(StreamDeclaration(name, (facts,), sequence_of(table)), sample=sample)(model)
+        declaration = StreamDeclaration(name, (facts,), sequence_of(table), trimmable=trimmable)
+        return bind(declaration, sample=sample, caches=caches)(model)
 
     return declare
 

@@ -17,6 +17,7 @@
     │   ├── ReservationNotOpen   used outside of its ``with`` block
     │   ├── ReservationEnded     writing under an ID that is complete
     │   └── ForeignFact          a row of another stream, or under an ID that was not reserved for it
+    ├── BadCacheKey              a key of a cached value that is not made of strings
     ├── UnusableFact             content that cannot travel
     ├── FactIsFixed              changing or deleting a fact, or saving one without a reservation
     ├── SequenceBehind           a stored position lies above the stream's sequence
@@ -40,6 +41,7 @@ Every message says what, where (stream, writer, position) and what to do.
 from __future__ import annotations
 
 __all__ = [
+    "BadCacheKey",
     "BadCount",
     "BadHandler",
     "BadInstanceName",
@@ -142,6 +144,10 @@ class ReservationEnded(ReservationError):
 
 class ForeignFact(ReservationError):
     """A row of another stream, or under an ID that was not reserved here."""
+
+
+class BadCacheKey(StreamError, TypeError):
+    """The key of a cached value is not made of strings."""
 
 
 class UnusableFact(StreamError, ValueError):

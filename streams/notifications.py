@@ -49,6 +49,9 @@ class NotifyListener(Generic[T]):
         self._wake_read, self._wake_write = os.pipe()
         self._thread.start()
 
+    def lost(self) -> None:
+        """The connection was lost: nothing is heard until ``on_heard`` is called with an empty list."""
+
     def stop(self) -> None:
         """End the thread and close the connection."""
         if self._thread.is_alive():
@@ -79,6 +82,7 @@ class NotifyListener(Generic[T]):
             except (OSError, ValueError, *database.connection_gone) as error:
                 if connected:
                     log.warning("notifications.connection_lost", listener=self._name, error=str(error).strip())
+                    self.lost()
                 connected = False
                 select.select([self._wake_read], [], [], RETRY_SECONDS)
 

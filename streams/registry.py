@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from streams.conf import stream_settings
 from streams.declaration import StreamDeclaration
 from streams.errors import UnknownStream, UnknownTable
+from streams.invalidations import KeyRule
 
 if TYPE_CHECKING:
     from django.db.models import Model
@@ -34,10 +35,14 @@ _streams: dict[str, Stream] = {}
 _by_table: dict[str, Stream] = {}
 
 
-def bind(declaration: StreamDeclaration, *, sample: Sample | None = None) -> Callable[[M], M]:
+def bind(
+    declaration: StreamDeclaration, *, sample: Sample | None = None, caches: Mapping[str, KeyRule] | None = None
+) -> Callable[[M], M]:
     """Class decorator: this model holds facts of the declared stream.
 
     A stream that is a union of tables is bound once per model. ``sample`` lets ``manage.py append`` make facts.
+    ``caches`` says which cached values a row makes old: the cache's name -> the columns that are its key, or a function from
+    the row to keys (``streams.invalidations``).
     """
 
     def register(model: M) -> M:
@@ -47,6 +52,8 @@ def bind(declaration: StreamDeclaration, *, sample: Sample | None = None) -> Cal
         if stream is None:
             stream = _streams[declaration.name] = Stream(declaration)
         stream.add_model(model, sample)
+        if caches:
+            stream.add_caches(model._meta.db_table, caches)
         _by_table.setdefault(model._meta.db_table, stream)
         return model
 

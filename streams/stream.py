@@ -6,12 +6,13 @@ for async code. Reading goes through ``streams.readers``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import sync_to_async
 
 from streams.declaration import StreamDeclaration
+from streams.invalidations import Drops, KeyRule, drops_nothing, drops_of_caches_row, drops_of_columns
 from streams.queries import ids_between_sql, ids_sql, maximum_sql, sequence_sql
 from streams.sequences import move_forward
 
@@ -35,6 +36,9 @@ class Stream:
         self.declaration = declaration
         self.models: list[type[Model]] = []
         self.sample: Sample | None = None
+        #: Which cached values a row makes old, and the caches that it may concern.
+        self.drops: Drops = drops_of_caches_row if declaration.name == "caches" else drops_nothing
+        self.dropped_caches: frozenset[str] = frozenset()
         #: Called with the cursor when a stream in memory begins anew, in the same transaction.
         self.when_begun_anew: list[Callable[[Any], None]] = []
 
@@ -50,6 +54,13 @@ class Stream:
         """Bind one more table; used by ``streams.registry.bind``."""
         self.models.append(model)
         self.sample = sample or self.sample
+
+    def add_caches(self, table: str, caches: Mapping[str, KeyRule]) -> None:
+        """Rows make values of these caches old; used by ``streams.registry.bind``."""
+        declared = next(found for found in self.declaration.tables if found.name == table)
+        names = [column.name for column in declared.columns] if declared.row is list else []
+        self.drops = drops_of_columns(names, caches)
+        self.dropped_caches = frozenset(caches)
 
     # --- write ----------------------------------------------------------------------------------------------------
 

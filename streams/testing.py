@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from streams import waiting, writers
+from streams import cache_feed, waiting, writers
 
 __all__ = ["as_instance", "forget_writers"]
 
@@ -20,6 +20,7 @@ def forget_writers() -> None:
     And stop hearing of positions: the tables are going to be emptied.
     """
     waiting.forget_views()
+    cache_feed.forget_feeds()
     for stop in writers.before_leaving:
         stop()
     for writer in list(writers._writers.values()):

@@ -1,0 +1,245 @@
+"""Drops cached values of this process that others have made old: one feed per process and database alias.
+
+It hears pokes, and reads the rows of the streams that drop caches from their tables, per writer, behind a cursor. Begun when
+a cached function is called for the first time; values are kept only while it hears, so none is older than what it has heard
+of. ``before_advance`` is called by whatever moves a position in this process (the writer's background thread, waiters,
+followers), so that a position never shows before the values that it makes old are gone.
+
+What this process appends itself is dropped by its own commit (``streams.effects``), and passed over here.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Collection
+from typing import Any
+
+from streams import database, registry
+from streams.conf import stream_settings
+from streams.errors import ResyncNeeded
+from streams.invalidations import all_stores, apply_drops, drops_nothing
+from streams.logs import get_logger
+from streams.pokes import Poke, PokeListener
+from streams.positions import linear_position
+from streams.readers import StoredPosition, rows_between, stored_positions
+from streams.stream import Stream
+from streams.tokens import VectorToken
+from streams.trim_marks import check_not_trimmed
+
+__all__ = ["CacheFeed", "before_advance", "forget_feeds", "forget_own", "has_begun", "is_hearing", "note_own"]
+
+log = get_logger(__name__)
+ROWS_PER_READ = 1_000
+#: Further behind than this, everything is dropped instead of one by one.
+MOST_ROWS = 20_000
+START_SECONDS = 10.0
+RETRY_SECONDS = 1.0
+
+
+class _Cursor:
+    """How far one stream was read."""
+
+    def __init__(self, generation: int, floor: int) -> None:
+        self.generation = generation
+        self.floor = floor
+        """Facts of a writer that is new to us lie above this."""
+        self.positions: dict[str, int] = {}
+
+
+class _Listener(PokeListener):
+    def __init__(self, feed: CacheFeed, using: str) -> None:
+        super().__init__(feed.heard, using, "caches")
+        self._feed = feed
+
+    def lost(self) -> None:
+        self._feed.is_hearing = False
+
+
+class CacheFeed:
+    """The cursors of one process on one database."""
+
+    def __init__(self, using: str) -> None:
+        self.is_hearing = False
+        self._using = using
+        self._lock = threading.Lock()
+        self._begun = threading.Event()
+        self._cursors: dict[str, _Cursor] = {}
+        self._own: set[tuple[str, int]] = set()
+        self._connection = database.KeptConnection(using, "replsite caches")
+        self._listener = _Listener(self, using)
+
+    def start(self) -> bool:
+        """Connect and take the present positions as the beginning; False when the database is away."""
+        try:
+            self._listener.start()
+        except database.OperationalError as error:
+            log.warning("caches.not_hearing", error=str(error).strip())
+            return False
+        self._begun.wait(START_SECONDS)
+        return self.is_hearing
+
+    def stop(self) -> None:
+        """End the thread; nothing is kept any more."""
+        self.is_hearing = False
+        self._listener.stop()
+        self._connection.close()
+
+    def heard(self, pokes: list[Poke]) -> None:
+        """In the listener's thread; no pokes: look at everything."""
+        with self._lock, self._connection.cursor() as cursor:
+            self._catch_up(cursor, {poke.stream for poke in pokes} or None)
+        self.is_hearing = True
+        self._begun.set()
+
+    def before_advance(self, streams: Collection[str], cursor: Any = None) -> None:
+        """Drop what everything that is announced of these streams makes old."""
+        names = {stream.name for stream in _dropping()}.intersection(streams)
+        if not names or not self.is_hearing:
+            return
+        with self._lock:
+            if cursor is not None:
+                self._catch_up(cursor, names)
+                return
+            with self._connection.cursor() as own:
+                self._catch_up(own, names)
+
+    def note_own(self, stream: str, ids: Collection[int]) -> None:
+        """The drops of these facts are done by the commit of this process."""
+        if self.is_hearing:
+            self._own.update((stream, number) for number in ids)
+
+    def forget_own(self, stream: str, ids: Collection[int]) -> None:
+        """These facts were rolled back."""
+        self._own.difference_update([(stream, number) for number in ids])
+
+    def _catch_up(self, cursor: Any, names: Collection[str] | None) -> None:
+        streams = [stream for stream in _dropping() if names is None or stream.name in names]
+        if not streams:
+            return
+        found = stored_positions(cursor, [stream.name for stream in streams])
+        for stream in streams:
+            self._catch_up_with(cursor, stream, found.get(stream.name, {}))
+
+    def _catch_up_with(self, cursor: Any, stream: Stream, stored: dict[str, StoredPosition]) -> None:
+        generation = max((at.generation for at in stored.values()), default=0)
+        where = self._cursors.get(stream.name)
+        if where is None:
+            where = _Cursor(generation, linear_position(stored.values(), stream.declaration.empty_position))
+            where.positions = {writer: at.position for writer, at in stored.items()}
+            self._cursors[stream.name] = where
+        elif generation > where.generation:  # a stream in memory that began anew
+            where = self._cursors[stream.name] = _Cursor(generation, 0)
+        for writer, at in stored.items():
+            after = where.positions.get(writer, where.floor)
+            if at.position > after:
+                self._apply(cursor, stream, writer, after, at.position)
+            where.positions[writer] = max(at.position, after)
+
+    def _apply(self, cursor: Any, stream: Stream, writer: str, after: int, upto: int) -> None:
+        """All or nothing: what cannot be understood, or is gone from the table, drops everything."""
+        try:
+            begin, count = after, 0
+            while after < upto and count < MOST_ROWS:
+                rows, after = rows_between(cursor, stream.declaration, writer, after, upto, ROWS_PER_READ)
+                count += len(rows)
+                for row in rows:
+                    if (stream.name, row.token) not in self._own:
+                        apply_drops(stream.drops(row.row))
+                self._own.difference_update([(stream.name, row.token) for row in rows])
+            check_not_trimmed(cursor, stream.name, VectorToken(begin), writer)
+            if after >= upto:
+                return
+            reason = f"more than {MOST_ROWS} rows behind"
+        except database.DatabaseError:
+            raise
+        except ResyncNeeded as error:
+            reason = str(error)
+        except Exception as error:  # noqa: BLE001 - a rule of the site's own; no value may survive it
+            reason = f"{type(error).__name__}: {error}"
+        log.warning("caches.all_dropped", stream=stream.name, writer=writer, reason=reason)
+        for store in all_stores().values():
+            store.drop_all()
+
+
+def _dropping() -> list[Stream]:
+    """The streams whose rows drop cached values."""
+    return [stream for stream in registry.all_streams() if stream.drops is not drops_nothing]
+
+
+_feeds: dict[str, CacheFeed] = {}
+_begin_again_at: dict[str, float] = {}
+_guard = threading.Lock()
+
+
+def is_hearing(using: str | None = None) -> bool:
+    """Whether values may be kept now; begins to listen at the first call, which blocks until it does."""
+    alias = using or stream_settings().database
+    feed = _feeds.get(alias)
+    return feed.is_hearing if feed is not None else _begin(alias)
+
+
+def has_begun(using: str | None = None) -> bool:
+    """Whether ``is_hearing`` answers without blocking."""
+    return (using or stream_settings().database) in _feeds
+
+
+def _begin(alias: str) -> bool:
+    with _guard:
+        if alias in _feeds:
+            return _feeds[alias].is_hearing
+        if time.monotonic() < _begin_again_at.get(alias, 0.0):
+            return False
+        feed = CacheFeed(alias)
+        if not feed.start():
+            feed.stop()
+            _begin_again_at[alias] = time.monotonic() + RETRY_SECONDS
+            return False
+        _feeds[alias] = feed
+        return True
+
+
+def before_advance(streams: Collection[str], cursor: Any = None, using: str | None = None) -> None:
+    """Called before positions of these streams are seen to move in this process; does nothing where nothing is cached.
+
+    Without a ``cursor`` on a connection of its own. Blocks; raises ``DatabaseError``.
+    """
+    feed = _feeds.get(using or stream_settings().database)
+    if feed is not None:
+        feed.before_advance(streams, cursor)
+
+
+def note_own(stream: str, ids: Collection[int], using: str) -> None:
+    """This process is going to drop by itself what these facts make old."""
+    feed = _feeds.get(using)
+    if feed is not None:
+        feed.note_own(stream, ids)
+
+
+def forget_own(stream: str, ids: Collection[int], using: str) -> None:
+    """These facts of this process were rolled back."""
+    feed = _feeds.get(using)
+    if feed is not None:
+        feed.forget_own(stream, ids)
+
+
+def forget_feeds() -> None:
+    """End all feeds of this process, and forget all values; the next call of a cached function begins anew."""
+    for feed in list(_feeds.values()):
+        feed.stop()
+    _feeds.clear()
+    for store in all_stores().values():
+        store.drop_all()
+
+
+def _after_fork() -> None:
+    """A child hears nothing of its parent's connection, and its parent's values may grow old meanwhile."""
+    global _guard  # noqa: PLW0603
+    _feeds.clear()
+    _guard = threading.Lock()
+    for store in all_stores().values():
+        store.after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)

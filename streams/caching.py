@@ -1,0 +1,224 @@
+"""Cached functions whose values are dropped in every process before a position shows that they are old.
+
+    @cached("get_order_status")
+    def get_order_status(order_id: str) -> str: ...
+
+    get_order_status("4711")                 # computed once, then kept
+    get_order_status.invalidate("4711")      # a fact of the stream ``caches``, in the caller's transaction
+    get_order_status.invalidate_all()
+    get_order_status.prefill(("4711",), "paid")
+
+Keys are strings, values anything that nobody changes in place. ``async def`` functions are awaited, and have ``ainvalidate``
+and ``ainvalidate_all``. Another stream can drop values with its own rows: ``caches={"get_order_status": ["order_id"]}`` on its
+declaration. Values that depend on a room's current state say so with ``room_state=``, and ``invalidate_room_state`` drops them.
+
+What is promised: a value that was dropped is never served again, though a computation of before may still be under way;
+nothing is kept while this process cannot hear of other processes' changes; a transaction sees what it has changed itself.
+The function must read committed data (PostgreSQL's default isolation); in a transaction with a frozen snapshot nothing
+is kept.
+"""
+
+from __future__ import annotations
+
+import inspect
+import weakref
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+
+from asgiref.sync import sync_to_async
+from django.db import connections, transaction
+from psycopg2.extensions import ISOLATION_LEVEL_REPEATABLE_READ, ISOLATION_LEVEL_SERIALIZABLE
+
+from streams import cache_feed, registry
+from streams.cache_store import MISSING, CacheStore, Key, Ticket
+from streams.conf import stream_settings
+from streams.effects import is_changed_here
+from streams.errors import BadCacheKey
+from streams.invalidations import ROOM_STATE, StateRule, depends_on_room_state, register, room_state_keys
+
+if TYPE_CHECKING:
+    from django.db.backends.base.base import BaseDatabaseWrapper
+
+__all__ = ["AsyncCachedFunction", "CachedFunction", "cached", "invalidate_room_state"]
+
+T = TypeVar("T")
+_FROZEN = (ISOLATION_LEVEL_REPEATABLE_READ, ISOLATION_LEVEL_SERIALIZABLE)
+
+
+class _Decorate:
+    """What ``cached`` returns: takes a function, plain or async."""
+
+    def __init__(self, name: str, max_entries: int, room_state: StateRule | None) -> None:
+        self._name, self._max_entries, self._room_state = name, max_entries, room_state
+
+    @overload
+    def __call__(self, function: Callable[..., Awaitable[T]]) -> AsyncCachedFunction[T]: ...  # type: ignore[overload-overlap]
+    @overload
+    def __call__(self, function: Callable[..., T]) -> CachedFunction[T]: ...
+    def __call__(self, function: Callable[..., Any]) -> Any:
+        kind = AsyncCachedFunction if inspect.iscoroutinefunction(function) else CachedFunction
+        made: _Cached[Any] = kind(self._name, function, self._max_entries)
+        if self._room_state is not None:
+            depends_on_room_state(self._name, self._room_state)
+        return made
+
+
+def cached(name: str, *, max_entries: int = 10_000, room_state: StateRule | None = None) -> _Decorate:
+    """Decorator: keep the function's values, at most ``max_entries``, those used least recently going first.
+
+    ``name`` is what other processes call it on the stream ``caches``. ``room_state(room_id, user_ids)`` gives the keys that
+    depend on the current state of a room, users being those whose membership changed; None: the whole cache.
+    Raises ``ValueError`` for a name that is taken.
+    """
+    return _Decorate(name, max_entries, room_state)
+
+
+def invalidate_room_state(room_id: str, user_ids: Iterable[str] = ()) -> list[int]:
+    """The current state of a room changed, and the membership of these users: drop all that depends on it, everywhere."""
+    return _append([(ROOM_STATE, keys) for keys in room_state_keys(room_id, user_ids)])
+
+
+class _Cached(Generic[T]):
+    """What plain and async cached functions share."""
+
+    def __init__(self, name: str, function: Callable[..., Any], max_entries: int) -> None:
+        self.name = name
+        self.store = CacheStore(max_entries)
+        self._function = function
+        register(name, self.store)
+        self.__doc__, self.__wrapped__, self.__name__ = function.__doc__, function, function.__name__
+
+    def __repr__(self) -> str:
+        return f"<cached function {self.name}>"
+
+    def invalidate(self, *key: str) -> int:
+        """Drop one value, everywhere, once the caller's transaction has committed; returns the fact's token."""
+        return _append([(self.name, list(self._key(key)))])[0]
+
+    def invalidate_all(self) -> int:
+        """Drop all values."""
+        return _append([(self.name, None)])[0]
+
+    def prefill(self, key: Sequence[str], value: T) -> None:
+        """Keep a value that the caller knows: in a transaction once that has committed, else at once.
+
+        Not kept when somebody else drops the key meanwhile. Outside of a transaction use ``filling`` when the value was
+        read from the database.
+        """
+        connection = _connection()
+        if not cache_feed.is_hearing() or _is_frozen(connection):
+            return
+        ticket = self.store.begin(self._key(tuple(key)), connection)
+        if connection.in_atomic_block:
+            transaction.on_commit(_Fill(self.store, ticket, value), using=connection.alias)
+        else:
+            self.store.finish(ticket, value)
+
+    @contextmanager
+    def filling(self, *key: str) -> Iterator[Callable[[T], None]]:
+        """Give a value that is computed inside; it is kept unless the key is dropped before it is given."""
+        ticket = self.store.begin(self._key(key))
+        keeps = cache_feed.is_hearing()
+
+        def fill(value: T) -> None:
+            if keeps and cache_feed.is_hearing():
+                self.store.finish(ticket, value)
+
+        try:
+            yield fill
+        finally:
+            self.store.abandon(ticket)
+
+    def _key(self, key: tuple[Any, ...]) -> Key:
+        if not all(isinstance(part, str) for part in key):
+            raise BadCacheKey(
+                f"{self.name}{key!r}: the key of a cached value is made of strings; turn other arguments into text."
+            )
+        return key
+
+    def _may_keep(self, connection: BaseDatabaseWrapper, key: Key) -> bool:
+        """Whether values may be served and kept here and now."""
+        return not is_changed_here(connection, self.name, key) and not _is_frozen(connection)
+
+
+class CachedFunction(_Cached[T]):
+    """A plain function whose values are kept."""
+
+    def __call__(self, *key: str) -> T:
+        """The value, kept or computed."""
+        found = self._key(key)
+        if not cache_feed.is_hearing() or not self._may_keep(_connection(), found):
+            self.store.counts.misses += 1
+            return self._function(*found)
+        value = self.store.get(found)
+        if value is not MISSING:
+            return value
+        ticket = self.store.begin(found)
+        try:
+            value = self._function(*found)
+            if cache_feed.is_hearing():
+                self.store.finish(ticket, value)
+        finally:
+            self.store.abandon(ticket)
+        return value
+
+
+class AsyncCachedFunction(_Cached[T]):
+    """An ``async def`` function whose values are kept."""
+
+    async def __call__(self, *key: str) -> T:
+        """The value, kept or computed."""
+        found = self._key(key)
+        if not cache_feed.has_begun():
+            await sync_to_async(cache_feed.is_hearing, thread_sensitive=False)()
+        if not cache_feed.has_begun() or not cache_feed.is_hearing():
+            self.store.counts.misses += 1
+            return await self._function(*found)
+        value = self.store.get(found)
+        if value is not MISSING:
+            return value
+        ticket = self.store.begin(found)
+        try:
+            value = await self._function(*found)
+            if cache_feed.is_hearing():
+                self.store.finish(ticket, value)
+        finally:
+            self.store.abandon(ticket)
+        return value
+
+    async def ainvalidate(self, *key: str) -> int:
+        """``invalidate`` for async code."""
+        return await sync_to_async(self.invalidate, thread_sensitive=True)(*key)
+
+    async def ainvalidate_all(self) -> int:
+        """``invalidate_all`` for async code."""
+        return await sync_to_async(self.invalidate_all, thread_sensitive=True)()
+
+
+class _Fill:
+    """Keeps a value after the commit; when Django throws it away instead, its ticket is given back."""
+
+    def __init__(self, store: CacheStore, ticket: Ticket, value: Any) -> None:
+        self._store, self._ticket, self._value = store, ticket, value
+        weakref.finalize(self, store.abandon, ticket).atexit = False
+
+    def __call__(self) -> None:
+        if cache_feed.is_hearing():
+            self._store.finish(self._ticket, self._value)
+
+
+def _append(rows: list[tuple[str, list[str] | None]]) -> list[int]:
+    from streams.models import CacheInvalidation  # noqa: PLC0415 - functions are decorated before Django's apps are loaded
+
+    return registry.get("caches").append(*(CacheInvalidation(cache_name=name, keys=keys) for name, keys in rows))
+
+
+def _connection() -> BaseDatabaseWrapper:
+    return connections[stream_settings().database]
+
+
+def _is_frozen(connection: BaseDatabaseWrapper) -> bool:
+    """A transaction that sees the database as it was: what it reads now may be old already."""
+    level = getattr(connection, "isolation_level", None)
+    return connection.in_atomic_block and level is not None and int(level) in _FROZEN

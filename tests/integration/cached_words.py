@@ -1,0 +1,55 @@
+"""A cached function for tests in several processes; run as a program, it answers lines on stdin.
+
+``get KEY`` prints the value, ``set KEY VALUE`` changes it and invalidates, ``wait TOKEN`` waits for the stream ``caches`` and
+prints the values of all keys asked so far, ``counts`` prints hits and misses.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from django.db import connection, transaction
+
+from streams import registry
+from streams.caching import cached
+
+TABLE = "CREATE TABLE IF NOT EXISTS cached_words (key text PRIMARY KEY, value text)"
+
+
+@cached("cached_words", max_entries=1000)
+def word(key: str) -> str | None:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT value FROM cached_words WHERE key = %s", [key])
+        row = cursor.fetchone()
+        return row[0] if row else None
+
+
+@cached("cached_words_async")
+async def word_later(key: str) -> str:
+    return f"async {key}"
+
+
+def set_word(key: str, value: str) -> int:
+    with transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute(
+            "INSERT INTO cached_words VALUES (%s, %s) ON CONFLICT (key) DO UPDATE SET value = excluded.value",
+            [key, value],
+        )
+        return word.invalidate(key)
+
+
+def main() -> None:
+    for line in sys.stdin:
+        match line.split():
+            case ["get", key]:
+                answer = str(word(key))
+            case ["set", key, value]:
+                answer = str(set_word(key, value))
+            case ["wait", token, key]:
+                registry.get("caches").wait_for(int(token), 20.0)
+                answer = str(word(key))
+            case ["counts"]:
+                answer = f"{word.store.counts.hits} {word.store.counts.misses}"
+            case _:
+                answer = "?"
+        print(answer, flush=True)

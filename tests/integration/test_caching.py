@@ -1,0 +1,330 @@
+"""Cached functions on a real server: own transactions, other processes, races."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+
+import pytest
+from django.db import connection, transaction
+
+from streams import cache_feed, registry
+from streams.caching import invalidate_room_state
+from streams.errors import BadCacheKey
+from streams.load import generator
+from streams.models import CacheInvalidation
+from tests import session as test_session
+from tests.integration import cached_words
+from tests.integration.cached_words import set_word, word, word_later
+from tests.waiting import wait_until
+from tests.writing import in_thread, linear, session
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture(autouse=True)
+def _words(transactional_db: None) -> Iterator[None]:
+    with connection.cursor() as cursor:
+        cursor.execute(cached_words.TABLE)
+    yield
+    with connection.cursor() as cursor:
+        cursor.execute("DROP TABLE cached_words")
+
+
+def store_quietly(key: str, value: str) -> None:
+    """Change the word without telling anybody."""
+    with session() as cursor:
+        cursor.execute(
+            "INSERT INTO cached_words VALUES (%s, %s) ON CONFLICT (key) DO UPDATE SET value = %s", [key, value, value]
+        )
+
+
+# --- one process --------------------------------------------------------------------------------------------------
+
+
+def test_value_is_computed_once():
+    store_quietly("a", "1")
+    assert word("a") == "1"
+    store_quietly("a", "2")
+    assert word("a") == "1"
+
+
+def test_own_commit_drops_it():
+    set_word("a", "1")
+    assert word("a") == "1"
+    set_word("a", "2")
+    assert word("a") == "2"
+
+
+def test_own_rollback_drops_nothing():
+    set_word("a", "1")
+    assert word("a") == "1"
+    hits = word.store.counts.hits
+    with pytest.raises(RuntimeError), transaction.atomic():
+        set_word("a", "2")
+        raise RuntimeError
+    wait_until(lambda: word("a") == "1" and word.store.counts.hits > hits, 20.0)
+
+
+def test_transaction_sees_its_own_change_and_others_do_not():
+    set_word("a", "1")
+    assert word("a") == "1"
+    seen: list[str | None] = []
+    with transaction.atomic():
+        set_word("a", "2")
+        assert word("a") == "2"
+        in_thread(lambda: seen.append(word("a"))).join()
+    assert seen == ["1"]
+    assert word("a") == "2"
+
+
+def test_value_computed_before_the_commit_and_kept_after_does_not_survive():
+    set_word("a", "1")
+    computing, go_on = threading.Event(), threading.Event()
+    original = word._function
+
+    def slow(key: str) -> str | None:
+        value = original(key)
+        computing.set()
+        go_on.wait(20)
+        return value
+
+    word._function = slow
+    try:
+        thread = in_thread(lambda: word("a"))
+        assert computing.wait(20)
+        set_word("a", "2")
+        go_on.set()
+        thread.join()
+    finally:
+        word._function = original
+    assert word("a") == "2"
+
+
+def test_all_values_are_dropped():
+    store_quietly("a", "1")
+    assert (word("a"), word("b")) == ("1", None)
+    store_quietly("a", "2")
+    word.invalidate_all()
+    assert word("a") == "2"
+    assert CacheInvalidation.objects.latest("stream_id").keys is None
+
+
+def test_prefilled_value_is_kept_from_the_commit_on():
+    word("other")  # begins to hear
+    with transaction.atomic():
+        set_word("a", "1")
+        word.prefill(("a",), "filled")
+    assert word("a") == "filled"
+
+
+def test_prefilled_value_is_forgotten_with_a_rollback():
+    store_quietly("a", "1")
+    word("other")
+    with pytest.raises(RuntimeError), transaction.atomic():
+        word.prefill(("a",), "filled")
+        raise RuntimeError
+    assert word("a") == "1"
+    wait_until(lambda: not word.store._tickets, 20.0)
+
+
+def test_prefilled_value_that_somebody_made_old_is_not_kept():
+    word("other")
+    with transaction.atomic():
+        word.prefill(("a",), "filled")
+        in_thread(lambda: set_word("a", "1") and None).join()
+    assert word("a") == "1"
+
+
+def test_filled_value_is_kept_unless_dropped_meanwhile():
+    store_quietly("a", "1")
+    word("other")
+    with word.filling("a") as fill:
+        fill("filled")
+    assert word("a") == "filled"
+    with word.filling("b") as fill:
+        set_word("b", "2")
+        fill("old")
+    assert word("b") == "2"
+
+
+def test_frozen_snapshot_keeps_nothing(monkeypatch):
+    store_quietly("a", "1")
+    word("other")
+    monkeypatch.setattr(connection, "isolation_level", 2)
+    with transaction.atomic():
+        word("a")
+    store_quietly("a", "2")
+    assert word("a") == "2"
+
+
+def test_keys_are_strings():
+    with pytest.raises(BadCacheKey, match="made of strings"):
+        word(7)
+
+
+async def test_async_function_is_kept_too():
+    assert await word_later("a") == "async a"
+    hits = word_later.store.counts.hits
+    assert await word_later("a") == "async a"
+    assert word_later.store.counts.hits == hits + 1
+    await word_later.ainvalidate("a")
+    assert word_later.store._values == {}
+
+
+def test_state_of_a_room_travels_fifty_users_a_row():
+    invalidate_room_state("!r:x", [f"@{n}:x" for n in range(60)])
+    rows = CacheInvalidation.objects.order_by("stream_id").values_list("cache_name", "keys")
+    assert [(name, len(keys)) for name, keys in rows] == [("cs_cache_fake", 51), ("cs_cache_fake", 11)]
+
+
+def test_declared_stream_drops_with_its_rows(monkeypatch):
+    stream = registry.get("push_rules")
+    monkeypatch.setattr(stream, "drops", stream.drops)
+    monkeypatch.setattr(stream, "dropped_caches", frozenset())
+    stream.add_caches("streams_pushrulechange", {"cached_words": ["user_id"]})
+    store_quietly("@a:x", "1")
+    assert word("@a:x") == "1"
+    store_quietly("@a:x", "2")
+    from streams.catalog.writing import push_rules_changed
+
+    push_rules_changed("@a:x")
+    assert word("@a:x") == "2"
+
+
+# --- several processes --------------------------------------------------------------------------------------------
+
+
+class Other:
+    """Another process that has the same cached function."""
+
+    def __init__(self, database_url: str, instance: str) -> None:
+        code = "import django; django.setup(); from tests.integration.cached_words import main; main()"
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", code],
+            cwd=test_session.PROJECT,
+            env={
+                **os.environ,
+                "DATABASE_URL": database_url,
+                "REPLSITE_INSTANCE": instance,
+                "DJANGO_SETTINGS_MODULE": "replsite.settings",
+            },
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def ask(self, *words: str) -> str:
+        assert self.process.stdin and self.process.stdout
+        self.process.stdin.write(" ".join(words) + "\n")
+        self.process.stdin.flush()
+        return self.process.stdout.readline().strip()
+
+    def end(self) -> None:
+        assert self.process.stdin and self.process.stdout
+        self.process.stdin.close()
+        self.process.wait(20)
+        self.process.stdout.close()
+
+
+@pytest.fixture
+def other(database_url: str) -> Iterator[Other]:
+    made = Other(database_url, "other")
+    yield made
+    made.end()
+
+
+def test_other_process_drops_before_it_sees_the_position(other):
+    """The other process only reads. It may wait for our token, and from then on never sees the old value."""
+    set_word("a", "0")
+    assert other.ask("get", "a") == "0"
+    for number in range(1, 20):
+        token = set_word("a", str(number))
+        assert other.ask("wait", str(token), "a") == str(number)
+    hits, misses = map(int, other.ask("counts").split())
+    assert misses >= 20 and hits == 0
+    assert other.ask("get", "a") == "19"
+    assert int(other.ask("counts").split()[0]) == 1
+
+
+def test_change_in_another_process_is_heard_here(other):
+    set_word("a", "0")
+    assert word("a") == "0"
+    for number in range(1, 10):
+        token = int(other.ask("set", "a", str(number)))
+        registry.get("caches").wait_for(token, 20.0)
+        assert word("a") == str(number)
+
+
+def test_writing_process_drops_before_its_tracker_advances(other):
+    from streams.writers import current_writer
+
+    set_word("a", "0")
+    assert word("a") == "0"
+    token = int(other.ask("set", "a", "1"))
+    tracker = current_writer().tracker(registry.get("caches"))
+    wait_until(lambda: tracker.position_of("other") >= token, 20.0)
+    assert word("a") == "1"
+
+
+def test_made_up_invalidations_of_others_drop_nothing_here():
+    store_quietly("a", "1")
+    assert word("a") == "1"
+    ids = generator("caches", 0).append(3)
+    wait_until(lambda: linear() >= ids[-1], 20.0)
+    hits = word.store.counts.hits
+    assert word("a") == "1" and word.store.counts.hits == hits + 1
+
+
+# --- hearing ------------------------------------------------------------------------------------------------------
+
+
+def feed() -> cache_feed.CacheFeed:
+    assert cache_feed.is_hearing()
+    return cache_feed._feeds["default"]
+
+
+def test_nothing_is_kept_while_the_connection_is_lost(monkeypatch):
+    store_quietly("a", "1")
+    assert word("a") == "1"
+    feed().is_hearing = False
+    store_quietly("a", "2")
+    assert word("a") == "2"
+
+
+def test_lost_connection_comes_back_and_catches_up():
+    set_word("a", "1")
+    assert word("a") == "1"
+    listener = feed()._listener
+    with session() as cursor:
+        cursor.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'replsite pokes caches%'"
+        )
+    store_quietly("a", "2")
+    wait_until(lambda: cache_feed._feeds["default"].is_hearing, 20.0)
+    assert feed()._listener is listener
+    set_word("a", "3")
+    assert word("a") == "3"
+
+
+def test_too_far_behind_drops_everything(monkeypatch, other):
+    monkeypatch.setattr(cache_feed, "MOST_ROWS", 0)
+    store_quietly("b", "1")
+    assert word("b") == "1"
+    store_quietly("b", "2")
+    token = int(other.ask("set", "a", "1"))
+    registry.get("caches").wait_for(token, 20.0)
+    assert word("b") == "2"
+
+
+def test_rule_that_fails_drops_everything(monkeypatch, run_manage):
+    stream = registry.get("push_rules")
+    monkeypatch.setattr(stream, "drops", lambda row: 1 / 0)
+    store_quietly("b", "1")
+    assert word("b") == "1"
+    store_quietly("b", "2")
+    assert run_manage("append", "push_rules", "--count", "1", "--instance", "other").returncode == 0
+    wait_until(lambda: word("b") == "2", 20.0)

@@ -1,0 +1,126 @@
+"""Cached values: bounded, and never of before an invalidation."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from streams.cache_store import MISSING, CacheStore
+
+
+@pytest.fixture
+def store() -> CacheStore:
+    return CacheStore(max_entries=3)
+
+
+def put(store: CacheStore, *key: str, value: object = "v") -> None:
+    assert store.finish(store.begin(key), value)
+
+
+def test_value_is_kept_and_counted(store):
+    assert store.get(("a",)) is MISSING
+    put(store, "a")
+    assert store.get(("a",)) == "v"
+    assert (store.counts.hits, store.counts.misses) == (1, 1)
+
+
+def test_none_is_a_value(store):
+    put(store, "a", value=None)
+    assert store.get(("a",)) is None
+
+
+def test_least_recently_used_goes_first(store):
+    for key in "abc":
+        put(store, key)
+    store.get(("a",))
+    put(store, "d")
+    assert [store.get((key,)) is MISSING for key in "abcd"] == [False, True, False, False]
+    assert store.counts.evictions == 1 and len(store) == 3
+
+
+def test_value_of_before_a_drop_is_not_kept(store):
+    ticket = store.begin(("a",))
+    store.drop(("a",))
+    assert not store.finish(ticket, "old")
+    assert store.get(("a",)) is MISSING
+    assert store.counts.spoiled == 1
+
+
+def test_value_of_before_dropping_all_is_not_kept(store):
+    ticket = store.begin(("a",))
+    store.drop_all()
+    assert not store.finish(ticket, "old")
+
+
+def test_drop_of_another_key_spoils_nothing(store):
+    ticket = store.begin(("a",))
+    store.drop(("b",))
+    assert store.finish(ticket, "v")
+
+
+def test_computation_that_began_after_the_drop_is_kept(store):
+    old = store.begin(("a",))
+    store.drop(("a",))
+    new = store.begin(("a",))
+    assert store.finish(new, "new")
+    assert not store.finish(old, "old")
+    assert store.get(("a",)) == "new"
+
+
+def test_own_drop_spares_what_the_owner_fills(store):
+    owner = object()
+    ticket, other = store.begin(("a",), owner), store.begin(("a",))
+    store.drop(("a",), by=owner)
+    assert store.finish(ticket, "mine")
+    assert not store.finish(other, "old")
+
+
+def test_drop_of_somebody_else_spoils_what_the_owner_fills(store):
+    ticket = store.begin(("a",), object())
+    store.drop(("a",), by=object())
+    assert not store.finish(ticket, "mine")
+
+
+def test_abandoned_and_finished_tickets_leave_nothing_behind(store):
+    store.abandon(store.begin(("a",)))
+    ticket = store.begin(("b",))
+    store.finish(ticket, "v")
+    store.abandon(ticket)
+    assert store._tickets == {}
+
+
+def test_child_process_begins_empty(store):
+    put(store, "a")
+    store.after_fork()
+    assert len(store) == 0 and store.counts.hits == 0
+
+
+def test_threads_never_see_a_value_of_before_the_last_drop():
+    """A truth that changes, readers that keep what they computed, and after each change a drop: no reader falls back."""
+    store, truth, errors = CacheStore(10), [0], []
+    done = threading.Event()
+
+    def read() -> None:
+        while not done.is_set():
+            floor = truth[1] if len(truth) > 1 else 0
+            value = store.get(("k",))
+            if value is MISSING:
+                ticket = store.begin(("k",))
+                value = truth[0]
+                store.finish(ticket, value)
+            if value < floor:
+                errors.append((value, floor))
+
+    truth.append(0)
+    readers = [threading.Thread(target=read) for _ in range(3)]
+    for reader in readers:
+        reader.start()
+    for number in range(1, 2000):
+        truth[0] = number
+        store.drop(("k",))
+        truth[1] = number  # from now on nobody may see less
+    done.set()
+    for reader in readers:
+        reader.join()
+    assert errors == []

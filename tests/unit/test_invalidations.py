@@ -1,0 +1,75 @@
+"""What rows say about cached values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from streams import invalidations
+from streams.cache_store import MISSING, CacheStore
+from streams.invalidations import Drop, drops_of_caches_row, drops_of_columns, room_state_keys
+
+
+@pytest.fixture
+def store(monkeypatch) -> Iterator[CacheStore]:
+    monkeypatch.setattr(invalidations, "_stores", {})
+    monkeypatch.setattr(invalidations, "_state_rules", {})
+    made = CacheStore(10)
+    invalidations.register("here", made)
+    return made
+
+
+def test_row_of_caches_names_a_key_or_the_whole_cache():
+    assert list(drops_of_caches_row(["get_user", ["@a:x"], 1])) == [Drop("get_user", ("@a:x",))]
+    assert list(drops_of_caches_row(["get_user", None, 1])) == [Drop("get_user", None)]
+    assert list(drops_of_caches_row(["no_arguments", [], 1])) == [Drop("no_arguments", ())]
+
+
+def test_special_name_stands_for_all_that_depends_on_the_state(store):
+    invalidations.depends_on_room_state("users_in_room", lambda room, users: [(room,)])
+    invalidations.depends_on_room_state("rooms_of_user", lambda room, users: [(user,) for user in users])
+    invalidations.depends_on_room_state("everything", lambda room, users: None)
+    assert list(drops_of_caches_row(["cs_cache_fake", ["!r:x", "@a:x", "@b:x"], 1])) == [
+        Drop("users_in_room", ("!r:x",)),
+        Drop("rooms_of_user", ("@a:x",)),
+        Drop("rooms_of_user", ("@b:x",)),
+        Drop("everything", None),
+    ]
+    assert {drop.key for drop in drops_of_caches_row(["cs_cache_fake", None, 1])} == {None}
+
+
+@pytest.mark.parametrize(("users", "sizes"), [(0, [1]), (1, [2]), (50, [51]), (51, [51, 2]), (120, [51, 51, 21])])
+def test_at_most_fifty_users_a_row(users, sizes):
+    keys = room_state_keys("!r:x", [f"@{n}:x" for n in range(users)])
+    assert [len(row) for row in keys] == sizes
+    assert {row[0] for row in keys} == {"!r:x"}
+    assert [user for row in keys for user in row[1:]] == [f"@{n}:x" for n in range(users)]
+
+
+def test_columns_are_the_key():
+    drops = drops_of_columns(["a", "b", "n"], {"one": ["b", "n"], "none": [], "all": lambda row: None})
+    assert list(drops(["x", "y", 7])) == [Drop("one", ("y", "7")), Drop("none", ()), Drop("all", None)]
+
+
+def test_function_of_the_row_gives_several_keys():
+    drops = drops_of_columns(["a"], {"one": lambda row: [(row[0],), (row[0], "more")]})
+    assert list(drops(["x"])) == [Drop("one", ("x",)), Drop("one", ("x", "more"))]
+
+
+def test_unknown_column_is_refused_by_name():
+    with pytest.raises(ValueError, match="no column order; it is made of a, b"):
+        drops_of_columns(["a", "b"], {"one": ["order"]})
+
+
+def test_drops_of_caches_that_are_not_here_do_nothing(store):
+    store.finish(store.begin(("k",)), "v")
+    invalidations.apply_drops([Drop("elsewhere", ("k",)), Drop("elsewhere", None)])
+    assert store.get(("k",)) == "v"
+    invalidations.apply_drops([Drop("here", ("k",))])
+    assert store.get(("k",)) is MISSING
+
+
+def test_name_that_is_taken_is_refused(store):
+    with pytest.raises(ValueError, match="two caches named 'here'"):
+        invalidations.register("here", store)
