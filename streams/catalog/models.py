@@ -13,6 +13,7 @@ from django.contrib.postgres.fields import ArrayField
 from django.db import models
 
 from streams import catalog
+from streams.conf import stream_settings
 from streams.facts import Fact
 from streams.registry import Sample, bind
 
@@ -35,7 +36,7 @@ __all__ = [
 
 
 def _user(number: int, thread: int) -> str:
-    return f"@load-{thread}-{number % 1000}:localhost"
+    return f"@load-{thread}-{number % 1000}:{stream_settings().server_name}"
 
 
 def _sample(**values: Any) -> Sample:
