@@ -30,6 +30,7 @@ from prometheus_client.registry import Collector
 from replsite.shared_snapshot import SHARED
 from replsite.snapshot_views import ReaderStreamView, ReaderView, Snapshot, StreamView
 from replsite.status import ReaderWord, WriterWord
+from streams import waiting
 from streams.conf import stream_settings
 from streams.logs import get_logger
 
@@ -75,6 +76,14 @@ COMPLETED = MetricName(
     "Facts completed: written, rolled_back, or resolved (pending when their writer was proven dead)",
     counter=True,
 )
+KNOWN_DONE = MetricName(
+    "replsite_stream_known_done_ids",
+    ("stream", "writer"),
+    "Single complete IDs that the writer's process keeps above a linear position that is stuck",
+)
+WAIT_TIMEOUTS = MetricName(
+    "replsite_wait_timeouts", ("stream",), "Waits for a position that timed out in this process", counter=True
+)
 LAST_ADVANCE = MetricName(
     "replsite_stream_last_advance_timestamp_seconds", ("stream", "writer"), "When the writer's position last rose"
 )
@@ -102,8 +111,8 @@ CONNECTIONS = MetricName(
     "Replication connections: inbound to our servers, outbound of our followers",
 )
 OWN = (
-    UP, DURATION, BUILD, POSITION, LINEAR, SEQUENCE, PENDING, OLDEST_PENDING, COMPLETED, LAST_ADVANCE, HEARTBEAT, WRITER_STATUS,
-    READER_POSITION, READER_LAG_FACTS, READER_LAG_SECONDS, READER_STATUS, CONNECTIONS,
+    UP, DURATION, BUILD, POSITION, LINEAR, SEQUENCE, PENDING, OLDEST_PENDING, COMPLETED, KNOWN_DONE, LAST_ADVANCE,
+    HEARTBEAT, WRITER_STATUS, READER_POSITION, READER_LAG_FACTS, READER_LAG_SECONDS, READER_STATUS, CONNECTIONS, WAIT_TIMEOUTS,
 )  # fmt: skip
 
 SYNAPSE_LINEAR = MetricName("synapse_storage_stream_current_position", ("stream_name", "server_name"), LINEAR.help)
@@ -174,6 +183,7 @@ def _add_stream(page: _Page, stream: StreamView) -> None:
         page.add(COMPLETED, writer.facts_written, *who, "written")
         page.add(COMPLETED, writer.facts_rolled_back, *who, "rolled_back")
         page.add(COMPLETED, writer.facts_resolved, *who, "resolved")
+        page.add(KNOWN_DONE, writer.known_done_ids, *who)
         page.add(LAST_ADVANCE, writer.last_advance_at.timestamp(), *who)
         for word in WriterWord:
             page.add(WRITER_STATUS, float(word == writer.status.word), *who, word)
@@ -256,7 +266,9 @@ class SnapshotCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Read the shared snapshot; without a database only the news that it is away."""
         started = time.monotonic()
-        page = _Page((UP, DURATION))
+        page = _Page((UP, DURATION, WAIT_TIMEOUTS))
+        for stream, number in list(waiting.timed_out.items()):
+            page.add(WAIT_TIMEOUTS, number, stream)
         try:
             snapshot = self._get()
         except DatabaseError as error:

@@ -47,7 +47,7 @@ def _database() -> dict[str, Any]:
     if not url:
         return {"ENGINE": "replsite.postgres.backend", "NAME": "replsite"}
     try:
-        found = dict(dj_database_url.parse(url, conn_max_age=600, conn_health_checks=True))
+        found: dict[str, Any] = dict(dj_database_url.parse(url, conn_max_age=600, conn_health_checks=True))
     except ValueError as error:
         raise ImproperlyConfigured(
             f"DATABASE_URL cannot be read: {error}. Write it as postgres://USER:PASSWORD@HOST:PORT/NAME."
@@ -56,7 +56,7 @@ def _database() -> dict[str, Any]:
         found["ENGINE"] = "django_prometheus.db.backends.postgresql"  # the same, and it counts queries
         # A host that is lost is noticed within seconds; the address of the server wins when it says otherwise.
         keepalives = {"keepalives": 1, "keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3}
-        found["OPTIONS"] = {**keepalives, **found.get("OPTIONS", {})}
+        found["OPTIONS"] = keepalives | found.get("OPTIONS", {})
     return found
 
 

@@ -45,6 +45,8 @@ from streams.positions import DRAINING, RETIRED, linear_position
 
 __all__ = ["limits", "take_snapshot"]
 
+#: So many retired writers of a stream are listed at most, the last ones.
+MOST_RETIRED = 20
 _QUIET = Verdict("idle", Severity.FINE, "Nobody writes this stream now.")
 _READS_NOTHING = Verdict("idle", Severity.FINE, "Connected; follows no stream yet.")
 
@@ -212,7 +214,8 @@ class _Assembly:
 
     def _stream(self, name: str) -> StreamView:
         found = self.reading.writers_of(name)
-        writers = _worst_first([self._writer(row) for row in found])
+        listed = self._listed(found)
+        writers = _worst_first([self._writer(row) for row in listed])
         declared = self.reading.declarations.get(name)
         empty = declared.empty_position if declared is not None else 1
         head = max((row.position for row in found), default=empty)
@@ -223,15 +226,27 @@ class _Assembly:
             head=head,
             linear_position=linear_position(found, empty),
             sequence_value=sequence,
-            last_fact_at=max((writer.last_write_at for writer in writers if writer.last_write_at), default=None),
+            last_fact_at=max((at for row in found if (at := self._last_write_at(row))), default=None),
             status=verdict,
             writers=writers,
+            retired_before=len(found) - len(listed),
         )
+
+    def _listed(self, found: Sequence[PositionRow]) -> list[PositionRow]:
+        """All that are active, and of the retired ones those that left not long ago, the last ones if they are many."""
+        shown_seconds = stream_settings().retired_shown_seconds
+        retired = [r for r in found if r.state == RETIRED and (self._age(r.last_advance_at) or 0.0) <= shown_seconds]
+        retired.sort(key=lambda row: row.last_advance_at, reverse=True)
+        kept = {row.writer for row in retired[:MOST_RETIRED]}
+        return [row for row in found if row.state != RETIRED or row.writer in kept]
+
+    def _last_write_at(self, row: PositionRow) -> datetime | None:
+        at = row.last_write_position
+        return None if at is None else self.reading.last_writes.get((row.stream, at))
 
     def _writer(self, row: PositionRow) -> WriterView:
         behind = Unread(0, True, None) if row.state == RETIRED else self.lags.of(row.stream, _behind_writer(row))
-        at = row.last_write_position
-        last_write_at = None if at is None else self.reading.last_writes.get((row.stream, at))
+        last_write_at = self._last_write_at(row)
         seen = WriterOnStream(
             stream=row.stream,
             writer=row.writer,
@@ -260,7 +275,7 @@ class _Assembly:
             behind_facts=behind.facts,
             behind_seconds=seen.behind_seconds,
             behind_exact=behind.exact,
-            last_write_position=at,
+            last_write_position=row.last_write_position,
             last_write_at=last_write_at,
             last_advance_at=row.last_advance_at,
             facts_written=row.facts_written,
@@ -272,6 +287,7 @@ class _Assembly:
             process_id=row.process_id,
             command=row.command or "",
             status=judge_writer(seen, self.limits),
+            known_done_ids=row.known_done_ids,
         )
 
     # --- readers --------------------------------------------------------------------------------------------------

@@ -41,7 +41,7 @@ MOST_READERS = 1_000
 _POSITIONS = """
 SELECT p.stream, p.instance_name, abs(p.position), p.state, p.pending_facts, p.oldest_pending_at, p.oldest_pending_transaction,
        abs(p.last_write_position), p.last_advance_at, p.facts_written, p.facts_rolled_back, p.facts_resolved,
-       i.heartbeat_at, i.host, i.process_id, i.command, a.pid, a.application_name, a.state
+       i.heartbeat_at, i.host, i.process_id, i.command, a.pid, a.application_name, a.state, p.known_done_ids
 FROM streams_streamposition p
 LEFT JOIN streams_instance i ON i.name = p.instance_name
 LEFT JOIN pg_stat_activity a ON a.backend_xid = (p.oldest_pending_transaction & 4294967295)::text::xid
@@ -83,6 +83,7 @@ class PositionRow:
     session_pid: int | None
     session_name: str | None
     session_state: str | None
+    known_done_ids: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,6 +44,8 @@ class WriterView:
     process_id: int | None
     command: str
     status: Verdict
+    known_done_ids: int = 0
+    """Single complete IDs that its process keeps above the linear position, while they are many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,8 @@ class StreamView:
     last_fact_at: datetime | None
     status: Verdict
     writers: tuple[WriterView, ...]
+    retired_before: int = 0
+    """Writers that retired so long ago, or are so many, that they are not listed any more."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,14 +12,17 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NotRequired, TypedDict
 
-from replsite.snapshot_views import ReaderStreamView, ReaderView, Snapshot, StreamView, WriterView
+from replsite.snapshot_views import ReaderStreamView, ReaderView, Snapshot, StreamView, WorkersView, WriterView
 from replsite.status import Severity, Verdict
 from replsite.wording import byte_size, count, counted, duration
 from streams.positions import RETIRED
 
-__all__ = ["READERS", "STREAMS", "Cell", "Column", "Group", "Page", "Row", "live_page_data"]
+__all__ = ["READERS", "STREAMS", "WORKERS", "Cell", "Column", "Group", "Page", "Row", "live_page_data"]
 
 _NOTHING = "-"
+#: So many readers that are fine, and that ended, are listed at most; ``streams --json`` has all of them.
+FINE_READERS_SHOWN = 100
+CLOSED_READERS_SHOWN = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,21 @@ READERS = (
     Column("Connected", number=True),
     Column("What it means"),
 )
+
+
+WORKERS = (
+    Column("Report"),
+    Column("Status"),
+    Column("Number", number=True),
+    Column("Last news", number=True),
+    Column("What it means"),
+)
+#: What is told of each kind of count; commands are for the metrics.
+_COUNTED = {
+    "closed": ("Connections that ended", "Why, since the tables were made."),
+    "refused": ("Connections that were refused", "Nobody of these came in."),
+    "dropped": ("Reports that were dropped", "More came than may wait; see REPLSITE_WORKER_REPORT_LIMIT."),
+}
 
 
 class Cell(TypedDict):
@@ -81,6 +99,7 @@ class Page(TypedDict):
     health: dict[str, Any]
     streams: list[Group]
     readers: list[Group]
+    workers: list[Group]
 
 
 def live_page_data(snapshot: Snapshot) -> Page:
@@ -94,7 +113,8 @@ def live_page_data(snapshot: Snapshot) -> Page:
             "problems": [f"{p.subject} is {p.verdict.word}: {p.verdict.sentence}" for p in health.problems[1:]],
         },
         "streams": [_stream_group(stream) for stream in snapshot.streams],
-        "readers": [_reader_group(reader) for reader in snapshot.readers],
+        "readers": _reader_groups(snapshot.readers),
+        "workers": _worker_groups(snapshot.workers),
     }
 
 
@@ -132,8 +152,9 @@ def _lag(facts: int, seconds: float, exact: bool) -> Cell:
 def _stream_group(stream: StreamView) -> Group:
     active = [writer for writer in stream.writers if writer.state != RETIRED]
     sequence = [] if stream.sequence_value is None else [f"sequence {count(stream.sequence_value)}"]
+    left = [f"{count(stream.retired_before)} retired earlier"] if stream.retired_before else []
     cells = [
-        _text(stream.name, " · ".join([counted(len(active), "writer"), *sequence])),
+        _text(stream.name, " · ".join([counted(len(active), "writer"), *left, *sequence])),
         _text(count(stream.linear_position), "linear position"),
         _waited_for(active),
         _number(sum(writer.pending_facts for writer in stream.writers)),
@@ -171,6 +192,30 @@ def _writer_row(writer: WriterView) -> Row:
         _moment(writer.last_write_at),
     ]
     return _row(writer.writer, writer.status, cells)
+
+
+def _reader_groups(readers: Sequence[ReaderView]) -> list[Group]:
+    """All that need a look; of those that are fine, and of those that ended, so many; then how many more there are."""
+    closed = sorted((r for r in readers if r.closed_at is not None), key=_closed_at, reverse=True)
+    fine = [r for r in readers if r.closed_at is None and r.status.severity < Severity.WARNING]
+    hidden = {r.key for r in (*fine[FINE_READERS_SHOWN:], *closed[CLOSED_READERS_SHOWN:])}
+    groups = [_reader_group(reader) for reader in readers if reader.key not in hidden]
+    for name, found, shown in (("fine", fine, FINE_READERS_SHOWN), ("closed", closed, CLOSED_READERS_SHOWN)):
+        if more := len(found) - shown if len(found) > shown else 0:
+            groups.append(_more_readers(name, more))
+    return groups
+
+
+def _closed_at(reader: ReaderView) -> datetime:
+    return reader.closed_at or reader.heartbeat_at
+
+
+def _more_readers(name: str, more: int) -> Group:
+    """The line that stands for those that are not listed. Its key is none of a reader's."""
+    what = "that are fine" if name == "fine" else "that closed a short while ago"
+    cells = [_text(f"and {count(more)} more {what}"), *(_text("") for _ in range(4))]
+    status = Verdict("" if name == "fine" else "gone", Severity.FINE, "")
+    return {"key": f"\nmore {name}", "head": _row("", status, cells), "rows": []}
 
 
 def _reader_group(reader: ReaderView) -> Group:
@@ -214,3 +259,36 @@ def _reader_row(view: ReaderStreamView) -> Row:
         _text(""),
     ]
     return _row(view.stream, view.status, cells)
+
+
+def _worker_groups(workers: WorkersView) -> list[Group]:
+    syncing = [
+        _report(f"{one.name} {one.worker}", [_text(one.name, one.address), count(one.users), _moment(one.last_news_at)])
+        for one in workers.syncing
+    ]
+    acknowledged = [
+        _report(one.instance, [_text(one.instance), count(one.token), _moment(one.acknowledged_at)])
+        for one in workers.acknowledged
+    ]
+    about = "" if workers.addresses_exact else "more than "
+    groups = [
+        _reports("syncing", "Users that sync", count(workers.users_syncing), syncing),
+        _reports("federation", "Federation acknowledged up to", "", acknowledged),
+        _reports("addresses", "Addresses of users", f"{about}{count(workers.addresses)}", []),
+    ]
+    for kind, (title, sentence) in _COUNTED.items():
+        totals = workers.counted(kind)
+        rows = [_report(name, [_text(name), count(total), _text("")]) for name, total in totals.items()]
+        groups.append(_reports(kind, title, count(sum(totals.values())), rows, sentence))
+    return [group for group in groups if group["rows"] or group["key"] in ("syncing", "addresses")]
+
+
+def _reports(key: str, title: str, number: str, rows: list[Row], sentence: str = "") -> Group:
+    head = _report("", [_text(title), number, _text("")], sentence)
+    return {"key": key, "head": head, "rows": rows}
+
+
+def _report(key: str, cells: Sequence[Cell | str], sentence: str = "") -> Row:
+    """Nothing that workers report is good or bad by itself: there is no status word."""
+    said = [_text(cell) if isinstance(cell, str) else cell for cell in cells]
+    return _row(key, Verdict("", Severity.FINE, sentence), said)

@@ -21,6 +21,8 @@ from replsite.trends import History
 from streams import registry
 from streams.declaration import FactTable, StreamDeclaration
 from streams.models import CacheInvalidation, Instance, Reader, StreamPosition
+from streams.writers import retire_all
+from tests.writing import ids
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -303,3 +305,45 @@ def test_lag_of_the_crowd_is_right_against_plain_sql(crowd):
     assert view.lag_exact
     assert view.lag_facts == facts > 0
     assert abs(view.lag_seconds - float(seconds)) < 5
+
+
+# --- writers that have left -------------------------------------------------------------------------------------------
+
+
+def retired_writer(name: str, seconds: float, position: int = 1) -> None:
+    at = timezone.now() - timedelta(seconds=seconds)
+    StreamPosition.objects.create(
+        stream="caches", instance_name=name, position=position, state="retired", last_advance_at=at
+    )
+
+
+def test_retired_writers_are_listed_for_a_while_only():
+    append()
+    retired_writer("append-1", 60)
+    retired_writer("append-2", 4_000)
+    caches = take_snapshot().stream("caches")
+    assert {writer.writer for writer in caches.writers} == {"master", "append-1"}
+    assert caches.retired_before == 1
+
+
+def test_of_many_that_retired_at_once_the_last_are_listed():
+    for number in range(30):
+        retired_writer(f"append-{number}", number)
+    caches = take_snapshot().stream("caches")
+    assert {writer.writer for writer in caches.writers} == {f"append-{number}" for number in range(20)}
+    assert caches.retired_before == 10
+
+
+def test_writers_that_are_not_listed_still_count():
+    """Their facts are part of the stream: head, linear position and readers' lag know them."""
+    append(3)
+    retire_all()
+    StreamPosition.objects.update(last_advance_at=timezone.now() - timedelta(days=2))
+    later = timezone.now() + timedelta(hours=1)
+    Reader.objects.create(key="r", name="r", kind="follower", positions={"caches": {"master": 1}}, heartbeat_at=later)
+    found = take_snapshot()
+    caches = found.stream("caches")
+    assert caches.writers == ()
+    assert (caches.head, caches.linear_position) == (max(ids()), max(ids()))
+    assert caches.last_fact_at is not None
+    assert found.readers[0].lag_facts == 3

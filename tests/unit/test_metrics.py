@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 from django.db import OperationalError
 from prometheus_client import CollectorRegistry, generate_latest
@@ -10,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from replsite import metrics
 from replsite.metrics import MOST_READER_LABELS, OWN, SYNAPSE, SnapshotCollector
 from replsite.status import ReaderWord
+from streams import waiting
 from tests.snapshots import NOW, STUCK, a_reader, a_snapshot, a_stream, a_writer, ago, on_stream
 
 
@@ -110,7 +113,18 @@ def test_database_away_is_told_and_nothing_old_is_shown():
     assert samples == ["replsite_snapshot_up 0.0"]
 
 
-def test_every_name_is_exported_by_a_full_snapshot():
+def test_waits_that_timed_out_are_counted_per_stream(monkeypatch):
+    monkeypatch.setattr(waiting, "timed_out", Counter(events=3))
+    assert value(scrape(a_stream(a_writer())), "replsite_wait_timeouts_total", stream="events") == 3
+
+
+def test_ids_kept_above_a_stuck_position_are_told():
+    found = scrape(a_stream(a_writer(known_done_ids=5_000)))
+    assert value(found, "replsite_stream_known_done_ids", stream="events", writer="master") == 5_000
+
+
+def test_every_name_is_exported_by_a_full_snapshot(monkeypatch):
+    monkeypatch.setattr(waiting, "timed_out", Counter(events=1))
     found = scrape(a_stream(a_writer()), a_reader("f"), a_reader("c", kind="connection"))
     exported = {name for name, _ in found}
     assert {metric.name + ("_total" if metric.counter else "") for metric in (*OWN, *SYNAPSE)} == exported

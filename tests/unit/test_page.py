@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from replsite.dashboard.page import READERS, STREAMS, live_page_data
+from replsite.dashboard.page import CLOSED_READERS_SHOWN, FINE_READERS_SHOWN, READERS, STREAMS, live_page_data
 from replsite.status import Health, HealthWord, Problem, Severity, Verdict
 from tests.snapshots import CURRENT, STUCK, a_reader, a_snapshot, a_stream, a_writer, ago, on_stream
 
@@ -83,3 +83,41 @@ def test_health_line_has_the_first_problem_and_the_list_the_others():
     health = Health(HealthWord.WRONG, "Writer a is blocked: End it. (1 more below)", problems)
     page = live_page_data(replace(a_snapshot(), health=health))
     assert page["health"]["problems"] == ["Reader b is stuck: Restart it."]
+
+
+def names(readers):
+    return [group["head"]["cells"][0]["text"] for group in live_page_data(a_snapshot(*readers))["readers"]]
+
+
+def test_of_closed_readers_the_last_ones_are_listed_and_how_many_more_there_are():
+    closed = [a_reader(f"c{n}", closed_at=ago(n)) for n in range(CLOSED_READERS_SHOWN + 25)]
+    assert names([a_reader("open"), *closed]) == [
+        "open",
+        *(f"c{n}" for n in range(CLOSED_READERS_SHOWN)),
+        "and 25 more that closed a short while ago",
+    ]
+
+
+def test_of_readers_that_are_fine_so_many_are_listed_and_none_that_needs_a_look_is_left_out():
+    bad = [a_reader(f"b{n}", on_stream(status=STUCK)) for n in range(FINE_READERS_SHOWN + 5)]
+    fine = [a_reader(f"f{n}") for n in range(FINE_READERS_SHOWN + 3)]
+    found = names([*bad, *fine])
+    assert found[: len(bad)] == [reader.name for reader in bad]
+    assert found[len(bad) :] == [*(f"f{n}" for n in range(FINE_READERS_SHOWN)), "and 3 more that are fine"]
+
+
+def test_line_that_stands_for_more_has_a_cell_for_every_column_and_a_key_of_its_own():
+    closed = [a_reader(f"c{n}", closed_at=ago(n)) for n in range(CLOSED_READERS_SHOWN + 1)]
+    groups = live_page_data(a_snapshot(*closed))["readers"]
+    assert len(groups[-1]["head"]["cells"]) == len(READERS)
+    assert len({group["key"] for group in groups}) == len(groups)
+
+
+def test_few_readers_are_all_listed():
+    assert names([a_reader("a"), a_reader("b", closed_at=ago(1))]) == ["a", "b"]
+
+
+def test_stream_tells_how_many_writers_retired_earlier():
+    head = stream_group(a_writer(), retired_before=12)["head"]
+    assert "12 retired earlier" in head["cells"][0]["sub"]
+    assert "retired" not in stream_group(a_writer())["head"]["cells"][0]["sub"]
