@@ -1,8 +1,8 @@
 """Recorded streams of foreign servers as streams to read: names, declarations, positions (pure).
 
 A recorded stream is called ``NAME/stream``, NAME being that of the record; whoever reads streams by declaration, such as
-Spark, reads it like our own. Its wire row is one column of JSON text. Only names of letters, digits, ``.``, ``_`` and ``-`` can be
-recorded, so they can stand in SQL text.
+Spark, reads it like our own. Its wire row is one column of JSON text. Names are letters, digits, ``.``, ``_`` and ``-``, so that
+they can stand in SQL text.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Recording a foreign server: rows, positions and gaps, each batch in one transaction, so that a row is there exactly once.
 
-Positions are stored with the rows that they cover, so after any crash recording goes on behind the last stored row. A row at
-or below its writer's position can only come after the writer began anew, which starts another life of it. One process
-records under a name, held by an advisory lock. Blocking; called by one thread at a time, on a connection of its own.
+Positions are stored with the rows that they cover, so after any crash recording goes on behind the last stored row. Positions
+never go down; a writer that began anew has another life, with positions of its own. One process records under a name, held by
+an advisory lock. Blocking; called by one thread at a time, on a connection of its own.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from streams import database
 from streams.errors import StreamError
 from streams.logs import get_logger
-from streams.replication.cursors import Gap
+from streams.replication.cursors import Gap, Reset
 from streams.replication.json_rows import encode_json
 from streams.replication.views import FollowedRow
 
@@ -115,8 +115,9 @@ class _Change:
 
 @dataclass(slots=True)
 class Batch:
-    """What is stored together: rows in the order they came, gaps with their reason, and where writers are."""
+    """What is stored together: lives that began, rows in the order they came, gaps with their reason, where writers are."""
 
+    resets: Sequence[Reset] = ()
     rows: Sequence[FollowedRow] = ()
     gaps: Sequence[tuple[Gap, str]] = ()
     positions: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
@@ -232,16 +233,17 @@ _Changes = dict[tuple[str, str, int], _Change]
 def _plan(lives: dict[tuple[str, str], _Life], batch: Batch) -> tuple[list[tuple[Any, ...]], _Changes]:
     """The rows as they are stored, and what happens to writers; moves ``lives`` on."""
     changes: _Changes = {}
+    for reset in batch.resets:
+        _begin_life(lives, changes, reset)
     facts: list[tuple[Any, ...]] = []
     last: tuple[str, str, int] | None = None
     index = 0
     for row in batch.rows:
         key = (row.stream, row.instance, row.token)
         index = index + 1 if key == last else 0
-        if key != last:
-            _advance(lives, row)
         last = key
-        life = lives[row.stream, row.instance]
+        life = lives.setdefault((row.stream, row.instance), _Life())
+        life.position = max(life.position, row.token)
         change = changes.setdefault((row.stream, row.instance, life.number), _Change())
         change.position, change.last_fact, change.rows = life.position, row.token, change.rows + 1
         text = encode_json(row.row).decode("ascii")
@@ -256,20 +258,20 @@ def _plan(lives: dict[tuple[str, str], _Life], batch: Batch) -> tuple[list[tuple
     return facts, changes
 
 
-def _advance(lives: dict[tuple[str, str], _Life], row: FollowedRow) -> None:
-    """A fact came: at or below its writer's position it is of another life."""
-    life = lives.setdefault((row.stream, row.instance), _Life())
-    if row.token <= life.position:
-        life = lives[row.stream, row.instance] = _Life(life.number + 1)
-    life.position = row.token
+def _begin_life(lives: dict[tuple[str, str], _Life], changes: _Changes, reset: Reset) -> None:
+    """The writer started anew at a lower token."""
+    key = (reset.stream, reset.instance)
+    former = lives.get(key)
+    life = lives[key] = _Life(1 if former is None else former.number + 1, reset.token)
+    changes[(*key, life.number)] = _Change(life.position)
 
 
 def _settle(lives: dict[tuple[str, str], _Life], changes: _Changes, key: tuple[str, str], position: int) -> None:
-    """The follower says where a writer is."""
+    """The follower says where a writer is; that may be of a moment ago, but never ahead of us."""
     life = lives.get(key)
-    if life is None or position < life.position:
-        life = lives[key] = _Life(1 if life is None else life.number + 1, position)
-    elif position == life.position:
+    if life is None:
+        life = lives[key] = _Life()
+    elif position <= life.position:
         return
     life.position = position
     changes.setdefault((*key, life.number), _Change()).position = position

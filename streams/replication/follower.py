@@ -16,6 +16,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
 
+from streams import cache_feed
 from streams.logs import get_logger
 from streams.replication.addresses import Address
 from streams.replication.backoff import Backoff, Outcome
@@ -87,7 +88,7 @@ class Follower:
     """Follows one server. `handle` gets the rows of whole facts, in the order of the view; it may be async.
 
     ``progressed`` is called after facts were handled or positions moved; it may call `finish`. ``missed`` is told of ranges
-    that nobody can give us.
+    that nobody can give us, and of streams that began anew.
     """
 
     def __init__(
@@ -96,7 +97,7 @@ class Follower:
         handle: Handler,
         catch_up: CatchUp | None = None,
         progressed: Callable[[], None] = lambda: None,
-        missed: Callable[[Gap], None] = lambda gap: None,
+        missed: Callable[[Gap | Reset], None] = lambda event: None,
     ) -> None:
         self.options = options
         self.connects = self.facts_missed_ranges = 0
@@ -251,6 +252,9 @@ class Follower:
         if isinstance(event, Gap):
             await self._fill(event)
         else:
+            if isinstance(event, Reset):
+                await self._hand_out()  # what is left of the stream's former life
+                self._missed(event)
             self._note(event)
 
     async def _learn(self) -> None:
@@ -271,6 +275,7 @@ class Follower:
                 self._touched.add(stream)
             case Reset(stream, instance, token):
                 log.info("follower.stream_reset", stream=stream, writer=instance, token=token)
+                self._starts.pop(stream, None)  # its tokens come again
                 self._views[stream] = LinearView(self._cursors.linear(stream))
                 self._touched.add(stream)
 
@@ -337,6 +342,8 @@ class Follower:
 
         So whoever stores facts and cursor when told stores what belongs together, and gets nothing twice.
         """
+        if cache_feed.has_begun():  # values that these rows make old go before anybody sees the rows or the positions
+            await asyncio.to_thread(cache_feed.before_advance)
         rows, self._pending = self._pending, []
         if rows and self._starts:
             rows = self._beyond_start(rows)

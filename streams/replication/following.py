@@ -20,6 +20,7 @@ from streams import database
 from streams.conf import stream_settings
 from streams.errors import TokenError
 from streams.logs import get_logger
+from streams.recording import Recorder
 from streams.replication.catch_up import CatchUp, NoCatchUp, TableCatchUp
 from streams.replication.connections import Connector
 from streams.replication.follower import Follower, FollowerOptions
@@ -27,6 +28,7 @@ from streams.replication.http_catch_up import HttpCatchUp, HttpServers
 from streams.replication.json_rows import encode_json
 from streams.replication.protocol import CloseReason
 from streams.replication.reader_rows import ReaderRows
+from streams.replication.record_following import RecordedCatchUp, Recording
 from streams.replication.views import FollowedRow, View
 from streams.tokens import VectorToken
 
@@ -55,6 +57,7 @@ class FollowRequest:
     http: HttpServers | None = None
     secret: str = field(default="", repr=False)
     registers: bool = True
+    record: str = ""
     json: bool = False
 
 
@@ -68,16 +71,34 @@ class Following:
         self._follower: Follower | None = None
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="output")
         self._output_is_gone = False
+        self._recording: Recording | None = None
+        self._recorded: Mapping[str, Mapping[str, int]] = {}
 
     async def run(self, timeout_seconds: float | None) -> bool:
         """Follow to the end; whether what was wanted was reached. Raises `TokenError`, `WrongRemote`."""
         catch_up = self._catch_up()
         try:
+            catch_up = await self._record(catch_up)
             self._follower = await self._make_follower(catch_up)
             return await self._follow(self._follower, timeout_seconds)
         finally:
+            if self._recording is not None:
+                await self._recording.end()
             await catch_up.close()
             self._writer.shutdown(wait=True)
+
+    async def _record(self, catch_up: CatchUp) -> CatchUp:
+        """With ``record``: go on where the record ends, and store what comes."""
+        request = self._request
+        if not request.record:
+            return catch_up
+        using, where = stream_settings().database, str(request.connector)
+        self._recording = Recording(Recorder(request.record, request.server_name, where, using), self._positions)
+        self._recorded = await self._recording.open()
+        return RecordedCatchUp(catch_up, self._recording, self._recorded)
+
+    def _positions(self) -> Mapping[str, Mapping[str, int]]:
+        return self._follower.positions() if self._follower is not None else {}
 
     def _catch_up(self) -> CatchUp:
         request = self._request
@@ -88,7 +109,7 @@ class Following:
         return NoCatchUp()
 
     def _writers_of(self, stream: str) -> Collection[str]:
-        return self._follower.positions().get(stream, {}) if self._follower is not None else ()
+        return self._positions().get(stream, {})
 
     async def _make_follower(self, catch_up: CatchUp) -> Follower:
         request = self._request
@@ -98,11 +119,20 @@ class Following:
             name=request.name,
             server_name=request.server_name,
             streams=request.streams,
-            start={stream: await _token(catch_up, stream, text) for stream, text in request.start.items()},
+            start=await self._start(catch_up),
             view=request.view,
             connector=request.connector,
         )
-        return Follower(options, self._print, catch_up, self._end_when_reached)
+        missed = self._recording.missed if self._recording is not None else _ignore
+        return Follower(options, self._handle, catch_up, self._end_when_reached, missed)
+
+    async def _start(self, catch_up: CatchUp) -> dict[str, VectorToken]:
+        """``--from``, for streams that are not recorded yet."""
+        begin = {stream: await _token(catch_up, stream, text) for stream, text in self._request.start.items()}
+        for stream in begin.keys() & self._recorded.keys():
+            log.info("follower.goes_on_at_record", stream=stream, positions=self._recorded[stream])
+            del begin[stream]
+        return begin
 
     async def _follow(self, follower: Follower, timeout_seconds: float | None) -> bool:
         loop = asyncio.get_running_loop()
@@ -120,6 +150,11 @@ class Following:
         return self._output_is_gone or self._is_reached(follower)
 
     # --- output ---------------------------------------------------------------------------------------------------
+
+    async def _handle(self, rows: Sequence[FollowedRow]) -> None:
+        if self._recording is not None:
+            await self._recording.take(rows)
+        await self._print(rows)
 
     async def _print(self, rows: Sequence[FollowedRow]) -> None:
         form = _json_line if self._request.json else _plain_line
@@ -190,6 +225,10 @@ class _Registration:
             "buffer_bytes": 0,
             "close_reason": close_reason,
         }
+
+
+def _ignore(event: object) -> None:
+    """The follower has logged it."""
 
 
 async def _token(catch_up: CatchUp, stream: str, text: str) -> VectorToken:

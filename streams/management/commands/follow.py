@@ -15,6 +15,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from streams import registry
 from streams.conf import stream_settings
 from streams.errors import StreamError, TokenError
+from streams.recorded import check_record_name
 from streams.replication.addresses import Address, RedisAddress, needs_redis
 from streams.replication.commands import Name, Server, format_line
 from streams.replication.connections import Connector, TcpConnector
@@ -31,9 +32,8 @@ _TEXT_OPTIONS = {
     "name": "what to call ourselves",
     "server-name": "name that the server must have (default: ours)",
     "streams": "only these streams, separated by commas (default: all)",
-    "record": "name under which positions and rows of a foreign server are kept",
+    "record": "keep positions and rows in our database, under this name",
 }
-NOT_YET = "is not available yet in this version"
 
 
 class Command(BaseCommand):
@@ -109,8 +109,6 @@ def _fast_loop() -> asyncio.AbstractEventLoop:
 def _request(options: dict[str, Any]) -> FollowRequest:
     """The arguments, checked; raises `CommandError` with status 2 for what cannot be."""
     redis = _redis(options["address"])
-    if options["record"]:
-        raise CommandError(f"--record {NOT_YET}.", returncode=2)
     ours = stream_settings().server_name
     server_name = _server_name(options["server_name"], redis) or ours
     if options["catch_up"] == "table" and server_name != ours:
@@ -118,6 +116,7 @@ def _request(options: dict[str, Any]) -> FollowRequest:
             f"--catch-up table reads the facts of {ours!r}; they are not those of {server_name!r}. Use --catch-up none.",
             returncode=2,
         )
+    record = _record(options)
     is_ours = server_name == ours
     http = _http_servers(options)
     name = options["name"] or f"follow-{os.getpid()}"
@@ -132,12 +131,25 @@ def _request(options: dict[str, Any]) -> FollowRequest:
         start=_tokens(options["start"], "--from", followed),
         until=_tokens(options["until"], "--until", followed),
         view=View(options["view"]),
-        uses_table=is_ours and options["catch_up"] in (None, "table"),
+        uses_table=is_ours and not record and options["catch_up"] in (None, "table"),
         http=http,
         secret=_secret(options["secret_file"], is_ours=is_ours) if http else "",
-        registers=is_ours and http is None,
+        registers=is_ours and http is None and not record,
+        record=record,
         json=options["json"],
     )
+
+
+def _record(options: dict[str, Any]) -> str:
+    """The name of the record, empty without; our own facts are in our tables already."""
+    if not options["record"]:
+        return ""
+    if options["catch_up"] == "table":
+        raise CommandError("--record keeps what a server sends: use it with --catch-up http or none.", returncode=2)
+    try:
+        return check_record_name(options["record"])
+    except ValueError as error:
+        raise CommandError(f"--record: {error}", returncode=2) from error
 
 
 def _redis(text: str) -> RedisAddress | None:

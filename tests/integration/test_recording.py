@@ -1,0 +1,155 @@
+"""The recorder of a foreign server: rows, positions, gaps and lives, each batch once and whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from streams.models import RecordedFact, RecordedGap, RecordedPosition, RecordedServer
+from streams.recording import Batch, Recorder, RecorderBusy
+from streams.replication.cursors import Gap, Reset
+from streams.replication.views import FollowedRow
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def recorder() -> Iterator[Recorder]:
+    recorder = Recorder("main", "foreign.example", "tcp://there", "default")
+    assert recorder.open() == {}
+    yield recorder
+    recorder.close()
+
+
+def rows(*tokens: int, stream: str = "events", instance: str = "master") -> list[FollowedRow]:
+    return [FollowedRow(stream, instance, token, [token, "\u2615\0"]) for token in tokens]
+
+
+def facts(**of: str) -> list[tuple]:
+    return list(RecordedFact.objects.filter(**of).order_by("id").values_list("writer", "token", "index"))
+
+
+def positions() -> dict[tuple, int]:
+    return {(one.stream, one.writer): one.position for one in RecordedPosition.objects.all()}
+
+
+def known_after(recorder: Recorder) -> dict:
+    """What the next run would go on with."""
+    recorder.close()
+    again = Recorder("main", "foreign.example", "tcp://there", "default")
+    try:
+        return again.open()
+    finally:
+        again.close()
+
+
+def test_rows_and_positions_are_stored_together(recorder):
+    recorder.store(Batch(rows=[*rows(5, 5, 7), *rows(6, instance="worker")]))
+    assert facts() == [("master", 5, 0), ("master", 5, 1), ("master", 7, 0), ("worker", 6, 0)]
+    assert RecordedFact.objects.first().row == '[6,"\\u2615\\u0000"]'
+    assert known_after(recorder) == {"events": {"master": 7, "worker": 6}}
+
+
+def test_the_same_batch_again_changes_nothing(recorder):
+    batch = Batch(rows=rows(5, 5, 7))
+    recorder.store(batch)
+    recorder.store(batch)
+    assert len(facts()) == 3
+    assert positions() == {("events", "master"): 7}
+
+
+def test_positions_move_without_rows_and_never_back(recorder):
+    recorder.store(Batch(rows=rows(5)))
+    recorder.store(Batch(positions={"events": {"master": 9, "worker": 3}}))
+    recorder.store(Batch(positions={"events": {"master": 7}}))
+    assert positions() == {("events", "master"): 9, ("events", "worker"): 3}
+
+
+def test_gaps_are_kept_with_their_reason_and_counted(recorder):
+    recorder.store(Batch(rows=rows(5)))
+    recorder.store(Batch(gaps=[(Gap("events", "master", 5, 9), "gone")], rows=rows(10)))
+    gap = RecordedGap.objects.get()
+    assert (gap.stream, gap.writer, gap.after, gap.upto, gap.reason) == ("events", "master", 5, 9, "gone")
+    assert RecordedPosition.objects.get().ranges_missed == 1
+
+
+def test_a_writer_that_begins_anew_has_another_life(recorder):
+    """Its tokens come again: without lives the second 1 would be taken for the first."""
+    recorder.store(Batch(rows=rows(1, 5, stream="typing")))
+    recorder.store(Batch(resets=[Reset("typing", "master", 0)], rows=rows(1, stream="typing")))
+    assert facts() == [("master", 1, 0), ("master", 5, 0), ("master~2", 1, 0)]
+    assert positions() == {("typing", "master"): 5, ("typing", "master~2"): 1}
+    assert [one.writer for one in RecordedPosition.objects.filter(is_current=True)] == ["master~2"]
+    assert known_after(recorder) == {"typing": {"master": 1}}
+
+
+def test_what_fails_is_not_stored_in_part(recorder):
+    recorder.store(Batch(rows=rows(5)))
+    with pytest.raises(Exception, match=r"bigint|integer|range"):
+        recorder.store(Batch(rows=[*rows(6), FollowedRow("events", "master", 2**70, [])]))
+    assert facts() == [("master", 5, 0)]
+    recorder.store(Batch(rows=rows(6)))
+    assert positions() == {("events", "master"): 6}
+
+
+def test_a_lost_connection_loses_nothing(recorder):
+    from tests.writing import session
+
+    recorder.store(Batch(rows=rows(5)))
+    with session() as cursor:
+        cursor.execute(
+            "SELECT count(pg_terminate_backend(pid, 5000)) FROM pg_stat_activity WHERE application_name = %s",
+            ["replsite record main"],
+        )
+    with pytest.raises(Exception, match=r"terminat|closed"):
+        recorder.store(Batch(rows=rows(6)))
+    recorder.store(Batch(rows=rows(6)))
+    assert facts() == [("master", 5, 0), ("master", 6, 0)]
+
+
+def test_two_processes_cannot_record_under_one_name(recorder):
+    with pytest.raises(RecorderBusy, match="process"):
+        Recorder("main", "foreign.example", "tcp://there", "default").open()
+
+
+def test_a_name_is_that_of_one_server(recorder):
+    recorder.close()
+    with pytest.raises(RecorderBusy, match=r"foreign\.example"):
+        Recorder("main", "another.example", "tcp://there", "default").open()
+
+
+def test_names_with_nul_do_no_harm(recorder):
+    recorder.store(Batch(rows=rows(5, stream="e\0", instance="m\0")))
+    assert RecordedFact.objects.get().writer == "m\ufffd"
+
+
+def test_the_end_is_shown(recorder):
+    recorder.close()
+    assert RecordedServer.objects.get().ended_at is not None
+
+
+# --- bounded ------------------------------------------------------------------------------------------------------
+
+
+def test_too_many_rows_are_trimmed_oldest_first_and_told(recorder):
+    recorder.store(Batch(rows=rows(*range(1, 101))))
+    assert recorder.trim(days=7, facts_kept=30) == 70
+    assert [token for _, token, _ in facts()] == list(range(71, 101))
+    assert RecordedPosition.objects.get().trimmed_upto == 70
+    assert recorder.trim(days=7, facts_kept=30) == 0
+
+
+def test_old_rows_and_gaps_are_trimmed(recorder):
+    recorder.store(Batch(rows=rows(1, 2, 3), gaps=[(Gap("events", "master", 5, 9), "gone")]))
+    RecordedFact.objects.filter(token__lt=3).update(received_at="2020-01-01T00:00:00Z")
+    RecordedGap.objects.update(recorded_at="2020-01-01T00:00:00Z")
+    assert recorder.trim(days=7, facts_kept=1_000) == 2
+    assert [token for _, token, _ in facts()] == [3]
+    assert not RecordedGap.objects.exists()
+
+
+def test_trimming_is_bounded_at_a_time(recorder, monkeypatch):
+    monkeypatch.setattr("streams.recording.TRIM_ROWS", 10)
+    recorder.store(Batch(rows=rows(*range(1, 101))))
+    assert [recorder.trim(7, 80) for _ in range(3)] == [10, 10, 0]
