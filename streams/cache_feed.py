@@ -93,17 +93,21 @@ class CacheFeed:
         self.is_hearing = True
         self._begun.set()
 
-    def before_advance(self, streams: Collection[str], cursor: Any = None) -> None:
+    def before_advance(self, streams: Collection[str] | None, cursor: Any = None) -> None:
         """Drop what everything that is announced of these streams makes old."""
-        names = {stream.name for stream in _dropping()}.intersection(streams)
+        names = {stream.name for stream in _dropping() if streams is None or stream.name in streams}
         if not names or not self.is_hearing:
             return
         with self._lock:
             if cursor is not None:
                 self._catch_up(cursor, names)
                 return
-            with self._connection.cursor() as own:
-                self._catch_up(own, names)
+            try:
+                with self._connection.cursor() as own:
+                    self._catch_up(own, names)
+            except database.DatabaseError as error:  # then nothing is served until a later poke could be followed up
+                self.is_hearing = False
+                log.warning("caches.not_hearing", error=str(error).strip())
 
     def note_own(self, stream: str, ids: Collection[int]) -> None:
         """The drops of these facts are done by the commit of this process."""
@@ -200,10 +204,10 @@ def _begin(alias: str) -> bool:
         return True
 
 
-def before_advance(streams: Collection[str], cursor: Any = None, using: str | None = None) -> None:
-    """Called before positions of these streams are seen to move in this process; does nothing where nothing is cached.
+def before_advance(streams: Collection[str] | None = None, cursor: Any = None, using: str | None = None) -> None:
+    """Called before positions of these streams (None: of any) are seen to move here; does nothing where nothing is cached.
 
-    Without a ``cursor`` on a connection of its own. Blocks; raises ``DatabaseError``.
+    Without a ``cursor`` on a connection of its own. Blocks.
     """
     feed = _feeds.get(using or stream_settings().database)
     if feed is not None:

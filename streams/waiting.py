@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.db import connections
 
-from streams import cache_feed, crowded, database, epochs, registry, writers
+from streams import cache_feed, crowded, database, epochs, writers
 from streams.conf import stream_settings
 from streams.errors import TokenError, WaitTimedOut
 from streams.pokes import Poke, PokeListener
@@ -224,7 +224,7 @@ class _View:
 
     def _heard(self, pokes: list[Poke]) -> None:
         """In the listener's thread; none: look at everything."""
-        cache_feed.before_advance({poke.stream for poke in pokes} or registry.names(), using=self._using)
+        cache_feed.before_advance({poke.stream for poke in pokes} or None, using=self._using)
         known = set(self._generations)
         look = {poke.stream for poke in pokes if poke.position is None or poke.stream not in known}
         if look or not pokes:

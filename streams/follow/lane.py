@@ -13,7 +13,7 @@ from typing import Any
 
 from django.db import connections, transaction
 
-from streams import database
+from streams import cache_feed, database
 from streams.conf import stream_settings
 from streams.epochs import check_epoch, current_epoch
 from streams.follow.chunks import Chunk
@@ -152,6 +152,7 @@ class Lane:
             wait([fetch])
 
     def _deliver(self, delivery: Delivery, batch: Batch) -> None:
+        cache_feed.before_advance([self.handler.stream])
         before = delivery.stored
         if batch.rows:
             chunk = Chunk(self.handler.stream, batch.rows, self._using)

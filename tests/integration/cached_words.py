@@ -52,4 +52,5 @@ def main() -> None:
                 answer = f"{word.store.counts.hits} {word.store.counts.misses}"
             case _:
                 answer = "?"
-        print(answer, flush=True)
+        sys.stdout.write(f"{answer}\n")
+        sys.stdout.flush()

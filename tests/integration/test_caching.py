@@ -328,3 +328,69 @@ def test_rule_that_fails_drops_everything(monkeypatch, run_manage):
     store_quietly("b", "2")
     assert run_manage("append", "push_rules", "--count", "1", "--instance", "other").returncode == 0
     wait_until(lambda: word("b") == "2", 20.0)
+
+
+# --- nothing shows a position before the values that it makes old are gone ------------------------------------------
+
+
+@pytest.fixture
+def deaf() -> None:
+    """The feed's own thread hears nothing, so that only what moves positions can have values dropped."""
+    feed()._listener.stop()
+
+
+def change_elsewhere(other: Other) -> int:
+    set_word("a", "0")
+    assert word("a") == "0"
+    return int(other.ask("set", "a", "1"))
+
+
+def test_waiting_drops_first(deaf, other):
+    token = change_elsewhere(other)
+    registry.get("caches").wait_for(token, 20.0)
+    assert word("a") == "1"
+
+
+def test_tracker_of_a_writer_drops_first(deaf, other):
+    token = change_elsewhere(other)
+    from streams.writers import current_writer
+
+    tracker = current_writer().tracker(registry.get("caches"))
+    wait_until(lambda: tracker.position_of("other") >= token, 20.0)
+    assert word("a") == "1"
+
+
+def test_named_reader_drops_first(deaf, other):
+    from streams.follow import Begin, Handler, Reader
+
+    seen: list[str | None] = []
+    change_elsewhere(other)
+    wait_until(lambda: linear() >= CacheInvalidation.objects.latest("stream_id").stream_id, 20.0)
+    handler = Handler("caches", "r", lambda chunk: seen.append(word("a")), begin=Begin.OLDEST)
+    Reader("r", [handler]).catch_up()
+    assert seen[-1] == "1"
+
+
+async def test_follower_drops_first(deaf, other, start_manage):
+    import asyncio
+
+    from streams.replication.addresses import Address
+    from streams.replication.follower import Follower, FollowerOptions
+    from tests.wire_client import start_replication
+
+    port = await asyncio.to_thread(start_replication, start_manage)
+    seen: list[str | None] = []
+    follower = Follower(
+        FollowerOptions(address=Address("127.0.0.1", port), name="f", server_name="localhost", streams=("caches",)),
+        lambda rows: seen.append(word.store._values.get(("a",), "gone")),
+    )
+    running = asyncio.create_task(follower.run())
+    async with asyncio.timeout(60):
+        while not follower.positions().get("caches"):
+            await asyncio.sleep(0.02)
+        await asyncio.to_thread(change_elsewhere, other)
+        while len(seen) < 2:
+            await asyncio.sleep(0.02)
+    follower.finish()
+    await running
+    assert seen[-1] == "gone"
