@@ -14,7 +14,7 @@ import os
 import platform
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -28,7 +28,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 from replsite.shared_snapshot import SHARED
-from replsite.snapshot_views import ReaderStreamView, ReaderView, Snapshot, StreamView
+from replsite.snapshot_views import ReaderStreamView, ReaderView, Snapshot, StreamView, WorkersView
 from replsite.status import ReaderWord, WriterWord
 from streams import waiting
 from streams.conf import stream_settings
@@ -110,9 +110,24 @@ CONNECTIONS = MetricName(
     ("direction",),
     "Replication connections: inbound to our servers, outbound of our followers",
 )
+SYNCING_USERS = MetricName("replsite_syncing_users", (), "Users that sync on some worker now")
+WORKER_USERS = MetricName("replsite_worker_syncing_users", ("worker",), "Users that sync over connections of that name")
+ACKNOWLEDGED = MetricName(
+    "replsite_federation_acknowledged_position", ("instance",), "Federation token that a sender acknowledged"
+)
+ADDRESSES = MetricName("replsite_user_addresses", (), "Addresses of users that are kept; counted up to 100,000")
+CLOSED = MetricName(
+    "replsite_replication_connections_closed", ("reason",), "Replication connections that ended", counter=True
+)
+REFUSED = MetricName("replsite_connections_refused", ("reason",), "Connections that were refused", counter=True)
+COMMANDS = MetricName("replsite_replication_commands", ("command",), "Commands that clients sent", counter=True)
+DROPPED = MetricName(
+    "replsite_worker_reports_dropped", ("command",), "Reports of workers that were dropped", counter=True
+)
 OWN = (
     UP, DURATION, BUILD, POSITION, LINEAR, SEQUENCE, PENDING, OLDEST_PENDING, COMPLETED, KNOWN_DONE, LAST_ADVANCE,
     HEARTBEAT, WRITER_STATUS, READER_POSITION, READER_LAG_FACTS, READER_LAG_SECONDS, READER_STATUS, CONNECTIONS, WAIT_TIMEOUTS,
+    SYNCING_USERS, WORKER_USERS, ACKNOWLEDGED, ADDRESSES, CLOSED, REFUSED, COMMANDS, DROPPED,
 )  # fmt: skip
 
 SYNAPSE_LINEAR = MetricName("synapse_storage_stream_current_position", ("stream_name", "server_name"), LINEAR.help)
@@ -166,6 +181,7 @@ def families(snapshot: Snapshot, *, synapse_names: bool, server_name: str) -> It
     open_kinds = [reader.kind for reader in snapshot.readers if reader.closed_at is None]
     page.add(CONNECTIONS, open_kinds.count("connection"), "inbound")
     page.add(CONNECTIONS, open_kinds.count("follower"), "outbound")
+    _add_workers(page, snapshot.workers)
     if synapse_names:
         _add_synapse(page, snapshot, readers, server_name)
     return page.filled()
@@ -187,6 +203,32 @@ def _add_stream(page: _Page, stream: StreamView) -> None:
         page.add(LAST_ADVANCE, writer.last_advance_at.timestamp(), *who)
         for word in WriterWord:
             page.add(WRITER_STATUS, float(word == writer.status.word), *who, word)
+
+
+def _add_workers(page: _Page, workers: WorkersView) -> None:
+    page.add(SYNCING_USERS, workers.users_syncing)
+    page.add(ADDRESSES, workers.addresses)
+    users: dict[str, int] = {}
+    for one in workers.syncing:
+        label = _plain(one.name, users)
+        users[label] = users.get(label, 0) + one.users
+    for label, number in users.items():
+        page.add(WORKER_USERS, number, label)
+    tokens: dict[str, int] = {}
+    for acknowledged in workers.acknowledged:
+        label = _plain(acknowledged.instance, tokens)
+        tokens[label] = min(acknowledged.token, tokens.get(label, acknowledged.token))
+    for label, token in tokens.items():
+        page.add(ACKNOWLEDGED, token, label)
+    for kind, name in (("closed", CLOSED), ("refused", REFUSED), ("command", COMMANDS), ("dropped", DROPPED)):
+        for what, total in workers.counted(kind).items():
+            page.add(name, total, what)
+
+
+def _plain(name: str, known: Mapping[str, int]) -> str:
+    """The name, if it is plain and there is room for one more label."""
+    is_plain = _PLAIN_NAME.fullmatch(name) and (name in known or len(known) < MOST_READER_LABELS)
+    return name if is_plain else "other"
 
 
 def _add_heartbeats(page: _Page, snapshot: Snapshot) -> None:

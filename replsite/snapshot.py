@@ -20,7 +20,7 @@ from django.db import connections, transaction
 from replsite import snapshot_rows as rows
 from replsite.lag import EMPTY, Unread, Window, lowest_unread, unread
 from replsite.snapshot_rows import FarBehind, PositionRow, ReaderRow
-from replsite.snapshot_views import ReaderStreamView, ReaderView, Snapshot, StreamView, WriterView
+from replsite.snapshot_views import ReaderStreamView, ReaderView, Snapshot, StreamView, WorkersView, WriterView
 from replsite.status import (
     Health,
     Limits,
@@ -38,6 +38,7 @@ from replsite.status import (
 )
 from replsite.trends import History, Motion, Sample
 from replsite.wording import counted
+from replsite.worker_rows import read_workers
 from streams import registry
 from streams.conf import stream_settings
 from streams.declaration import StreamDeclaration
@@ -77,6 +78,7 @@ def take_snapshot(history: History | None = None, using: str | None = None) -> S
             sequences=sequences,
             readers=rows.read_readers(cursor),
             last_writes=rows.read_last_writes(cursor, declarations, positions),
+            workers=read_workers(cursor, stream_settings().worker_silence_seconds),
         )
         lags = _read_lags(cursor, reading)
     return _Assembly(reading, lags, limits(), history or History()).snapshot()
@@ -105,6 +107,7 @@ class _Reading:
     sequences: Mapping[str, int]
     readers: Sequence[ReaderRow]
     last_writes: Mapping[tuple[str, int], datetime]
+    workers: WorkersView
 
     def writers_of(self, stream: str) -> list[PositionRow]:
         return [row for row in self.positions if row.stream == stream]
@@ -205,7 +208,14 @@ class _Assembly:
         streams = tuple(self._stream(name) for name in self.reading.stream_names())
         last_fact = {stream.name: stream.last_fact_at for stream in streams}
         readers = self._readers(last_fact)
-        return Snapshot(self.reading.as_of, _version(), self._health(streams, readers), _worst_first(streams), readers)
+        return Snapshot(
+            self.reading.as_of,
+            _version(),
+            self._health(streams, readers),
+            _worst_first(streams),
+            readers,
+            self.reading.workers,
+        )
 
     def _age(self, at: datetime | None) -> float | None:
         return None if at is None else max(0.0, (self.reading.as_of - at).total_seconds())

@@ -13,7 +13,18 @@ from typing import Any
 
 from replsite.status import Health, Severity, Verdict
 
-__all__ = ["ReaderStreamView", "ReaderView", "Snapshot", "StreamView", "WriterView", "as_json"]
+__all__ = [
+    "AcknowledgedView",
+    "CountView",
+    "ReaderStreamView",
+    "ReaderView",
+    "Snapshot",
+    "StreamView",
+    "SyncingView",
+    "WorkersView",
+    "WriterView",
+    "as_json",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +118,51 @@ class ReaderView:
 
 
 @dataclass(frozen=True, slots=True)
+class SyncingView:
+    """Users that sync on one worker process; ``name`` is what its connection calls itself, ``worker`` its random ID."""
+
+    name: str
+    worker: str
+    address: str
+    users: int
+    last_news_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class AcknowledgedView:
+    """Up to where a federation sender has taken the stream ``federation``."""
+
+    instance: str
+    token: int
+    acknowledged_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class CountView:
+    """How often something happened on the wire: ``kind`` is closed, refused, command or dropped."""
+
+    kind: str
+    name: str
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkersView:
+    """What workers reported, on all servers. ``addresses``: users' addresses that are kept."""
+
+    users_syncing: int = 0
+    syncing: tuple[SyncingView, ...] = ()
+    acknowledged: tuple[AcknowledgedView, ...] = ()
+    addresses: int = 0
+    addresses_exact: bool = True
+    counts: tuple[CountView, ...] = ()
+
+    def counted(self, kind: str) -> dict[str, int]:
+        """Totals of one kind by name."""
+        return {count.name: count.total for count in self.counts if count.kind == kind}
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     """Everything at one moment of the database's clock."""
 
@@ -115,6 +171,7 @@ class Snapshot:
     health: Health
     streams: tuple[StreamView, ...]
     readers: tuple[ReaderView, ...]
+    workers: WorkersView = WorkersView()
 
     def stream(self, name: str) -> StreamView:
         """The stream of that name; raises ``KeyError``."""

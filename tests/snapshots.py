@@ -6,7 +6,17 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from replsite.snapshot_views import ReaderStreamView, ReaderView, Snapshot, StreamView, WriterView
+from replsite.snapshot_views import (
+    AcknowledgedView,
+    CountView,
+    ReaderStreamView,
+    ReaderView,
+    Snapshot,
+    StreamView,
+    SyncingView,
+    WorkersView,
+    WriterView,
+)
 from replsite.status import Health, HealthWord, Severity, Verdict
 
 NOW = datetime(2026, 11, 21, 4, 0, tzinfo=UTC)
@@ -51,6 +61,22 @@ def a_reader(name: str = "sender", *streams: ReaderStreamView, **changes: Any) -
         streams=followed,
     )  # fmt: skip
     return replace(reader, **changes)
+
+
+def some_workers(**changes: Any) -> WorkersView:
+    workers = WorkersView(
+        users_syncing=321,
+        syncing=(SyncingView("worker1", "zHeCu", "127.0.0.1:6", 320, ago(2)), SyncingView("w2", "x", "", 5, ago(3))),
+        acknowledged=(AcknowledgedView("sender1", 4_711, ago(9)),),
+        addresses=654,
+        counts=(
+            CountView("closed", "ping timeout", 17),
+            CountView("command", "PING", 987),
+            CountView("dropped", "USER_IP", 3),
+            CountView("refused", "no client certificate", 19),
+        ),
+    )
+    return replace(workers, **changes)
 
 
 def a_snapshot(*parts: StreamView | ReaderView, **changes: Any) -> Snapshot:

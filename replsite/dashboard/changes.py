@@ -14,7 +14,7 @@ __all__ = ["changes"]
 
 
 def changes(old: Page | None, new: Page) -> dict[str, Any]:
-    """``as_of``, and of ``health``, ``streams`` and ``readers`` what differs.
+    """``as_of``, and of ``health`` and of the tables what differs.
 
     A table's change is ``{"order"?: [group keys], "groups"?: {key: {"head"?: row, "order"?: [row keys], "rows"?: {key: row}}}}``:
     orders only when they differ, rows only when any of their cells does.
@@ -25,6 +25,7 @@ def changes(old: Page | None, new: Page) -> dict[str, Any]:
     for name, before, after in (
         ("streams", old["streams"] if old else None, new["streams"]),
         ("readers", old["readers"] if old else None, new["readers"]),
+        ("workers", old["workers"] if old else None, new["workers"]),
     ):
         if table := _table(before, after):
             found[name] = table

@@ -17,7 +17,7 @@ from replsite.management.commands import streams as streams_command
 from replsite.shared_snapshot import SHARED
 from replsite.snapshot_views import as_json
 from replsite.status import Limits, Problem, ReaderOnStream, WriterOnStream, judge_health, judge_reader, judge_writer
-from tests.snapshots import a_reader, a_snapshot, a_stream, a_writer, on_stream
+from tests.snapshots import a_reader, a_snapshot, a_stream, a_writer, on_stream, some_workers
 
 pytestmark = pytest.mark.django_db
 
@@ -39,6 +39,7 @@ def shown(monkeypatch):
         ),
         a_reader("sender", on_stream(position=555, lag_facts=123, lag_seconds=45.0, status=STUCK)),
         health=judge_health(problems, ""),
+        workers=some_workers(),
     )
     monkeypatch.setattr(SHARED, "get", lambda: snapshot)
     monkeypatch.setattr(metrics, "_CLUSTER", metrics.CollectorRegistry())
@@ -83,6 +84,16 @@ def test_all_tell_the_same_status(shown, admin_client):
     found = scraped(admin_client)
     assert found["replsite_writer_status", "blocked", "events", "web-3"] == 1
     assert found["replsite_reader_status", "events", "sender", "stuck"] == 1
+
+
+def test_all_tell_the_same_of_workers(shown, admin_client):
+    html, plain, found = admin_client.get(reverse("live")).content.decode(), command()[0], scraped(admin_client)
+    for number, text in ((321, "321"), (4_711, "4,711"), (654, "654"), (19, "19")):
+        assert text in html, text
+        assert text in plain, text
+        assert number in found.values()
+    assert "no client certificate" in html
+    assert "no client certificate" in plain
 
 
 def test_all_say_the_same_about_the_whole(shown, admin_client):

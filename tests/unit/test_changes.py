@@ -35,16 +35,17 @@ PAGES = st.fixed_dictionaries(
         "health": st.fixed_dictionaries({"word": st.sampled_from(["well", "wrong"])}),
         "streams": GROUPS,
         "readers": GROUPS,
+        "workers": GROUPS,
     }
 )
 
 
 def apply(page, message):
     """What the browser does with a message."""
-    page = dict(page or {"health": None, "streams": [], "readers": []}) | {
+    page = dict(page or {"health": None, "streams": [], "readers": [], "workers": []}) | {
         k: message[k] for k in ("as_of", "health") if k in message
     }
-    for name in ("streams", "readers"):
+    for name in ("streams", "readers", "workers"):
         page[name] = apply_table(page[name], message.get(name, {}))
     return page
 

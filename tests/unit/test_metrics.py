@@ -11,15 +11,16 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from replsite import metrics
 from replsite.metrics import MOST_READER_LABELS, OWN, SYNAPSE, SnapshotCollector
+from replsite.snapshot_views import SyncingView
 from replsite.status import ReaderWord
 from streams import waiting
-from tests.snapshots import NOW, STUCK, a_reader, a_snapshot, a_stream, a_writer, ago, on_stream
+from tests.snapshots import NOW, STUCK, a_reader, a_snapshot, a_stream, a_writer, ago, on_stream, some_workers
 
 
-def scrape(*parts):
+def scrape(*parts, **changes):
     """{(name, label pairs): value} of a scrape of the snapshot."""
     registry = CollectorRegistry()
-    registry.register(SnapshotCollector(lambda: a_snapshot(*parts)))
+    registry.register(SnapshotCollector(lambda: a_snapshot(*parts, **changes)))
     text = generate_latest(registry).decode()
     samples = [s for family in text_string_to_metric_families(text) for s in family.samples]
     return {(s.name, tuple(sorted(s.labels.items()))): s.value for s in samples}
@@ -98,6 +99,31 @@ def test_synapse_names_tell_the_same_in_their_units():
     )
 
 
+def test_workers_are_exported():
+    found = scrape(workers=some_workers())
+    assert value(found, "replsite_syncing_users") == 321
+    assert value(found, "replsite_worker_syncing_users", worker="worker1") == 320
+    assert value(found, "replsite_federation_acknowledged_position", instance="sender1") == 4_711
+    assert value(found, "replsite_user_addresses") == 654
+
+
+def test_ends_refusals_and_drops_are_exported_by_reason():
+    found = scrape(workers=some_workers())
+    assert value(found, "replsite_replication_connections_closed_total", reason="ping timeout") == 17
+    assert value(found, "replsite_connections_refused_total", reason="no client certificate") == 19
+    assert value(found, "replsite_replication_commands_total", command="PING") == 987
+    assert value(found, "replsite_worker_reports_dropped_total", command="USER_IP") == 3
+
+
+def test_names_that_workers_choose_do_not_become_labels_without_end():
+    syncing = tuple(SyncingView(f"w{n}", "x", "", 1, NOW) for n in range(MOST_READER_LABELS + 50))
+    odd = SyncingView('od"d\n', "x", "", 1, NOW)
+    found = scrape(workers=some_workers(syncing=(*syncing, odd)))
+    labels = [labels for name, labels in found if name == "replsite_worker_syncing_users"]
+    assert len(labels) == MOST_READER_LABELS + 1
+    assert value(found, "replsite_worker_syncing_users", worker="other") == 51
+
+
 def test_synapse_names_can_be_switched_off(settings):
     settings.REPLSITE_SYNAPSE_METRIC_NAMES = False
     assert not [name for name, _ in scrape(a_stream(a_writer()), a_reader()) if name.startswith("synapse")]
@@ -125,7 +151,7 @@ def test_ids_kept_above_a_stuck_position_are_told():
 
 def test_every_name_is_exported_by_a_full_snapshot(monkeypatch):
     monkeypatch.setattr(waiting, "timed_out", Counter(events=1))
-    found = scrape(a_stream(a_writer()), a_reader("f"), a_reader("c", kind="connection"))
+    found = scrape(a_stream(a_writer()), a_reader("f"), a_reader("c", kind="connection"), workers=some_workers())
     exported = {name for name, _ in found}
     assert {metric.name + ("_total" if metric.counter else "") for metric in (*OWN, *SYNAPSE)} == exported
 

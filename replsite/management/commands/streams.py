@@ -19,10 +19,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from replsite.dashboard.page import READERS, STREAMS, Column, live_page_data
+from replsite.dashboard.page import READERS, STREAMS, WORKERS, Column, live_page_data
 from replsite.dashboard.page import Group as PageGroup
 from replsite.snapshot import limits, take_snapshot
-from replsite.snapshot_views import Snapshot, as_json
+from replsite.snapshot_views import Snapshot, WorkersView, as_json
 from replsite.status import HealthWord
 from replsite.tables import lines_of, printable, rows_of
 from replsite.trends import History
@@ -124,6 +124,8 @@ class Command(BaseCommand):
         self.stdout.write("\n".join(["", *lines_of(STREAMS, page["streams"], snapshot.as_of)]))
         if page["readers"]:
             self.stdout.write("\n".join(["", *lines_of(READERS, page["readers"], snapshot.as_of)]))
+        if snapshot.workers != WorkersView():
+            self.stdout.write("\n".join(["", *lines_of(WORKERS, page["workers"], snapshot.as_of)]))
 
     def _console(self) -> Console | None:
         """For colours and boxes; None when nobody looks."""
@@ -169,6 +171,8 @@ def _rich(snapshot: Snapshot) -> Group:
     ]
     if page["readers"]:
         parts.append(_rich_table(READERS, page["readers"], snapshot))
+    if snapshot.workers != WorkersView():
+        parts.append(_rich_table(WORKERS, page["workers"], snapshot))
     return Group(*parts)
 
 

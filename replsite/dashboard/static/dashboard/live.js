@@ -153,7 +153,7 @@
       button.setAttribute("aria-expanded", String(!closed));
     };
     button.addEventListener("click", () => fold(!body.classList.contains("live-closed")));
-    fold(table.id === "live-readers");
+    fold(table.id !== "live-streams");
   }
 
   function show(message) {
@@ -171,6 +171,7 @@
     if (message.health) showHealth(message.health);
     if (message.streams) changeTable(part("streams"), message.streams);
     if (message.readers) changeTable(part("readers"), message.readers);
+    if (message.workers) changeTable(part("workers"), message.workers);
     showAges();
   }
 

@@ -1,0 +1,123 @@
+"""What the snapshot says of workers, from rows on a real server."""
+
+from __future__ import annotations
+
+import pytest
+from django.db import connection
+
+from replsite import worker_rows
+from replsite.snapshot import take_snapshot
+from replsite.snapshot_views import CountView, WorkersView
+from streams import worker_table
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def cursor():
+    with connection.cursor() as cursor:
+        yield cursor
+
+
+def connected(cursor, key, age=0.0, name="worker1"):
+    worker_table.store_connections(cursor, [{"key": key, "name": name, "address": "127.0.0.1:5", "age": age}], "here")
+
+
+def sync(cursor, key, worker, *users):
+    worker_table.store_syncs(
+        cursor, [{"connection": key, "worker": worker, "user": user, "device": "", "ms": 5} for user in users]
+    )
+
+
+def test_without_reports_there_is_nothing(cursor):
+    assert worker_rows.read_workers(cursor, 300.0) == WorkersView()
+
+
+def test_users_are_counted_per_worker_and_once_in_total(cursor):
+    connected(cursor, "a")
+    connected(cursor, "b", name="worker2")
+    sync(cursor, "a", "one", "@a:b", "@c:b")
+    sync(cursor, "b", "two", "@a:b")
+    found = worker_rows.read_workers(cursor, 300.0)
+    assert [(one.name, one.worker, one.users) for one in found.syncing] == [
+        ("worker1", "one", 2),
+        ("worker2", "two", 1),
+    ]
+    assert found.users_syncing == 2
+
+
+def test_connections_without_news_are_left_out(cursor):
+    connected(cursor, "a", age=400.0)
+    sync(cursor, "a", "one", "@a:b")
+    assert worker_rows.read_workers(cursor, 300.0) == WorkersView()
+    assert worker_rows.read_workers(cursor, 500.0).users_syncing == 1
+
+
+def test_acknowledgements_and_counts_are_told(cursor):
+    worker_table.store_acknowledgements(cursor, {"sender1": 5})
+    for total in (2, 3):
+        worker_table.add_counts(cursor, [{"kind": "closed", "name": "stopping", "total": total}])
+    found = worker_rows.read_workers(cursor, 300.0)
+    assert [(one.instance, one.token) for one in found.acknowledged] == [("sender1", 5)]
+    assert found.counts == (CountView("closed", "stopping", 5),)
+    assert found.counted("closed") == {"stopping": 5}
+    assert found.counted("refused") == {}
+
+
+def test_many_addresses_are_counted_so_far(cursor, monkeypatch):
+    rows = [{"user": f"@{n}:b", "digest": "d", "ip": "::1", "device": "", "agent": "", "ms": 5} for n in range(5)]
+    worker_table.store_addresses(cursor, rows)
+    assert worker_rows.read_workers(cursor, 300.0).addresses == 5
+    monkeypatch.setattr(
+        worker_rows, "_WORKERS", worker_rows._WORKERS.replace(f"LIMIT {worker_rows.MOST_ADDRESSES + 1}", "LIMIT 4")
+    )
+    monkeypatch.setattr(worker_rows, "MOST_ADDRESSES", 3)
+    found = worker_rows.read_workers(cursor, 300.0)
+    assert (found.addresses, found.addresses_exact) == (3, False)
+
+
+def test_the_snapshot_has_it(cursor):
+    connected(cursor, "a")
+    sync(cursor, "a", "one", "@a:b")
+    assert take_snapshot().workers.users_syncing == 1
+
+
+# --- the table itself ---------------------------------------------------------------------------------------------
+
+
+def test_old_rows_are_forgotten(cursor):
+    connected(cursor, "silent", age=400.0)
+    connected(cursor, "fresh")
+    sync(cursor, "silent", "one", "@a:b")
+    sync(cursor, "fresh", "two", "@c:b")
+    worker_table.store_addresses(
+        cursor, [{"user": "@a:b", "digest": "d", "ip": "::1", "device": "", "agent": "", "ms": 5}]
+    )
+    worker_table.forget_old(cursor, 300.0, 3600.0)
+    found = worker_rows.read_workers(cursor, 1e9)
+    assert ([one.worker for one in found.syncing], found.addresses) == (["two"], 0)
+
+
+def test_a_server_that_starts_forgets_its_earlier_life_only(cursor):
+    connected(cursor, "mine")
+    sync(cursor, "mine", "one", "@a:b")
+    worker_table.store_connections(cursor, [{"key": "other", "name": "w", "address": "", "age": 0.0}], "elsewhere")
+    sync(cursor, "other", "two", "@c:b")
+    worker_table.forget_server(cursor, "here")
+    assert [one.worker for one in worker_rows.read_workers(cursor, 300.0).syncing] == ["two"]
+
+
+def test_news_never_go_back(cursor):
+    connected(cursor, "a")
+    connected(cursor, "a", age=400.0, name="renamed")
+    sync(cursor, "a", "one", "@a:b")
+    assert worker_rows.read_workers(cursor, 300.0).syncing[0].name == "renamed"
+
+
+def test_nothing_to_write_asks_nothing(cursor, django_assert_num_queries):
+    with django_assert_num_queries(0):
+        worker_table.store_syncs(cursor, [])
+        worker_table.take_over(cursor, {})
+        worker_table.forget_workers(cursor, [])
+        worker_table.forget_connections(cursor, [])
+        worker_table.add_counts(cursor, [])
