@@ -7,7 +7,9 @@ through a transaction pooler. Everything else goes through Django's connection.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+import re
+import weakref
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -27,6 +29,7 @@ __all__ = [
     "direct_connection",
     "dsn",
     "epoch_key",
+    "execute_prepared",
     "explain",
     "publisher_key",
     "read_in_order",
@@ -107,7 +110,59 @@ def direct_connection(using: str | None = None, *, application_name: str) -> Any
 def read_in_order(connection: Any) -> None:
     """Have the session walk along indexes; for connections that only read streams by ascending IDs."""
     with connection.cursor() as cursor:
-        cursor.execute("SET enable_seqscan = off; SET enable_bitmapscan = off")
+        # A table without a fitting index looks so expensive then that its plan would be compiled to machine code each time.
+        cursor.execute("SET enable_seqscan = off; SET enable_bitmapscan = off; SET jit = off")
+
+
+#: Connection -> statement -> how it is called.
+_prepared: weakref.WeakKeyDictionary[Any, dict[str, str]] = weakref.WeakKeyDictionary()
+_MOST_PREPARED = 200
+_PARAMETER = re.compile(r"%\((\w+)\)s|%%")
+
+
+def execute_prepared(cursor: Any, statement: str, parameters: Mapping[str, Any]) -> None:
+    """Execute a statement that this session plans once; for those that a direct connection says again and again.
+
+    Planning takes longer than the statement in most of ours. Parameters are named; the statement must tell their types. Not
+    through a transaction pooler, where the next message may meet another session.
+    """
+    known = _prepared.setdefault(cursor.connection, {})
+    if (call := known.get(statement)) is None:
+        if len(known) >= _MOST_PREPARED:  # somebody writes values into statements
+            cursor.execute(statement, parameters)
+            return
+        names: list[str] = []
+
+        def numbered(found: re.Match[str]) -> str:
+            if found[1] is None:
+                return "%"
+            if found[1] not in names:
+                names.append(found[1])
+            return f"${names.index(found[1]) + 1}"
+
+        text = _PARAMETER.sub(numbered, statement)
+        name = f"replsite_{len(known)}"
+        cursor.execute("SET plan_cache_mode = force_generic_plan")
+        cursor.execute(f"PREPARE {name} AS {text}")
+        call = known[statement] = f"EXECUTE {name}" + (f" ({', '.join(f'%({n})s' for n in names)})" if names else "")
+    cursor.execute(call, parameters)
+
+
+class _PreparingCursor(psycopg2.extensions.cursor):
+    """Prepares every statement with named parameters."""
+
+    _is_preparing = False
+
+    def execute(self, query: Any, vars: Any = None) -> None:
+        """As the driver's."""
+        if not isinstance(vars, dict) or self._is_preparing:
+            super().execute(query, vars)
+            return
+        self._is_preparing = True
+        try:
+            execute_prepared(self, query, vars)
+        finally:
+            self._is_preparing = False
 
 
 class KeptConnection:
@@ -115,7 +170,7 @@ class KeptConnection:
 
     For one thread at a time. ``reads_in_order`` is for connections that read facts by ascending IDs, a piece at a time: on a
     table that was filled since its last ANALYZE the planner would read and sort everything for each piece, instead of
-    walking along the index.
+    walking along the index. Statements with named parameters are planned once (``execute_prepared``).
     """
 
     def __init__(self, using: str | None, application_name: str, *, reads_in_order: bool = False) -> None:
@@ -133,7 +188,7 @@ class KeptConnection:
         try:
             if self._reads_in_order and is_new:
                 read_in_order(self._connection)
-            with self._connection.cursor() as cursor:
+            with self._connection.cursor(cursor_factory=_PreparingCursor) as cursor:
                 yield cursor
         except DatabaseError:
             self.close()

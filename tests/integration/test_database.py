@@ -89,3 +89,46 @@ def test_a_kept_connection_may_be_closed_twice_and_used_again():
     assert backend(kept)
     kept.close()
     kept.close()
+
+
+def kept_session() -> database.KeptConnection:
+    return database.KeptConnection(None, "test", reads_in_order=True)
+
+
+def test_a_statement_with_named_parameters_is_planned_once():
+    kept = kept_session()
+    for number in (5, 6):
+        with kept.cursor() as cursor:
+            cursor.execute("SELECT %(a)s::bigint + %(b)s::bigint + %(a)s::bigint, 7 %% 4, '%%'", {"a": number, "b": 1})
+            assert cursor.fetchone() == (2 * number + 1, 3, "%")
+    with kept.cursor() as cursor:
+        cursor.execute("SELECT count(*), sum(generic_plans) FROM pg_prepared_statements")
+        assert cursor.fetchone() == (1, 2)
+    kept.close()
+
+
+def test_prepared_statements_take_lists_and_nothing():
+    kept = kept_session()
+    statement = "SELECT %(names)s::text[] IS NULL, coalesce(cardinality(%(names)s::text[]), 0)"
+    for names, expected in ((None, (True, 0)), ([], (False, 0)), (["a", "b'%"], (False, 2))):
+        with kept.cursor() as cursor:
+            cursor.execute(statement, {"names": names})
+            assert cursor.fetchone() == expected
+    kept.close()
+
+
+def test_a_new_connection_prepares_anew():
+    kept = kept_session()
+    for _ in range(2):
+        with kept.cursor() as cursor:
+            cursor.execute("SELECT %(a)s::text", {"a": "x"})
+            assert cursor.fetchone() == ("x",)
+        kept.close()
+
+
+def test_reading_in_order_does_not_compile_plans():
+    kept = kept_session()
+    with kept.cursor() as cursor:
+        cursor.execute("SHOW jit")
+        assert cursor.fetchone() == ("off",)
+    kept.close()
