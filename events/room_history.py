@@ -22,7 +22,7 @@ from events.graph import Leaves, backward_extremities, causal_order, is_accepted
 from events.parsing import ParsedEvent
 from events.redaction_rules import may_redact
 from events.room_states import RoomStates
-from events.visibility_ranges import VisibilityRow, visibility_ranges
+from events.visibility_ranges import Step, VisibilityRow, visibility_ranges
 from state.room_versions import RoomVersion, room_version
 
 __all__ = ["EVENT_COLUMNS", "RoomResult", "event_row", "room_history"]
@@ -141,6 +141,8 @@ class _History:
         self.ids = [event.event_id for event in events]
         self.in_graph = {event_id: event for event_id, event in self.by_id.items() if not event.outlier}
         self.create = self.states.create
+        self.line: dict[str, int | None] = {}
+        """Event -> the group of the current state when it had come in."""
 
     def result(self) -> RoomResult:
         result = RoomResult(self.room_id, self.version.name)
@@ -161,9 +163,7 @@ class _History:
         result.backward_extremities = backward_extremities(events)
         self._add_current_state(result, current)
         self._add_groups(result, graph)
-        ranges = visibility_ranges(events) if not result.backward_extremities else None
-        result.visibility_unresolved = ranges is None
-        result.visibility = ranges or []
+        self._add_visibility(result)
         return result
 
     # --- arrival ------------------------------------------------------------------------------------------------
@@ -182,6 +182,7 @@ class _History:
             groups.change(self.states.after, [event_id] if is_leaf else [], gone)
             if len(groups.counts) <= _MOST_STATES_ON_THE_WAY:
                 current = self.states.merged(groups.counts)
+            self.line[event_id] = current
             if not event.backfilled:
                 known = self._note_changes(result, index, known, current)
         current = self.states.merged(groups.counts)
@@ -235,6 +236,21 @@ class _History:
         for (event_type, state_key), event_id in self.states.builder.expand(current).items():
             found = self.by_id.get(event_id)
             result.current_state.append((event_type, state_key, event_id, found.membership if found else None))
+
+    def _add_visibility(self, result: RoomResult) -> None:
+        """Ranges, or none at all where the state at an accepted event is not known."""
+        steps = []
+        for index, event_id in enumerate(self.ids):
+            event = self.by_id[event_id]
+            if is_accepted(event):
+                after, line = self.states.after.get(event_id), self.line.get(event_id)
+                if after is None:
+                    result.visibility_unresolved = True
+                    return
+                steps.append(
+                    Step(index, event, self.states.before.get(event_id), after, after if line is None else line)
+                )
+        result.visibility = visibility_ranges(steps, self.states.builder, self.by_id)
 
     def _add_groups(self, result: RoomResult, graph: Sequence[ParsedEvent]) -> None:
         """The groups before and after events, numbered anew: those of current states on the way are not stored."""

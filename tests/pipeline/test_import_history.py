@@ -89,7 +89,8 @@ def test_state_is_the_real_servers(room, rows):
         )
     )
     expected = expected_states(room)
-    for event_id, group in known.items():
+    assert known
+    for event_id, group in list(known.items())[:: 1 + len(known) // 300]:
         assert stored_state(rows, group) == expected(event_id), event_id
 
 
