@@ -35,6 +35,8 @@ from pyspark.sql.types import StructType
 from pipeline.reader_rows import ReaderRow, store_reader
 from pipeline.schemas import declaration_of, fact_columns, spark_schema
 from streams.queries import STORED_POSITIONS, bounds_sql, order_sql, rows_sql, token_sql
+from streams.tokens import VectorToken
+from streams.trim_marks import check_not_trimmed, trim_mark
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -117,8 +119,12 @@ class _Facts:
         try:
             for table in self.declaration.tables:
                 yield from _rows_of(connection, self.declaration, table, columns, partition)
+            self.check(connection, partition)
         finally:
             connection.close()
+
+    def check(self, connection: Any, partition: _Range) -> None:
+        """Called after the rows of a range were read; a batch takes what is there."""
 
 
 def _rows_of(
@@ -174,7 +180,8 @@ class _StreamReader(_Facts, DataSourceStreamReader, SupportsTriggerAvailableNow)
     def initialOffset(self) -> dict[str, int]:
         where = self.options.starting_offsets
         if where == "earliest":
-            return {}
+            with self._cursor() as cursor:
+                return _sorted(trim_mark(cursor, self.options.stream).writers)
         return _sorted(self._stored() if where == "latest" else json.loads(where))
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -196,6 +203,11 @@ class _StreamReader(_Facts, DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
         return _ranges(start, end)
+
+    def check(self, connection: Any, partition: _Range) -> None:
+        """A micro-batch goes on where the last one ended: facts in between that were trimmed must not be missing silently."""
+        with connection.cursor() as cursor:
+            check_not_trimmed(cursor, self.options.stream, VectorToken(partition.after), partition.writer)
 
     def stop(self) -> None:
         if self._connection is not None:

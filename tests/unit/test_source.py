@@ -48,5 +48,5 @@ def test_missing_options_are_named(options, said):
 
 
 def test_an_unknown_stream_is_refused_with_the_known_ones():
-    with pytest.raises(ValueError, match="'nonsense'; known streams: events, backfill, caches"):
+    with pytest.raises(ValueError, match="'nonsense'; known streams: events, backfill, presence"):
         ReplsiteSource({"dsn": "x", "stream": "nonsense"}).schema()
