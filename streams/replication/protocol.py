@@ -63,7 +63,6 @@ class CloseReason(enum.StrEnum):
     PING_TIMEOUT = "ping timeout"
     TOO_SLOW = "too slow"
     WRONG_REMOTE = "wrong remote"
-    CONNECTION_LIMIT = "connection limit"
     STOPPING = "stopping"
     FAILED = "internal error"
     SERVER_GONE = "server gone"
