@@ -15,7 +15,6 @@ import platform
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from datetime import datetime
 
 import django
@@ -27,6 +26,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
+from replsite.cache_metrics import CacheCollector
+from replsite.metric_name import MetricName
 from replsite.shared_snapshot import SHARED
 from replsite.snapshot_views import ReaderStreamView, ReaderView, Snapshot, StreamView, WorkersView
 from replsite.status import ReaderWord, WriterWord
@@ -39,21 +40,6 @@ __all__ = ["OWN", "SYNAPSE", "MetricName", "SnapshotCollector", "families", "met
 log = get_logger(__name__)
 MOST_READER_LABELS = 100
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,59}")
-
-
-@dataclass(frozen=True, slots=True)
-class MetricName:
-    """A metric as it is exported: name without ``_total``, labels, help text."""
-
-    name: str
-    labels: tuple[str, ...]
-    help: str
-    counter: bool = False
-
-    def family(self) -> GaugeMetricFamily | CounterMetricFamily:
-        """An empty family of this name."""
-        kind = CounterMetricFamily if self.counter else GaugeMetricFamily
-        return kind(self.name, self.help, labels=self.labels)
 
 
 UP = MetricName("replsite_snapshot_up", (), "1 if the database could be read for this scrape")
@@ -254,8 +240,13 @@ def _add_reader(page: _Page, label: str, stream: str, views: list[ReaderStreamVi
 
 
 def _add_synapse(page: _Page, snapshot: Snapshot, readers: dict[str, list[ReaderView]], server: str) -> None:
+    linear: dict[tuple[str, str], int] = {}
     for stream in snapshot.streams:
-        page.add(SYNAPSE_LINEAR, stream.linear_position, stream.name, server)
+        name = stream.name.partition("/")[2] if stream.recorded_from else stream.name
+        linear.setdefault((name, stream.recorded_from or server), stream.linear_position)
+    for labels, position in linear.items():
+        page.add(SYNAPSE_LINEAR, position, *labels)
+    for stream in snapshot.streams:
         if stream.name == "events":
             page.add(SYNAPSE_PERSISTED, stream.linear_position, server)
             _add_synapse_readers(page, stream.last_fact_at or snapshot.as_of, snapshot, readers, server)
@@ -339,10 +330,13 @@ def _process_registry() -> CollectorRegistry:
 
 _CLUSTER = CollectorRegistry()
 _CLUSTER.register(SnapshotCollector())
+_CACHES = CollectorRegistry()
+_CACHES.register(CacheCollector())
 
 
 def metrics_view(request: HttpRequest) -> HttpResponse:
     """``/metrics``: the cluster from the snapshot, then what Django and this process count."""
     return HttpResponse(
-        generate_latest(_CLUSTER) + generate_latest(_process_registry()), content_type=CONTENT_TYPE_LATEST
+        generate_latest(_CLUSTER) + generate_latest(_CACHES) + generate_latest(_process_registry()),
+        content_type=CONTENT_TYPE_LATEST,
     )

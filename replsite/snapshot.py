@@ -19,6 +19,7 @@ from django.db import connections, transaction
 
 from replsite import snapshot_rows as rows
 from replsite.lag import EMPTY, Unread, Window, lowest_unread, unread
+from replsite.snapshot_recorded import RecordedRow, read_recorded, recorded_streams
 from replsite.snapshot_rows import FarBehind, PositionRow, ReaderRow
 from replsite.snapshot_views import ReaderStreamView, ReaderView, Snapshot, StreamView, WorkersView, WriterView
 from replsite.status import (
@@ -78,6 +79,7 @@ def take_snapshot(history: History | None = None, using: str | None = None) -> S
             sequences=sequences,
             readers=rows.read_readers(cursor),
             last_writes=rows.read_last_writes(cursor, declarations, positions),
+            recorded=read_recorded(cursor),
             workers=read_workers(cursor, stream_settings().worker_silence_seconds),
         )
         lags = _read_lags(cursor, reading)
@@ -107,6 +109,7 @@ class _Reading:
     sequences: Mapping[str, int]
     readers: Sequence[ReaderRow]
     last_writes: Mapping[tuple[str, int], datetime]
+    recorded: Sequence[RecordedRow]
     workers: WorkersView
 
     def writers_of(self, stream: str) -> list[PositionRow]:
@@ -205,7 +208,8 @@ class _Assembly:
         self.history = history
 
     def snapshot(self) -> Snapshot:
-        streams = tuple(self._stream(name) for name in self.reading.stream_names())
+        own = [self._stream(name) for name in self.reading.stream_names()]
+        streams = (*own, *recorded_streams(self.reading.recorded, self.reading.as_of, self.limits))
         last_fact = {stream.name: stream.last_fact_at for stream in streams}
         readers = self._readers(last_fact)
         return Snapshot(

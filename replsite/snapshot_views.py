@@ -72,6 +72,8 @@ class StreamView:
     writers: tuple[WriterView, ...]
     retired_before: int = 0
     """Writers that retired so long ago, or are so many, that they are not listed any more."""
+    recorded_from: str = ""
+    """The foreign server that the stream is recorded from; empty for our own."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,12 +20,14 @@ __all__ = [
     "Problem",
     "ReaderOnStream",
     "ReaderWord",
+    "RecordingSeen",
     "Severity",
     "Verdict",
     "WriterOnStream",
     "WriterWord",
     "judge_health",
     "judge_reader",
+    "judge_recording",
     "judge_sequence",
     "judge_writer",
     "worst",
@@ -51,6 +53,8 @@ class WriterWord(StrEnum):
     GONE = "gone"
     DRAINING = "draining"
     RETIRED = "retired"
+    RECORDED = "recorded"
+    RECORDING_STOPPED = "recording stopped"
 
 
 class ReaderWord(StrEnum):
@@ -146,6 +150,18 @@ class ReaderOnStream:
 
 
 @dataclass(frozen=True, slots=True)
+class RecordingSeen:
+    """What the rules see of a foreign server's writer that is recorded."""
+
+    record: str
+    server_name: str
+    address: str = ""
+    heartbeat_age: float = 0.0
+    has_ended: bool = False
+    ranges_missed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Problem:
     """A status that is worth a look, and whom it is about."""
 
@@ -171,6 +187,18 @@ def judge_writer(seen: WriterOnStream, limits: Limits) -> Verdict:
     if (seen.oldest_pending_age or 0.0) > limits.blocked_after_seconds:
         return _blocked_writer(seen)
     return _living_writer(seen, limits)
+
+
+def judge_recording(seen: RecordingSeen, limits: Limits) -> Verdict:
+    """The status of a writer of a foreign server."""
+    missed = f" {_capital(counted(seen.ranges_missed, 'range'))} of facts missed." if seen.ranges_missed else ""
+    if seen.has_ended or seen.heartbeat_age > limits.gone_after_seconds:
+        severity = Severity.NOTE if seen.has_ended else Severity.WARNING
+        how = "was ended" if seen.has_ended else f"shows no sign of life for {duration(seen.heartbeat_age)}"
+        text = f"The recorder {how}. Go on: manage.py follow {seen.address} --record {seen.record}.{missed}"
+        return Verdict(WriterWord.RECORDING_STOPPED, severity, text)
+    severity = Severity.NOTE if seen.ranges_missed else Severity.FINE
+    return Verdict(WriterWord.RECORDED, severity, f"A writer of {seen.server_name}, recorded from there.{missed}")
 
 
 def _living_writer(seen: WriterOnStream, limits: Limits) -> Verdict:

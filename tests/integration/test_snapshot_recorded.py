@@ -1,0 +1,76 @@
+"""Recorded foreign servers in the snapshot, on the page, in the command, in the admin and in metrics."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+from django.contrib.auth import get_user_model
+from django.test import Client
+
+from replsite.snapshot import take_snapshot
+from streams.models import RecordedPosition, RecordedServer
+from streams.recording import Batch, Recorder
+from streams.replication.cursors import Gap
+from streams.replication.views import FollowedRow
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def record() -> Iterator[Recorder]:
+    recorder = Recorder("main", "foreign.example", "tcp://there:1", "default")
+    recorder.open()
+    recorder.store(
+        Batch(rows=[FollowedRow("events", "persister1", 7, ["ev", []])], positions={"events": {"master": 9}})
+    )
+    yield recorder
+    recorder.close()
+
+
+def test_its_writers_stand_beside_ours(record):
+    stream = take_snapshot().stream("main/events")
+    assert {writer.writer: writer.position for writer in stream.writers} == {"persister1": 7, "master": 9}
+    assert (stream.status.word, stream.last_fact_at is not None) == ("recorded", True)
+    assert take_snapshot().stream("events").recorded_from == ""
+
+
+def test_what_was_missed_is_shown(record):
+    record.store(Batch(gaps=[(Gap("events", "master", 9, 12), "gone")], positions={"events": {"master": 12}}))
+    stream = take_snapshot().stream("main/events")
+    assert "1 range of facts missed" in stream.writers[0].status.sentence
+
+
+def test_a_recorder_that_went_silent_wants_a_look(record):
+    RecordedServer.objects.update(heartbeat_at="2020-01-01T00:00:00Z")
+    assert "main/events" not in [stream.name for stream in take_snapshot().streams]  # forgotten after a day
+    with_age = "UPDATE streams_recordedserver SET heartbeat_at = clock_timestamp() - interval '1 minute'"
+    from django.db import connection
+
+    with connection.cursor() as cursor:
+        cursor.execute(with_age)
+    snapshot = take_snapshot()
+    assert snapshot.stream("main/events").status.word == "recording stopped"
+    assert any("main/events" in problem.subject for problem in snapshot.health.problems)
+
+
+def test_the_command_and_metrics_tell_of_it(record, run_manage):
+    told = json.loads(run_manage("streams", "--json", "--now").stdout)
+    assert "main/events" in [stream["name"] for stream in told["streams"]]
+    assert (
+        'replsite_stream_position{stream="main/events",writer="persister1"} 7.0'
+        in Client().get("/metrics").content.decode()
+    )
+
+
+def test_the_admin_shows_all_four_tables(record):
+    record.store(Batch(gaps=[(Gap("events", "master", 9, 12), "gone")]))
+    get_user_model().objects.create_superuser("root", password="pass")
+    client = Client()
+    client.login(username="root", password="pass")
+    for table in ("recordedserver", "recordedposition", "recordedfact", "recordedgap"):
+        response = client.get(f"/admin/streams/{table}/")
+        assert response.status_code == 200, table
+        assert "main" in response.content.decode()
+    assert RecordedPosition.objects.count() == 2
