@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from replsite.cache_metrics import CACHES
 from replsite.metrics import OWN, SYNAPSE
 from replsite.status import HealthWord, ReaderWord, WriterWord
 
@@ -28,7 +29,9 @@ def test_every_status_word_is_explained(heading, words):
     assert sorted(first_cells("status-words.md", heading)) == sorted(words)
 
 
-@pytest.mark.parametrize(("heading", "metrics"), [("Our names", OWN), ("Names of Synapse", SYNAPSE)])
+@pytest.mark.parametrize(
+    ("heading", "metrics"), [("Our names", OWN), ("Names of Synapse", SYNAPSE), ("Cached functions", CACHES)]
+)
 def test_every_metric_is_explained_with_its_labels(heading, metrics):
     named = {
         metric.name

@@ -9,7 +9,8 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from django.db import connection, transaction
+from asgiref.sync import sync_to_async
+from django.db import connection, connections, transaction
 
 from streams import cache_feed, registry
 from streams.caching import invalidate_room_state
@@ -17,6 +18,7 @@ from streams.errors import BadCacheKey
 from streams.load import generator
 from streams.models import CacheInvalidation
 from tests import session as test_session
+from tests.async_waiting import wait_for
 from tests.integration import cached_words
 from tests.integration.cached_words import set_word, word, word_later
 from tests.waiting import wait_until
@@ -173,6 +175,7 @@ async def test_async_function_is_kept_too():
     assert word_later.store.counts.hits == hits + 1
     await word_later.ainvalidate("a")
     assert word_later.store._values == {}
+    await sync_to_async(connections.close_all, thread_sensitive=True)()
 
 
 def test_state_of_a_room_travels_fifty_users_a_row():
@@ -386,11 +389,9 @@ async def test_follower_drops_first(deaf, other, start_manage):
     )
     running = asyncio.create_task(follower.run())
     async with asyncio.timeout(60):
-        while not follower.positions().get("caches"):
-            await asyncio.sleep(0.02)
-        await asyncio.to_thread(change_elsewhere, other)
-        while len(seen) < 2:
-            await asyncio.sleep(0.02)
+        await wait_for(lambda: follower.positions().get("caches"), 30.0)
+        await asyncio.to_thread(lambda: in_thread(lambda: change_elsewhere(other) and None).join())
+        await wait_for(lambda: len(seen) >= 2, 30.0)
     follower.finish()
     await running
     assert seen[-1] == "gone"

@@ -1,0 +1,129 @@
+"""The page about adding a stream, followed to the letter in a project of its own, on a real server."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PROJECT = Path(__file__).resolve().parents[2]
+PAGE = PROJECT / "docs" / "how-to" / "add-a-stream.md"
+SETTINGS = """
+import os
+import dj_database_url
+from migrations import MIGRATION_MODULES as REPLSITE_MIGRATIONS
+
+SECRET_KEY = "only for this test"
+INSTALLED_APPS = ["streams", "shop"]
+MIGRATION_MODULES = {**REPLSITE_MIGRATIONS}
+DATABASES = {"default": dj_database_url.parse(os.environ["DATABASE_URL"])}
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+USE_TZ = True
+REPLSITE_INSTANCE = "web-{n}"
+"""
+
+
+def blocks() -> dict[str, str]:
+    """Blocks of code by the name in their first line."""
+    found = re.findall(r"```python\n# (\S+)\n(.*?)```", PAGE.read_text(), re.S)
+    return dict(found)
+
+
+class Shop:
+    """The reader's project."""
+
+    def __init__(self, folder: Path, database_url: str) -> None:
+        self.folder = folder
+        self.environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith("REPLSITE_INSTANCE")},
+            "DATABASE_URL": database_url,
+            "PYTHONPATH": f"{folder}{os.pathsep}{PROJECT}",
+            "DJANGO_SETTINGS_MODULE": "settings",
+        }
+
+    def run(self, *arguments: str, status: int = 0) -> str:
+        done = subprocess.run(
+            [sys.executable, *arguments],
+            cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=120, check=False,
+        )  # fmt: skip
+        assert done.returncode == status, done.stdout + done.stderr
+        return done.stdout + done.stderr if status else done.stdout
+
+    def script(self, code: str) -> str:
+        return self.run(
+            "-c", f"import django; django.setup()\n{code}\nfrom streams.writers import retire_all; retire_all()"
+        )
+
+
+@pytest.fixture
+def shop(tmp_path: Path, database_url: str) -> Iterator[Shop]:
+    from django.db import connection
+
+    given = blocks()
+    (tmp_path / "shop" / "migrations").mkdir(parents=True)
+    for folder in ("shop", "shop/migrations"):
+        (tmp_path / folder / "__init__.py").touch()
+    (tmp_path / "settings.py").write_text(SETTINGS + given["settings.py"])
+    (tmp_path / "shop" / "models.py").write_text(given["shop/models.py"])
+    made = Shop(tmp_path, f"{database_url}?options=-csearch_path%3Dadd_a_stream")
+    with connection.cursor() as cursor:
+        cursor.execute("CREATE SCHEMA add_a_stream")
+    try:
+        made.run("-m", "django", "makemigrations", "shop")
+        (tmp_path / "shop" / "migrations" / "0002_sequence.py").write_text(given["shop/migrations/0002_sequence.py"])
+        made.run("-m", "django", "migrate")
+        yield made
+    finally:
+        with connection.cursor() as cursor:
+            cursor.execute("DROP SCHEMA add_a_stream CASCADE")
+
+
+def test_the_page_takes_less_than_thirty_lines() -> None:
+    own = {name: text for name, text in blocks().items() if name != "use"}
+    lines = [line for text in own.values() for line in text.splitlines() if line.strip()]
+    assert len(lines) < 30, lines
+
+
+def test_the_page_works(shop: Shop) -> None:
+    output = shop.script(blocks()["use"])
+    shown = re.search(r"```text\n(.*?)```", PAGE.read_text(), re.S)
+    assert shown is not None
+    assert output == shown.group(1)
+    assert "orders" in shop.run("-m", "django", "check_streams", "--json")
+
+
+def test_another_process_forgets_what_it_kept(shop: Shop) -> None:
+    code = """
+import subprocess, sys
+from shop.models import Order, status_of
+from streams import registry
+orders = registry.get("orders")
+orders.append(Order(order_id="1", status="paid"))
+first = status_of("1")
+other = '''import django; django.setup()
+from shop.models import Order
+from streams import registry
+print(registry.get("orders").append(Order(order_id="1", status="shipped"))[0])'''
+token = int(subprocess.run([sys.executable, "-c", other], capture_output=True, text=True, check=True).stdout)
+orders.wait_for(token, 30.0)
+print(first, status_of("1"))
+"""
+    assert shop.script(code) == "paid shipped\n"
+
+
+def test_check_refuses_writers_of_unknown_streams(shop: Shop) -> None:
+    with (shop.folder / "settings.py").open("a") as file:
+        file.write('REPLSITE_WRITERS = {"ordres": ["web-{n}"]}\n')
+    assert "streams.E003" in shop.run("-m", "django", "check", status=1)
+
+
+def test_instance_that_may_not_write_is_refused(shop: Shop) -> None:
+    with (shop.folder / "settings.py").open("a") as file:
+        file.write('REPLSITE_INSTANCE = "cron"\n')
+    done = shop.run("-c", f"import django; django.setup()\n{blocks()['use']}", status=1)
+    assert "WriterNotAllowed" in done and "web-{n}" in done

@@ -1,0 +1,51 @@
+"""What a scrape says of cached functions."""
+
+from __future__ import annotations
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from replsite.cache_metrics import CACHES, CacheCollector
+from streams import invalidations
+from streams.cache_store import CacheStore
+
+
+@pytest.fixture
+def store(monkeypatch) -> CacheStore:
+    monkeypatch.setattr(invalidations, "_stores", {})
+    made = CacheStore(1)
+    invalidations.register("words", made)
+    return made
+
+
+def scrape() -> set[str]:
+    registry = CollectorRegistry()
+    registry.register(CacheCollector())
+    return {line for line in generate_latest(registry).decode().splitlines() if not line.startswith("#")}
+
+
+def test_counts_are_exported(store):
+    store.get(("a",))
+    store.finish(store.begin(("a",)), 1)
+    store.get(("a",))
+    store.finish(store.begin(("b",)), 2)
+    ticket = store.begin(("b",))
+    store.drop(("b",))
+    store.finish(ticket, 3)
+    assert {line for line in scrape() if "_created" not in line} == {
+        'replsite_cache_lookups_total{cache="words",result="hit"} 1.0',
+        'replsite_cache_lookups_total{cache="words",result="miss"} 1.0',
+        'replsite_cache_entries{cache="words"} 0.0',
+        'replsite_cache_invalidations_total{cache="words"} 1.0',
+        'replsite_cache_evictions_total{cache="words"} 1.0',
+        'replsite_cache_spoiled_total{cache="words"} 1.0',
+    }
+
+
+def test_nothing_is_said_where_nothing_is_cached(store, monkeypatch):
+    monkeypatch.setattr(invalidations, "_stores", {})
+    assert scrape() == set()
+
+
+def test_all_names_are_described():
+    assert {family.name for family in CacheCollector().describe()} == {metric.name for metric in CACHES}
