@@ -112,6 +112,7 @@ class Follower:
         self._starts: dict[str, VectorToken] = {}
         self._handled: dict[str, dict[str, int]] = {}
         self._handled_linear: dict[str, int] = {}
+        self._handed_out: dict[str, int] = {}
         self._pending: list[FollowedRow] = []
         self._touched: set[str] = set()
         self._has_learned = False
@@ -171,6 +172,7 @@ class Follower:
         self._cursors.start(stream, token.base, positions)
         self._starts[stream] = token
         self._views[stream] = LinearView(token.base)
+        self._handed_out[stream] = token.base
 
     async def _reconnect_for_ever(self) -> None:
         backoff = Backoff()
@@ -352,6 +354,7 @@ class Follower:
         move()
         self._handled = self._cursors.positions()
         self._handled_linear = {stream: self._cursors.linear(stream) for stream in self._handled}
+        self._handed_out = {stream: view.handed_out for stream, view in self._views.items()}
         self._progressed()
         if self._finishing:
             raise _Finished
@@ -381,10 +384,10 @@ class Follower:
     def linear(self, stream: str) -> int:
         """Every fact of the stream up to here was handled; 0 for a stream that was not heard of."""
         in_order = self.options.view is View.LINEAR and stream in self._views
-        return self._views[stream].handed_out if in_order else self._handled_linear.get(stream, 0)
+        return self._handed_out.get(stream, 0) if in_order else self._handled_linear.get(stream, 0)
 
     def positions(self) -> dict[str, dict[str, int]]:
         """Per stream and writer: up to where facts were handled."""
         if self.options.view is View.WRITER:
             return self._handled
-        return {stream: dict.fromkeys(self._handled.get(stream, ()), v.handed_out) for stream, v in self._views.items()}
+        return {stream: dict.fromkeys(self._handled.get(stream, ()), at) for stream, at in self._handed_out.items()}

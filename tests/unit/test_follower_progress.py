@@ -10,9 +10,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from streams.replication import follower as module
 from streams.replication.catch_up import Writers
-from streams.replication.commands import Command, Position
+from streams.replication.commands import Command, Position, RData
 from streams.replication.connections import Counters
 from streams.replication.follower import Follower, FollowerOptions
 from streams.replication.views import FollowedRow, View
@@ -61,8 +60,7 @@ class Table:
 
 
 @pytest.mark.parametrize("view", list(View))
-def test_positions_cover_exactly_what_was_handed_out(view, monkeypatch):
-    monkeypatch.setattr(module, "FIRST_RETRY_SECONDS", 0.001)
+def test_positions_cover_exactly_what_was_handed_out(view):
     handed: list[int] = []
     told: list[tuple[int, int]] = []
 
@@ -78,3 +76,22 @@ def test_positions_cover_exactly_what_was_handed_out(view, monkeypatch):
     assert handed == [1, 2, 3, 4, 5]
     assert [row for row in told if row[0] != row[1]] == []
     assert follower.linear("s") == 5
+
+
+@pytest.mark.parametrize("view", list(View))
+def test_positions_are_never_ahead_of_what_is_in_the_handlers_hands(view):
+    """Also for facts that came over the connection: a cursor stored meanwhile must not cover them."""
+    link = OneAnswer()
+    link._left = [[RData("s", "w", number, []) for number in (6, 7)], [Position("s", "w", 5, 5)]]
+    seen: list[tuple[int, int]] = []
+
+    def handle(rows: Sequence[FollowedRow]) -> None:
+        seen.append((rows[0].token, max(follower.linear("s"), follower.positions().get("s", {}).get("w", 0))))
+        if rows[-1].token == 7:
+            follower.finish()
+
+    options = FollowerOptions(None, "test", start={"s": VectorToken(5)}, view=view, connector=link)
+    follower = Follower(options, handle, Table())
+    asyncio.run(asyncio.wait_for(follower.run(), 10))
+    assert [token for token, _ in seen] == [6]
+    assert all(position < token for token, position in seen)
