@@ -215,3 +215,45 @@ def test_a_writer_that_comes_to_a_stream_under_one_name_is_not_named():
 
 def test_an_empty_stream_under_one_name_is_told_under_it():
     assert list(one_name().positions()) == [("s", "master", 1)]
+
+
+# --- streams in memory --------------------------------------------------------------------------------------------
+
+
+def in_memory(**writers: At) -> Announcer:
+    made = Announcer(["s"], stand_in="master", in_memory=["s"])
+    made.start({"s": writers})
+    return made
+
+
+def test_empty_stream_in_memory_is_at_zero():
+    assert list(in_memory().positions()) == [("s", "master", 0)]
+
+
+def test_stream_that_began_anew_is_told_before_its_rows():
+    made = in_memory(a=At(5))
+    assert do(made, a=At(2, generation=1)) == [Announce("s", "a", 0), Read("s", "a", 0, 2)]
+    assert do(made, a=At(2, generation=1)) == []
+
+
+def test_stream_that_began_anew_and_went_further_is_told_too():
+    assert do(in_memory(a=At(5)), a=At(7, generation=1)) == [Announce("s", "a", 0), Read("s", "a", 0, 7)]
+
+
+def test_new_beginning_is_told_again_when_the_round_failed():
+    made = in_memory(a=At(5), b=At(5))
+    made.steps({"s": {"a": At(1, generation=1), "b": At(0, "retired", generation=1)}}, 10.0)
+    steps = do(made, a=At(1, generation=1), b=At(0, "retired", generation=1))
+    assert steps[:2] == [Announce("s", "a", 0), Announce("s", "b", 0)]
+    assert Read("s", "a", 0, 1) in steps
+
+
+def test_new_beginning_that_nobody_hears_is_where_the_next_client_starts():
+    made = in_memory(a=At(5))
+    made.skip({"s": {"a": At(3, generation=1)}})
+    assert list(made.positions()) == [("s", "a", 3)]
+    assert do(made, a=At(4, generation=1)) == [Read("s", "a", 3, 4)]
+
+
+def test_lower_position_of_the_same_generation_is_no_new_beginning():
+    assert do(in_memory(a=At(5, generation=1)), a=At(4, generation=1)) == []
