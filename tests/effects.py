@@ -10,6 +10,7 @@ from django.db import connection
 
 from streams.follow import Chunk, Reader
 from streams.follow.handlers import Handler
+from streams.replication.connections import Connector
 from tests.waiting import wait_until
 from tests.writing import session
 
@@ -46,8 +47,8 @@ def effects(reader: str = "r") -> list[int]:
 class Running:
     """A reader in a thread."""
 
-    def __init__(self, *handlers: Handler, name: str = "r") -> None:
-        self.reader = Reader(name, handlers)
+    def __init__(self, *handlers: Handler, name: str = "r", server: Connector | None = None) -> None:
+        self.reader = Reader(name, handlers, server)
         self.error: BaseException | None = None
         self.thread = threading.Thread(target=self._run)
 
@@ -63,9 +64,9 @@ class Running:
 
 
 @contextmanager
-def running(*handlers: Handler, name: str = "r") -> Iterator[Running]:
+def running(*handlers: Handler, name: str = "r", server: Connector | None = None) -> Iterator[Running]:
     """A reader that follows inside the block, from a known place on."""
-    runs = Running(*handlers, name=name)
+    runs = Running(*handlers, name=name, server=server)
     runs.thread.start()
     try:
         runs.wait_for_positions()

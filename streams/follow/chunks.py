@@ -19,7 +19,7 @@ from streams.replication.views import FollowedRow
 if TYPE_CHECKING:
     from django.db.models import Model
 
-__all__ = ["Chunk", "FollowedFact"]
+__all__ = ["Chunk", "FollowedFact", "pieces"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,3 +101,14 @@ class Chunk:
             for instance in query.order_by(*order):
                 found.setdefault(getattr(instance, id_field) * sign, []).append(instance)
         return found
+
+
+def pieces(rows: Sequence[FollowedRow], most: int) -> Iterator[Sequence[FollowedRow]]:
+    """The rows in pieces of about ``most``, with no fact split."""
+    begin = 0
+    while begin < len(rows):
+        end = min(begin + most, len(rows))
+        while end < len(rows) and rows[end].token == rows[end - 1].token:
+            end += 1
+        yield rows[begin:end]
+        begin = end

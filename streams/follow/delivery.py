@@ -53,8 +53,8 @@ class Delivery:
         self._pause = pause  # waits so many seconds; True: stop instead
         self._using = using or DEFAULT_DB_ALIAS
 
-    def deliver(self, chunk: Chunk, after: Callable[[int], VectorToken], upto: VectorToken) -> None:
-        """Have all of the chunk handled and the cursor at ``upto``; ``after`` gives the cursor behind a token of it.
+    def deliver(self, chunk: Chunk, after: Callable[[VectorToken, Chunk], VectorToken], upto: VectorToken) -> None:
+        """Have all of the chunk handled and the cursor at ``upto``; ``after(cursor, part)`` gives it behind a part of it.
 
         Raises ``HandlerFailed``, ``ReaderFenced``, `ConnectionLost`, `CursorMoved`, `Stopped`.
         """
@@ -68,7 +68,7 @@ class Delivery:
                 self._insist(part, goal, error)
             else:
                 first, second = part.halves()
-                waiting += [(second, goal), (first, after(first.rows[-1].token))]
+                waiting += [(second, goal), (first, after(self.stored, first))]
 
     def store(self, token: VectorToken) -> None:
         """Move the cursor on where no facts are."""

@@ -1,6 +1,7 @@
-"""One stream of a reader: fetch, deliver, wait for news; in a thread of its own.
+"""One stream of a reader: its life in a thread of its own, and following the table.
 
 While a chunk is handled the next one is fetched. News are pokes; a lost one costs a heartbeat, never a fact.
+``wire_lane`` is told of facts by a replication server instead.
 """
 
 from __future__ import annotations
@@ -8,12 +9,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 from django.db import connections, transaction
 
-from streams import cache_feed, database
+from streams import database
 from streams.conf import stream_settings
 from streams.epochs import check_epoch, current_epoch
 from streams.follow.chunks import Chunk
@@ -24,24 +25,17 @@ from streams.follow.source import Batch, TableSource
 from streams.logs import get_logger
 from streams.tokens import VectorToken
 
-__all__ = ["Lane"]
+__all__ = ["Lane", "TableLane"]
 
 log = get_logger(__name__)
 FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS = 0.1, 5.0
+After = Callable[[VectorToken, Chunk], VectorToken]
 
 
 class Lane:
-    """Runs one handler under one lease until it is told to stop, or has caught up when that is all that is wanted."""
+    """Runs one handler under one lease until it is told to stop. A subclass says where the facts come from."""
 
-    def __init__(
-        self,
-        handler: Handler,
-        owner: Owner,
-        stop: threading.Event,
-        began: Callable[[], None],
-        *,
-        until_caught_up: bool = False,
-    ) -> None:
+    def __init__(self, handler: Handler, owner: Owner, stop: threading.Event, began: Callable[[], None]) -> None:
         self.handler = handler
         self.error: BaseException | None = None
         self.cursor: VectorToken | None = None
@@ -49,15 +43,16 @@ class Lane:
         self._owner = owner
         self._stop = stop
         self._began = began
-        self._until_caught_up = until_caught_up
         self._using = stream_settings().database
         self._source = TableSource(handler, self._using)
-        self._news = threading.Event()
-        self._store_due = 0.0
 
     def wake(self) -> None:
-        """Positions may have moved."""
-        self._news.set()
+        """Positions may have moved, or the reader is to stop."""
+        raise NotImplementedError
+
+    def follow(self, delivery: Delivery) -> None:
+        """Deliver facts from the stored cursor on until told to stop; then the cursor is stored where it is."""
+        raise NotImplementedError
 
     def positions(self) -> dict[str, int]:
         """Up to where facts of each writer were handled."""
@@ -65,45 +60,46 @@ class Lane:
         return {} if cursor is None else {writer: cursor.position_of(writer) for writer in self._source.writers}
 
     def run(self, ended: Callable[[], None] = lambda: None) -> None:
-        """The thread: ends when told to, when caught up, or with ``error``; then calls ``ended``."""
-        source = self._source
-        ahead = ThreadPoolExecutor(1, thread_name_prefix=f"fetch-{self.handler.stream}")
+        """The thread: ends when told to, when all is done, or with ``error``; then calls ``ended``."""
         try:
-            self._run(source, ahead)
+            self._run()
         except Stopped:
             pass
         except BaseException as error:  # noqa: BLE001 - the reader raises it in its own thread
             self.error = error
         finally:
-            ahead.shutdown(wait=True, cancel_futures=True)
-            source.close()
-            connections.close_all()
+            self.close()
             ended()
 
-    def _run(self, source: TableSource, ahead: ThreadPoolExecutor) -> None:
+    def close(self) -> None:
+        """Give everything back; called in the thread."""
+        self._source.close()
+        connections.close_all()
+
+    def _run(self) -> None:
         """Begin again from the stored cursor after every loss of the database."""
         retry_seconds = FIRST_RETRY_SECONDS
         while not self._stop.is_set():
             try:
-                delivery = self._begin(source)
+                delivery = self._begin()
                 self._began()
                 retry_seconds = FIRST_RETRY_SECONDS
-                self._follow(source, ahead, delivery)
+                self.follow(delivery)
                 return
             except CursorMoved:
                 log.warning("reader.cursor_moved", reader=self.handler.reader, stream=self.handler.stream)
             except (ConnectionLost, database.DatabaseError) as error:
                 log.warning("reader.database_lost", reader=self.handler.reader, error=database.explain(error))
-                source.close()
+                self._source.close()
                 connections.close_all()
                 if self._pause(retry_seconds):
                     return
                 retry_seconds = min(retry_seconds * 2, LONGEST_RETRY_SECONDS)
 
-    def _begin(self, source: TableSource) -> Delivery:
+    def _begin(self) -> Delivery:
         """The stored cursor, or a first one."""
         handler = self.handler
-        first = source.begin()
+        first = self._source.begin()
         try:
             with transaction.atomic(using=self._using, durable=True), connections[self._using].cursor() as cursor:
                 epoch = current_epoch(cursor)
@@ -127,41 +123,76 @@ class Lane:
         log.info("reader.new_epoch", reader=self.handler.reader, stream=self.handler.stream, was=kept, epoch=now)
         adopt_epoch(cursor, self.handler.reader, self.handler.stream, now)
 
-    # --- following ------------------------------------------------------------------------------------------------
+    def _deliver(self, delivery: Delivery, chunk: Chunk, after: After, upto: VectorToken) -> None:
+        try:
+            delivery.deliver(chunk, after, upto)
+        finally:
+            handled, parked = delivery.take_counts()
+            self.facts_handled += handled
+            self.facts_parked += parked
 
-    def _follow(self, source: TableSource, ahead: ThreadPoolExecutor, delivery: Delivery) -> None:
-        """Deliver until told to stop, or caught up; then the cursor is stored where it is."""
-        fetch = ahead.submit(source.next, delivery.stored)
+    def _pause(self, seconds: float) -> bool:
+        """Wait, but not longer than until somebody says stop; whether somebody did."""
+        return self._stop.wait(seconds)
+
+
+class TableLane(Lane):
+    """Facts come from the table; ends also when it has caught up, if that is all that is wanted."""
+
+    def __init__(
+        self,
+        handler: Handler,
+        owner: Owner,
+        stop: threading.Event,
+        began: Callable[[], None],
+        *,
+        until_caught_up: bool = False,
+    ) -> None:
+        super().__init__(handler, owner, stop, began)
+        self._until_caught_up = until_caught_up
+        self._news = threading.Event()
+        self._store_due = 0.0
+        self._ahead = ThreadPoolExecutor(1, thread_name_prefix=f"fetch-{handler.stream}")
+
+    def wake(self) -> None:
+        self._news.set()
+
+    def close(self) -> None:
+        self._ahead.shutdown(wait=True, cancel_futures=True)
+        super().close()
+
+    def follow(self, delivery: Delivery) -> None:
+        fetch = self._fetch(delivery.stored)
         try:
             while not self._stop.is_set():
                 batch = fetch.result()
                 if not batch.is_last:
-                    fetch = ahead.submit(source.next, batch.cursor)  # while this one is handled
-                self._deliver(delivery, batch)
+                    fetch = self._fetch(batch.cursor)  # while this one is handled
+                self._take(delivery, batch)
                 if not batch.is_last:
                     continue
                 if not batch.rows and self._until_caught_up:
                     break
                 if not batch.rows:
                     self._wait_for_news(delivery, batch.cursor)
-                fetch = ahead.submit(source.next, batch.cursor)
+                fetch = self._fetch(batch.cursor)
             if self.cursor is not None:
                 delivery.store(self.cursor)
         finally:
             fetch.cancel()
             wait([fetch])
 
-    def _deliver(self, delivery: Delivery, batch: Batch) -> None:
-        cache_feed.before_advance([self.handler.stream])
-        before = delivery.stored
+    def _fetch(self, after: VectorToken) -> Future[Batch]:
+        return self._ahead.submit(self._source.next, after)
+
+    def _take(self, delivery: Delivery, batch: Batch) -> None:
         if batch.rows:
             chunk = Chunk(self.handler.stream, batch.rows, self._using)
-            try:
-                delivery.deliver(chunk, lambda token: before.after_partial_read(batch.target, token), batch.cursor)
-            finally:
-                handled, parked = delivery.take_counts()
-                self.facts_handled += handled
-                self.facts_parked += parked
+
+            def after(cursor: VectorToken, part: Chunk) -> VectorToken:
+                return cursor.after_partial_read(batch.target, part.rows[-1].token)
+
+            self._deliver(delivery, chunk, after, batch.cursor)
         self.cursor = batch.cursor
 
     def _wait_for_news(self, delivery: Delivery, cursor: VectorToken) -> None:
@@ -172,7 +203,3 @@ class Lane:
         if time.monotonic() >= self._store_due:
             delivery.store(cursor)
             self._store_due = time.monotonic() + beat_seconds
-
-    def _pause(self, seconds: float) -> bool:
-        """Wait, but not longer than until somebody says stop; whether somebody did."""
-        return self._stop.wait(seconds)

@@ -1,6 +1,7 @@
 """A named reader: holds its name, runs its handlers on the facts of their streams, and comes back after every loss.
 
-For processes with the database: pokes tell of news, facts come from the tables. Facts of one stream are handled one chunk
+For processes with the database. Pokes tell of news and facts come from the tables; or a replication server tells both, which
+saves reading the table once more for every reader. Facts of one stream are handled one chunk
 after another; different streams are handled side by side, in threads.
 """
 
@@ -15,10 +16,12 @@ from streams.conf import stream_settings
 from streams.errors import ReaderFenced
 from streams.follow.cursor_table import Owner
 from streams.follow.handlers import Handler, handlers_of
-from streams.follow.lane import FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS, Lane
+from streams.follow.lane import FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS, Lane, TableLane
 from streams.follow.reader_lock import ReaderLock
+from streams.follow.wire_lane import WireLane
 from streams.logs import get_logger
 from streams.pokes import Poke, PokeListener
+from streams.replication.connections import Connector
 
 __all__ = ["Reader"]
 
@@ -26,10 +29,11 @@ log = get_logger(__name__)
 
 
 class Reader:
-    """Runs the handlers of one reader. An object is run once."""
+    """Runs the handlers of one reader, with a ``server`` on the facts that it sends. An object is run once."""
 
-    def __init__(self, name: str, handlers: Sequence[Handler] | None = None) -> None:
+    def __init__(self, name: str, handlers: Sequence[Handler] | None = None, server: Connector | None = None) -> None:
         self.name = name
+        self._server = server
         self._handlers = list(handlers) if handlers is not None else handlers_of(name)
         for handler in self._handlers:
             handler.check_stream()
@@ -128,10 +132,12 @@ class Reader:
         self._round_over = threading.Event()
         if self._stopping.is_set():
             self._round_over.set()
-        self._lanes = [
-            Lane(handler, owner, self._round_over, self._lane_began, until_caught_up=until_caught_up)
-            for handler in self._handlers
-        ]
+        self._lanes = [self._lane(handler, owner, until_caught_up=until_caught_up) for handler in self._handlers]
+
+    def _lane(self, handler: Handler, owner: Owner, *, until_caught_up: bool) -> Lane:
+        if self._server is not None and not until_caught_up:
+            return WireLane(handler, owner, self._round_over, self._lane_began, self._server)
+        return TableLane(handler, owner, self._round_over, self._lane_began, until_caught_up=until_caught_up)
 
     def _end_round(self) -> None:
         self._round_over.set()

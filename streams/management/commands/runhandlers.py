@@ -11,9 +11,14 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError as DjangoDatabaseError
 
 from streams import database
+from streams.conf import stream_settings
 from streams.errors import StreamError, UnknownReader
 from streams.follow import Reader, readers
 from streams.follow.handlers import load_handlers
+from streams.replication.addresses import Address
+from streams.replication.connections import Connector, TcpConnector
+from streams.replication.errors import BadAddress
+from streams.replication.protocol import Limits
 
 __all__ = ["Command"]
 
@@ -29,6 +34,11 @@ class Command(BaseCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         """Declare the options."""
         parser.add_argument("readers", nargs="*", metavar="READER", help="run these (default: all that have handlers)")
+        parser.add_argument(
+            "--server",
+            metavar="tcp://HOST:PORT",
+            help="be told of facts by this replication server, not by the table alone",
+        )
         parser.add_argument("--once", action="store_true", help="handle what is there now, then end")
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -42,8 +52,8 @@ class Command(BaseCommand):
                 returncode=2,
             )
         try:
-            running = [Reader(name) for name in dict.fromkeys(names)]
-        except UnknownReader as error:
+            running = [Reader(name, server=_server(options["server"], name)) for name in dict.fromkeys(names)]
+        except (BadAddress, UnknownReader) as error:
             raise CommandError(str(error), returncode=2) from error
         except StreamError as error:
             raise CommandError(str(error), returncode=1) from error
@@ -85,6 +95,14 @@ class Command(BaseCommand):
         if all(reader.is_positioned.is_set() for reader in running):
             self.stdout.write(f"ready readers={','.join(reader.name for reader in running)}")
             self.stdout.flush()
+
+
+def _server(text: str | None, reader: str) -> Connector | None:
+    if text is None:
+        return None
+    given = stream_settings()
+    limits = Limits(given.ping_interval_seconds, given.ping_timeout_seconds, line_bytes=given.line_limit_bytes)
+    return TcpConnector(Address.parse(text, scheme="tcp"), reader, given.server_name, limits)
 
 
 def _words(error: Exception) -> str:
