@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 from tests.session import PROJECT
@@ -17,11 +18,21 @@ import django
 django.setup()
 from django.core.management import call_command
 from django.db import DatabaseError, InterfaceError, connection, transaction
-from streams import database
+from replsite.snapshot import take_snapshot
+from streams import database, epochs, inspection
 from streams.errors import StreamError
 from streams.writers import current_writer, retire_all
 from tests.waiting import wait_until
-from tests.writing import append, ids, linear
+from tests.writing import append, ids, linear, session
+
+def epochs_of(cursor):
+    epochs.current_epoch(cursor)
+    cursor.execute("SELECT count(*) FROM streams_epoch")
+    return cursor.fetchone()[0]
+
+def behind():
+    # what a linear reader waits for, as the live page tells it
+    return max(writer.behind_facts for writer in take_snapshot().stream("caches").writers)
 
 call_command("migrate", verbosity=0)
 known = append(3)
@@ -51,7 +62,13 @@ def reaches_head():
 wait_until(works, 60)
 wait_until(reaches_head, 60)
 connection.close()  # it may still be one to the server that died
-result = {"known": known, "ids": ids(), "open": open_ids, "lease": current_writer().lease, "retired": retire_all()}
+known.extend(append())
+wait_until(reaches_head, 60)
+with session() as cursor:
+    findings = [(found.stream, found.verdict) for found in inspection.inspect_streams(cursor) if not found.well]
+    epochs_begun = epochs_of(cursor)
+result = {"known": known, "ids": ids(), "open": open_ids, "lease": current_writer().lease, "behind": behind(),
+          "findings": findings, "epochs": epochs_begun, "retired": retire_all()}
 connection.close()
 print(json.dumps(result))
 """
@@ -73,4 +90,8 @@ def test_server_killed_under_an_open_transaction(tmp_path: Path):
     assert set(found["known"]) <= set(found["ids"]) <= {*found["known"], *found["open"]}
     assert len(set(found["ids"])) == len(found["ids"])
     assert found["lease"] >= 2
+    jumps = [after - before for before, after in pairwise(sorted(found["known"]))]
+    assert max(jumps) > 5, "the sequence was written ahead, so a crash makes it jump"
+    assert (found["findings"], found["behind"]) == ([], 0), "positions, lag and check are right over the jump"
+    assert found["epochs"] == 1, "a crash loses nothing, so it begins no epoch"
     assert found["retired"]

@@ -13,10 +13,18 @@ from django.db import OperationalError, connection, connections, transaction
 from django.test import override_settings
 
 from streams import database
-from streams.errors import SequenceBehind, WriterFenced, WriterNameTaken, WriterNotAllowed
+from streams.errors import (
+    BadInstanceName,
+    SequenceBehind,
+    WriterFenced,
+    WriterNameTaken,
+    WriterNotAllowed,
+)
 from streams.models import Instance, StreamPosition
+from streams.readers import stored_positions
 from streams.testing import as_instance, forget_writers
-from streams.writers import Condition, WriterProcess, current_writer, retire_all
+from streams.tracker import PositionTracker
+from streams.writers import Condition, WriterProcess, current_writer, retire_all, use_instance
 from tests.waiting import wait_until
 from tests.writing import append, fact, ids, in_thread, linear, session, stored, stream, terminate, wait_for_linear
 
@@ -256,11 +264,23 @@ def test_writer_with_an_open_transaction_does_not_retire():
 
 
 def test_append_that_races_with_retiring_is_refused_or_covered(monkeypatch):
-    """An append after the wait and before the end of the lease: retiring proves that nothing is open, so it waits."""
+    """An append that began before the drain and takes its ID after the wait: retiring proves that nothing is open."""
     append()
     writer = current_writer()
-    started, go_on = threading.Event(), threading.Event()
-    monkeypatch.setattr(writer._background, "drain", lambda timeout: started.wait(5))
+    passed, drained, started, go_on = (threading.Event() for _ in range(4))
+    begin = PositionTracker.begin_fetch
+
+    def held_up(tracker: PositionTracker) -> object:
+        passed.set()
+        drained.wait(10)
+        return begin(tracker)
+
+    def drain(timeout_seconds: float) -> bool:
+        drained.set()
+        return started.wait(10)
+
+    monkeypatch.setattr(PositionTracker, "begin_fetch", held_up)
+    monkeypatch.setattr(writer._background, "drain", drain)
 
     def late() -> None:
         with transaction.atomic():
@@ -269,6 +289,7 @@ def test_append_that_races_with_retiring_is_refused_or_covered(monkeypatch):
             go_on.wait(5)
 
     thread = in_thread(late)
+    assert passed.wait(10)
     threading.Timer(0.2, go_on.set).start()
     assert writer.retire()
     thread.join()
@@ -394,3 +415,72 @@ def test_session_sees_the_lock():
     with session() as cursor:
         cursor.execute("SELECT pg_try_advisory_lock(%s)", [database.writer_key("master")])
         assert cursor.fetchone() == (False,)
+
+
+# --- a writer is known before its facts are --------------------------------------------------------------------------
+
+
+def test_row_is_committed_at_the_linear_position_before_the_first_id_is_taken(monkeypatch):
+    """Seen from another session at the moment at which the first ID is about to be taken."""
+    with as_instance("earlier"):
+        taken = append(3)
+        wait_for_linear(taken[-1])
+        retire_all()
+    seen: list[tuple[int, int, int]] = []
+    begin = PositionTracker.begin_fetch
+
+    def look_first(tracker: PositionTracker) -> object:
+        if "joining" in stored() and not seen:
+            with session() as cursor:
+                seen.append((stored()["joining"].position, linear(), stream().sequence_value(cursor)))
+        return begin(tracker)
+
+    monkeypatch.setattr(PositionTracker, "begin_fetch", look_first)
+    with as_instance("joining"):
+        number = append()[0]
+        wait_for_linear(number)
+    assert seen == [(taken[-1], taken[-1], number - 1)]
+
+
+def test_reader_that_looks_while_writers_come_and_go_never_passes_an_open_fact():
+    """Each round a writer joins and reserves, and another that is ahead leaves: the set and the positions are one snapshot."""
+    stop = threading.Event()
+    passed: list[tuple[int, int]] = []
+    open_ids: list[int] = []
+
+    def look() -> None:
+        while not stop.is_set():
+            first_open = min(open_ids, default=None)
+            at = linear()
+            if first_open is not None and first_open in open_ids and at >= first_open:
+                passed.append((at, first_open))
+
+    reader = in_thread(look)
+    try:
+        for number in range(12):
+            with as_instance(f"web-{number}"):
+                with transaction.atomic():
+                    open_ids.append(append()[0])
+                    wait_until(lambda number=number: stored()[f"web-{number}"].pending is not None)
+                    open_ids.clear()
+                retire_all()
+    finally:
+        stop.set()
+        reader.join()
+    assert passed == []
+    assert linear() == ids()[-1]
+
+
+def test_set_of_writers_and_positions_are_read_by_one_statement(django_assert_num_queries):
+    append()
+    with django_assert_num_queries(1), connection.cursor() as cursor:
+        assert stored_positions(cursor, ["caches"])["caches"]["master"].state == "active"
+
+
+# --- names ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["", "two words", "x" * 101, "tab\t"])
+def test_name_that_cannot_travel_is_refused_at_once(name):
+    with pytest.raises(BadInstanceName, match="cannot be an instance name"):
+        use_instance(name)
