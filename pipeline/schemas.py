@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from events import catalog as events_catalog
 from streams import catalog as streams_catalog
 from streams.declaration import ColumnKind, StreamDeclaration
+from streams.recorded import is_recorded, recorded_declaration
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -30,12 +31,15 @@ _SPARK_TYPES = {
     ColumnKind.BIGINT: "bigint",
     ColumnKind.BOOLEAN: "boolean",
     ColumnKind.JSON: "string",
+    ColumnKind.JSON_TEXT: "string",
     ColumnKind.TEXT_ARRAY: "array<string>",
 }
 
 
 def declaration_of(stream: str) -> StreamDeclaration:
-    """The declaration of a stream by name; ``ValueError`` names the known ones."""
+    """The declaration of a stream by name, a recorded one as ``NAME/stream``; ``ValueError`` names the known ones."""
+    if is_recorded(stream):
+        return recorded_declaration(stream)
     known = {declared.name: declared for declared in (*events_catalog.declarations(), *streams_catalog.declarations())}
     if stream not in known:
         raise ValueError(f"there is no stream {stream!r}; known streams: {', '.join(known)}")

@@ -6,7 +6,7 @@
 
 Options: ``dsn`` (libpq), ``stream``, ``maxRows`` (facts a micro-batch, default 100000; 0: no limit), ``startingOffsets`` (a
 JSON object ``{writer: position}``, ``earliest`` or ``latest``; only for a query without checkpoint), ``readerName`` (shows
-the query on the live page).
+the query on the live page). A stream of a recorded foreign server is called ``NAME/stream``; its column ``row`` is JSON text.
 
 The offset is the vector of stored positions ``{writer: position}``. A stored position covers complete facts only, and
 facts below it never change, so a batch that is repeated after a restart holds the same rows. A writer that joins is
@@ -35,6 +35,7 @@ from pyspark.sql.types import StructType
 from pipeline.reader_rows import ReaderRow, store_reader
 from pipeline.schemas import declaration_of, fact_columns, spark_schema
 from streams.queries import STORED_POSITIONS, bounds_sql, order_sql, rows_sql, token_sql
+from streams.recorded import RECORDED_POSITIONS, is_recorded, recorded_names
 from streams.tokens import VectorToken
 from streams.trim_marks import check_not_trimmed, trim_mark
 
@@ -298,7 +299,10 @@ def _connect(dsn: str, job: str) -> Any:
 
 
 def _vector(cursor: Any, stream: str) -> Vector:
-    cursor.execute(STORED_POSITIONS, {"streams": [stream]})
+    if is_recorded(stream):
+        cursor.execute(RECORDED_POSITIONS, recorded_names(stream))
+    else:
+        cursor.execute(STORED_POSITIONS, {"streams": [stream]})
     return {row[1]: row[2] for row in cursor.fetchall()}
 
 

@@ -14,11 +14,25 @@ from typing import Any
 from streams.declaration import Column, ColumnKind, FactTable, StreamDeclaration
 from streams.replication.json_rows import decode_json
 
-__all__ = ["RECORDED_POSITIONS", "check_record_name", "is_recorded", "recorded_declaration", "split_recorded"]
+__all__ = [
+    "RECORDED_POSITIONS",
+    "RECORDED_TRIMMED",
+    "check_record_name",
+    "is_recorded",
+    "recorded_declaration",
+    "recorded_names",
+    "split_recorded",
+]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _STREAM = re.compile(r"[A-Za-z0-9_.-]{1,200}")
 
+#: Name: (writer, up to where its recorded facts were removed) of one recorded stream, for those of which some were.
+RECORDED_TRIMMED = """
+SELECT p.writer, p.trimmed_upto FROM streams_recordedposition p
+JOIN streams_recordedserver s ON s.id = p.server_id
+WHERE s.name = %(server)s AND p.stream = %(stream)s AND p.trimmed_upto > 0
+"""
 #: Name: (stream, writer, position) of every life of every writer of one recorded stream.
 RECORDED_POSITIONS = """
 SELECT p.stream, p.writer, p.position FROM streams_recordedposition p
@@ -45,6 +59,12 @@ def split_recorded(name: str) -> tuple[str, str]:
     if not _STREAM.fullmatch(stream):
         raise ValueError(f"{name!r} is no recorded stream: write NAME/stream, for example main/events.")
     return check_record_name(server), stream
+
+
+def recorded_names(name: str) -> dict[str, str]:
+    """Parameters of the queries above; raises ``ValueError``."""
+    server, stream = split_recorded(name)
+    return {"server": server, "stream": stream}
 
 
 def recorded_declaration(name: str) -> StreamDeclaration:

@@ -15,6 +15,7 @@ from typing import Any
 import orjson
 
 from streams.errors import ResyncNeeded
+from streams.recorded import RECORDED_TRIMMED, is_recorded, recorded_names
 from streams.tokens import VectorToken
 
 __all__ = ["TrimMark", "check_not_trimmed", "lost_facts", "trim_mark"]
@@ -31,7 +32,11 @@ class TrimMark:
 
 
 def trim_mark(cursor: Any, stream: str) -> TrimMark:
-    """The stream's mark; position 0 when nothing was ever trimmed."""
+    """The stream's mark (also that of a recorded stream ``NAME/stream``); position 0 when nothing was ever trimmed."""
+    if is_recorded(stream):
+        cursor.execute(RECORDED_TRIMMED, recorded_names(stream))
+        writers = dict(cursor.fetchall())
+        return TrimMark(max(writers.values(), default=0), writers)
     cursor.execute(_MARK, {"stream": stream})
     row = cursor.fetchone()
     return TrimMark() if row is None else TrimMark(row[0], orjson.loads(row[1]))
