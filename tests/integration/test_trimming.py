@@ -19,6 +19,7 @@ from streams.tokens import VectorToken
 from streams.trim_marks import check_not_trimmed, trim_mark
 from streams.trimming import Keep, TrimRequest, plan_trim, reader_limit, trim
 from tests.waiting import wait_until
+from tests.wire_client import start_replication
 from tests.writing import append, ids, linear, session, stored, stream, wait_for_linear
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -296,3 +297,26 @@ def test_purging_the_data_itself_is_refused_with_status_1(run_manage):
     done = run_manage("purge", "stream", "events", "--keep", "1")
     assert done.returncode == 1
     assert "cannot be trimmed" in done.stderr
+
+
+def test_the_follower_of_the_command_line_below_the_mark_ends_by_name(run_manage, start_manage):
+    wanted = written(5)
+    trimmed(Keep(facts=1))
+    port = start_replication(start_manage)
+    for view in ("writer", "linear"):
+        done = run_manage(
+            "follow", f"tcp://127.0.0.1:{port}", "--streams", "caches", "--from", f"caches={wanted[0]}", "--view", view,
+            "--until", f"caches={wanted[-1]}", "--timeout", "50",
+        )  # fmt: skip
+        assert (done.returncode, "were trimmed" in done.stderr, done.stdout) == (1, True, ""), done.stderr
+
+
+def test_the_follower_of_the_command_line_at_the_mark_goes_on(run_manage, start_manage):
+    wanted = written(5)
+    trimmed(Keep(facts=2))
+    port = start_replication(start_manage)
+    done = run_manage(
+        "follow", f"tcp://127.0.0.1:{port}", "--streams", "caches", "--from", f"caches={wanted[2]}",
+        "--until", f"caches={wanted[-1]}", "--timeout", "50",
+    )  # fmt: skip
+    assert (done.returncode, len(done.stdout.splitlines())) == (0, 2), done.stderr
