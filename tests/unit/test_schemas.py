@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from events import catalog as events_catalog
 from events.catalog import EVENTS
 from pipeline.schemas import COMMON_COLUMNS, arrow_schema, declaration_of, fact_columns, spark_schema
+from streams import catalog as streams_catalog
 from streams.catalog import CACHES
 from streams.declaration import Column, ColumnKind, FactTable, StreamDeclaration
 
@@ -16,7 +18,14 @@ def test_columns_of_all_tables_stand_once_in_order_of_appearance():
     assert len(names) == len(set(names)) == len({column.name for table in EVENTS.tables for column in table.columns})
 
 
-@pytest.mark.parametrize("stream", ["events", "backfill", "caches"])
+ALL_STREAMS = [declared.name for declared in (*events_catalog.declarations(), *streams_catalog.declarations())]
+
+
+def test_sixteen_streams_are_known():
+    assert len(set(ALL_STREAMS)) == 16
+
+
+@pytest.mark.parametrize("stream", ALL_STREAMS)
 def test_spark_and_arrow_agree_on_the_columns(stream):
     declared = declaration_of(stream)
     assert spark_schema(declared).names == arrow_schema(declared).names
