@@ -11,6 +11,7 @@ from events.models import (
     BackwardExtremity,
     CurrentState,
     CurrentStateDelta,
+    ErasedUser,
     Event,
     EventAuth,
     EventEdge,
@@ -144,3 +145,12 @@ class EventVisibilityAdmin(ReadOnlyAdmin):
     list_display = ("room_id", "user_id", "kind", "first", "last")
     ordering = ("room_id", "user_id", "first")
     search_fields = ("room_id__exact", "user_id__exact")
+
+
+@admin.register(ErasedUser)
+class ErasedUserAdmin(ReadOnlyAdmin):
+    """Users who asked for erasure."""
+
+    list_display = ("user_id", "erased_at")
+    ordering = ("user_id",)
+    search_fields = ("user_id__exact",)

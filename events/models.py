@@ -12,6 +12,7 @@ from typing import ClassVar
 
 from django.contrib.postgres.fields import ArrayField
 from django.db import models
+from django.db.models.functions import Now
 
 from events.catalog import BACKFILL, EVENTS
 from state.fields import IdentifierField
@@ -22,6 +23,7 @@ __all__ = [
     "BackwardExtremity",
     "CurrentState",
     "CurrentStateDelta",
+    "ErasedUser",
     "Event",
     "EventAuth",
     "EventEdge",
@@ -232,13 +234,26 @@ class CurrentStateDelta(Fact):
         return f"{self.stream_ordering} {self.room_id} {self.type} {self.state_key!r}"
 
 
+class ErasedUser(models.Model):
+    """A user who asked for erasure: whoever was not joined at one of their events sees it pruned."""
+
+    user_id = IdentifierField(primary_key=True)
+    erased_at = models.DateTimeField(db_default=Now())
+
+    class Meta:
+        db_table = "events_eraseduser"
+
+    def __str__(self) -> str:
+        return self.user_id
+
+
 class EventVisibility(models.Model):
     """Who may see which events of a room, as ranges of stream positions, both ends included (``last`` null: open).
 
     User U sees an event at position p of the room when p lies in a range of U (``user_id = U``), or in a room-wide
     range (``user_id`` null) that admits U: ``world`` admits everyone, ``shared`` everyone with a membership record.
-    Single events overrule the ranges: ``shown`` and ``hidden`` (``first = last``), for one user or, with null, for
-    all. ``cut`` ends a user's view: positions above its ``first`` are hidden until a later ``joined`` range.
+    Single events (``first = last``) overrule the user's own ranges, not the room-wide ones: ``shown`` and ``hidden``.
+    ``cut`` ends a user's view: positions above its ``first`` are hidden until a later ``joined`` range.
     Outliers, rejected and soft-failed events lie in no range by definition: they are never shown.
     """
 

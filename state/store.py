@@ -13,7 +13,7 @@ from django.db import connections
 from state.errors import UnknownStateGroup
 from state.models import EventStateGroup, StateGroup
 
-__all__ = ["FULL_STATE", "full_state", "groups_of_events", "reserve_group_ids"]
+__all__ = ["FULL_STATE", "entries", "full_state", "groups_of_events", "reserve_group_ids"]
 
 #: All entries of a group: walks from chain to chain (``state.deltas.HOPS_LIMIT`` at most), one index range each.
 #: ``OFFSET 0`` keeps the planner, which cannot guess how many chains there are, from reading the whole table instead.
@@ -37,6 +37,28 @@ WITH RECURSIVE spans AS (
 SELECT type, state_key, event_id FROM entries WHERE event_id IS NOT NULL
 """
 
+#: The entries of several groups at some keys: the same walk, which leaves out all other keys as it reads.
+_ENTRIES = """
+WITH RECURSIVE spans AS (
+    SELECT id AS wanted, chain, id AS upto FROM state_stategroup WHERE id = ANY(%(groups)s)
+    UNION ALL
+    SELECT spans.wanted, below.chain, below.id
+    FROM spans
+    JOIN state_stategroup AS first ON first.id = spans.chain
+    JOIN state_stategroup AS below ON below.id = first.prev_group
+), entries AS (
+    SELECT DISTINCT ON (wanted, type, state_key) wanted, type, state_key, event_id
+    FROM spans, LATERAL (
+        SELECT type, state_key, event_id, state_group FROM state_stategroupdelta AS delta
+        WHERE delta.chain = spans.chain AND delta.state_group <= spans.upto
+          AND (type, state_key) IN (SELECT * FROM unnest(%(types)s::text[], %(keys)s::text[]))
+        OFFSET 0
+    ) AS read
+    ORDER BY wanted, type, state_key, state_group DESC
+)
+SELECT wanted, type, state_key, event_id FROM entries WHERE event_id IS NOT NULL
+"""
+
 #: IDs for new groups, ascending.
 _RESERVE = """
 SELECT nextval(pg_get_serial_sequence('state_stategroup', 'id')) FROM generate_series(1, %(count)s)
@@ -51,6 +73,20 @@ def full_state(group: int, using: str = "default") -> dict[tuple[str, str], str]
     if not state and not StateGroup.objects.using(using).filter(pk=group).exists():
         raise UnknownStateGroup(f"State group {group} is not stored: it was deleted, or its room never was complete.")
     return state
+
+
+def entries(
+    groups: Collection[int], keys: Collection[tuple[str, str]], using: str = "default"
+) -> dict[int, dict[tuple[str, str], str]]:
+    """Of each group the entries at these keys, ``(type, state_key) -> event_id``; keys that it lacks are left out."""
+    found: dict[int, dict[tuple[str, str], str]] = {group: {} for group in groups}
+    with connections[using].cursor() as cursor:
+        types, state_keys = [key[0] for key in keys], [key[1] for key in keys]
+        where: dict[str, list[int] | list[str]] = {"groups": list(groups), "types": types, "keys": state_keys}
+        cursor.execute(_ENTRIES, where)
+        for group, event_type, state_key, event_id in cursor:
+            found[group][event_type, state_key] = event_id
+    return found
 
 
 def groups_of_events(event_ids: Collection[str], using: str = "default") -> dict[str, int]:

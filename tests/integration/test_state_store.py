@@ -8,7 +8,7 @@ from django.db import connection
 from state.deltas import HOPS_LIMIT, GroupBuilder
 from state.errors import UnknownStateGroup
 from state.models import EventStateGroup
-from state.store import FULL_STATE, full_state, groups_of_events, reserve_group_ids
+from state.store import FULL_STATE, entries, full_state, groups_of_events, reserve_group_ids
 from tests.room_data import oracle
 from tests.stored_rooms import store_groups
 
@@ -89,3 +89,22 @@ def test_full_state_reads_index_ranges_of_its_chains_only():
     assert sum(node["Actual Rows"] * node["Actual Loops"] for node in scans) == pytest.approx(
         deepest[5], abs=HOPS_LIMIT
     )
+
+
+def test_entries_of_many_groups_at_some_keys():
+    builder = from_oracle("v11_fork_walk")
+    ids = stored(builder)
+    keys = [("m.room.create", ""), ("m.room.topic", ""), ("m.room.nothing", "x")]
+    found = entries(ids, keys)
+    for number, group in enumerate(ids):
+        whole = builder.expand(number)
+        assert found[group] == {key: whole[key] for key in keys if key in whole}
+
+
+def test_entry_that_was_removed_is_left_out():
+    builder = GroupBuilder()
+    first = builder.add_full({("m.a", ""): "$1"})
+    removed = builder.add(first, {("m.a", ""): None})
+    ids = stored(builder)
+    assert entries([ids[first], ids[removed]], [("m.a", "")]) == {ids[first]: {("m.a", ""): "$1"}, ids[removed]: {}}
+    assert entries([], [("m.a", "")]) == {}

@@ -1,0 +1,59 @@
+"""``manage.py explain_visibility``: whether a user sees events, and by which rule."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandParser
+
+from events.errors import StateUnresolved, UnknownEvent
+from events.explaining import Explanation, explain_visibility
+from streams.conf import stream_settings
+
+__all__ = ["Command"]
+
+
+class Command(BaseCommand):
+    """Print a line for each event, in the order asked."""
+
+    help = (
+        "Print whether USER sees each event and why, one JSON object a line: allowed, pruned, the rule, and what it looked "
+        'at. Unknown events and events whose state is not known give {"error": …}, and the exit status is 1.'
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """Declare the options."""
+        parser.add_argument("user_id", metavar="USER")
+        parser.add_argument(
+            "event_ids", nargs="+", metavar="EVENT_ID", help="event IDs; - reads them from standard input"
+        )
+        parser.add_argument("--json", action="store_true", help="one JSON object a line (the only form there is)")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Answer every ID; exit 1 when one had no answer."""
+        asked = list(_asked(options["event_ids"]))
+        failed = False
+        answers = explain_visibility(options["user_id"], asked, stream_settings().database)
+        for event_id, answer in zip(asked, answers, strict=True):
+            failed = failed or not isinstance(answer, Explanation)
+            self.stdout.write(json.dumps(_written(event_id, answer), ensure_ascii=False, separators=(",", ":")))
+        if failed:
+            sys.exit(1)
+
+
+def _asked(arguments: list[str]) -> Iterator[str]:
+    for argument in arguments:
+        if argument == "-":
+            yield from (line.strip() for line in sys.stdin if line.strip())
+        else:
+            yield argument
+
+
+def _written(event_id: str, answer: Explanation | UnknownEvent | StateUnresolved) -> dict[str, Any]:
+    if isinstance(answer, Explanation):
+        return asdict(answer)
+    return {"event_id": event_id, "error": "unknown" if isinstance(answer, UnknownEvent) else "unresolved"}

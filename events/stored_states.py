@@ -1,0 +1,54 @@
+"""Stored state groups as the rules ask for them: a few entries of many groups, with the contents they need.
+
+Reads on the given database alias, in the caller's transaction if there is one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+import orjson
+
+from events.errors import EventRefused
+from events.models import EventJson
+from events.parsing import ParsedEvent, parse_event
+from state.deltas import StateKey
+from state.store import entries
+
+__all__ = ["StoredStates", "parsed_events"]
+
+_EVENTS_PER_QUERY = 1_000
+
+
+def parsed_events(event_ids: Collection[str], using: str = "default") -> dict[str, ParsedEvent]:
+    """The stored events of these IDs as the rules see them; those that are not here are left out."""
+    found: dict[str, ParsedEvent] = {}
+    wanted = sorted(event_ids)
+    for start in range(0, len(wanted), _EVENTS_PER_QUERY):
+        rows = EventJson.objects.using(using).filter(event_id__in=wanted[start : start + _EVENTS_PER_QUERY])
+        for event_id, version, json in rows.values_list("event_id", "room_version", "json"):
+            found[event_id] = _parsed(bytes(json), version, event_id)
+    return found
+
+
+def _parsed(json: bytes, version: str, event_id: str) -> ParsedEvent:
+    try:
+        return parse_event(json, orjson.loads(json), version, event_id)
+    except EventRefused as refused:  # what is stored was parsed before
+        raise AssertionError(f"stored event {event_id} cannot be read: {refused}") from refused
+
+
+class StoredStates:
+    """The states of some groups, cut down to some keys."""
+
+    def __init__(self, groups: Iterable[int], keys: Collection[StateKey], using: str = "default") -> None:
+        self._entries = entries(sorted(set(groups)), keys, using)
+        named = {event_id for state in self._entries.values() for event_id in state.values()}
+        self._events = parsed_events(named, using)
+
+    def state(self, group: int | None) -> Mapping[StateKey, ParsedEvent] | None:
+        """The state of a group as the rules ask for it; null for no group."""
+        if group is None:
+            return None
+        found = self._entries[group].items()
+        return {key: self._events[event_id] for key, event_id in found if event_id in self._events}
