@@ -1,0 +1,214 @@
+"""Whatever a peer does: the server stays up and small, others are served, and the end is counted under a reason."""
+
+from __future__ import annotations
+
+import socket
+import struct
+
+import psutil
+import pytest
+
+from streams.models import WireCount
+from tests.waiting import wait_until
+from tests.wire_client import WireClient, positioned, ready_ports
+from tests.writing import append, fact, stream
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+class Server:
+    """A replication server process with short times."""
+
+    def __init__(self, start_manage, **env: str) -> None:
+        given = {
+            "REPLSITE_SEND_BUFFER_LIMIT_BYTES": "200000",
+            "REPLSITE_CLOSE_LIMIT_SECONDS": "1",
+            "REPLSITE_PING_TIMEOUT_SECONDS": "2",
+            "REPLSITE_PING_INTERVAL_SECONDS": "1",
+        }
+        self.process = start_manage("runreplication", "--bind", "127.0.0.1:0", env=given | env)
+        self.port = ready_ports(self.process)["replication"]
+
+    def memory(self) -> int:
+        return psutil.Process(self.process.pid).memory_info().rss
+
+    def is_well(self) -> None:
+        with positioned(self.port) as client:
+            append()
+            client.read_until("RDATA caches", 20)
+
+
+@pytest.fixture
+def server(start_manage):
+    made = Server(start_manage)
+    yield made
+    made.is_well()
+    assert made.process.poll() is None
+
+
+def closed(reason: str, kind: str = "closed") -> None:
+    counted = WireCount.objects.filter(kind=kind, name=reason)
+    wait_until(lambda: sum(counted.values_list("total", flat=True)) >= 1, 30, f"{kind}: {reason}")
+
+
+SAID = [
+    ("invalid UTF-8", b"NAME \xff\xfe\n", None),
+    ("parse error", b"\0\0\0\0\n", b"ERROR failed to parse line"),
+    ("parse error", b"REPLICATE\r\n", b"ERROR failed to parse line"),
+    ("parse error", b"BOGUS %s %d {}\n", b"ERROR failed to parse line"),
+    ("line too long", b"x" * 17_000, b"ERROR Line length exceeded"),
+    ("line too long", b"PING " + b"x" * 17_000 + b"\n", b"ERROR Line length exceeded"),
+    ("invalid command", b"RDATA caches w 5 []\n", b"ERROR invalid command: RDATA"),
+    ("invalid command", b"SERVER evil\n", b"ERROR invalid command: SERVER"),
+    ("spoke HTTP", b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n", b"is this the replication port?"),
+    ("spoke HTTP", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"is this the replication port?"),
+    ("spoke TLS", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", b"ERROR this port does not speak TLS"),
+    ("ping timeout", b"PING 1\n", b"ERROR ping timeout"),
+]
+
+
+@pytest.mark.parametrize(("reason", "said", "answer"), SAID, ids=[f"{n} {one[0]}" for n, one in enumerate(SAID)])
+def test_what_is_said_ends_with_its_reason(server, reason, said, answer):
+    with WireClient(server.port) as client:
+        client.socket.sendall(said)
+        text = "\n".join(client.read_to_end(20)).encode()
+    assert text.count(b"ERROR") == (answer is not None)
+    assert (answer or b"") in text
+    closed(reason)
+
+
+@pytest.mark.parametrize("said", [b"", b"PING 1\n", b"NAME half a li"])
+def test_a_half_closed_socket_is_closed(server, said):
+    with WireClient(server.port) as client:
+        client.socket.sendall(said)
+        client.socket.shutdown(socket.SHUT_WR)
+        assert not [line for line in client.read_to_end(20) if line.startswith("ERROR")]
+    closed("peer closed")
+
+
+def test_a_reset_is_a_peer_that_closed(server):
+    client = WireClient(server.port, "NAME x")
+    client.read_until("SERVER")
+    client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    client.socket.close()
+    closed("peer closed")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"\n\n \n\t\nREPLICATE\n",
+        b"REPLICATE \r\n",
+        b"NAME nul\0\nPING 1\r\nREPLICATE\n",
+        b"ERROR it hurts\nREPLICATE\n",
+    ],
+)
+def test_odd_input_that_is_allowed_ends_nothing(server, said):
+    with WireClient(server.port) as client:
+        client.socket.sendall(said)
+        client.read_until("POSITION caches", 20)
+        assert not client.of("ERROR")
+
+
+def test_a_peer_that_never_reads_is_cut_and_costs_little(server):
+    before = server.memory()
+    with WireClient(server.port) as deaf:
+        deaf.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        deaf.say("REPLICATE")
+        for _ in range(12):
+            stream().append(*(fact("x" * 8_000) for _ in range(100)))
+        closed("too slow")
+        assert server.memory() - before < 100_000_000
+    assert server.memory() - before < 100_000_000
+
+
+def test_floods_of_every_kind_leave_memory_as_it_is(server):
+    """Each is bounded by its own limit; together they must not add up."""
+    server.is_well()
+    before = server.memory()
+    for line in (
+        b"USER_SYNC w%d @u%d:b start 1\n",
+        b"USER_SYNC w%d @u%d:b end 1\n",
+        b'USER_IP @u%d:b ["t%d","ip","ua",null,5]\n',
+        b"FEDERATION_ACK s%d %d\n",
+        b"CLEAR_USER_SYNC w%d%d\n",
+        b"NAME %d%d\n",
+        b"REPLICATE %d%d\n",
+    ):
+        with WireClient(server.port) as client:
+            client.socket.settimeout(60)
+            for start in range(0, 5_000, 1_000):
+                client.socket.sendall(b"".join(line % (n, n) for n in range(start, start + 1_000)))
+                client.socket.setblocking(False)
+                try:
+                    while client.socket.recv(1 << 20):
+                        pass
+                except BlockingIOError:
+                    client.socket.settimeout(60)
+            client.socket.close()
+    server.is_well()
+    assert server.memory() - before < 60_000_000
+
+
+def test_many_connections_are_refused_by_number(start_manage):
+    server = Server(start_manage, REPLSITE_CONNECTION_LIMIT="3")
+    clients = [WireClient(server.port) for _ in range(3)]
+    for client in clients:
+        client.read_until("SERVER", 20)
+    with WireClient(server.port) as refused:
+        assert refused.read_to_end(20) == ["ERROR too many connections"]
+    closed("connection limit", "refused")
+    clients.pop().socket.close()
+    wait_until(lambda: _gets_in(server.port), 20)
+    for client in clients:
+        client.socket.close()
+
+
+def _gets_in(port: int) -> bool:
+    with WireClient(port) as client:
+        client.read_until(lambda line: line.startswith(("SERVER", "ERROR")), 20)
+        return bool(client.of("SERVER"))
+
+
+def test_http_connections_are_refused_by_number_and_come_back(start_manage):
+    process = start_manage(
+        "serve", "--http", "127.0.0.1:0", "--replication", "127.0.0.1:0", env={"REPLSITE_HTTP_CONNECTION_LIMIT": "2"}
+    )
+    port = ready_ports(process)["http"]
+    held = [socket.create_connection(("127.0.0.1", port), timeout=20) for _ in range(2)]
+    for one in held:
+        one.sendall(b"GET /health/live HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        assert one.recv(200).startswith(b"HTTP/1.1 200 ")
+    assert _http_status(port) == b"503"
+    closed("HTTP connection limit", "refused")
+    held[0].close()
+    wait_until(lambda: _http_status(port) == b"200", 20)
+    held[1].close()
+
+
+def _http_status(port: int) -> bytes:
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as one:
+        one.sendall(b"GET /health/live HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
+        return one.recv(200).split(b" ")[1]
+
+
+def test_an_http_body_without_end_is_refused_and_counted(start_manage):
+    process = start_manage(
+        "serve", "--http", "127.0.0.1:0", "--replication", "127.0.0.1:0", env={"REPLSITE_HTTP_BODY_LIMIT_BYTES": "1000"}
+    )
+    with socket.create_connection(("127.0.0.1", ready_ports(process)["http"]), timeout=20) as client:
+        client.sendall(b"POST /admin/login/ HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 5000\r\n\r\n" + b"x" * 5_000)
+        assert client.recv(100).startswith(b"HTTP/1.1 413 ")
+    closed("HTTP body too long", "refused")
+
+
+def test_a_closing_connection_whose_peer_reads_nothing_is_aborted(server):
+    with WireClient(server.port) as deaf:
+        deaf.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        deaf.say("REPLICATE")
+        for _ in range(12):
+            stream().append(*(fact("x" * 8_000) for _ in range(100)))
+        closed("too slow")
+        process = psutil.Process(server.process.pid)
+        ours = deaf.socket.getsockname()[1]
+        wait_until(lambda: ours not in {c.raddr.port for c in process.net_connections("tcp") if c.raddr}, 20)
