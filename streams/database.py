@@ -28,7 +28,6 @@ __all__ = [
     "connection_gone",
     "direct_connection",
     "dsn",
-    "epoch_key",
     "execute_prepared",
     "explain",
     "publisher_key",
@@ -246,8 +245,3 @@ def trim_key(stream: str) -> int:
 def start_key(stream: str) -> int:
     """Held while a writer enters a stream or its sequence is repaired."""
     return _key("start", stream)
-
-
-def epoch_key() -> int:
-    """Held while a new epoch begins."""
-    return _key("epoch", "")

@@ -15,6 +15,11 @@ class Epoch(models.Model):
     """
 
     word = models.TextField(unique=True, help_text="random; tokens that we hand out to keep carry it")
+    follows = models.TextField(
+        unique=True,
+        null=True,
+        help_text="word of the epoch before; empty for the first, so that none has two successors",
+    )
     reason = models.TextField(help_text="why it began")
     system_identifier = models.TextField(help_text="of the PostgreSQL cluster")
     database_oid = models.BigIntegerField()

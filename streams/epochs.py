@@ -20,7 +20,7 @@ A promoted standby may lack what the primary had committed last, unless it is a 
 ``REPLSITE_FAILOVER_KEEPS_EPOCH`` says that it is. What cannot be noticed (files put back under a stopped server without a
 recovery) is said with ``manage.py check_streams --new-epoch``.
 
-Called with a cursor of any connection outside of a transaction, or in one of its own.
+Called with a cursor of any connection, in a transaction or not.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ import secrets
 from dataclasses import dataclass
 from typing import Any
 
-from streams import database
 from streams.conf import stream_settings
 from streams.errors import EpochChanged, TokenError
 from streams.logs import get_logger
@@ -53,8 +52,8 @@ _NEWEST = """
 SELECT word, system_identifier, database_oid, table_oid, timeline FROM streams_epoch ORDER BY id DESC LIMIT 1
 """
 _BEGIN = """
-INSERT INTO streams_epoch (word, reason, system_identifier, database_oid, table_oid, timeline)
-VALUES (%s, %s, %s, %s, %s, %s)
+INSERT INTO streams_epoch (word, follows, reason, system_identifier, database_oid, table_oid, timeline)
+VALUES (%s, %s, %s, %s, %s, %s, %s) ON CONFLICT (follows) DO NOTHING
 """
 _KEEP = """
 UPDATE streams_epoch SET system_identifier = %s, database_oid = %s, table_oid = %s, timeline = %s
@@ -86,21 +85,21 @@ def why_new(then: Identity, now: Identity, *, failover_keeps: bool) -> str | Non
 
 
 def current_epoch(cursor: Any) -> str:
-    """The word of the present epoch; begins a new one when the database finds itself in another place."""
+    """The word of the present epoch; begins a new one when the database finds itself in another place.
+
+    A standby begins none; it has the primary's.
+    """
     word, then, now = _look(cursor)
-    if word is not None and then is not None:
-        reason = why_new(then, now, failover_keeps=stream_settings().failover_keeps_epoch)
-        if reason is None:
-            return word
-    if now.timeline is None:
-        return word or ""
-    return _begin(cursor, expected=word, reason=None)
+    if then is None:
+        return _begin(cursor, None, "first start", now) if now.timeline is not None else ""
+    reason = why_new(then, now, failover_keeps=stream_settings().failover_keeps_epoch)
+    return word if reason is None else _begin(cursor, word, reason, now)
 
 
 def begin_epoch(cursor: Any, reason: str) -> str:
     """Begin a new epoch because somebody says so; all tokens that were handed out to keep are refused from now on."""
-    word, _, _ = _look(cursor)
-    return _begin(cursor, expected=word, reason=reason)
+    word, then, now = _look(cursor)
+    return _begin(cursor, word if then is not None else None, reason, now)
 
 
 def keep_epoch(cursor: Any) -> str:
@@ -108,39 +107,32 @@ def keep_epoch(cursor: Any) -> str:
 
     To be said before any process of ours has started on the moved database.
     """
-    word, _, now = _look(cursor)
-    if word is None:
+    word, then, now = _look(cursor)
+    if then is None:
         return current_epoch(cursor)
     cursor.execute(_KEEP, [now.system_identifier, now.database_oid, now.table_oid, now.timeline])
     log.warning("epoch.kept", epoch=word)
     return word
 
 
-def _look(cursor: Any) -> tuple[str | None, Identity | None, Identity]:
+def _look(cursor: Any) -> tuple[str, Identity | None, Identity]:
     cursor.execute(_IDENTITY)
     now = Identity(*cursor.fetchone())
     cursor.execute(_NEWEST)
     row = cursor.fetchone()
-    return (None, None, now) if row is None else (row[0], Identity(*row[1:]), now)
+    return ("", None, now) if row is None else (row[0], Identity(*row[1:]), now)
 
 
-def _begin(cursor: Any, expected: str | None, reason: str | None) -> str:
-    """One of several processes that notice at once begins it: under a lock, and only if nobody did meanwhile."""
-    key = database.epoch_key()
-    cursor.execute("SELECT pg_advisory_lock(%s)", [key])
-    try:
-        word, then, now = _look(cursor)
-        if word is not None and word != expected:
-            return word
-        keeps = stream_settings().failover_keeps_epoch
-        found = "first start" if then is None else why_new(then, now, failover_keeps=keeps)
-        why = reason or found or "unknown"
-        fresh = "".join(secrets.choice(_WORD_LETTERS) for _ in range(_WORD_LENGTH))
-        cursor.execute(_BEGIN, [fresh, why, now.system_identifier, now.database_oid, now.table_oid, now.timeline or 0])
-    finally:
-        cursor.execute("SELECT pg_advisory_unlock(%s)", [key])
-    if then is not None:
-        log.warning("epoch.began", epoch=fresh, was=word, reason=why)
+def _begin(cursor: Any, before: str | None, reason: str, now: Identity) -> str:
+    """One of several that notice at once begins it: an epoch has one successor, whoever is second waits and takes that."""
+    fresh = "".join(secrets.choice(_WORD_LETTERS) for _ in range(_WORD_LENGTH))
+    place = [now.system_identifier, now.database_oid, now.table_oid, now.timeline or 0]
+    cursor.execute(_BEGIN, [fresh, before or "", reason, *place])
+    if cursor.rowcount == 0:
+        cursor.execute(_NEWEST)
+        return str(cursor.fetchone()[0])
+    if before is not None:
+        log.warning("epoch.began", epoch=fresh, was=before, reason=reason)
     return fresh
 
 

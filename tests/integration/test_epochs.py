@@ -17,6 +17,7 @@ from django.test import override_settings
 from streams import epochs
 from streams.errors import EpochChanged
 from streams.models import Epoch
+from tests.waiting import wait_until
 from tests.writing import append, session
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -61,6 +62,30 @@ def test_processes_that_notice_at_once_begin_one_together():
         thread.join()
     assert len(set(found)) == 1 == len(found) - 4
     assert Epoch.objects.count() == 2
+
+
+def test_two_transactions_that_notice_at_once_agree():
+    """The second waits for the first one's commit, instead of beginning one more."""
+    old = now()
+    Epoch.objects.update(system_identifier="1")
+    found: list[str] = []
+    with session() as first:
+        first.execute("BEGIN")
+        word = epochs.current_epoch(first)
+        second = threading.Thread(target=lambda: found.append(now()))
+        second.start()
+        wait_until(_somebody_waits)
+        first.execute("COMMIT")
+        second.join()
+    assert found == [word]
+    assert word != old
+    assert now() == word
+
+
+def _somebody_waits() -> bool:
+    with session() as cursor:
+        cursor.execute("SELECT count(*) FROM pg_locks WHERE NOT granted")
+        return bool(cursor.fetchone()[0])
 
 
 def test_token_of_the_old_epoch_is_refused_by_name():
