@@ -31,13 +31,13 @@ _STREAM = re.compile(r"[A-Za-z0-9_.-]{1,200}")
 RECORDED_TRIMMED = """
 SELECT p.writer, p.trimmed_upto FROM streams_recordedposition p
 JOIN streams_recordedserver s ON s.id = p.server_id
-WHERE s.name = %(server)s AND p.stream = %(stream)s AND p.trimmed_upto > 0
+WHERE s.name = %(server)s::text AND p.stream = %(stream)s::text AND p.trimmed_upto > 0
 """
 #: Name: (stream, writer, position) of every life of every writer of one recorded stream.
 RECORDED_POSITIONS = """
 SELECT p.stream, p.writer, p.position FROM streams_recordedposition p
 JOIN streams_recordedserver s ON s.id = p.server_id
-WHERE s.name = %(server)s AND p.stream = %(stream)s
+WHERE s.name = %(server)s::text AND p.stream = %(stream)s::text
 """
 
 

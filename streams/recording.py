@@ -36,11 +36,11 @@ RETURNING id, server_name
 """
 _POSITIONS = """
 SELECT stream, instance_name, life, position FROM streams_recordedposition
-WHERE server_id = %(server)s AND is_current
+WHERE server_id = %(server)s::bigint AND is_current
 """
 _FACTS = """
 INSERT INTO streams_recordedfact (server_id, stream, writer, token, index, row)
-SELECT %(server)s, stream, writer, token, index, row
+SELECT %(server)s::bigint, stream, writer, token, index, row
 FROM unnest(%(streams)s::text[], %(writers)s::text[], %(tokens)s::bigint[], %(indexes)s::int[], %(rows)s::text[])
     AS given (stream, writer, token, index, row)
 ON CONFLICT DO NOTHING
@@ -53,12 +53,12 @@ WITH given AS (
         AS one (stream, writer, instance_name, life, position, last_fact, rows, missed)
 ), ended AS (
     UPDATE streams_recordedposition known SET is_current = false FROM given
-    WHERE known.server_id = %(server)s AND known.stream = given.stream AND known.instance_name = given.instance_name
+    WHERE known.server_id = %(server)s::bigint AND known.stream = given.stream AND known.instance_name = given.instance_name
         AND known.life < given.life AND known.is_current
 )
 INSERT INTO streams_recordedposition AS known (server_id, stream, writer, instance_name, life, position, last_fact_position,
     last_fact_at, rows_recorded, ranges_missed)
-SELECT %(server)s, stream, writer, instance_name, life, position, last_fact,
+SELECT %(server)s::bigint, stream, writer, instance_name, life, position, last_fact,
     CASE WHEN last_fact IS NOT NULL THEN clock_timestamp() END, rows, missed FROM given
 ON CONFLICT (server_id, stream, writer) DO UPDATE SET
     last_advance_at = CASE WHEN excluded.position > known.position THEN clock_timestamp() ELSE known.last_advance_at END,
@@ -70,17 +70,17 @@ ON CONFLICT (server_id, stream, writer) DO UPDATE SET
 """
 _GAPS = """
 INSERT INTO streams_recordedgap (server_id, stream, writer, after, upto, reason)
-SELECT %(server)s, * FROM unnest(%(streams)s::text[], %(writers)s::text[], %(afters)s::bigint[], %(uptos)s::bigint[],
+SELECT %(server)s::bigint, * FROM unnest(%(streams)s::text[], %(writers)s::text[], %(afters)s::bigint[], %(uptos)s::bigint[],
     %(reasons)s::text[])
 """
-_BEAT = "UPDATE streams_recordedserver SET heartbeat_at = clock_timestamp() WHERE id = %(server)s"
-_END = "UPDATE streams_recordedserver SET ended_at = clock_timestamp(), heartbeat_at = clock_timestamp() WHERE id = %(server)s"
+_BEAT = "UPDATE streams_recordedserver SET heartbeat_at = clock_timestamp() WHERE id = %(server)s::bigint"
+_END = "UPDATE streams_recordedserver SET ended_at = clock_timestamp(), heartbeat_at = clock_timestamp() WHERE id = %(server)s::bigint"
 #: Name: remove the oldest rows, of all records, that are too old or too many; IDs ascend with time.
 _TRIM = """
-WITH oldest AS (SELECT id, received_at FROM streams_recordedfact ORDER BY id LIMIT %(rows)s), gone AS (
+WITH oldest AS (SELECT id, received_at FROM streams_recordedfact ORDER BY id LIMIT %(rows)s::bigint), gone AS (
     DELETE FROM streams_recordedfact WHERE id IN (
-        SELECT id FROM oldest WHERE received_at < clock_timestamp() - %(seconds)s * interval '1 second'
-            OR id <= (SELECT max(id) FROM streams_recordedfact) - %(kept)s
+        SELECT id FROM oldest WHERE received_at < clock_timestamp() - %(seconds)s::float8 * interval '1 second'
+            OR id <= (SELECT max(id) FROM streams_recordedfact) - %(kept)s::bigint
     ) RETURNING server_id, stream, writer, token
 ), upto AS (SELECT server_id, stream, writer, max(token) AS token, count(*) AS rows FROM gone GROUP BY 1, 2, 3), marked AS (
     UPDATE streams_recordedposition known SET trimmed_upto = greatest(known.trimmed_upto, upto.token) FROM upto
@@ -88,7 +88,7 @@ WITH oldest AS (SELECT id, received_at FROM streams_recordedfact ORDER BY id LIM
 )
 SELECT coalesce(sum(rows), 0) FROM upto
 """
-_TRIM_GAPS = "DELETE FROM streams_recordedgap WHERE recorded_at < clock_timestamp() - %(seconds)s * interval '1 second'"
+_TRIM_GAPS = "DELETE FROM streams_recordedgap WHERE recorded_at < clock_timestamp() - %(seconds)s::float8 * interval '1 second'"
 
 
 class RecorderBusy(StreamError):
