@@ -23,7 +23,7 @@ from streams.invalidations import all_stores, apply_drops, drops_nothing
 from streams.logs import get_logger
 from streams.pokes import Poke, PokeListener
 from streams.positions import linear_position
-from streams.readers import StoredPosition, rows_between, stored_positions
+from streams.readers import StoredPosition, rows_that_are_there, stored_positions
 from streams.stream import Stream
 from streams.tokens import VectorToken
 from streams.trim_marks import check_not_trimmed
@@ -146,7 +146,7 @@ class CacheFeed:
         try:
             begin, count = after, 0
             while after < upto and count < MOST_ROWS:
-                rows, after = rows_between(cursor, stream.declaration, writer, after, upto, ROWS_PER_READ)
+                rows, after = rows_that_are_there(cursor, stream.declaration, writer, after, upto, ROWS_PER_READ)
                 count += len(rows)
                 for row in rows:
                     if (stream.name, row.token) not in self._own:

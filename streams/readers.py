@@ -15,8 +15,10 @@ from typing import Any
 from streams.declaration import StreamDeclaration
 from streams.positions import linear_position
 from streams.queries import STORED_POSITIONS, FactRow, cut_whole_tokens, rows_sql
+from streams.tokens import VectorToken
+from streams.trim_marks import check_not_trimmed
 
-__all__ = ["FactRow", "StoredPosition", "linear_position", "rows_between", "stored_positions"]
+__all__ = ["FactRow", "StoredPosition", "linear_position", "rows_between", "rows_that_are_there", "stored_positions"]
 
 _LARGEST_LIMIT = 1_000_000
 
@@ -53,8 +55,17 @@ def rows_between(
     """Rows with ``after < token <= upto`` of one writer (of all when None), ascending, about ``limit`` of them.
 
     Never splits a token. The second value is the position reached: equal to ``upto`` when nothing is left. The caller
-    must not ask beyond a position that it read before.
+    must not ask beyond a position that it read before. Raises ``ResyncNeeded`` when facts after ``after`` were trimmed.
     """
+    found = rows_that_are_there(cursor, declaration, writer, after, upto, limit)
+    check_not_trimmed(cursor, declaration.name, VectorToken(after), writer)
+    return found
+
+
+def rows_that_are_there(
+    cursor: Any, declaration: StreamDeclaration, writer: str | None, after: int, upto: int, limit: int
+) -> tuple[list[FactRow], int]:
+    """As `rows_between`, for callers that do not care about facts that were trimmed, or look for themselves."""
     while True:
         batches = []
         for table in declaration.tables:

@@ -12,7 +12,7 @@ from typing import Any
 
 from streams import database, liveness, registry
 from streams.declaration import StreamDeclaration
-from streams.readers import StoredPosition, rows_between, stored_positions
+from streams.readers import StoredPosition, rows_that_are_there, stored_positions
 from streams.replication.line_sql import can_write_lines, lines_sql, take_lines
 from streams.replication.rounds import Announce, Announcer, Lines, Move, Read, Step, encode_rows, position_line
 
@@ -115,5 +115,5 @@ def read_lines(cursor: Any, declaration: StreamDeclaration, step: Read, line_lim
         cursor.execute(lines_sql(declaration), parameters)
         if (found := take_lines(step, cursor.fetchone(), line_limit_bytes)) is not None:
             return found
-    rows, reached = rows_between(cursor, declaration, step.writer, step.after, step.upto, ROWS_PER_READ)
+    rows, reached = rows_that_are_there(cursor, declaration, step.writer, step.after, step.upto, ROWS_PER_READ)
     return encode_rows(step, rows, reached, line_limit_bytes), reached

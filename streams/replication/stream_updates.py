@@ -15,7 +15,7 @@ from typing import Any
 
 from streams import database, registry
 from streams.positions import linear_position
-from streams.readers import FactRow, StoredPosition, rows_between, stored_positions
+from streams.readers import FactRow, StoredPosition, rows_that_are_there, stored_positions
 from streams.replication.json_rows import encode_json
 from streams.tokens import VectorToken
 from streams.trim_marks import check_not_trimmed
@@ -52,7 +52,7 @@ def stream_updates(question: Question, using: str | None = None) -> bytes:
         connection.set_session(isolation_level="REPEATABLE READ", readonly=True, autocommit=False)
         with connection.cursor() as cursor:
             stored = stored_positions(cursor, [question.stream]).get(question.stream, {})
-            rows, reached = rows_between(
+            rows, reached = rows_that_are_there(
                 cursor, declaration, question.instance, question.after, question.upto, ROWS_PER_ANSWER
             )
             check_not_trimmed(cursor, question.stream, VectorToken(max(question.after, 0)), question.instance)

@@ -14,6 +14,7 @@ from streams.errors import NotTrimmable, ResyncNeeded, TrimBusy
 from streams.follow import Begin, Handler, Reader
 from streams.models import CacheInvalidation, LowWaterMark, StoredCursor, StreamPosition
 from streams.models import Reader as ReaderRow
+from streams.readers import rows_between, rows_that_are_there
 from streams.testing import as_instance, forget_writers
 from streams.tokens import VectorToken
 from streams.trim_marks import check_not_trimmed, trim_mark
@@ -320,3 +321,17 @@ def test_the_follower_of_the_command_line_at_the_mark_goes_on(run_manage, start_
         "--until", f"caches={wanted[-1]}", "--timeout", "50",
     )  # fmt: skip
     assert (done.returncode, len(done.stdout.splitlines())) == (0, 2), done.stderr
+
+
+@pytest.mark.parametrize("writer", [None, "master"])
+def test_reading_the_table_below_the_mark_is_an_error_and_not_an_empty_list(writer):
+    wanted = written(5)
+    trimmed(Keep(facts=2))
+    declaration = stream().declaration
+    with connection.cursor() as cursor:
+        with pytest.raises(ResyncNeeded, match="were trimmed"):
+            rows_between(cursor, declaration, writer, wanted[1], wanted[-1], 10)
+        rows, _ = rows_between(cursor, declaration, writer, wanted[2], wanted[-1], 10)
+        assert [row.token for row in rows] == wanted[3:]
+        there, _ = rows_that_are_there(cursor, declaration, writer, 0, wanted[-1], 10)
+        assert [row.token for row in there] == wanted[3:]
