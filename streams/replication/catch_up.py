@@ -16,6 +16,7 @@ import msgspec
 
 from streams import database, registry
 from streams.declaration import StreamDeclaration
+from streams.epochs import check_epoch
 from streams.positions import Stored, linear_position, positions_to_show
 from streams.readers import stored_positions
 from streams.replication.errors import CatchUpError
@@ -112,11 +113,19 @@ class TableCatchUp:
         token = await self._in_thread(lambda: VectorToken.parse(text, self._writer_names(stream)))
         return VectorToken(token.base) if registry.get(stream).declaration.announced_as else token
 
+    async def check_epoch(self, epoch: str, what: str) -> None:
+        """Raises `EpochChanged` for a token of before our database was restored."""
+        await self._in_thread(lambda: self._check_epoch(epoch, what))
+
     async def close(self) -> None:
         await self._in_thread(self._connection.close)
         self._thread.shutdown(wait=True)
 
     # --- in the thread --------------------------------------------------------------------------------------------
+
+    def _check_epoch(self, epoch: str, what: str) -> None:
+        with self._connection.cursor() as cursor:
+            check_epoch(cursor, epoch, what)
 
     def _writers(self, streams: Collection[str] | None) -> dict[str, Writers]:
         wanted = registry.names() if streams is None else [name for name in streams if self.covers(name)]

@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass, field
 
 from streams import database
 from streams.conf import stream_settings
+from streams.epochs import unstamp
 from streams.errors import TokenError
 from streams.logs import get_logger
 from streams.recording import Recorder
@@ -232,11 +233,21 @@ def _ignore(event: object) -> None:
 
 
 async def _token(catch_up: CatchUp, stream: str, text: str) -> VectorToken:
-    if not isinstance(catch_up, TableCatchUp) or not text.startswith("m"):
-        return VectorToken.parse(text, {})
+    """A vector names writers by keys of our table, and an epoch is that of our database: neither says anything elsewhere."""
+    plain, epoch = unstamp(text)
+    if not isinstance(catch_up, TableCatchUp):
+        if epoch:
+            raise TokenError(
+                f"{stream}={text}: only a follower that uses the database knows its epoch; leave @{epoch} out."
+            )
+        return VectorToken.parse(plain, {})
+    if epoch:
+        await catch_up.check_epoch(epoch, f"Token {text[:100]} of stream {stream}")
+    if not plain.startswith("m"):
+        return VectorToken.parse(plain, {})
     if not catch_up.covers(stream):
         raise TokenError(f"{stream}={text}: there is no stream {stream!r}.")
-    return await catch_up.token(stream, text)
+    return await catch_up.token(stream, plain)
 
 
 def _has_reached(follower: Follower, stream: str, token: VectorToken) -> bool:

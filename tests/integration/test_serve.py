@@ -16,10 +16,11 @@ from pathlib import Path
 import pytest
 from django.core.management import CommandError, call_command
 
+from streams.epochs import current_epoch
 from streams.models import Reader
 from tests.waiting import wait_until
 from tests.wire_client import WireClient, positioned, ready_ports, start_replication
-from tests.writing import append, fact, stream
+from tests.writing import append, fact, session, stream
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -146,6 +147,20 @@ def test_follow_prints_json_from_a_token_until_another(port, run_manage):
     assert [row["token"] for row in rows] == wanted[2:8]
     assert {tuple(row) for row in rows} == {("stream", "instance", "token", "row")}
     assert {(row["stream"], row["instance"], row["row"][0]) for row in rows} == {("caches", "master", "test")}
+
+
+def test_follow_takes_a_token_of_this_epoch_and_refuses_one_of_another(port, run_manage):
+    [before, only] = append(2)
+    with session() as cursor:
+        epoch = current_epoch(cursor)
+    until = ("--until", f"caches={only}", "--timeout", "20")
+    done = follow(run_manage, port, "--from", f"caches={before}@{epoch}", *until)
+    assert (done.returncode, len(done.stdout.splitlines())) == (0, 1), done.stderr
+    done = follow(run_manage, port, "--from", f"caches={before}@restored", *until)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "is of epoch restored, but the database is in epoch" in done.stderr
+    done = follow(run_manage, port, "--catch-up", "none", "--from", f"caches={before}@{epoch}", *until)
+    assert (done.returncode, "leave @" in done.stderr) == (2, True)
 
 
 def test_follow_prints_a_line_for_people(port, run_manage):

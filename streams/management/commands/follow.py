@@ -14,7 +14,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from streams import registry
 from streams.conf import stream_settings
-from streams.errors import StreamError, TokenError
+from streams.errors import EpochChanged, StreamError, TokenError
 from streams.recorded import check_record_name
 from streams.replication.addresses import Address, RedisAddress, needs_redis
 from streams.replication.commands import Name, Server, format_line
@@ -73,7 +73,7 @@ class Command(BaseCommand):
             raise CommandError(str(error), returncode=2) from error
         try:
             reached = _run(Following(request, self.stdout.fileno()), options["timeout"])
-        except (BadAddress, TokenError) as error:
+        except (BadAddress, EpochChanged, TokenError) as error:
             raise CommandError(str(error), returncode=2) from error
         except StreamError as error:
             raise CommandError(str(error), returncode=1) from error
