@@ -7,13 +7,25 @@ from collections.abc import Iterator
 import pytest
 from django.db import connection, transaction
 
-from streams.errors import BadHandler, HandlerFailed, ReaderNameTaken, UnknownReader
-from streams.follow import Begin, Chunk, Handler, OnFailure, Reader, View, drop_parked, parked_facts, retry_parked
+from streams.epochs import begin_epoch
+from streams.errors import BadHandler, EpochChanged, HandlerFailed, ReaderNameTaken, UnknownReader, UnknownStream
+from streams.follow import (
+    Begin,
+    Chunk,
+    Handler,
+    OnFailure,
+    Reader,
+    View,
+    drop_parked,
+    parked_facts,
+    resync_reader,
+    retry_parked,
+)
 from streams.follow import handlers as declared
 from streams.follow.handlers import handles
 from streams.models import CacheInvalidation, ReaderResync, StoredCursor
 from streams.models import Reader as ReaderRow
-from tests.effects import effects, effects_table, running, take
+from tests.effects import Running, effects, effects_table, running, take
 from tests.waiting import wait_until
 from tests.writing import append, fact, ids, server_process, session, stream, wait_for_linear
 
@@ -345,3 +357,56 @@ def test_a_coroutine_function_is_refused(registered):
 
 def test_nothing_was_resynced_by_all_this():
     assert not ReaderResync.objects.exists()
+
+
+@pytest.mark.parametrize("atomic", [True, False])
+def test_in_a_restored_database_a_cursor_is_right_only_with_effects_that_were_restored_with_it(atomic):
+    append(2)
+    caught_up(handler(atomic=atomic))
+    with session() as cursor:
+        word = begin_epoch(cursor, "restored by the test")
+    append(1)
+    wait_for_linear(ids()[-1])
+    if atomic:
+        assert caught_up(handler()) == 1
+        assert StoredCursor.objects.get().epoch == word
+    else:
+        with pytest.raises(EpochChanged, match=r"Reader r on stream caches.*resync reader"):
+            caught_up(handler(atomic=False))
+        resync_reader("r")
+        assert caught_up(handler(atomic=False)) == 0
+
+
+def test_a_stream_in_memory_is_refused():
+    with pytest.raises(BadHandler, match="Stream 'typing' is kept in memory"):
+        Reader("r", [Handler("typing", "r", take)])
+
+
+def test_an_unknown_stream_is_named():
+    with pytest.raises(UnknownStream, match="There is no stream 'clouds'"):
+        Reader("r", [Handler("clouds", "r", take)])
+
+
+def test_handlers_of_two_streams_run_side_by_side():
+    append(3)
+    seen: list[str] = []
+    other = Handler("receipts", "r", lambda chunk: seen.append(chunk.stream), begin=Begin.OLDEST)
+    with running(handler(), other) as runs:
+        wait_until(lambda: effects() == ids(), 30)
+        assert set(runs.reader.positions()) == {"caches", "receipts"}
+    assert seen == []
+    assert set(StoredCursor.objects.values_list("stream", flat=True)) == {"caches", "receipts"}
+
+
+def test_a_handler_that_gives_up_stops_the_other_handlers_of_its_reader():
+    append(1)
+
+    def fail(chunk: Chunk) -> None:
+        raise ValueError
+
+    other = Handler("receipts", "r", take, begin=Begin.OLDEST)
+    runs = Running(handler(fail, attempts=1), other)
+    runs.thread.start()
+    runs.thread.join(60)
+    assert not runs.thread.is_alive()
+    assert isinstance(runs.error, HandlerFailed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -15,6 +16,7 @@ from streams.follow import Begin, Handler, Reader
 from streams.models import CacheInvalidation, LowWaterMark, StoredCursor, StreamPosition
 from streams.models import Reader as ReaderRow
 from streams.readers import rows_between, rows_that_are_there
+from streams.stream import Stream
 from streams.testing import as_instance, forget_writers
 from streams.tokens import VectorToken
 from streams.trim_marks import check_not_trimmed, trim_mark
@@ -335,3 +337,42 @@ def test_reading_the_table_below_the_mark_is_an_error_and_not_an_empty_list(writ
         assert [row.token for row in rows] == wanted[3:]
         there, _ = rows_that_are_there(cursor, declaration, writer, 0, wanted[-1], 10)
         assert [row.token for row in there] == wanted[3:]
+
+
+def test_all_tables_of_a_union_are_trimmed_whole():
+    union = Stream(replace(registry.get("events").declaration, trimmable=True))
+    with session() as cursor:
+        for number in range(2, 8):
+            cursor.execute(
+                "INSERT INTO events_event (stream_ordering, instance_name, event_id, room_id, type, sender,"
+                " topological_ordering, origin_server_ts) VALUES (%s, 'n', %s, '!r', 'm', '@u', 1, 1)",
+                [number if number % 2 else -number, f"${number}"],
+            )
+            cursor.execute(
+                "INSERT INTO events_currentstatedelta (stream_ordering, instance_name, room_id, type, state_key)"
+                " VALUES (%s, 'n', '!r', 'm', 'a'), (%s, 'n', '!r', 'm', 'b')",
+                [number, number],
+            )
+        StreamPosition.objects.create(stream="events", instance_name="n", position=7)
+        (done,) = trim(cursor, TrimRequest(union, Keep(facts=3), settle_seconds=0), pause=lambda seconds: None)
+        cursor.execute("SELECT stream_ordering FROM events_event ORDER BY 1")
+        assert [row[0] for row in cursor.fetchall()] == [-6, -4, -2, 5, 7]  # backfilled events are another stream's
+        cursor.execute("SELECT stream_ordering FROM events_currentstatedelta ORDER BY 1")
+        assert [row[0] for row in cursor.fetchall()] == [5, 5, 6, 6, 7, 7]
+    assert (done.rows, done.position, done.writers) == (7, 4, {"n": 4})
+
+
+def test_a_backward_stream_is_trimmed_from_its_oldest_fact_on():
+    backward = Stream(replace(registry.get("backfill").declaration, trimmable=True))
+    with session() as cursor:
+        for number in range(2, 6):
+            cursor.execute(
+                "INSERT INTO events_event (stream_ordering, instance_name, event_id, room_id, type, sender,"
+                " topological_ordering, origin_server_ts) VALUES (%s, 'n', %s, '!r', 'm', '@u', 1, 1)",
+                [-number, f"${number}"],
+            )
+        StreamPosition.objects.create(stream="backfill", instance_name="n", position=-5)
+        list(trim(cursor, TrimRequest(backward, Keep(facts=1), settle_seconds=0), pause=lambda seconds: None))
+        cursor.execute("SELECT stream_ordering FROM events_event")
+        assert [row[0] for row in cursor.fetchall()] == [-5]
+        assert trim_mark(cursor, "backfill").writers == {"n": 4}
