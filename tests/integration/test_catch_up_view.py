@@ -228,3 +228,19 @@ def test_a_database_that_is_away_is_no_empty_answer(monkeypatch):
     response = ask("caches", 0, 1)
     assert response.status_code == 503
     assert "updates" not in json.loads(response.content)
+
+
+# --- trimmed ------------------------------------------------------------------------------------------------------
+
+
+def test_below_the_low_water_mark_the_answer_says_resync():
+    from streams.models import LowWaterMark
+
+    written = append(5)
+    CacheInvalidation = type(fact())
+    CacheInvalidation.objects.filter(stream_id__lte=written[2]).delete()
+    LowWaterMark.objects.create(stream="caches", position=written[2], writers={"master": written[2]})
+    gone = ask("caches", written[0], written[-1])
+    assert (gone.status_code, gone.json()["errcode"]) == (410, "REPLSITE_RESYNC_NEEDED")
+    assert "resync needed" in gone.json()["error"]
+    assert tokens(ask("caches", written[2], written[-1])) == written[3:]
