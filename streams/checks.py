@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from django.apps import AppConfig
@@ -11,10 +12,13 @@ from django.core.checks import CheckMessage, Error, Warning, register
 
 from migrations import MIGRATION_MODULES
 from streams import registry
-from streams.conf import stream_settings
+from streams.conf import StreamSettings, stream_settings
 from streams.names import check_name
+from streams.replication.access import networks_of
+from streams.replication.commands import LINE_LIMIT_BYTES
+from streams.replication.errors import BadAddress
 
-__all__ = ["check_declarations", "check_migration_modules", "check_settings"]
+__all__ = ["check_declarations", "check_migration_modules", "check_settings", "check_wire_settings"]
 
 
 @register()
@@ -67,6 +71,47 @@ def _writers_of_shared_sequences(writers: Mapping[str, Sequence[str]]) -> list[C
         for other in registry.sharing(stream)
         if stream.name < other.name and set(writers.get(stream.name, ["*"])) != set(writers.get(other.name, ["*"]))
     ]
+
+
+#: Settings that mean nothing at or below zero.
+_POSITIVE = (
+    "announce_interval_seconds", "heartbeat_seconds", "ping_interval_seconds", "line_limit_bytes",
+    "send_buffer_limit_bytes", "send_stall_limit_seconds", "connection_limit", "close_limit_seconds",
+    "http_connection_limit", "http_body_limit_bytes", "handshake_limit_seconds", "worker_report_limit",
+    "worker_silence_seconds", "user_address_days",
+)  # fmt: skip
+
+
+@register()
+def check_wire_settings(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
+    """Limits that let nothing through, networks that are none, and half of what TLS needs."""
+    conf = stream_settings()
+    found: list[CheckMessage] = []
+    for name in _POSITIVE:
+        if not getattr(conf, name) > 0:
+            text = f"REPLSITE_{name.upper()} is {getattr(conf, name)}; it must be more than 0."
+            found.append(Error(text, hint="See docs/reference/settings.md for its default.", id="streams.E010"))
+    if conf.line_limit_bytes > LINE_LIMIT_BYTES:
+        text = f"REPLSITE_LINE_LIMIT_BYTES is more than {LINE_LIMIT_BYTES}: clients of version 1.43 end the connection."
+        found.append(Warning(text, hint="Lower it, unless all followers are ours.", id="streams.W010"))
+    try:
+        networks_of(conf.plain_networks)
+    except BadAddress as error:
+        found.append(Error(str(error), hint="See docs/how-to/tls.md.", id="streams.E011"))
+    return [*found, *_check_tls_files(conf)]
+
+
+def _check_tls_files(conf: StreamSettings) -> list[CheckMessage]:
+    found: list[CheckMessage] = []
+    if conf.tls_client_ca and not (conf.tls_certificate and conf.tls_key):
+        text = "REPLSITE_TLS_CLIENT_CA is set, but REPLSITE_TLS_CERTIFICATE or REPLSITE_TLS_KEY is not."
+        found.append(Warning(text, hint="The port needs all three; see docs/how-to/tls.md.", id="streams.W011"))
+    for name in ("tls_certificate", "tls_key", "tls_client_ca", "tls_server_ca"):
+        file = getattr(conf, name)
+        if file and not Path(file).is_file():
+            text = f"REPLSITE_{name.upper()} names {file}, where there is no file."
+            found.append(Error(text, hint="Name a PEM file that this process may read.", id="streams.E012"))
+    return found
 
 
 @register()

@@ -6,7 +6,7 @@ fraction of a second after the worker spoke. Blocks; from async code call it thr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -22,14 +22,12 @@ from streams.replication.hearing import hear
 __all__ = [
     "Sight",
     "federation_acknowledged",
-    "forget_acknowledgements",
     "is_syncing",
     "last_seen",
     "on_remote_server_up",
     "remote_server_up",
     "sights",
     "users_syncing",
-    "when_federation_acknowledged",
 ]
 
 
@@ -54,24 +52,12 @@ def is_syncing(user_id: str) -> bool:
 
 
 def federation_acknowledged() -> dict[str, int]:
-    """``{instance: token}``: up to where each federation sender has taken the stream ``federation``."""
+    """``{instance: token}``: up to where each federation sender has taken the stream ``federation``.
+
+    What all of them have taken is freed; they are forgotten when the stream begins anew.
+    """
     found = FederationAcknowledgement.objects.using(stream_settings().database)
     return dict(found.values_list("instance_name", "token"))
-
-
-def forget_acknowledgements() -> None:
-    """The stream ``federation`` begins anew: tokens that were acknowledged before mean nothing any more."""
-    FederationAcknowledgement.objects.using(stream_settings().database).all().delete()
-
-
-def when_federation_acknowledged(handler: Callable[[Mapping[str, int]], None]) -> None:
-    """Call ``handler({instance: token})`` in replication servers of this process when acknowledgements were stored.
-
-    In a database thread of the server; what it raises is logged.
-    """
-    from streams.replication.reports import when_acknowledged  # noqa: PLC0415 - loads what only servers need
-
-    when_acknowledged(handler)
 
 
 def last_seen(user_id: str) -> datetime | None:

@@ -66,7 +66,8 @@ class Gate(asyncio.Protocol):
         self._speech = Speech.TLS
         self._host = ""
         self._raw: asyncio.Transport = cast(asyncio.Transport, None)
-        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._incoming: ssl.MemoryBIO = cast(ssl.MemoryBIO, None)
+        self._outgoing: ssl.MemoryBIO = cast(ssl.MemoryBIO, None)
         self._tls: ssl.SSLObject = cast(ssl.SSLObject, None)
         self._timer: asyncio.TimerHandle | None = None
 
@@ -128,6 +129,7 @@ class Gate(asyncio.Protocol):
         if data[0] == _HANDSHAKE:
             self._cancel_timer()
             self._set_timer(self._keeper.handshake_limit_seconds, self._time_out)
+            self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
             self._tls = self._keeper.tls_context().wrap_bio(self._incoming, self._outgoing, server_side=True)
             self._state = _State.HANDSHAKE
             self._incoming.write(data)

@@ -15,6 +15,7 @@ from typing import Any
 
 from streams import database, worker_table
 from streams.catalog import queues
+from streams.catalog.queues import free_acknowledged
 from streams.logs import get_logger
 from streams.replication.broadcaster import Broadcaster, process_broadcaster
 from streams.replication.commands import Command
@@ -23,22 +24,12 @@ from streams.replication.peers import Peer
 from streams.replication.relay import RELAYED, Relay
 from streams.replication.report_buffer import ReportBuffer, Reports, Sync
 
-__all__ = ["WorkerReports", "process_reports", "when_acknowledged"]
+__all__ = ["WorkerReports", "process_reports"]
 
 log = get_logger(__name__)
 GAP_SECONDS = 0.1
 #: News of a connection, old rows and counts are not looked after more often than this.
 NEWS_SECONDS, FORGET_SECONDS, COUNT_SECONDS = 30.0, 30.0, 2.0
-
-#: Called in the thread with what was acknowledged, after it was stored.
-_acknowledgement_handlers: list[Callable[[Mapping[str, int]], None]] = []
-
-
-def when_acknowledged(handler: Callable[[Mapping[str, int]], None]) -> None:
-    """Call ``handler({instance: token})`` in a database thread of a server after acknowledgements were stored."""
-    if handler not in _acknowledgement_handlers:
-        _acknowledgement_handlers.append(handler)
-
 
 @dataclass(slots=True)
 class _Batch:
@@ -190,9 +181,8 @@ class WorkerReports:
                 given = self._settings
                 worker_table.forget_old(cursor, given.worker_silence_seconds, given.user_address_days * 86_400)
             cursor.execute("COMMIT")
-        if reports.acknowledged:
-            for handler in list(_acknowledgement_handlers):
-                handler(reports.acknowledged)
+            if reports.acknowledged:
+                free_acknowledged(cursor)
 
 
 def _row(sync: Sync) -> dict[str, Any]:

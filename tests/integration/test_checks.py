@@ -12,7 +12,7 @@ from django.test import override_settings
 from migrations import MIGRATION_MODULES
 from streams import registry
 from streams.catalog import CACHES
-from streams.checks import check_declarations, check_migration_modules, check_settings
+from streams.checks import check_declarations, check_migration_modules, check_settings, check_wire_settings
 from streams.conf import stream_settings
 from streams.declaration import Column, ColumnKind, FactTable
 
@@ -81,3 +81,33 @@ def test_settings_are_read_again_after_a_change():
     with override_settings(REPLSITE_INSTANCE="other"):
         assert stream_settings().instance == "other"
     assert stream_settings().instance == before
+
+
+# --- the wire -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "found"),
+    [
+        ("REPLSITE_CONNECTION_LIMIT", 0, "streams.E010"),
+        ("REPLSITE_HTTP_CONNECTION_LIMIT", -1, "streams.E010"),
+        ("REPLSITE_SEND_STALL_LIMIT_SECONDS", 0.0, "streams.E010"),
+        ("REPLSITE_WORKER_SILENCE_SECONDS", float("nan"), "streams.E010"),
+        ("REPLSITE_LINE_LIMIT_BYTES", 20_000, "streams.W010"),
+        ("REPLSITE_PLAIN_NETWORKS", ["10.1.2.3/24"], "streams.E011"),
+        ("REPLSITE_TLS_SERVER_CA", "nowhere.pem", "streams.E012"),
+    ],
+)
+def test_wire_settings_that_cannot_work_are_named(setting, value, found):
+    with override_settings(**{setting: value}):
+        [message] = check_wire_settings(None)
+    assert message.id == found
+    assert setting in message.msg
+    assert message.hint
+
+
+def test_half_of_tls_is_named(tmp_path):
+    authorities = tmp_path / "ca.pem"
+    authorities.touch()
+    with override_settings(REPLSITE_TLS_CLIENT_CA=str(authorities)):
+        assert ids(check_wire_settings(None)) == ["streams.W011"]

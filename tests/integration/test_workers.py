@@ -7,7 +7,9 @@ import time
 import pytest
 
 from streams import workers
-from streams.models import FederationAcknowledgement, SyncingUser, UserAddress, WireCount, WorkerConnection
+from streams.catalog import queues
+from streams.catalog.models import FederationItem
+from streams.models import SyncingUser, UserAddress, WireCount, WorkerConnection
 from streams.replication.errors import UnsendableCommand
 from tests.waiting import wait_until
 from tests.wire_client import WireClient, positioned, start_replication
@@ -123,8 +125,17 @@ def test_a_server_forgets_connections_without_news(start_manage):
 def test_the_last_acknowledgement_of_each_sender_is_kept(port):
     with WireClient(port, "FEDERATION_ACK sender1 0\nFEDERATION_ACK sender2 7\nFEDERATION_ACK sender1 5"):
         wait_until(lambda: workers.federation_acknowledged() == {"sender1": 5, "sender2": 7}, 20)
-    workers.forget_acknowledgements()
-    assert not FederationAcknowledgement.objects.exists()
+
+
+def test_what_every_sender_acknowledged_is_freed(port):
+    tokens = [queues.send_federation([("e", {"number": number})]) for number in range(3)]
+    with WireClient(port, f"FEDERATION_ACK slow {tokens[0]}") as client:
+        wait_until(lambda: FederationItem.objects.count() == 2, 20)
+        client.say(f"FEDERATION_ACK fast {tokens[2]}")
+        wait_until(lambda: "fast" in workers.federation_acknowledged(), 20)
+        assert FederationItem.objects.count() == 2
+        client.say(f"FEDERATION_ACK slow {tokens[1]}")
+        wait_until(lambda: FederationItem.objects.count() == 1, 20)
 
 
 def test_an_address_is_one_row_however_often_it_is_seen(port):
