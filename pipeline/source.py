@@ -11,6 +11,9 @@ the query on the live page). A stream of a recorded foreign server is called ``N
 The offset is the vector of stored positions ``{writer: position}``. A stored position covers complete facts only, and
 facts below it never change, so a batch that is repeated after a restart holds the same rows. A writer that joins is
 read from position 0; none ever leaves the vector, and no entry goes back.
+
+With the vector stands the epoch of the database (``streams.epochs``), under a key that is no writer's name: a checkpoint of
+before the database was restored is refused with ``EpochChanged`` instead of skipping the facts that took its IDs.
 """
 
 from __future__ import annotations
@@ -34,6 +37,7 @@ from pyspark.sql.types import StructType
 
 from pipeline.reader_rows import ReaderRow, store_reader
 from pipeline.schemas import declaration_of, fact_columns, spark_schema
+from streams.errors import EpochChanged
 from streams.queries import STORED_POSITIONS, bounds_sql, order_sql, rows_sql, token_sql
 from streams.recorded import RECORDED_POSITIONS, is_recorded, recorded_names
 from streams.tokens import VectorToken
@@ -51,6 +55,9 @@ Vector = dict[str, int]
 DEFAULT_MAX_ROWS = 100_000
 _ROWS_PER_ARROW_BATCH = 10_000
 _HEARTBEAT_SECONDS = 1.0
+#: Key of the epoch in an offset: a writer's name has no blank.
+_EPOCH = "in epoch"
+_NEWEST_EPOCH = "SELECT word FROM streams_epoch ORDER BY id DESC LIMIT 1"
 
 
 def register(spark: SparkSession) -> None:
@@ -178,32 +185,55 @@ class _StreamReader(_Facts, DataSourceStreamReader, SupportsTriggerAvailableNow)
     _target: Vector | None = None
     _shown: tuple[float, Vector] = (0.0, {})
 
-    def initialOffset(self) -> dict[str, int]:
+    def initialOffset(self) -> dict[str, Any]:
         where = self.options.starting_offsets
         if where == "earliest":
             with self._cursor() as cursor:
-                return _sorted(trim_mark(cursor, self.options.stream).writers)
-        return _sorted(self._stored() if where == "latest" else json.loads(where))
+                return self._stamped(trim_mark(cursor, self.options.stream).writers)
+        return self._stamped(self._stored() if where == "latest" else self._vector(json.loads(where)))
 
     def getDefaultReadLimit(self) -> ReadLimit:
         return ReadMaxRows(self.options.max_rows) if self.options.max_rows else ReadAllAvailable()
 
-    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:
-        self._show(start)
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        begin = self._vector(start)
+        self._show(begin)
         target = self._stored() if self._target is None else self._target
         cut = None
         if isinstance(limit, ReadMaxRows):
-            cut = self._token_beyond(start, target, limit.max_rows)
-        return cut_vector(start, target, cut)
+            cut = self._token_beyond(begin, target, limit.max_rows)
+        return self._stamped(cut_vector(begin, target, cut))
 
-    def reportLatestOffset(self) -> dict[str, int]:
-        return _sorted(self._stored() if self._target is None else self._target)
+    def reportLatestOffset(self) -> dict[str, Any]:
+        return self._stamped(self._stored() if self._target is None else self._target)
 
     def prepareForTriggerAvailableNow(self) -> None:
         self._target = self._stored()
 
-    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
-        return _ranges(start, end)
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        return _ranges(self._vector(start), self._vector(end))
+
+    def _stamped(self, vector: Mapping[str, int]) -> dict[str, Any]:
+        """An offset to keep; as plain as ever while the database knows no epoch."""
+        epoch = self._epoch()
+        return {**_sorted(vector), **({_EPOCH: epoch} if epoch else {})}
+
+    def _vector(self, offset: Mapping[str, Any]) -> Vector:
+        """The positions of an offset; raises ``EpochChanged`` for one of before the database was restored."""
+        kept, now = offset.get(_EPOCH), self._epoch() if _EPOCH in offset else None
+        if kept != now:
+            raise EpochChanged(
+                f"The checkpoint of this query on stream {self.options.stream} is of epoch {kept}, but the database is in "
+                f"epoch {now}: it was restored, so facts that were read may be gone and others stand under their IDs. "
+                f"Remove the checkpoint and what was made from it, and begin anew."
+            )
+        return {writer: position for writer, position in offset.items() if writer != _EPOCH}
+
+    def _epoch(self) -> str:
+        with self._cursor() as cursor:
+            cursor.execute(_NEWEST_EPOCH)
+            row = cursor.fetchone()
+        return row[0] if row else ""
 
     def check(self, connection: Any, partition: _Range) -> None:
         """A micro-batch goes on where the last one ended: facts in between that were trimmed must not be missing silently."""

@@ -1,0 +1,62 @@
+"""The Spark source keeps the epoch in its offsets: a checkpoint of before a restore is refused. Without a Spark session."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+
+from pipeline.source import ReplsiteSource
+from streams import database, epochs
+from streams.errors import EpochChanged
+from tests.writing import append, session, wait_for_linear
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def reader():
+    """A planning reader on the stream ``caches``."""
+    source = ReplsiteSource({"dsn": database.dsn(), "stream": "caches", "startingOffsets": "latest"})
+    found: Any = source.streamReader(source.schema())
+    yield found
+    found.stop()
+
+
+def written() -> int:
+    number = append()[0]
+    wait_for_linear(number)
+    return number
+
+
+def test_offset_carries_the_epoch_beside_the_vector(reader):
+    number = written()
+    with session() as cursor:
+        epoch = epochs.current_epoch(cursor)
+    assert reader.initialOffset() == {"master": number, "in epoch": epoch}
+
+
+def test_batches_go_on_within_the_epoch(reader):
+    written()
+    start = reader.initialOffset()
+    number = written()
+    end = reader.latestOffset(start, ReadAllAvailable())
+    assert end["master"] == number
+    assert [(part.writer, part.after, part.upto) for part in reader.partitions(start, end)] == [
+        ("master", start["master"], number)
+    ]
+
+
+def test_checkpoint_of_before_a_restore_is_refused_by_name(reader):
+    written()
+    start = reader.initialOffset()
+    with session() as cursor:
+        epochs.begin_epoch(cursor, "put back")
+    with pytest.raises(EpochChanged, match="Remove the checkpoint"):
+        reader.latestOffset(start, ReadAllAvailable())
+
+
+def test_checkpoint_of_an_earlier_version_goes_on(reader):
+    number = written()
+    assert reader.latestOffset({"master": 1}, ReadAllAvailable())["master"] == number
