@@ -5,12 +5,14 @@ The rule is ``events.visibility_rules``, judged for every event in the state aft
 memberships of the *line*, the room's current state as the events came in. Where an event lies on a fork and has another
 state than the line, the users in question are judged one by one, and where the ranges would tell wrong there is a row for that
 single event. Time is linear in events, changes of the line, and differences between events and the line.
+
+``VisibilityRanges`` goes on where stored ranges end, so the same code serves a whole history and the next event. Places are
+any ascending numbers: indexes of events, or stream positions.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from events.parsing import ParsedEvent
@@ -19,15 +21,15 @@ from events.room_visibility import HISTORY_VISIBILITY, Viewer, history_visibilit
 from events.visibility_rules import admits, effective_visibility, known_visibility
 from state.deltas import GroupBuilder
 
-__all__ = ["Step", "VisibilityRow", "visibility_ranges"]
+__all__ = ["OpenRanges", "Step", "StoredRanges", "VisibilityRanges", "VisibilityRow", "visibility_ranges"]
 
 _ROOM_WIDE = {"world_readable": "world", "shared": "shared"}
-_IN = ("join", "invite")
+_IN = {"join": "joined", "invite": "invited"}
 
 
 @dataclass(frozen=True, slots=True)
 class VisibilityRow:
-    """One range; ``first`` and ``last`` are indexes of events, both included, ``last`` null while it is open."""
+    """One range; ``first`` and ``last`` are places of events, both included, ``last`` null while it is open."""
 
     user_id: str | None
     kind: str
@@ -37,7 +39,7 @@ class VisibilityRow:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One accepted event: its index, the groups before and after it, and the group of the line when it came in."""
+    """One accepted event: its place, the groups before and after it, and the group of the line when it came in."""
 
     index: int
     event: ParsedEvent
@@ -46,116 +48,181 @@ class Step:
     line: int
 
 
+@dataclass(slots=True)
+class OpenRanges:
+    """What of a user, or room-wide, is open: kind -> (first place, whether it is stored)."""
+
+    membership: str | None = None
+    ranges: dict[str, tuple[int, bool]] = field(default_factory=dict)
+
+
+def _nothing(_user_id: str) -> OpenRanges:
+    return OpenRanges()
+
+
+def _nobody() -> Collection[str]:
+    return ()
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRanges:
+    """Where stored ranges end: what to go on from."""
+
+    line: int | None = None
+    setting: str | None = None
+    last: int = 0
+    wide: OpenRanges = field(default_factory=OpenRanges)
+    of_user: Callable[[str], OpenRanges] = _nothing
+    invited: Callable[[], Collection[str]] = _nobody
+    """Users who are invited on the line."""
+
+
 def visibility_ranges(
     steps: Sequence[Step], builder: GroupBuilder, events: Mapping[str, ParsedEvent]
 ) -> list[VisibilityRow]:
     """The ranges of a room from its accepted events, in the order of their stream orderings."""
-    return _Ranges(builder, events).of(steps)
+    ranges = VisibilityRanges(builder, events)
+    for step in steps:
+        ranges.add(step)
+    return sorted([*ranges.rows, *ranges.still_open()], key=lambda row: (row.user_id or "", row.first, row.kind))
 
 
-@dataclass(slots=True)
-class _Run:
-    """A run of equal values from index ``first`` to ``last``, null while it goes on."""
+class VisibilityRanges:
+    """Ranges that grow with every accepted event.
 
-    value: str
-    first: int
-    last: int | None = None
+    ``rows`` are finished new ranges, ``closed`` stored ranges that end as (user, kind, last place), ``uncut`` users whose
+    stored cut is void.
+    """
 
-
-@dataclass(slots=True)
-class _User:
-    """Where a user is on the line, and what was found so far."""
-
-    membership: str | None = None
-    since: int = 0
-    cut: int | None = None
-    runs: list[_Run] = field(default_factory=list)
-
-    @property
-    def open_run(self) -> _Run | None:
-        return self.runs[-1] if self.runs and self.runs[-1].last is None else None
-
-
-class _Ranges:
-    """One computation."""
-
-    def __init__(self, builder: GroupBuilder, events: Mapping[str, ParsedEvent]) -> None:
+    def __init__(
+        self, builder: GroupBuilder, events: Mapping[str, ParsedEvent], stored: StoredRanges | None = None
+    ) -> None:
         self._builder = builder
         self._events = events
-        self._users: dict[str, _User] = {}
-        self._wide: list[_Run] = []
-        self._settings: list[_Run] = []
-        self._single: list[VisibilityRow] = []
-        self._line: int | None = None
-        self._last_index = 0
+        self._stored = stored or StoredRanges()
+        self._line, self._setting = self._stored.line, self._stored.setting
+        self._last = self._stored.last
+        self._users: dict[str | None, OpenRanges] = {None: self._stored.wide}
+        self._invited: set[str] = set()
+        self.rows: list[VisibilityRow] = []
+        self.closed: list[tuple[str | None, str, int]] = []
+        self.uncut: list[str] = []
 
-    def of(self, steps: Sequence[Step]) -> list[VisibilityRow]:
-        for step in steps:
-            closed = self._move_line(step)
-            self._judge(step, closed)
-            self._last_index = step.index
-        found = [VisibilityRow(None, kind, run.first, run.last) for run in self._wide if (kind := _kind(run))]
-        open_to_invited = [run for run in self._settings if run.value == "invited"]
-        for user_id, user in self._users.items():
-            found += [VisibilityRow(user_id, *row) for row in _rows_of(user, open_to_invited)]
-        return found + self._single
-
-    # --- the line -----------------------------------------------------------------------------------------------
-    def _move_line(self, step: Step) -> dict[str, str]:
-        """Follow the line to this event; returns the users whose range ends with it, with its kind."""
-        if step.line == self._line:
-            return {}
-        changes = self._builder.changes_between(self._line, step.line)
-        self._line = step.line
-        closed = {}
-        for (event_type, user_id), (_, event_id) in changes.items():
-            if event_type == "m.room.member":
-                user = self._users.setdefault(user_id, _User())
-                run = user.open_run
-                if self._change(user, self._membership(event_id), step, user_id) and run is not None:
-                    closed[user_id] = run.value
-        return closed
-
-    def _membership(self, event_id: str | None) -> str | None:
-        found = self._events.get(event_id or "")
-        return None if found is None else found.membership or "leave"
-
-    def _change(self, user: _User, membership: str | None, step: Step, user_id: str) -> bool:
-        """A membership of the line changes; true when a range ends with this very event, which it still covers."""
-        if membership == user.membership:
-            return False
-        user.membership = membership
-        run, own = user.open_run, step.event.type == "m.room.member" and step.event.state_key == user_id
-        if run is not None:
-            run.last = step.index if own else self._last_index
-            if run.last < run.first:
-                user.runs.pop()
-        if membership in _IN:
-            user.runs.append(_Run(str(membership), step.index))
-            user.cut = None
-        elif user.cut is None:
-            user.cut = step.index
-        return own
-
-    # --- the event itself ---------------------------------------------------------------------------------------
-    def _judge(self, step: Step, closed: Mapping[str, str]) -> None:
+    def add(self, step: Step) -> None:
+        """The next event in the order of places."""
         after = GroupState(self._builder, step.after, self._events)
         before = GroupState(self._builder, step.before, self._events) if step.before is not None else None
         changes = (step.event.type, step.event.state_key) == HISTORY_VISIBILITY
         setting = known_visibility(history_visibility(after))
         old = history_visibility(before) if changes and before is not None else None
         wide = effective_visibility(setting, old, changes=changes)
-        _extend(self._settings, setting, step.index, self._last_index)
-        _extend(self._wide, wide, step.index, self._last_index)
-        if wide == "world_readable":
+        self._change_setting(setting, step)
+        self._change_wide(_ROOM_WIDE.get(wide), step)
+        left = self._move_line(step)
+        if wide != "world_readable":
+            self._judge(step, before, after, left, open_to_members=wide == "shared")
+        self._last = step.index
+
+    def still_open(self) -> list[VisibilityRow]:
+        """New ranges that go on."""
+        return [
+            VisibilityRow(user_id, kind, first, None)
+            for user_id, user in self._users.items()
+            for kind, (first, stored) in user.ranges.items()
+            if not stored
+        ]
+
+    # --- opening and closing ------------------------------------------------------------------------------------
+    def _user(self, user_id: str) -> OpenRanges:
+        if user_id not in self._users:
+            self._users[user_id] = self._stored.of_user(user_id)
+        return self._users[user_id]
+
+    def _open(self, user_id: str | None, kind: str, first: int) -> None:
+        self._users[user_id].ranges.setdefault(kind, (first, False))
+
+    def _close(self, user_id: str | None, kind: str, last: int) -> None:
+        first, stored = self._users[user_id].ranges.pop(kind, (last + 1, False))
+        if stored:
+            self.closed.append((user_id, kind, last))
+        elif first <= last:
+            self.rows.append(VisibilityRow(user_id, kind, first, last))
+
+    def _change_wide(self, kind: str | None, step: Step) -> None:
+        for open_kind in list(self._users[None].ranges):
+            if open_kind != kind:
+                self._close(None, open_kind, self._last)
+        if kind is not None:
+            self._open(None, kind, step.index)
+
+    def _change_setting(self, setting: str, step: Step) -> None:
+        """What the invited see begins and ends with the setting of that name."""
+        if setting == self._setting:
             return
-        open_to_members = wide == "shared"
-        for user_id in self._in_question(step, only_own=open_to_members):
-            told = self._told(user_id, setting, closed.get(user_id))
+        if "invited" in (setting, self._setting):
+            for user_id in sorted({*self._invited, *self._stored.invited()}):
+                if self._user(user_id).membership == "invite":
+                    if setting == "invited":
+                        self._open(user_id, "invited", step.index)
+                    else:
+                        self._close(user_id, "invited", self._last)
+        self._setting = setting
+
+    def _move_line(self, step: Step) -> dict[str, str]:
+        """Follow the line to this event; returns the memberships that end with it, where it still counts for them."""
+        if step.line == self._line:
+            return {}
+        changes = self._builder.changes_between(self._line, step.line)
+        self._line = step.line
+        left = {}
+        for (event_type, user_id), (_, event_id) in changes.items():
+            if event_type == "m.room.member":
+                was = self._user(user_id).membership
+                own = step.event.type == "m.room.member" and step.event.state_key == user_id
+                if self._change_membership(user_id, self._membership(event_id), step, own) and own and was in _IN:
+                    left[user_id] = str(was)
+        return left
+
+    def _membership(self, event_id: str | None) -> str | None:
+        found = self._events.get(event_id or "")
+        return None if found is None else found.membership or "leave"
+
+    def _change_membership(self, user_id: str, membership: str | None, step: Step, own: bool) -> bool:
+        """A membership of the line changes; the own event that ends one still belongs to it."""
+        user = self._user(user_id)
+        if membership == user.membership:
+            return False
+        user.membership = membership
+        self._close(user_id, "joined", step.index if own else self._last)
+        self._close(user_id, "invited", step.index if own and self._setting == "invited" else self._last)
+        self._invited.discard(user_id)
+        if membership == "join" or (membership == "invite" and self._setting == "invited"):
+            self._open(user_id, _IN[membership], step.index)
+        if membership == "invite":
+            self._invited.add(user_id)
+        if membership not in _IN:
+            self._open(user_id, "cut", step.index)
+        elif user.ranges.pop("cut", (0, False))[1]:
+            self.uncut.append(user_id)
+        return True
+
+    # --- the event itself ---------------------------------------------------------------------------------------
+    def _judge(
+        self,
+        step: Step,
+        before: GroupState | None,
+        after: GroupState,
+        left: Mapping[str, str],
+        *,
+        open_to_members: bool,
+    ) -> None:
+        """Write down the users for whom the ranges tell wrong; who has a record sees an open event anyway."""
+        for user_id in sorted(self._in_question(step, only_own=open_to_members)):
+            told = self._told(user_id, left.get(user_id))
             viewer = Viewer(user_id, peeking=open_to_members)
             seen = admits(sight_of(step.event, viewer, before, after)) is not None
             if seen is not told and not (open_to_members and told):
-                self._single.append(VisibilityRow(user_id, "shown" if seen else "hidden", step.index, step.index))
+                self.rows.append(VisibilityRow(user_id, "shown" if seen else "hidden", step.index, step.index))
 
     def _in_question(self, step: Step, *, only_own: bool) -> set[str]:
         """Users whose membership it changes, and those whose membership at the event is not that of the line.
@@ -170,45 +237,7 @@ class _Ranges:
             found.add(step.event.state_key)
         return found
 
-    def _told(self, user_id: str, setting: str, closed: str | None) -> bool:
+    def _told(self, user_id: str, left: str | None) -> bool:
         """Whether the user's ranges cover the event at hand."""
-        user = self._users.get(user_id)
-        values = {closed, user.membership if user is not None else None}
-        return "join" in values or ("invite" in values and setting == "invited")
-
-
-def _kind(run: _Run) -> str | None:
-    return _ROOM_WIDE.get(run.value)
-
-
-def _extend(runs: list[_Run], value: str, index: int, last_index: int) -> None:
-    """Let the last run go on, or end it with the event before and begin another."""
-    if runs and runs[-1].value == value:
-        return
-    if runs:
-        runs[-1].last = last_index
-    runs.append(_Run(value, index))
-
-
-def _rows_of(user: _User, open_to_invited: Sequence[_Run]) -> Iterator[tuple[str, int, int | None]]:
-    """(kind, first, last) of one user."""
-    for run in user.runs:
-        if run.value == "join":
-            yield "joined", run.first, run.last
-        else:
-            yield from _invited_rows(run, open_to_invited)
-    if user.cut is not None:
-        yield "cut", user.cut, None
-
-
-def _invited_rows(run: _Run, open_to_invited: Sequence[_Run]) -> Iterator[tuple[str, int, int | None]]:
-    """What an invite shows: events while invited members may read."""
-    start = bisect_right(open_to_invited, run.first, key=lambda other: other.first)
-    for other in open_to_invited[max(start - 1, 0) :]:
-        if run.last is not None and other.first > run.last:
-            break
-        first = max(run.first, other.first)
-        ends = [last for last in (run.last, other.last) if last is not None]
-        last = min(ends) if ends else None
-        if last is None or first <= last:
-            yield "invited", first, last
+        memberships = {left, self._user(user_id).membership}
+        return "join" in memberships or ("invite" in memberships and self._setting == "invited")

@@ -12,7 +12,7 @@ from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-__all__ = ["HOPS_LIMIT", "ROWS_PER_KEY_LIMIT", "SPARE_ROWS", "GroupBuilder", "StateKey"]
+__all__ = ["HOPS_LIMIT", "ROWS_PER_KEY_LIMIT", "SPARE_ROWS", "GroupBuilder", "StateKey", "StoredGroup"]
 
 StateKey = tuple[str, str]
 """``(type, state_key)``."""
@@ -40,6 +40,16 @@ _RECENT = 4
 """Full states that are kept at hand."""
 
 
+@dataclass(frozen=True, slots=True)
+class StoredGroup:
+    """What a builder needs to know of a group in the database; ``is_tip``: its chain ends with it."""
+
+    state: Mapping[StateKey, str]
+    hops: int
+    rows_to_read: int
+    is_tip: bool
+
+
 class GroupBuilder:
     """The groups of one room, in the order in which they come into being."""
 
@@ -48,6 +58,7 @@ class GroupBuilder:
         self._tips: dict[int, int] = {}
         self._copies: dict[int, int] = {}
         self._originals: dict[int, int] = {}
+        self._adopted: dict[int, Mapping[StateKey, str]] = {}
         self._recent: dict[int, dict[StateKey, str]] = {}
         self._history: dict[int, dict[StateKey, tuple[list[int], list[str | None]]]] = {}
 
@@ -58,6 +69,15 @@ class GroupBuilder:
         """A new group that is stored in full."""
         number = len(self._groups)
         return self._store(_Group(None, number, 0, len(state), len(state), dict(state)))
+
+    def adopt(self, stored: StoredGroup) -> int:
+        """A number for a group that is stored already, so that new ones can build on it."""
+        number = len(self._groups)
+        group = _Group(None, number, stored.hops, len(stored.state), stored.rows_to_read, stored.state)
+        self._groups.append(group)
+        self._tips[number] = number if stored.is_tip else -1
+        self._adopted[number] = stored.state
+        return number
 
     def add(self, base: int, changes: Mapping[StateKey, str | None]) -> int:
         """A new group: the state of ``base`` with ``changes`` (null removes a key).
@@ -91,10 +111,12 @@ class GroupBuilder:
     def lookup(self, group: int, key: StateKey) -> str | None:
         """The event at one key of a group's state, or null."""
         for chain, upto in self._spans(group):
-            numbers, events = self._history[chain].get(key, ((), ()))
+            numbers, events = self._history.get(chain, {}).get(key, ((), ()))
             found = bisect_right(numbers, upto)
             if found:
                 return events[found - 1]
+            if chain in self._adopted:
+                return self._adopted[chain].get(key)
         return None
 
     def expand(self, group: int) -> dict[StateKey, str]:
@@ -131,7 +153,7 @@ class GroupBuilder:
         if old is None:
             found = self._difference({}, self.expand(new))
         elif (touched := self._keys_between(old, new)) is not None:
-            found = {key: (self.lookup(old, key), self.lookup(new, key)) for key in touched}
+            found = {key: (self.lookup(old, key), self.lookup(new, key)) for key in sorted(touched)}
         else:
             found = self._difference(self.expand(old), self.expand(new))
         return {key: pair for key, pair in found.items() if pair[0] != pair[1]}

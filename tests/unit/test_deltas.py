@@ -2,7 +2,7 @@
 
 import pytest
 
-from state.deltas import HOPS_LIMIT, ROWS_PER_KEY_LIMIT, SPARE_ROWS, GroupBuilder
+from state.deltas import HOPS_LIMIT, ROWS_PER_KEY_LIMIT, SPARE_ROWS, GroupBuilder, StoredGroup
 from tests.room_data import ROOM_NAMES, oracle
 
 A, B, C = ("m.a", ""), ("m.b", ""), ("m.c", "key")
@@ -151,3 +151,39 @@ def test_a_real_rooms_groups_expand_to_the_same_states(room):
     assert all(builder.expand(numbers[own]) == state for own, state in states.items())
     keys = {row[0]: row[4] for row in builder.group_rows()}
     assert all(keys[numbers[own]] == len(state) for own, state in states.items())
+
+
+def adopted(state, is_tip=True, hops=3, rows=50):
+    """A builder on top of a stored group."""
+    builder = GroupBuilder()
+    return builder, builder.adopt(StoredGroup(state, hops, rows, is_tip))
+
+
+def test_new_group_goes_on_in_the_chain_of_a_stored_tip():
+    builder, base = adopted({A: "1", B: "1"})
+    new = builder.add(base, {A: "2"})
+    assert list(builder.group_rows([new])) == [(new, base, base, 3, 2, 51)]
+    assert (builder.lookup(new, A), builder.lookup(new, B), builder.lookup(base, A)) == ("2", "1", "1")
+    assert builder.expand(new) == {A: "2", B: "1"}
+    assert builder.changes_between(base, new) == {A: ("1", "2")}
+
+
+def test_new_group_on_a_stored_group_inside_its_chain_opens_a_chain():
+    builder, base = adopted({A: "1"}, is_tip=False)
+    new = builder.add(base, {B: "1"})
+    assert list(builder.group_rows([new])) == [(new, base, new, 4, 2, 51)]
+    assert builder.expand(new) == {A: "1", B: "1"}
+    assert builder.lookup(new, A) == "1"
+
+
+def test_stored_group_at_a_bound_is_copied():
+    builder, base = adopted({A: "1"}, is_tip=False, hops=HOPS_LIMIT)
+    new = builder.add(base, {B: "1"})
+    copy = list(builder.group_rows())[new][1]
+    assert copy != base and builder.expand(copy) == {A: "1"} and builder.expand(new) == {A: "1", B: "1"}
+
+
+def test_two_stored_groups_differ_by_their_states():
+    builder, one = adopted({A: "1", B: "1"})
+    other = builder.adopt(StoredGroup({A: "1", C: "2"}, 0, 2, True))
+    assert builder.changes_between(one, other) == {B: ("1", None), C: (None, "2")}
