@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.db import connections
 
-from streams import cache_feed, crowded, database, epochs, writers
+from streams import cache_feed, crowded, database, epochs, registry, writers
 from streams.conf import stream_settings
 from streams.errors import TokenError, WaitTimedOut
 from streams.pokes import Poke, PokeListener
@@ -225,19 +225,28 @@ class _View:
     def _heard(self, pokes: list[Poke]) -> None:
         """In the listener's thread; none: look at everything."""
         cache_feed.before_advance({poke.stream for poke in pokes} or None, using=self._using)
-        known = set(self._generations)
-        look = {poke.stream for poke in pokes if poke.position is None or poke.stream not in known}
+        look = {poke.stream for poke in pokes if poke.position is None or self._may_start_anew(poke.stream)}
         if look or not pokes:
             self._look(sorted(look) if pokes else None)
         with self._lock:
             for poke in pokes:
                 if poke.position is not None and poke.stream not in look:
                     self._trackers[poke.stream].advance(poke.writer, poke.position)
-        crowded_ones = {name: found for name, found in list(self._trackers.items()) if found.known_done_cuts}
-        if crowded_ones:
-            with self._connection.cursor() as cursor:
-                crowded.look_after(cursor, crowded_ones)
+        self._look_after_crowded()
         self._wake()
+
+    def _may_start_anew(self, stream: str) -> bool:
+        """Its positions must be read from the table: the first time, and always when they may fall back to 0."""
+        if stream not in self._generations or stream not in registry.names():
+            return True
+        return registry.get(stream).declaration.in_memory
+
+    def _look_after_crowded(self) -> None:
+        known = [(name, self._trackers[name]) for name in registry.names() if name in self._trackers]
+        dropped = {name: found for name, found in known if found.known_done_cuts}
+        if dropped:
+            with self._connection.cursor() as cursor:
+                crowded.look_after(cursor, dropped)
 
     def _look(self, streams: list[str] | None) -> None:
         with self._connection.cursor() as cursor:

@@ -11,11 +11,11 @@ import pytest
 from asgiref.sync import async_to_sync
 from django.db import transaction
 
-from streams import epochs, leases, waiting
+from streams import epochs, leases, registry, waiting
 from streams.errors import EpochChanged, TokenError, WaitTimedOut
 from streams.models import StreamPosition
 from streams.tokens import VectorToken
-from streams.writers import current_writer
+from streams.writers import current_writer, retire_all
 from tests.waiting import wait_until
 from tests.writing import append, ids, in_thread, session, stream, terminate, wait_for_linear
 
@@ -245,3 +245,21 @@ def test_vector_of_current_goes_to_wait_for(north):
     north(30)
     token = stream().current().token()
     assert stream().wait_for(token, 10).base >= token.base
+
+
+# --- streams in memory ------------------------------------------------------------------------------------------------
+
+
+def test_stream_that_starts_anew_is_waited_for_anew():
+    """A stream in memory begins at 0 with its writer: what was seen of its former life says nothing."""
+    typing = registry.get("typing")
+    one = lambda: typing.append(typing.models[0](**typing.sample(1, 1)))[0]  # noqa: E731
+    for _ in range(5):
+        before = one()
+    assert typing.wait_for(before, 10).base >= before
+    retire_all()
+    after = one()
+    assert after < before
+    wait_until(lambda: typing.wait_for(after, 10).base < before)  # its poke has been heard
+    with pytest.raises(WaitTimedOut):
+        typing.wait_for(before, 0.3)
