@@ -84,7 +84,9 @@ class Flusher(Generic[B]):
             await asyncio.sleep(self._gap_seconds if written else RETRY_SECONDS)
 
     async def _flush(self) -> bool:
-        if self._unwritten is None:
+        if self._unwritten is not None:
+            self._wake.set()  # whoever woke us meanwhile has something of his own
+        else:
             self._unwritten = self._collect()
         if self._unwritten is None:
             return True
