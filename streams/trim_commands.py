@@ -91,9 +91,10 @@ class PurgeStream:
         self._tell(command, (request, left), (done, plan.mark, mark), as_json=options["json"])
 
     def _trim(self, command: BaseCommand, cursor: Any, request: TrimRequest, plan: TrimPlan) -> Trimmed:
-        done, began, told = Trimmed(position=plan.mark), time.monotonic(), time.monotonic()
+        done, began, told = Trimmed(position=plan.mark), 0.0, 0.0
         for done in trim(cursor, request):
             now = time.monotonic()
+            began, told = began or now, told or now  # waiting for others to settle is no part of the rate
             if now - told >= PROGRESS_SECONDS:
                 told, rate = now, done.rows / (now - began)
                 left = max(plan.limit - done.position, 0)

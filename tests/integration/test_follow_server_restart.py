@@ -1,0 +1,98 @@
+"""PostgreSQL itself is killed under a reader's transaction and comes back: the same reader goes on, each effect once."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.session import PROJECT
+
+_SCRIPT = """
+import json, os, signal, threading
+from pathlib import Path
+import django
+django.setup()
+from django.core.management import call_command
+from django.db import DatabaseError, InterfaceError, connection
+from streams import database
+from streams.errors import StreamError
+from streams.follow import Begin, Handler, Reader, View
+from streams.models import StoredCursor
+from streams.writers import retire_all
+from tests.effects import effects, effects_table, take
+from tests.waiting import wait_until
+from tests.writing import append, ids
+
+call_command("migrate", verbosity=0)
+killed = threading.Event()
+calls = []
+
+def handle(chunk):
+    take(chunk, chunk.stream)
+    calls.append(len(chunk))
+    if len(calls) == 3:  # the effect is written and not committed
+        pid = int((Path(os.environ["REPLSITE_DATA_DIR"]) / "postgres/data/postmaster.pid").read_text().split()[0])
+        os.kill(pid, signal.SIGKILL)
+        killed.set()
+
+errors = []
+def run(reader):
+    try:
+        reader.run()
+    except Exception as error:
+        errors.append(repr(error))
+
+def works():
+    try:
+        append(2)
+        return True
+    except (StreamError, DatabaseError, InterfaceError):
+        connection.close()
+
+def all_handled():
+    try:
+        return effects("caches") == ids() or errors
+    except (DatabaseError, InterfaceError, database.DatabaseError):
+        connection.close()
+
+with effects_table():
+    append(40)
+    reader = Reader("r", [Handler("caches", "r", handle, begin=Begin.OLDEST, view=View.LINEAR, chunk_rows=10)])
+    thread = threading.Thread(target=run, args=(reader,))
+    thread.start()
+    assert killed.wait(60)
+    wait_until(works, 60)
+    wait_until(works, 60)
+    wait_until(all_handled, 60)
+    wait_until(lambda: StoredCursor.objects.get().lease >= 2, 60)  # the lock went with the server: noticed at the next beat
+    append(3)
+    wait_until(all_handled, 60)
+    reader.stop()
+    thread.join(60)
+    print(json.dumps({
+        "alive": thread.is_alive(), "errors": errors, "ids": ids(), "effects": effects("caches"),
+        "base": StoredCursor.objects.get().base, "retired": retire_all(),
+    }))
+connection.close()
+"""
+
+
+def test_server_killed_between_effect_and_cursor(tmp_path: Path):
+    environment = {name: value for name, value in os.environ.items() if name != "DATABASE_URL"}
+    done = subprocess.run(
+        [sys.executable, "-c", _SCRIPT],
+        cwd=PROJECT,
+        env={**environment, "REPLSITE_DATA_DIR": str(tmp_path), "DJANGO_SETTINGS_MODULE": "replsite.settings"},
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert (found["alive"], found["errors"]) == (False, [])
+    assert found["effects"] == found["ids"], "nothing missing, nothing twice, in order"
+    assert found["base"] == found["ids"][-1]
