@@ -14,9 +14,10 @@ reserved IDs, ascending.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
+from events.arrivals import Arrivals
 from events.errors import HistoryError
 from events.graph import Leaves, backward_extremities, causal_order, is_accepted
 from events.parsing import ParsedEvent
@@ -45,9 +46,6 @@ EVENT_COLUMNS = (
     "state_unresolved",
 )
 """Columns of ``RoomResult.events``; ``stream_ordering`` and ``instance_name`` are added by the loader."""
-_MOST_STATES_ON_THE_WAY = 50
-"""While leaves have more different states than that, the current state is left as it was: resolving it anew with every event
-would take time in proportion to the square of their number. The final one is always worked out."""
 _REJECTED_REASON = EVENT_COLUMNS.index("rejected_reason")
 
 
@@ -169,26 +167,17 @@ class _History:
     # --- arrival ------------------------------------------------------------------------------------------------
     def _arrive(self, result: RoomResult) -> tuple[Leaves, int | None]:
         """The events come in one by one; returns the leaves and the group of the current state (null: not known)."""
-        leaves, groups = Leaves(self.in_graph), _LeafGroups()
-        here: set[str] = set()
-        current: int | None = None
+        arrivals = Arrivals(self.states, Leaves(self.in_graph))
         known: int | None = None
         for index, event_id in self._arrivals():
-            event = self.by_id[event_id]
-            if self._soft_fails(event, current, leaves, here):
-                event = self.by_id[event_id] = self.in_graph[event_id] = replace(event, soft_failed=True)
-            here.add(event_id)
-            is_leaf, gone = leaves.add(event)
-            groups.change(self.states.after, [event_id] if is_leaf else [], gone)
-            if len(groups.counts) <= _MOST_STATES_ON_THE_WAY:
-                current = self.states.merged(groups.counts)
-            self.line[event_id] = current
+            event = self.in_graph[event_id] = arrivals.add(self.by_id[event_id])
+            self.line[event_id] = arrivals.current
             if not event.backfilled:
-                known = self._note_changes(result, index, known, current)
-        current = self.states.merged(groups.counts)
+                known = self._note_changes(result, index, known, arrivals.current)
+        current = arrivals.finish()
         if known is not None:
             self._note_changes(result, self._last_live(), known, current)
-        return leaves, current
+        return arrivals.leaves, current
 
     def _note_changes(self, result: RoomResult, index: int, known: int | None, current: int | None) -> int | None:
         """Write down how the current state changed with an event; returns the group that is known now."""
@@ -217,16 +206,6 @@ class _History:
                 index, event_id = part[number]
                 latest = max(latest, index)
                 yield latest, event_id
-
-    def _soft_fails(self, event: ParsedEvent, current: int | None, leaves: Leaves, here: set[str]) -> bool:
-        """Asked of accepted events that do not build on just the current leaves and come after their prev events."""
-        if event.soft_failure_given or event.soft_failed or event.rejected_reason is not None or current is None:
-            return event.soft_failed
-        if event.backfilled or leaves.current.keys() == set(event.prev_event_ids):
-            return False
-        if not here.issuperset(event.prev_event_ids):
-            return False
-        return self.states.judge.soft_fails(event, self.states.state(current))
 
     def _add_current_state(self, result: RoomResult, current: int | None) -> None:
         if current is None:
@@ -285,22 +264,6 @@ class _History:
             return False
         levels = self.states.rules.levels(self.states.state(before), self.create)
         return may_redact(redaction, target, self.version, levels)
-
-
-class _LeafGroups:
-    """How many leaves have which group (null: not known), so that a room of many leaves takes no search."""
-
-    def __init__(self) -> None:
-        self.counts: dict[int | None, int] = {}
-
-    def change(self, after: Mapping[str, int], new: Iterable[str], gone: Iterable[str]) -> None:
-        """Leaves come and go."""
-        for events, change in ((new, 1), (gone, -1)):
-            for event_id in events:
-                group = after.get(event_id)
-                left = self.counts.pop(group, 0) + change
-                if left:
-                    self.counts[group] = left
 
 
 def _only_room(events: Sequence[ParsedEvent]) -> tuple[str, RoomVersion]:

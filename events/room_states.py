@@ -7,8 +7,8 @@ auth events come first; each is judged on the way, because a rejected event chan
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, replace
 
 from events.graph import causal_order, cycles
 from events.judging import Judge
@@ -21,7 +21,7 @@ from state.deltas import GroupBuilder, StateKey
 from state.resolution import resolve
 from state.room_versions import RoomVersion
 
-__all__ = ["CYCLE", "SECOND_CREATE", "GroupState", "RoomStates", "is_create"]
+__all__ = ["CYCLE", "SECOND_CREATE", "GroupState", "RoomStates", "Stored", "is_create"]
 
 CYCLE = "cycle: its prev or auth events lead back to it"
 SECOND_CREATE = "create: the room has another create event"
@@ -50,20 +50,41 @@ class GroupState:
         return None if event_id is None else self._events.get(event_id)
 
 
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What is stored of a room that a batch of events goes on with.
+
+    ``events`` finds every stored event of the room; ``after`` has the adopted groups of events that the batch refers to.
+    ``prepare`` is called with states before they are resolved, so that their events can be read at once. An event without
+    auth events is refused (``trusting`` false), as a server does.
+    """
+
+    events: MutableMapping[str, ParsedEvent]
+    create: ParsedEvent | None
+    builder: GroupBuilder
+    after: dict[str, int]
+    prepare: Callable[[Sequence[Mapping[StateKey, str]]], None]
+    trusting: bool = False
+
+
 class RoomStates:
     """The states of one room; ``events`` holds every event by its ID, after ``assign`` with its verdict."""
 
-    def __init__(self, version: RoomVersion, events: Sequence[ParsedEvent]) -> None:
+    def __init__(self, version: RoomVersion, events: Sequence[ParsedEvent], stored: Stored | None = None) -> None:
         self.version = version
-        self.events: dict[str, ParsedEvent] = {event.event_id: event for event in events}
-        self.create = next((event for event in events if not event.outlier and is_create(event)), None)
-        self.builder = GroupBuilder()
+        self._stored = stored
+        self.events: MutableMapping[str, ParsedEvent] = stored.events if stored is not None else {}
+        self.events.update((event.event_id, event) for event in events)
+        self.create = stored.create if stored is not None else None
+        if self.create is None:
+            self.create = next((event for event in events if not event.outlier and is_create(event)), None)
+        self.builder = stored.builder if stored is not None else GroupBuilder()
         self.before: dict[str, int] = {}
-        self.after: dict[str, int] = {}
+        self.after: dict[str, int] = stored.after if stored is not None else {}
         self.rules = AuthRules(version, signed_by)
         create_id = self.create.event_id if self.create is not None else None
         self.auth_graph = AuthGraph(self.events, version, create_id)
-        self.judge = Judge(self.rules, self.events, self.create, trusting=True)
+        self.judge = Judge(self.rules, self.events, self.create, trusting=stored is None or stored.trusting)
         self._resolved: dict[frozenset[int], int] = {}
 
     def assign(self, events: Sequence[ParsedEvent]) -> None:
@@ -129,4 +150,6 @@ class RoomStates:
 
     def _resolve(self, groups: Sequence[int]) -> int:
         states = {group: self.builder.expand(group) for group in groups}
+        if self._stored is not None:
+            self._stored.prepare(list(states.values()))
         return self.builder.add_nearest(states, resolve(self.rules, self.auth_graph, list(states.values())))
