@@ -9,16 +9,16 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tests.torture.logs import LineLog, Seen, checksum, seen_in
+from tests.torture.streams import STREAMS
 
 __all__ = ["FollowerOrders", "main"]
-
-STREAM = "caches"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +29,13 @@ class FollowerOrders:
     port: int
     view: str
     log: str
-    first: int
-    """Position to start from when there is no log yet."""
+    first: Mapping[str, int]
+    """Position of each stream to start from when there is no log yet."""
 
 
 @dataclass(slots=True)
 class _Cursor:
-    """Where the log ends."""
+    """Where the log of one stream ends."""
 
     linear: int
     positions: dict[str, int] = field(default_factory=dict)
@@ -48,28 +48,34 @@ class _Cursor:
 class _Logging:
     """Handler and progress of the follower."""
 
-    def __init__(self, log: LineLog, cursor: _Cursor) -> None:
-        self._log, self._cursor = log, cursor
-        self._rows: list[tuple[str, int, int]] = []
+    def __init__(self, log: LineLog, cursors: dict[str, _Cursor]) -> None:
+        self._log, self._cursors = log, cursors
+        self._rows: dict[str, list[tuple[str, int, int]]] = defaultdict(list)
         self._handed_at = 0.0
 
     def handle(self, rows: Sequence[Any]) -> None:
         """Rows are in our hands: this is the moment that counts."""
         if not self._rows:
             self._handed_at = time.monotonic()
-        self._rows += [(row.instance, row.token, checksum(row.row[:2])) for row in rows]
+        for row in rows:
+            told = row.row[: len(STREAMS[row.stream].columns)]
+            self._rows[row.stream].append((row.instance, row.token, checksum(told)))
 
     def progressed(self, follower: Any) -> None:
         """Facts and the cursor behind them, in one write."""
-        linear = max(follower.linear(STREAM), self._cursor.linear)
-        now_at = follower.positions().get(STREAM, {})
-        moved = {w: p for w, p in now_at.items() if p != self._cursor.positions.get(w)}
-        if not (self._rows or moved or linear > self._cursor.linear):
-            return
-        seen = Seen(self._handed_at if self._rows else time.monotonic(), self._rows, linear, moved)
-        self._log.write(seen.line())
-        self._cursor.move(seen)
-        self._rows = []
+        told_at = self._handed_at if self._rows else time.monotonic()
+        positions = follower.positions()
+        steps = []
+        for stream, cursor in self._cursors.items():
+            linear = max(follower.linear(stream), cursor.linear)
+            moved = {w: p for w, p in positions.get(stream, {}).items() if p != cursor.positions.get(w)}
+            rows = self._rows.pop(stream, [])
+            if rows or moved or linear > cursor.linear:
+                steps.append(Seen(stream, told_at, rows, linear, moved))
+        if steps:
+            self._log.write(Seen.line(steps))
+        for seen in steps:
+            self._cursors[seen.stream].move(seen)
 
 
 def _cut_to_whole_lines(path: Path) -> None:
@@ -78,12 +84,12 @@ def _cut_to_whole_lines(path: Path) -> None:
         os.truncate(path, data.rfind(b"\n") + 1)
 
 
-def _cursor(path: Path, first: int) -> _Cursor:
-    cursor = _Cursor(first)
+def _kept_cursors(path: Path, first: Mapping[str, int]) -> dict[str, _Cursor]:
+    cursors = {stream: _Cursor(position) for stream, position in first.items()}
     if path.exists():
         for seen in seen_in(path):
-            cursor.move(seen)
-    return cursor
+            cursors[seen.stream].move(seen)
+    return cursors
 
 
 async def _follow(orders: FollowerOrders) -> None:
@@ -96,17 +102,17 @@ async def _follow(orders: FollowerOrders) -> None:
 
     path = Path(orders.log)
     _cut_to_whole_lines(path)
-    cursor = _cursor(path, orders.first)
+    cursors = _kept_cursors(path, orders.first)
     options = FollowerOptions(
         address=Address.parse(f"127.0.0.1:{orders.port}"),
         name=orders.name,
         server_name="localhost",
-        streams=[STREAM],
-        start={STREAM: VectorToken.of(cursor.linear, cursor.positions)},
+        streams=list(STREAMS),
+        start={stream: VectorToken.of(cursor.linear, cursor.positions) for stream, cursor in cursors.items()},
         view=View(orders.view),
         limits=Limits(ping_interval_seconds=1.0, ping_timeout_seconds=4.0),
     )
-    logging = _Logging(LineLog(path), cursor)
+    logging = _Logging(LineLog(path), cursors)
     catch_up = TableCatchUp("default", f"replsite torture {orders.name}")
     follower = Follower(options, logging.handle, catch_up, lambda: logging.progressed(follower))
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, follower.finish)

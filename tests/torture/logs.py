@@ -5,12 +5,12 @@ keeps the rest. Times come from ``time.monotonic``, which all processes of a mac
 
 Writers::
 
-    S TIME ID ID …     about to send COMMIT for the rows under these IDs
-    D ID               that COMMIT succeeded, and ID was its first
-    R NAME             an append was refused, or its connection broke: an error that a writer must expect
-    E TEXT             an error that nobody expects
+    S TIME STREAM ID ID …  about to send COMMIT for the rows under these IDs
+    D STREAM ID            that COMMIT succeeded, and ID was the first
+    R NAME                 an append was refused, or its connection broke: an error that a writer must expect
+    E TEXT                 an error that nobody expects
 
-Followers: one JSON object a line, `Seen`.
+Followers: a list of `Seen` a line, of all streams that moved.
 """
 
 from __future__ import annotations
@@ -51,26 +51,29 @@ def checksum(row: Any) -> int:
 
 @dataclass(slots=True)
 class Seen:
-    """One step of a follower: rows that it was handed, and then where it said to be.
+    """One step of a follower on one stream: rows that it was handed, and then where it said to be.
 
     ``rows`` are ``[writer, ID, checksum]``; ``positions`` names only writers that moved since the step before.
     """
 
+    stream: str
     time: float
     rows: Sequence[tuple[str, int, int]] = ()
     linear: int = 0
     positions: dict[str, int] = field(default_factory=dict)
 
-    def line(self) -> str:
-        return json.dumps([self.time, self.linear, self.positions, self.rows], separators=(",", ":"))
+    @staticmethod
+    def line(steps: Sequence[Seen]) -> str:
+        """The steps of all streams that belong together."""
+        told = [[seen.stream, seen.time, seen.linear, seen.positions, seen.rows] for seen in steps]
+        return json.dumps(told, separators=(",", ":"))
 
     @classmethod
-    def parse(cls, line: str) -> Seen:
-        moment, linear, positions, rows = json.loads(line)
-        return cls(moment, rows, linear, positions)
+    def parse(cls, line: str) -> list[Seen]:
+        return [cls(stream, at, rows, linear, positions) for stream, at, linear, positions, rows in json.loads(line)]
 
 
 def seen_in(path: Path) -> Iterator[Seen]:
     """The steps of a follower over all its lives."""
     for line in lines_of(path):
-        yield Seen.parse(line)
+        yield from Seen.parse(line)

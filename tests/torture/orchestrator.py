@@ -6,7 +6,7 @@ import random
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -105,7 +105,7 @@ class Torture:
         self._writer_tails: list[WriterTail] = []
         self._follower_tails: dict[str, FollowerTail] = {}
         self._fallen: set[str] = set()
-        self._first = 0
+        self._first: dict[str, int] = {}
         self._facts = 0
         self._progress = ProgressLine(options.seconds, options.facts, is_shown=options.shows_progress)
 
@@ -113,7 +113,7 @@ class Torture:
         """Everything; never raises for what the product did wrong, that stands in the report."""
         self.folder.mkdir(parents=True, exist_ok=True)
         begun = time.monotonic()
-        self._first = self.site.last_id()
+        self._first = self.site.last_ids()
         with ExitStack() as stack:
             stack.callback(self._kill_all)
             self._start(stack)
@@ -215,7 +215,7 @@ class Torture:
 
     def _count(self, chaos: Chaos) -> None:
         self._facts += sum(tail.new_facts() for tail in self._writer_tails)
-        slowest = min((tail.linear() for tail in self._follower_tails.values()), default=0)
+        slowest = min((sum(tail.linear().values()) for tail in self._follower_tails.values()), default=0)
         deaths = sum(count for name, count in chaos.done.items() if name.startswith("kill"))
         what = f"slowest follower at {slowest:,}  {sum(chaos.done.values())} events, {deaths} kills"
         self._progress.tell(self._facts, what)
@@ -231,7 +231,9 @@ class Torture:
             return
         self._progress.tell(self.report.facts, "coming to rest", at_once=True)
         wait_until(self.site.is_up, 60, "PostgreSQL to come back")
-        head = max(self.site.facts(self._first), default=self._first)
+        head = dict(self._first)
+        for stream, number in self.site.facts(self._first):
+            head[stream] = max(head[stream], number)
         while behind := self._behind(head):
             if time.monotonic() > deadline:
                 self.report.violations += [
@@ -245,9 +247,9 @@ class Torture:
             time.sleep(0.05)
         self._end("follower", 10)
 
-    def _behind(self, head: int) -> dict[str, int]:
+    def _behind(self, head: Mapping[str, int]) -> dict[str, dict[str, int]]:
         places = {name: tail.linear() for name, tail in self._follower_tails.items()}
-        return {name: at for name, at in places.items() if at < head}
+        return {name: at for name, at in places.items() if any(at.get(stream, 0) < end for stream, end in head.items())}
 
     def _replace_the_dead_but_writers(self) -> None:
         for place in self._places:
@@ -258,8 +260,8 @@ class Torture:
 
     def _positions(self) -> str:
         with self.site.cursor() as cursor:
-            cursor.execute("SELECT instance_name, state, position FROM streams_streamposition WHERE stream = 'caches'")
-            return ", ".join(f"{name} {state} {position}" for name, state, position in cursor.fetchall())
+            cursor.execute("SELECT stream, instance_name, state, position FROM streams_streamposition ORDER BY 1, 2")
+            return ", ".join(" ".join(map(str, row)) for row in cursor.fetchall())
 
     def _end(self, role: str, seconds: float) -> None:
         living = self.living(role)

@@ -42,23 +42,23 @@ class WriterTail(_Tail):
         for line in self.new_lines():
             kind, _, rest = line.partition(" ")
             if kind == "S":
-                _, first, *more = rest.split()
-                self._sent[first] = 1 + len(more)
+                _, stream, first, *more = rest.split()
+                self._sent[f"{stream} {first}"] = 1 + len(more)
             elif kind == "D":
                 count += self._sent.pop(rest, 0)
         return count
 
 
 class FollowerTail(_Tail):
-    """The linear position that a follower told last."""
+    """The linear positions that a follower told last."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self._linear = 0
+        self._linear: dict[str, int] = {}
 
-    def linear(self) -> int:
-        for line in self.new_lines()[-1:]:
-            self._linear = Seen.parse(line).linear
+    def linear(self) -> dict[str, int]:
+        for line in self.new_lines():
+            self._linear |= {seen.stream: seen.linear for seen in Seen.parse(line)}
         return self._linear
 
 

@@ -12,7 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -24,14 +24,11 @@ from replsite.postgres.launcher import LaunchSettings, ensure_running, release
 from tests.session import PROJECT
 from tests.torture.logs import checksum
 from tests.torture.processes import Nursery
-from tests.torture.verdict import TableFact
+from tests.torture.streams import STREAMS
+from tests.torture.verdict import Key, TableFact
 from tests.waiting import wait_until
 
 __all__ = ["Site", "free_port", "site_in"]
-
-_FACTS = (
-    "SELECT stream_id, instance_name, cache_name, keys FROM streams_cacheinvalidation WHERE stream_id > %s ORDER BY id"
-)
 
 
 class Site:
@@ -88,20 +85,28 @@ class Site:
             return False
         return True
 
-    def last_id(self) -> int:
-        """Where the sequence is: what comes later belongs to the next run."""
+    def last_ids(self) -> dict[str, int]:
+        """Where the sequences are: what comes later belongs to the next run."""
+        found = {}
         with self.cursor() as cursor:
-            cursor.execute("SELECT last_value FROM streams_cacheinvalidation_seq")
-            return int(cursor.fetchone()[0])
+            for name, stream in STREAMS.items():
+                cursor.execute(f"SELECT last_value FROM {stream.sequence}")
+                found[name] = int(cursor.fetchone()[0])
+        return found
 
-    def facts(self, after: int) -> dict[int, TableFact]:
-        """What the table holds above an ID, read without any code of the product."""
-        rows: dict[int, tuple[str, list[int]]] = {}
+    def facts(self, after: Mapping[str, int]) -> dict[Key, TableFact]:
+        """What the tables hold above these IDs, read without any code of the product."""
+        rows: dict[Key, tuple[str, list[int]]] = {}
         with self.cursor() as cursor:
-            cursor.execute(_FACTS, [after])
-            for number, writer, cache, keys in cursor:
-                rows.setdefault(number, (writer, []))[1].append(checksum([cache, keys]))
-        return {number: TableFact(writer, tuple(sums)) for number, (writer, sums) in rows.items()}
+            for name, stream in STREAMS.items():
+                columns = ", ".join(stream.columns)
+                cursor.execute(
+                    f"SELECT stream_id, instance_name, {columns} FROM {stream.table} WHERE stream_id > %s ORDER BY id",
+                    [after[name]],
+                )
+                for number, writer, *values in cursor:
+                    rows.setdefault((name, number), (writer, []))[1].append(checksum(values))
+        return {key: TableFact(writer, tuple(sums)) for key, (writer, sums) in rows.items()}
 
     # --- the server's processes -----------------------------------------------------------------------------------
 

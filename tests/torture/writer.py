@@ -14,16 +14,15 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tests.torture.logs import LineLog
+from tests.torture.streams import STREAMS
 
 __all__ = ["Writer", "WriterOrders", "before_commit", "main"]
-
-STREAM = "caches"
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +118,7 @@ class Transactions:
     def __init__(self, rng: random.Random, log: LineLog, largest_batch: int) -> None:
         self._rng, self._log, self._largest_batch = rng, log, largest_batch
         self._number = 0
-        self._sent: list[int] = []
+        self._sent: list[tuple[str, int]] = []
 
     def one(self) -> None:
         """One transaction."""
@@ -133,8 +132,8 @@ class Transactions:
             way()
         except _Undo:
             return
-        if self._sent:
-            self._log.write(f"D {self._sent[0]}")
+        for stream, first in self._sent:
+            self._log.write(f"D {stream} {first}")
 
     # --- the ways -------------------------------------------------------------------------------------------------
 
@@ -166,7 +165,7 @@ class Transactions:
         from django.db import transaction
 
         with transaction.atomic():
-            ids = self._append() if self._rng.random() < 0.7 else []
+            ids = self._append() if self._rng.random() < 0.7 else {}
             try:
                 with transaction.atomic():
                     self._append()
@@ -174,7 +173,7 @@ class Transactions:
             except _Undo:
                 pass
             if not ids or self._rng.random() < 0.5:
-                ids += self._append()
+                ids = _joined(ids, self._append())
             self._send(ids)
 
     def _several_reservations(self) -> None:
@@ -185,13 +184,14 @@ class Transactions:
 
         with transaction.atomic():
             first = self._append()
-            with registry.get(STREAM).reserve(self._rng.randint(1, 20)) as reservation:
+            stream = self._rng.choice(list(STREAMS))
+            with registry.get(stream).reserve(self._rng.randint(1, 20)) as reservation:
                 used = [number for number in reservation.ids if self._rng.random() < 0.5]
                 self._rng.shuffle(used)
                 for number in used:
-                    rows = [self._fact(stream_id=number) for _ in range(self._rng.randint(1, 3))]
+                    rows = [self._fact(stream, stream_id=number) for _ in range(self._rng.randint(1, 3))]
                     reservation.write(*rows)
-            self._send(first + used)
+            self._send(_joined(first, {stream: used}))
 
     def _frozen(self) -> None:
         """With a snapshot that was taken before the reservation."""
@@ -218,28 +218,32 @@ class Transactions:
 
     # --- parts ----------------------------------------------------------------------------------------------------
 
-    def _append(self) -> list[int]:
+    def _append(self) -> dict[str, list[int]]:
+        """Facts of one stream: its IDs."""
         from streams import registry
 
         few = min(self._largest_batch, self._rng.choices([5, 50, self._largest_batch], [70, 25, 5])[0])
-        facts = [self._fact() for _ in range(self._rng.randint(1, few))]
-        return registry.get(STREAM).append(*facts)
+        stream = self._rng.choice(list(STREAMS))
+        facts = [self._fact(stream) for _ in range(self._rng.randint(1, few))]
+        return {stream: registry.get(stream).append(*facts)}
 
-    def _fact(self, **more: int) -> Any:
-        from streams.models import CacheInvalidation
-
+    def _fact(self, stream: str, **more: int) -> Any:
         self._number += 1
-        return CacheInvalidation(
-            cache_name="torture", keys=[f"{self._rng.getrandbits(40):x}", str(self._number)], **more
-        )
+        return STREAMS[stream].fact(f"{self._rng.getrandbits(40):x} {self._number}", **more)
 
-    def _send(self, ids: Sequence[int]) -> None:
+    def _send(self, ids: Mapping[str, Sequence[int]]) -> None:
         from django.db import connection
 
         before_commit(connection)
-        self._sent = list(ids)
-        if ids:
-            self._log.write(f"S {time.monotonic():.6f} {' '.join(map(str, ids))}")
+        self._sent = [(stream, numbers[0]) for stream, numbers in ids.items() if numbers]
+        now = time.monotonic()
+        for stream, numbers in ids.items():
+            if numbers:
+                self._log.write(f"S {now:.6f} {stream} {' '.join(map(str, numbers))}")
+
+
+def _joined(one: Mapping[str, list[int]], other: Mapping[str, list[int]]) -> dict[str, list[int]]:
+    return {stream: one.get(stream, []) + other.get(stream, []) for stream in (*one, *other)}
 
 
 def main(orders: dict[str, Any]) -> None:
