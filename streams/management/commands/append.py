@@ -88,16 +88,17 @@ class _Run:
 
     def in_threads(self, number: int) -> None:
         """Append until nothing is left; raises what the first failing thread raised."""
-        threads = [threading.Thread(target=self._work, args=(n,)) for n in range(number)]
-        for thread in threads:
-            thread.start()
+        # Not join(): one that is interrupted takes the thread for ended (a fault of Python 3.11), and the next returns at once.
+        ends = [threading.Event() for _ in range(number)]
+        for thread, end in enumerate(ends):
+            threading.Thread(target=self._work, args=(thread, end)).start()
         try:
-            for thread in threads:
-                thread.join()
+            for end in ends:
+                end.wait()
         except KeyboardInterrupt as interrupt:
             self._end(interrupt)
-            for thread in threads:
-                thread.join()
+            for end in ends:
+                end.wait()
         if self._error is not None:
             raise self._error
 
@@ -109,7 +110,7 @@ class _Run:
             self.left -= count
             return count
 
-    def _work(self, thread: int) -> None:
+    def _work(self, thread: int, end: threading.Event) -> None:
         try:
             generator = load.generator(self.stream, thread)
             while count := self._take():
@@ -121,6 +122,7 @@ class _Run:
             self._end(error)
         finally:
             connections.close_all()
+            end.set()
 
     def _end(self, error: BaseException) -> None:
         """Every thread ends after its present batch."""
