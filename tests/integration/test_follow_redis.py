@@ -241,13 +241,16 @@ def test_a_slow_handler_bounds_what_waits(server, monkeypatch):
             heard.rows.extend(rows)
 
         heard.follower._handle = slowly
-        subscribed(server)
-        server.publish(CHANNEL, "POSITION events master 5 5", "RDATA events master 6 [6]")
-        wait_until(lambda: heard.follower.link._is_settled, 20.0)
-        server.publish(CHANNEL, *(f"RDATA events master {token} [0]" for token in range(7, 1_000)))
-        wait_until(lambda: len(heard.follower.link._waiting) >= 100, 20.0)
-        assert len(heard.follower.link._waiting) == 100
-        go_on.set()
+        try:
+            subscribed(server)
+            link = wait_until(lambda: heard.follower.link, 20.0)
+            server.publish(CHANNEL, "POSITION events master 5 5", "RDATA events master 6 [6]")
+            wait_until(lambda: link._is_settled, 20.0)
+            server.publish(CHANNEL, *(f"RDATA events master {token} [0]" for token in range(7, 1_000)))
+            wait_until(lambda: len(link._waiting) >= 100, 20.0)
+            assert len(link._waiting) == 100
+        finally:
+            go_on.set()
         wait_until(lambda: heard.position("events") == 999, 20.0)
         assert [row.token for row in heard.rows] == list(range(6, 1_000))
 
