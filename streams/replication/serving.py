@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from django.db import connections
 from django.db.utils import Error as DjangoDatabaseError
 
+from streams import database
 from streams.conf import StreamSettings, stream_settings
 from streams.logs import get_logger
 from streams.replication.access import Access
@@ -78,7 +79,10 @@ def serve(
     )
     _attend(server, f"{given.instance} {replication}", wanted.publish_to)
     server.tell_ready = lambda: when_ready(endpoints)
-    server.run()
+    try:
+        server.run()
+    except database.DatabaseError as error:  # it was there when we looked, and went before we had begun
+        raise _not_usable(error) from error
 
 
 def _limits(given: StreamSettings) -> ListenerLimits:
@@ -125,6 +129,13 @@ class _Server(AsgiServer):
         self.tell_ready()
 
 
+def _not_usable(error: Exception) -> DatabaseNotUsable:
+    using = stream_settings().database
+    return DatabaseNotUsable(
+        f"The database {using!r} cannot be used: {str(error).strip()}. Start it, or correct DATABASE_URL."
+    )
+
+
 def _check_database() -> None:
     using = stream_settings().database
     try:
@@ -132,9 +143,7 @@ def _check_database() -> None:
             cursor.execute("SELECT to_regclass('streams_streamposition') IS NOT NULL")
             has_tables = cursor.fetchone()[0]
     except DjangoDatabaseError as error:
-        raise DatabaseNotUsable(
-            f"The database {using!r} cannot be used: {str(error).strip()}. Start it, or correct DATABASE_URL."
-        ) from error
+        raise _not_usable(error) from error
     finally:
         connections[using].close()
     if not has_tables:

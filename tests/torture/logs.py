@@ -6,6 +6,7 @@ keeps the rest. Times come from ``time.monotonic``, which all processes of a mac
 Writers::
 
     S TIME STREAM ID ID …  about to send COMMIT for the rows under these IDs
+    I TIME STREAM SUM …    about to append facts with these checksums in one message, which also commits them
     D STREAM ID            that COMMIT succeeded, and ID was the first
     R NAME                 an append was refused, or its connection broke: an error that a writer must expect
     E TEXT                 an error that nobody expects

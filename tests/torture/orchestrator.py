@@ -26,7 +26,7 @@ __all__ = ["Options", "Report", "Torture"]
 
 VIEWS = ("writer", "linear")
 #: A server that is started while PostgreSQL is away says so and ends; its supervisor, here, starts it again.
-NO_DATABASE = "cannot be used: connection to server"
+NO_DATABASE = "cannot be used: "
 #: Judging while it runs costs time of its own; only runs that are to fail do it.
 JUDGE_EACH_SECONDS = 1.0
 
@@ -286,6 +286,7 @@ class Torture:
         table, commits = self.site.facts(self._first), Commits()
         for path in sorted(self.folder.glob("writer-*.log")):
             read_writer_lines(lines_of(path), commits)
+        commits.find_intended(table)
         found = check_writers(table, commits) if is_over else []
         self.report.rows_seen = 0
         for number, name in enumerate(self._follower_tails):

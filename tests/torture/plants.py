@@ -33,15 +33,15 @@ def _announce_before_commit() -> None:
             record.end(written=True)
         time.sleep(0.2)
 
-    OpenTransaction.own = noted  # type: ignore[method-assign]
-    writer.before_commit = complete_early
+    _put(OpenTransaction, "own", noted)
+    _put(writer, "before_commit", complete_early)
 
 
 def _skip_fetching() -> None:
     """Forget that IDs are being fetched: the position passes those that the sequence has given out and nobody knows yet."""
     from streams.tracker import Fetch, PositionTracker
 
-    end_fetch = _existing(PositionTracker, "end_fetch")
+    end_fetch, settle = _existing(PositionTracker, "end_fetch"), _existing(PositionTracker, "settle")
     _existing(PositionTracker, "begin_fetch")
 
     def begin_fetch(self: PositionTracker) -> Fetch:
@@ -52,12 +52,16 @@ def _skip_fetching() -> None:
     def late_end_fetch(self: PositionTracker, fetch: Fetch, ids: Any) -> Any:
         if next(calls) % 2:  # the other half may overtake
             time.sleep(0.2)  # between the sequence's answer and our knowing of it
-        with self._lock:
-            self._fetching.append(fetch)
-        return end_fetch(self, fetch, ids)
+        return listed(end_fetch, self, fetch, ids)
 
-    PositionTracker.begin_fetch = begin_fetch  # type: ignore[method-assign]
-    PositionTracker.end_fetch = late_end_fetch  # type: ignore[method-assign]
+    def listed(work: Callable[..., Any], tracker: PositionTracker, fetch: Fetch, ids: Any) -> Any:
+        with tracker._lock:
+            tracker._fetching.append(fetch)  # only now, so that it can be taken out
+        return work(tracker, fetch, ids)
+
+    _put(PositionTracker, "begin_fetch", begin_fetch)
+    _put(PositionTracker, "end_fetch", late_end_fetch)
+    _put(PositionTracker, "settle", lambda tracker, fetch, ids: listed(settle, tracker, fetch, ids))
 
 
 def _late_writer_row() -> None:
@@ -81,9 +85,9 @@ def _late_writer_row() -> None:
         with process.control_cursor() as cursor:
             store_entry(cursor, stream, name, process.trackers[stream.name].announceable)
 
-    writers.WriterProcess._start_on = note  # type: ignore[method-assign]
-    writers.leases.store_entry = store_late
-    writer.before_commit = lambda connection: time.sleep(0.2)
+    _put(writers.WriterProcess, "_start_on", note)
+    _put(writers.leases, "store_entry", store_late)
+    _put(writer, "before_commit", lambda connection: time.sleep(0.2))
 
 
 def _existing(owner: Any, name: str) -> Any:
@@ -91,6 +95,11 @@ def _existing(owner: Any, name: str) -> Any:
     if found is None:
         raise AssertionError(f"{owner.__name__}.{name} is gone: plant this fault where that work is done now")
     return found
+
+
+def _put(owner: Any, name: str, fault: Any) -> None:
+    _existing(owner, name)
+    setattr(owner, name, fault)
 
 
 PLANTS: dict[str, Callable[[], None]] = {

@@ -50,8 +50,17 @@ class Commits:
 
     sent_at: dict[Key, float] = field(default_factory=dict)
     acknowledged: set[Key] = field(default_factory=set)
+    intended: dict[Key, float] = field(default_factory=dict)
+    """(Stream, checksum) of facts whose IDs their writer learns only when they are committed."""
     refused: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     errors: list[str] = field(default_factory=list)
+
+    def find_intended(self, table: Mapping[Key, TableFact]) -> None:
+        """Facts that were committed by a writer that did not live to note their IDs: by what they carry."""
+        for (stream, number), fact in table.items():
+            meant_at = self.intended.get((stream, fact.checksums[0]))
+            if meant_at is not None:
+                self.sent_at.setdefault((stream, number), meant_at)
 
 
 def read_writer_lines(lines: Iterable[str], commits: Commits) -> None:
@@ -64,6 +73,9 @@ def read_writer_lines(lines: Iterable[str], commits: Commits) -> None:
             keys = [(stream, int(number)) for number in ids]
             groups[keys[0]] = keys
             commits.sent_at.update(dict.fromkeys(keys, float(moment)))
+        elif kind == "I":
+            moment, stream, *sums = rest.split()
+            commits.intended.update(dict.fromkeys(((stream, int(one)) for one in sums), float(moment)))
         elif kind == "D":
             stream, number = rest.split()
             commits.acknowledged.update(groups.pop((stream, int(number))))

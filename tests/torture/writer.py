@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.torture.logs import LineLog
+from tests.torture.logs import LineLog, checksum
 from tests.torture.streams import STREAMS
 
 __all__ = ["Writer", "WriterOrders", "before_commit", "main"]
@@ -123,7 +123,7 @@ class Transactions:
     def one(self) -> None:
         """One transaction."""
         ways: dict[Callable[[], None], int] = {
-            self._plain: 60, self._sleeping: 8, self._rolled_back: 10, self._savepoint: 8,
+            self._plain: 35, self._one_message: 25, self._sleeping: 8, self._rolled_back: 10, self._savepoint: 8,
             self._several_reservations: 6, self._frozen: 4, self._by_hand: 4,
         }  # fmt: skip
         way = self._rng.choices(list(ways), list(ways.values()))[0]
@@ -143,6 +143,19 @@ class Transactions:
         with transaction.atomic():
             ids = self._append()
             self._send(ids)
+
+    def _one_message(self) -> None:
+        """Without a transaction of the caller's: IDs, rows and commit come and go in one message."""
+        from streams import registry
+
+        stream, facts = self._new_facts()
+        columns = STREAMS[stream].columns
+        sums = [checksum([getattr(fact, column) for column in columns]) for fact in facts]
+        now = time.monotonic()
+        self._log.write(f"I {now:.6f} {stream} {' '.join(map(str, sums))}")
+        ids = registry.get(stream).append(*facts)
+        self._sent = [(stream, ids[0])]
+        self._log.write(f"S {now:.6f} {stream} {' '.join(map(str, ids))}")
 
     def _sleeping(self) -> None:
         from django.db import transaction
@@ -222,10 +235,13 @@ class Transactions:
         """Facts of one stream: its IDs."""
         from streams import registry
 
+        stream, facts = self._new_facts()
+        return {stream: registry.get(stream).append(*facts)}
+
+    def _new_facts(self) -> tuple[str, list[Any]]:
         few = min(self._largest_batch, self._rng.choices([5, 50, self._largest_batch], [70, 25, 5])[0])
         stream = self._rng.choice(list(STREAMS))
-        facts = [self._fact(stream) for _ in range(self._rng.randint(1, few))]
-        return {stream: registry.get(stream).append(*facts)}
+        return stream, [self._fact(stream) for _ in range(self._rng.randint(1, few))]
 
     def _fact(self, stream: str, **more: int) -> Any:
         self._number += 1

@@ -89,6 +89,13 @@ def test_writers_logs_against_the_table():
     assert commits.refused == {"WriterFenced": 1}
 
 
+def test_facts_of_a_writer_that_did_not_live_to_learn_their_ids():
+    commits = Commits()
+    read_writer_lines(["I 1.5 s 30 40"], commits)
+    commits.find_intended(TABLE)
+    assert commits.sent_at == {("s", 3): 1.5, ("s", 4): 1.5}
+
+
 def test_an_error_that_nobody_expects_is_told():
     commits = Commits()
     read_writer_lines(["E ValueError: odd"], commits)
