@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from streams.replication import commands as wire
 from streams.replication.errors import CommandError, UnsendableCommand
@@ -60,13 +61,16 @@ def check(data: bytes, rng: random.Random) -> None:
     for end in ENDS:
         whole, output = _hear(end(), [data])
         by_the_book = heard_by_the_book(data, end().side)
-        _hold(whole == by_the_book, f"{end.__name__} differs from the book: {whole} against {by_the_book}", data)
+        if whole != by_the_book:
+            raise Broken(f"{end.__name__} differs from the book: {whole} against {by_the_book}; input {data!r}")
         in_pieces = _hear(end(), pieces(rng, data))
-        _hold(in_pieces == (whole, output), f"{end.__name__}: another outcome in pieces", data)
-        _check_output(end().side, output, data)
+        _hold(in_pieces == (whole, output), "another outcome in pieces", data)
+        if wrong := _wrong_with_output(end().side, output):
+            raise Broken(f"{wrong}; input {data!r}")
         for command in whole.commands:
             check_round_trip(command)
-        _check_with_time(end(), pieces(rng, data), rng)
+        if rng.random() < 0.5:
+            _check_with_time(end(), pieces(rng, data), rng)
 
 
 def check_round_trip(command: wire.Command) -> None:
@@ -118,13 +122,14 @@ def _one_line(line: bytes, side: wire.Side) -> tuple[CloseReason | None, wire.Co
 
 
 def _hear(connection: Connection, parts: Sequence[bytes]) -> tuple[Heard, bytes]:
+    data = b"".join(parts)
     connection.connected(0.0)
     heard: list[wire.Command] = []
     for part in parts:
         heard += connection.receive(part, 1.0)
-        _check_size(connection, b"".join(parts))
+        _check_size(connection, data)
     output = connection.take_output()
-    _hold((connection.close_reason is None) == connection.is_open, "closed without a reason", b"".join(parts))
+    _hold((connection.close_reason is None) == connection.is_open, "closed without a reason", data)
     return Heard(tuple(heard), connection.state, connection.close_reason), output
 
 
@@ -135,13 +140,16 @@ def _check_size(connection: Connection, data: bytes) -> None:
     _hold(sum(map(len, connection._output)) <= LARGEST_OUTPUT_BYTES, "answers without end", data)
 
 
-def _check_output(side: wire.Side, output: bytes, data: bytes) -> None:
-    """The other end understands every line of it."""
+@lru_cache(maxsize=10_000)
+def _wrong_with_output(side: wire.Side, output: bytes) -> str:
+    """What the other end does not understand of it; nothing, if all is well. Most output is the greeting."""
     other = client() if side is wire.Side.SERVER else server()
     heard, _ = _hear(other, [output])
-    _hold(heard.state is State.OPEN, f"the other end closes on our output: {heard.reason}", data)
-    _hold(len(heard.commands) == output.count(b"\n"), "output has lines that are no commands", data)
-    _hold(output.isascii(), "output is not ASCII", data)
+    if heard.state is not State.OPEN:
+        return f"the other end closes on our output: {heard.reason}"
+    if len(heard.commands) != output.count(b"\n"):
+        return "output has lines that are no commands"
+    return "" if output.isascii() else "output is not ASCII"
 
 
 def _check_with_time(connection: Connection, parts: Sequence[bytes], rng: random.Random) -> None:

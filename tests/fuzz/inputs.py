@@ -49,7 +49,7 @@ def data(rng: random.Random) -> bytes:
 
 def pieces(rng: random.Random, whole: bytes) -> list[bytes]:
     """The same bytes as a network may deliver them: cut anywhere, now and then byte by byte."""
-    if rng.random() < 0.1:
+    if rng.random() < 0.03:
         return [whole[n : n + 1] for n in range(len(whole))]
     cuts = sorted({0, len(whole), *(rng.randint(0, len(whole)) for _ in range(rng.randint(0, 6)))})
     return [whole[a:b] for a, b in pairwise(cuts)]

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -37,10 +38,8 @@ class Running:
         """A signal; to one that is gone it means nothing."""
         self.was_told_to_end |= number in (signal.SIGKILL, signal.SIGTERM)
         if self.alive():
-            try:
+            with suppress(ProcessLookupError):  # it ended a moment ago
                 signal.pidfd_send_signal(self.descriptor, number)
-            except ProcessLookupError:
-                return
 
     def wait(self, seconds: float) -> bool:
         """Whether it ended within that time."""
