@@ -47,6 +47,7 @@ class Flusher(Generic[B]):
         self._unwritten: B | None = None
         self._failing = False
         self._wake = asyncio.Event()
+        self._stopping = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
         self._task: asyncio.Task[None] | None = None
 
@@ -63,25 +64,25 @@ class Flusher(Generic[B]):
         await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     async def stop(self) -> None:
-        """Write what is left, once, and end."""
+        """Write what is left, once, and end. A write that is under way is waited for: it must not happen twice."""
         if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+            self._stopping.set()
+            self._wake.set()
+            await self._task
             self._task = None
-            await self._flush()
+            if await self._flush():
+                await self._flush()  # what came while a batch was tried again
         await self.run(self._close)
         self._thread.shutdown(wait=False)
 
     async def _run(self) -> None:
-        while True:
-            with contextlib.suppress(TimeoutError):  # then it is time to look by ourselves
-                await asyncio.wait_for(self._wake.wait(), self._idle_seconds)
+        while not self._stopping.is_set():
+            await _wait(self._wake, self._idle_seconds)
             self._wake.clear()
             written = await self._flush()
             if not written:
                 self._wake.set()
-            await asyncio.sleep(self._gap_seconds if written else RETRY_SECONDS)
+            await _wait(self._stopping, self._gap_seconds if written else RETRY_SECONDS)
 
     async def _flush(self) -> bool:
         if self._unwritten is not None:
@@ -109,3 +110,9 @@ class Flusher(Generic[B]):
         elif error is None and self._failing:
             log.info("flusher.database_back", flusher=self._name)
         self._failing = error is not None
+
+
+async def _wait(event: asyncio.Event, seconds: float) -> None:
+    """For the event, but no longer."""
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(event.wait(), seconds)

@@ -7,6 +7,7 @@ forgotten, should its server have died. Counts of the wire are written along. As
 
 from __future__ import annotations
 
+import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from streams import database, worker_table
-from streams.catalog import queues
 from streams.catalog.queues import free_acknowledged
 from streams.logs import get_logger
 from streams.replication.broadcaster import Broadcaster, process_broadcaster
@@ -30,6 +30,7 @@ log = get_logger(__name__)
 GAP_SECONDS = 0.1
 #: News of a connection, old rows and counts are not looked after more often than this.
 NEWS_SECONDS, FORGET_SECONDS, COUNT_SECONDS = 30.0, 30.0, 2.0
+
 
 @dataclass(slots=True)
 class _Batch:
@@ -54,7 +55,8 @@ class WorkerReports:
         self.more_counts: Callable[[], Mapping[str, Mapping[str, int]]] = dict
         self._settings = given
         self._broadcaster = broadcaster
-        self._served_by = served_by or given.instance
+        #: Ports and names may be the same on several hosts.
+        self._served_by = f"{served_by or given.instance} on {socket.gethostname()}"
         self._buffer = ReportBuffer(given.worker_report_limit)
         self._peers: dict[str, Peer] = {}
         self._told: dict[str, float] = {}
@@ -163,26 +165,30 @@ class WorkerReports:
             worker_table.forget_server(cursor, self._served_by)
 
     def _write(self, batch: _Batch) -> None:
-        reports = batch.reports
         with self._connection.cursor() as cursor:
             cursor.execute("BEGIN")
-            worker_table.forget_connections(cursor, sorted(reports.gone))
-            worker_table.forget_workers(cursor, sorted(reports.cleared))
-            worker_table.store_connections(cursor, batch.connections, self._served_by)
-            worker_table.take_over(cursor, reports.taken_over)
-            worker_table.end_syncs(cursor, [_row(sync) for sync in reports.ends])
-            worker_table.store_syncs(cursor, [_row(sync) | {"ms": ms} for sync, ms in reports.starts.items()])
-            worker_table.store_acknowledgements(cursor, reports.acknowledged)
-            if reports.acknowledged:
-                queues.free_acknowledged(cursor)
-            worker_table.store_addresses(cursor, _address_rows(reports))
-            worker_table.add_counts(cursor, batch.counts)
-            if batch.forget:
-                given = self._settings
-                worker_table.forget_old(cursor, given.worker_silence_seconds, given.user_address_days * 86_400)
-            cursor.execute("COMMIT")
-            if reports.acknowledged:
+            try:
+                self._write_all(cursor, batch)
+                cursor.execute("COMMIT")
+            except BaseException:
+                self._connection.close()  # no transaction stays open, whatever it was
+                raise
+            if batch.reports.acknowledged:
                 free_acknowledged(cursor)
+
+    def _write_all(self, cursor: Any, batch: _Batch) -> None:
+        reports, given = batch.reports, self._settings
+        worker_table.forget_connections(cursor, sorted(reports.gone))
+        worker_table.forget_workers(cursor, sorted(reports.cleared))
+        worker_table.store_connections(cursor, batch.connections, self._served_by)
+        worker_table.take_over(cursor, reports.taken_over)
+        worker_table.end_syncs(cursor, [_row(sync) for sync in reports.ends])
+        worker_table.store_syncs(cursor, [_row(sync) | {"ms": ms} for sync, ms in reports.starts.items()])
+        worker_table.store_acknowledgements(cursor, reports.acknowledged)
+        worker_table.store_addresses(cursor, _address_rows(reports))
+        worker_table.add_counts(cursor, batch.counts)
+        if batch.forget:
+            worker_table.forget_old(cursor, given.worker_silence_seconds, given.user_address_days * 86_400)
 
 
 def _row(sync: Sync) -> dict[str, Any]:

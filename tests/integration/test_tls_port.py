@@ -11,7 +11,7 @@ from streams.models import WireCount
 from streams.replication.tls import TlsFiles, client_context
 from tests.certificates import Authority
 from tests.waiting import wait_until
-from tests.wire_client import WireClient, ready_ports
+from tests.wire_client import WireClient, ready_ports, start_replication
 from tests.writing import append
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -98,6 +98,17 @@ def test_plain_text_is_answered_with_a_reason_and_counted(port):
     with WireClient(port, "NAME worker1\nPING 1\nREPLICATE ") as client:
         assert client.read_to_end()[0].startswith("ERROR this port speaks TLS only")
     wait_until(lambda: refused("plain text to a TLS port") == 1, 20)
+
+
+def test_a_follower_that_speaks_the_other_language_learns_why(port, authority, start_manage, run_manage):
+    done = run_manage("follow", f"tcp://127.0.0.1:{port}", "--timeout", "3")
+    assert "this port speaks TLS only" in done.stderr
+    plain = start_replication(start_manage)
+    done = run_manage("follow", f"tls://127.0.0.1:{plain}", "--tls-ca", str(authority.file), "--timeout", "3")
+    assert done.returncode == 1
+    assert "does not speak TLS there" in done.stderr
+    closed = WireCount.objects.filter(kind="closed", name="spoke TLS")
+    wait_until(closed.exists, 20)
 
 
 def test_openssl_gets_in_with_its_certificate(port, authority):

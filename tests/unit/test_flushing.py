@@ -98,6 +98,26 @@ async def test_what_waits_is_written_at_the_end(sink):
     assert sink.written == [[1]]
 
 
+async def test_a_write_that_is_under_way_at_the_end_happens_once(sink):
+    began, go_on = threading.Event(), threading.Event()
+
+    def write(batch: list[int]) -> None:
+        began.set()
+        go_on.wait(10)
+        sink.written.append(batch)
+
+    flusher = Flusher("test", sink.collect, write, gap_seconds=0.01)
+    flusher.start()
+    sink.waiting.append(1)
+    flusher.wake()
+    await wait_for(began.is_set)
+    stopping = asyncio.create_task(flusher.stop())
+    await asyncio.sleep(0)
+    go_on.set()
+    await stopping
+    assert sink.written == [[1]]
+
+
 async def test_it_looks_by_itself_now_and_then(sink):
     flusher = Flusher("test", sink.collect, sink.write, gap_seconds=0.01, idle_seconds=0.02)
     flusher.start()

@@ -1,0 +1,109 @@
+"""Reports and the database: what was said while it was away is written afterwards, and nothing stays open."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from streams import worker_table, workers
+from streams.conf import StreamSettings
+from streams.models import SyncingUser, WireCount, WorkerConnection
+from streams.replication.broadcaster import Broadcaster
+from streams.replication.commands import FederationAck, UserSync
+from streams.replication.peers import Peer
+from streams.replication.protocol import ServerConnection
+from streams.replication.reports import WorkerReports
+from streams.replication.testing import MemoryTransport
+from tests.waiting import wait_until
+from tests.wire_client import WireClient, start_replication
+from tests.writing import session, terminate
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def sessions(name: str) -> list[tuple[int, str]]:
+    with session() as cursor:
+        cursor.execute("SELECT pid, state FROM pg_stat_activity WHERE application_name = %s", [name])
+        return list(cursor.fetchall())
+
+
+def test_what_was_said_while_the_database_was_away_is_written_later(start_manage):
+    port = start_replication(start_manage)
+    with WireClient(port, "USER_SYNC w @a:b start 1") as client:
+        wait_until(lambda: workers.is_syncing("@a:b"), 20)
+        for _ in range(3):
+            for pid, _ in [*sessions("replsite worker reports"), *sessions("replsite relay")]:
+                terminate(pid)
+            client.say("USER_SYNC w @c:b start 1\nUSER_SYNC w @a:b end 1\nREMOTE_SERVER_UP up")
+        wait_until(lambda: workers.users_syncing() == {"@c:b"}, 30)
+
+
+def test_hints_arrive_again_after_the_listener_was_cut(start_manage):
+    first = start_replication(start_manage, REPLSITE_INSTANCE="one")
+    second = start_replication(start_manage, REPLSITE_INSTANCE="two")
+    with WireClient(first, "NAME a") as a, WireClient(second, "NAME b") as b:
+        b.read_until("SERVER", 20)
+        for pid, _ in sessions("replsite relay"):
+            terminate(pid)
+
+        def heard() -> bool:
+            b.lines.clear()
+            a.say("REMOTE_SERVER_UP again")
+            b.say("PING 1\nREPLICATE")
+            b.read_until("POSITION caches", 20)
+            return bool(b.of("REMOTE_SERVER_UP again"))
+
+        wait_until(heard, 30)
+
+
+@pytest.fixture
+def reports():
+    return WorkerReports(Broadcaster(StreamSettings(worker_report_limit=5)), "here")
+
+
+def peer() -> Peer:
+    connection = ServerConnection("x")
+    connection.connected(1.0)
+    return Peer(connection, MemoryTransport(), "127.0.0.1:5")
+
+
+async def test_a_mistake_leaves_no_transaction_open(reports, monkeypatch):
+    def fail(cursor, rows) -> None:
+        raise ValueError("for the test")
+
+    await reports.start()
+    monkeypatch.setattr(worker_table, "store_acknowledgements", fail)
+    reports.take(peer(), [FederationAck("s", 1)])
+    await asyncio.sleep(0.5)  # the thread has tried by then; an absence follows
+    assert "idle in transaction" not in {
+        state for _, state in await asyncio.to_thread(sessions, "replsite worker reports")
+    }
+    monkeypatch.undo()
+    await reports.stop()
+
+
+async def test_the_end_writes_what_waits_and_forgets_who_synced(reports):
+    await reports.start()
+    one = peer()
+    reports.take(one, [UserSync("w", f"@{number}:b", True, 1) for number in range(9)])
+    await reports.stop()
+
+    def left() -> tuple[int, int, int]:
+        dropped = WireCount.objects.get(kind="dropped", name="USER_SYNC").total
+        return SyncingUser.objects.count(), WorkerConnection.objects.count(), dropped
+
+    assert await asyncio.to_thread(in_thread(left)) == (0, 0, 4)
+
+
+def in_thread(work):
+    """Call it and close the thread's database connection, so that the test database can be dropped."""
+    from django.db import connections
+
+    def run():
+        try:
+            return work()
+        finally:
+            connections.close_all()
+
+    return run
