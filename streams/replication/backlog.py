@@ -6,13 +6,15 @@ Blocking; called by one thread at a time. Reading positions before rows is what 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from streams import database, liveness, registry
 from streams.declaration import StreamDeclaration
+from streams.pokes import Poke
 from streams.readers import StoredPosition, rows_that_are_there, stored_positions
+from streams.replication.heard import HeardPositions
 from streams.replication.line_sql import can_write_lines, lines_sql, take_lines
 from streams.replication.rounds import Announce, Announcer, Lines, Move, Read, Step, encode_rows, position_line
 
@@ -51,25 +53,39 @@ class Backlog:
         self._announcer = announcer
         self._line_limit_bytes = line_limit_bytes
         self._name = name
+        self._heard = HeardPositions()
         self._connection = database.KeptConnection(using, name, reads_in_order=True)
 
     def snapshot(self) -> dict[str, dict[str, StoredPosition]]:
         """All stored positions at one moment."""
         with self._connection.cursor() as cursor:
-            return stored_positions(cursor)
+            return self._look(cursor, None)
 
-    def round(self, only: Collection[str] | None = None) -> Round:
+    def _look(self, cursor: Any, only: Collection[str] | None) -> dict[str, dict[str, StoredPosition]]:
+        found = stored_positions(cursor, None if only is None else list(only))
+        self._heard.looked(found, only)
+        return found
+
+    def _positions(
+        self, cursor: Any, only: Collection[str] | None, pokes: Sequence[Poke]
+    ) -> dict[str, dict[str, StoredPosition]]:
+        """Where all writers are: as pokes said it, and looked up where they do not say enough."""
+        if only is None:
+            return self._look(cursor, None)
+        if unclear := self._heard.hear(pokes):
+            self._look(cursor, unclear)
+        return self._heard.of(only)
+
+    def round(self, only: Collection[str] | None = None, pokes: Sequence[Poke] = ()) -> Round:
         """Read and encode what moved since the last round; ``done`` is to be told to the announcer.
 
-        Looks at the streams in ``only``, when given.
+        Looks at the streams in ``only``, when given; ``pokes`` are all that were heard since the last round or look.
         """
         result = Round()
         pieces: list[bytes] = []
         cut: set[tuple[str, str]] = set()
         with self._connection.cursor() as cursor:
-            for step in self._announcer.steps(
-                stored_positions(cursor, None if only is None else list(only)), time.monotonic(), only
-            ):
+            for step in self._announcer.steps(self._positions(cursor, only, pokes), time.monotonic(), only):
                 if (step.stream, step.writer) in cut:
                     continue
                 lines, position = self._carry_out(cursor, step)
@@ -115,5 +131,6 @@ def read_lines(cursor: Any, declaration: StreamDeclaration, step: Read, line_lim
         cursor.execute(lines_sql(declaration), parameters)
         if (found := take_lines(step, cursor.fetchone(), line_limit_bytes)) is not None:
             return found
-    rows, reached = rows_that_are_there(cursor, declaration, step.writer, step.after, step.upto, ROWS_PER_READ)
+    writer = None if declaration.announced_as else step.writer
+    rows, reached = rows_that_are_there(cursor, declaration, writer, step.after, step.upto, ROWS_PER_READ)
     return encode_rows(step, rows, reached, line_limit_bytes), reached

@@ -67,6 +67,7 @@ class Broadcaster:
         self._reader_rows = ReaderRows("connection", served_by or instance, self.settings.database)
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="broadcaster")
         self._figure_threads = ThreadPoolExecutor(1, thread_name_prefix="reader-rows")
+        self._heard: list[Poke] = []
         self._wake = asyncio.Event()
         self._moved: set[str] = set()
         self._look_at_all = True
@@ -177,10 +178,11 @@ class Broadcaster:
         """Called in the listener's thread."""
         loop = self._loop
         if loop is not None and not loop.is_closed():
-            loop.call_soon_threadsafe(self._look_at, {poke.stream for poke in pokes})
+            loop.call_soon_threadsafe(self._look_at, {poke.stream for poke in pokes}, pokes)
 
-    def _look_at(self, streams: set[str]) -> None:
+    def _look_at(self, streams: set[str], pokes: Sequence[Poke] = ()) -> None:
         """These streams moved; none named: look at all."""
+        self._heard += pokes
         self._moved |= streams
         self._look_at_all = self._look_at_all or not streams
         self._wake.set()
@@ -199,10 +201,12 @@ class Broadcaster:
 
     async def _wait(self) -> None:
         timeout = min(POLL_SECONDS, max(self._announcer.wants_round_at - time.monotonic(), 0.0))
+        # Not wait_for: the task that it makes costs turns of the loop between a poke and the round.
+        time_to_look = asyncio.get_running_loop().call_later(timeout, self._look_at, set())
         try:
-            await asyncio.wait_for(self._wake.wait(), timeout)
-        except TimeoutError:  # then it is time to look by ourselves
-            self._look_at_all = True
+            await self._wake.wait()
+        finally:
+            time_to_look.cancel()
 
     def _take_moved(self) -> set[str] | None:
         """The streams to look at in the next round, None for all: a poke names what moved, and most streams rest."""
@@ -217,6 +221,7 @@ class Broadcaster:
 
     async def _round(self, only: set[str] | None) -> bool:
         """One round; whether another one has to follow at once."""
+        heard, self._heard = self._heard, []
         if not self.peers:
             snapshot = await self._in_thread(self._backlog.snapshot)
             if self.peers:
@@ -224,7 +229,7 @@ class Broadcaster:
                 return True  # somebody came meanwhile, and may have been told the old positions
             self._announcer.skip(snapshot)
             return False
-        result: Round = await self._in_thread(lambda: self._backlog.round(only))
+        result: Round = await self._in_thread(lambda: self._backlog.round(only, heard))
         self._write(result.data, result.lines, list(self.peers.values()))
         for done in result.done:
             self._announcer.said(done.stream, done.writer, done.position)

@@ -69,14 +69,14 @@ def _rows_sql(declaration: StreamDeclaration, table: FactTable, place: int, row:
     The token that the limit cuts is left out as a whole, so the order within a token may be made afterwards.
     """
     order = order_sql(declaration, table)
+    of_writer = "" if declaration.announced_as else f" AND {table.writer_column} = %(writer)s"
     within = f"ORDER BY token, {table.then_by}" if table.then_by else ""
     columns = f"{token_sql(declaration, table)} AS token, {row} AS json" + (
         f", {table.then_by}" if table.then_by else ""
     )
     return (
         f"SELECT token, {place} AS place, row_number() OVER ({within}) AS number, json FROM (SELECT {columns} "
-        f"FROM {table.name} WHERE {bounds_sql(declaration, table)} AND {table.writer_column} = %(writer)s "
-        f"ORDER BY {order} LIMIT %(limit)s) AS limited"
+        f"FROM {table.name} WHERE {bounds_sql(declaration, table)}{of_writer} ORDER BY {order} LIMIT %(limit)s) AS limited"
     )
 
 
