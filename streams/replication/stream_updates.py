@@ -2,7 +2,7 @@
 
 Everything is read in one snapshot, positions with it, so a row is told only when its writer's position covers it: whoever
 asks beyond what a POSITION said gets what is complete now, never a fact with an earlier one still pending behind it.
-Answers hold whole facts, about a thousand rows, some megabytes at most. Blocks; a connection of its own.
+Answers hold whole facts, some thousand rows, or some megabytes. Blocks; a connection of its own.
 """
 
 from __future__ import annotations
@@ -15,18 +15,25 @@ from typing import Any
 
 from streams import database, registry
 from streams.positions import linear_position
-from streams.readers import FactRow, StoredPosition, rows_that_are_there, stored_positions
+from streams.readers import StoredPosition, stored_positions
 from streams.replication.json_rows import encode_json
+from streams.replication.table_rows import RowPace, Wanted, table_rows
+from streams.replication.views import FollowedRow
 from streams.tokens import VectorToken
 from streams.trim_marks import check_not_trimmed
 
 __all__ = ["ANSWER_LIMIT_BYTES", "ROWS_PER_ANSWER", "Question", "stream_updates"]
 
-ROWS_PER_ANSWER = 1_000
+ROWS_PER_ANSWER = 5_000
 #: An answer ends after the fact with which it grows beyond this.
 ANSWER_LIMIT_BYTES = 4 * 1024 * 1024
+#: A question that takes longer is answered with 503.
+STATEMENT_LIMIT_MS = 20_000
 #: Streams that 1.43 answers with its own position instead of the wanted one.
 _ANSWERED_WITH_OWN_POSITION = frozenset({"presence_federation"})
+
+#: Stream -> how many rows of it are read at a time.
+_paces: dict[str, RowPace] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +55,17 @@ def stream_updates(question: Question, using: str | None = None) -> bytes:
     declaration = registry.get(question.stream).declaration
     if question.after >= question.upto:
         return _body([], question.upto, is_limited=False)
+    pace = _paces.setdefault(question.stream, RowPace())
     with closing(database.direct_connection(using, application_name="replsite http catch-up")) as connection:
+        database.read_in_order(connection)
         connection.set_session(isolation_level="REPEATABLE READ", readonly=True, autocommit=False)
         with connection.cursor() as cursor:
+            cursor.execute(f"SET LOCAL statement_timeout = {STATEMENT_LIMIT_MS}")
             stored = stored_positions(cursor, [question.stream]).get(question.stream, {})
-            rows, reached = rows_that_are_there(
-                cursor, declaration, question.instance, question.after, question.upto, ROWS_PER_ANSWER
-            )
+            wanted = Wanted(question.after, question.upto, [question.instance] if question.instance else None)
+            rows, reached = table_rows(cursor, declaration, wanted, pace.limit(ROWS_PER_ANSWER))
             check_not_trimmed(cursor, question.stream, VectorToken(max(question.after, 0)), question.instance)
+    pace.learn(rows)
     updates, cut_at = _encoded((row for row in rows if _is_complete(row, stored)), question.with_instances)
     reached = min(reached, cut_at) if cut_at is not None else reached
     if reached < question.upto:
@@ -63,8 +73,8 @@ def stream_updates(question: Question, using: str | None = None) -> bytes:
     return _body(updates, _told_position(question, stored), is_limited=False)
 
 
-def _is_complete(row: FactRow, stored: Mapping[str, StoredPosition]) -> bool:
-    position = stored.get(row.writer)
+def _is_complete(row: FollowedRow, stored: Mapping[str, StoredPosition]) -> bool:
+    position = stored.get(row.instance)
     return position is None or row.token <= position.position
 
 
@@ -75,7 +85,7 @@ def _told_position(question: Question, stored: Mapping[str, StoredPosition]) -> 
     return max(question.after, min(question.upto, head))
 
 
-def _encoded(rows: Iterable[FactRow], with_instances: bool) -> tuple[list[bytes], int | None]:
+def _encoded(rows: Iterable[FollowedRow], with_instances: bool) -> tuple[list[bytes], int | None]:
     """The updates; and the token of the last one when the answer was cut at its size."""
     found: list[bytes] = []
     size = last = 0
@@ -83,7 +93,7 @@ def _encoded(rows: Iterable[FactRow], with_instances: bool) -> tuple[list[bytes]
         if size > ANSWER_LIMIT_BYTES:
             return found, last
         for row in fact:
-            update: list[Any] = [token, row.row, row.writer] if with_instances else [token, row.row]
+            update: list[Any] = [token, row.row, row.instance] if with_instances else [token, row.row]
             found.append(encode_json(update))
             size += len(found[-1])
         last = token
