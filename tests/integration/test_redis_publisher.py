@@ -211,3 +211,63 @@ def test_a_url_that_is_none_is_refused(run_manage):
     done = run_manage("serve", "--redis", "http://h")
     assert done.returncode == 2
     assert "redis://" in done.stderr
+
+
+def test_a_redis_that_takes_nothing_is_cut_and_found_again(serve, server, watcher):
+    """What waits for it is bounded like that of any client; TCP goes on meanwhile."""
+    process = serve(env={"REPLSITE_SEND_BUFFER_LIMIT_BYTES": "100000"})
+    is_publishing(watcher)
+    server.command("CLIENT", "PAUSE", "4000")
+    with WireClient(process.ports["replication"], "REPLICATE") as client:
+        client.read_until("POSITION caches")
+        for _ in range(6):
+            stream().append(*(fact("z" * 1_000) for _ in range(100)))
+        last = append()[0]
+        client.read_until(f"RDATA caches master {last} ", 30.0)
+    closed = wait_until(lambda: Reader.objects.filter(name="redis", close_reason="too slow").first(), 20.0)
+    assert closed.buffer_bytes == 0
+    is_publishing(watcher, times=2)
+    again = append()[0]
+    wait_until(lambda: str(again) in [token for token, _ in watcher.rows()], 30.0)
+
+
+# --- the pieces ---------------------------------------------------------------------------------------------------
+
+
+async def test_a_peer_on_redis_says_neither_server_nor_ping():
+    from streams.replication.redis_publisher import RedisPeer
+
+    peer = RedisPeer("redis://there", "localhost")
+    assert peer.waiting.chunk() == []
+    peer.flush()
+    assert peer.waiting.chunk() == []
+    assert peer.is_open
+
+
+async def test_bytes_wait_until_redis_confirmed_them():
+    from streams.replication.redis_publisher import RedisPeer
+
+    peer = RedisPeer("redis://there", "localhost")
+    peer.write_shared(b"RDATA s w 1 []\n", 1, 0.0)
+    pieces = peer.waiting.chunk()
+    assert (pieces, peer.buffered_bytes) == ([b"RDATA s w 1 []\n"], 15)
+    peer.waiting.confirmed(15)
+    assert peer.buffered_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("line", "is_published"),
+    [
+        (b'RDATA s w 1 ["x"]', True),
+        (b"POSITION s w 1 1", True),
+        (b"REPLICATE ", True),
+        (b"REMOTE_SERVER_UP x", False),
+        (b"PING 1", False),
+        (b"ERROR x", False),
+        (b"", False),
+    ],
+)
+def test_only_facts_positions_and_the_question_go_to_redis(line, is_published):
+    from streams.replication.redis_publisher import _is_published
+
+    assert _is_published(line) is is_published
