@@ -225,7 +225,7 @@ class Torture:
     def _come_to_rest(self) -> None:
         """Writers end in order; then every follower must come to the end of the table."""
         deadline = time.monotonic() + self.options.rest_seconds
-        self._end("writer", 20)
+        self._end("writer", 40)
         self.report.facts = self._facts + sum(tail.new_facts() for tail in self._writer_tails)
         if self._is_noticed():
             return
@@ -245,7 +245,7 @@ class Torture:
                 break
             self._replace_the_dead_but_writers()
             time.sleep(0.05)
-        self._end("follower", 10)
+        self._end("follower", 30)
 
     def _behind(self, head: Mapping[str, int]) -> dict[str, dict[str, int]]:
         places = {name: tail.linear() for name, tail in self._follower_tails.items()}
