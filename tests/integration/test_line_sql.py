@@ -33,6 +33,7 @@ NESTED = FactTable("second_facts", COLUMNS, row=Shape(COLUMNS, Literal("n"), ("w
 ONE = StreamDeclaration("one", (FLAT,), "s")
 UNION = StreamDeclaration("union", (FLAT, NESTED), "s")
 BACK = StreamDeclaration("back", (FLAT,), "s", backward=True)
+MERGED = StreamDeclaration("merged", (FLAT,), "s", announced_as="w")
 LIMIT = 16384
 
 text = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=12)
@@ -138,6 +139,15 @@ def test_a_backward_stream_ascends(tables):
     written, expected = both(BACK, 1, 6)
     assert written == expected
     assert [line.split()[3] for line in written[0].data.splitlines()] == [b"2", b"batch", b"3", b"5", b"5"]
+
+
+def test_a_stream_under_one_name_has_the_lines_of_all_writers(tables):
+    for token, writer in ((2, "north"), (3, "south"), (4, "north")):
+        insert("first_facts", token, writer=writer)
+    with connection.cursor() as cursor:
+        lines, reached = backlog.read_lines(cursor, MERGED, Read("merged", "w", 1, 4), LIMIT)
+    assert [line.split()[2:4] for line in lines.data.splitlines()] == [[b"w", b"2"], [b"w", b"3"], [b"w", b"4"]]
+    assert reached == 4
 
 
 def test_the_union_of_events_can_be_written():
