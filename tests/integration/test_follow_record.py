@@ -171,7 +171,11 @@ def test_a_second_recorder_of_the_name_is_refused(foreign, record, run_manage):
 
 @pytest.mark.parametrize(
     ("options", "told"),
-    [(["--record", "a/b"], "letters"), (["--record", "a", "--catch-up", "table"], "--catch-up http or none")],
+    [
+        (["--record", "a/b"], "letters"),
+        (["--record", "a", "--catch-up", "table"], "--catch-up http or none"),
+        (["--record", "a", "--view", "linear"], "--view writer"),
+    ],
 )
 def test_arguments_that_cannot_be(run_manage, options, told):
     done = run_manage("follow", "tcp://127.0.0.1:1", *options)

@@ -146,6 +146,8 @@ def _record(options: dict[str, Any]) -> str:
         return ""
     if options["catch_up"] == "table":
         raise CommandError("--record keeps what a server sends: use it with --catch-up http or none.", returncode=2)
+    if options["view"] != View.WRITER:
+        raise CommandError("--record keeps rows as soon as they are known: use it with --view writer.", returncode=2)
     try:
         return check_record_name(options["record"])
     except ValueError as error:
