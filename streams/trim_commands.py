@@ -18,6 +18,7 @@ from streams.conf import stream_settings
 from streams.epochs import check_epoch, unstamp
 from streams.errors import TokenError, UnknownStream
 from streams.follow.cursor_table import known_streams
+from streams.follow.handlers import effects_database_of, load_handlers
 from streams.follow.resync import resync_reader
 from streams.maintenance import asked_by, register
 from streams.tokens import VectorToken
@@ -158,8 +159,6 @@ class ResyncReader:
         parser.add_argument("--json", action="store_true", help="one JSON object for each stream")
 
     def run(self, command: BaseCommand, options: Mapping[str, Any]) -> None:
-        from streams.follow.handlers import load_handlers  # noqa: PLC0415 - imports the project's modules
-
         load_handlers()
         reader = options["reader"]
         try:
@@ -183,15 +182,20 @@ class ResyncReader:
     def _token(self, cursor: Any, reader: str, text: str) -> tuple[str, VectorToken]:
         stream, equals, token = text.rpartition("=")
         if not equals:
-            follows = known_streams(cursor, reader)
-            if len(follows) != 1:
-                raise TokenError(f"{text}: reader {reader!r} follows {len(follows)} streams; write STREAM=TOKEN.")
-            stream = follows[0]
+            stream = self._only_stream(reader, text)
         registry.get(stream)
         plain, epoch = unstamp(token)
         check_epoch(cursor, epoch, f"Token {token}")
         cursor.execute(_WRITER_NUMBERS, [stream])
         return stream, VectorToken.parse(plain, dict(cursor.fetchall()))
+
+    def _only_stream(self, reader: str, text: str) -> str:
+        using = effects_database_of(reader)
+        with closing(database.direct_connection(using, application_name="replsite resync")) as connection:
+            follows = known_streams(connection.cursor(), reader)
+        if len(follows) != 1:
+            raise TokenError(f"{text}: reader {reader!r} follows {len(follows)} streams; write STREAM=TOKEN.")
+        return follows[0]
 
 
 def _shown(token: VectorToken) -> str:

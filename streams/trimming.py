@@ -2,6 +2,9 @@
 
     limit = the least of: the linear position, what every registered reader has handled, what the rule keeps
 
+Registered are stored cursors, and the rows of ``streams_reader``: open connections and followers, Spark queries, and named
+readers that store their cursor in another database.
+
 A reader holds the trimming back as long as its process was seen within the horizon; one that is longer gone, or that is
 to be ignored, does not, and finds itself below the low-water mark when it comes back: it is told so by ``ResyncNeeded``.
 The linear position is taken some heartbeats before the first fact is deleted, so that whoever was about to read or to
@@ -54,7 +57,9 @@ SELECT reader, base, seen_at < clock_timestamp() - %(horizon)s FROM streams_stor
 _READERS = """
 SELECT kind || ' ' || name, (positions -> %(stream)s)::text, heartbeat_at < clock_timestamp() - %(horizon)s
 FROM streams_reader
-WHERE positions ? %(stream)s AND (closed_at IS NULL OR kind = 'spark') AND left(key, 7) <> 'reader '
+WHERE positions ? %(stream)s AND (closed_at IS NULL OR kind = 'spark' OR left(key, 7) = 'reader ')
+  AND NOT (left(key, 7) = 'reader ' AND EXISTS
+      (SELECT FROM streams_storedcursor WHERE reader = substr(key, 8) AND stream = %(stream)s))
 """
 _MARK = """
 INSERT INTO streams_lowwatermark AS mark (stream, position, writers, rows_deleted, trimmed_at)

@@ -77,6 +77,10 @@ class Chunk:
         """Those of one fact."""
         return self._instances.get(token, [])
 
+    def anew(self) -> Chunk:
+        """The same rows, with nothing loaded yet."""
+        return Chunk(self.stream, self.rows, self._using)
+
     def halves(self) -> tuple[Chunk, Chunk]:
         """Two chunks of whole facts, for a handler that failed on this one; needs two facts at least."""
         rows, middle = self.rows, len(self.rows) // 2

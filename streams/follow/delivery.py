@@ -165,7 +165,7 @@ class Delivery:
                 raise Stopped from error
             pause_seconds = min(pause_seconds * 2, LONGEST_RETRY_SECONDS)
             attempts += 1
-            again = self._attempt(Chunk(chunk.stream, chunk.rows, self._using), goal)
+            again = self._attempt(chunk.anew(), goal)
             if again is None:
                 return
             error = again

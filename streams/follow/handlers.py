@@ -15,12 +15,22 @@ from typing import Any, TypeVar
 from django.utils.module_loading import autodiscover_modules
 
 from streams import registry
+from streams.conf import stream_settings
 from streams.errors import BadHandler, UnknownReader
 from streams.follow.chunks import Chunk
 from streams.names import check_name
 from streams.replication.views import View
 
-__all__ = ["Begin", "Handler", "OnFailure", "handlers_of", "handles", "load_handlers", "readers"]
+__all__ = [
+    "Begin",
+    "Handler",
+    "OnFailure",
+    "effects_database_of",
+    "handlers_of",
+    "handles",
+    "load_handlers",
+    "readers",
+]
 
 F = TypeVar("F", bound=Callable[[Chunk], Any])
 DEFAULT_CHUNK_ROWS = 10_000
@@ -51,7 +61,8 @@ class Handler:
     ``atomic``: the cursor is stored in the transaction that the handler's effects are part of, so they happen exactly
     once. Without, the handler is called outside of a transaction and the cursor is stored after it: for effects elsewhere, which
     then happen at least once. A fact gets so many ``attempts`` (None: no end), ``retry_seconds`` apart at first, doubling up to
-    half a minute; then ``on_failure`` decides.
+    half a minute; then ``on_failure`` decides. ``using`` is the alias of the database of the effects and of the cursor, when that
+    is not the streams' own.
     """
 
     stream: str
@@ -64,6 +75,12 @@ class Handler:
     atomic: bool = True
     begin: Begin = Begin.NOW
     chunk_rows: int = DEFAULT_CHUNK_ROWS
+    using: str | None = None
+
+    @property
+    def effects_database(self) -> str:
+        """Alias of the database in which the handler has its effects, and the reader its cursor."""
+        return self.using or stream_settings().database
 
     def __post_init__(self) -> None:
         where = f"The handler of reader {self.reader!r} for stream {self.stream!r}"
@@ -121,6 +138,13 @@ def load_handlers() -> None:
 
 def _name(function: Callable[..., Any]) -> str:
     return f"{function.__module__}.{getattr(function, '__qualname__', repr(function))}"
+
+
+def effects_database_of(reader: str | None) -> str:
+    """Alias of the database with the reader's cursors; the streams' own for a reader without handlers here."""
+    for handler in _handlers.get(reader or "", {}).values():
+        return handler.effects_database
+    return stream_settings().database
 
 
 def readers() -> list[str]:

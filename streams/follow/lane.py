@@ -16,7 +16,6 @@ from django.db import connections, transaction
 
 from streams import database
 from streams.conf import stream_settings
-from streams.epochs import check_epoch, current_epoch
 from streams.follow.chunks import Chunk
 from streams.follow.cursor_table import CursorMoved, Owner, adopt_epoch, begin_cursor, read_cursor
 from streams.follow.delivery import ConnectionLost, Delivery, Stopped
@@ -43,8 +42,9 @@ class Lane:
         self._owner = owner
         self._stop = stop
         self._began = began
-        self._using = stream_settings().database
-        self._source = TableSource(handler, self._using)
+        self._using = handler.effects_database
+        self._streams_using = stream_settings().database
+        self._source = TableSource(handler, self._streams_using)
 
     def wake(self) -> None:
         """Positions may have moved, or the reader is to stop."""
@@ -99,10 +99,9 @@ class Lane:
     def _begin(self) -> Delivery:
         """The stored cursor, or a first one."""
         handler = self.handler
-        first = self._source.begin()
+        first, epoch = self._source.begin(), self._source.epoch()
         try:
             with transaction.atomic(using=self._using, durable=True), connections[self._using].cursor() as cursor:
-                epoch = current_epoch(cursor)
                 kept = read_cursor(cursor, handler.reader, handler.stream)
                 if kept is None:
                     kept = begin_cursor(cursor, self._owner, handler.stream, first, epoch)
@@ -115,11 +114,11 @@ class Lane:
         return Delivery(handler, self._owner, kept[0], self._pause, self._using)
 
     def _check_epoch(self, cursor: Any, kept: str, now: str) -> None:
-        """Cursor and effects in one database were restored together; effects elsewhere were not."""
+        """Facts, cursor and effects in one database were restored together; effects elsewhere were not."""
         if kept == now or not now:
             return
-        if not self.handler.atomic:
-            check_epoch(cursor, kept, f"Reader {self.handler.reader} on stream {self.handler.stream}")
+        if not self.handler.atomic or self._using != self._streams_using:
+            self._source.check_epoch(kept)
         log.info("reader.new_epoch", reader=self.handler.reader, stream=self.handler.stream, was=kept, epoch=now)
         adopt_epoch(cursor, self.handler.reader, self.handler.stream, now)
 
@@ -187,7 +186,7 @@ class TableLane(Lane):
 
     def _take(self, delivery: Delivery, batch: Batch) -> None:
         if batch.rows:
-            chunk = Chunk(self.handler.stream, batch.rows, self._using)
+            chunk = Chunk(self.handler.stream, batch.rows, self._streams_using)
 
             def after(cursor: VectorToken, part: Chunk) -> VectorToken:
                 return cursor.after_partial_read(batch.target, part.rows[-1].token)

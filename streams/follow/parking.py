@@ -15,7 +15,7 @@ from django.db.models.functions import Now
 from streams.conf import stream_settings
 from streams.errors import UnknownReader
 from streams.follow.chunks import Chunk, FollowedFact
-from streams.follow.handlers import Handler, handlers_of
+from streams.follow.handlers import Handler, effects_database_of, handlers_of
 from streams.logs import get_logger
 from streams.replication.views import FollowedRow
 
@@ -33,17 +33,17 @@ _ERROR_LENGTH = 500
 def parked_facts(
     reader: str | None = None, stream: str | None = None, token: int | None = None
 ) -> QuerySet[ParkedFact]:
-    """The parked facts, of all readers or as named."""
+    """The parked facts of a reader, or of all readers whose cursors are in the streams' database."""
     from streams.models import ParkedFact  # noqa: PLC0415 - needs Django's apps to be loaded
 
-    found = ParkedFact.objects.using(stream_settings().database).all()
+    found = ParkedFact.objects.using(effects_database_of(reader)).all()
     wanted = {"reader": reader, "stream": stream, "token": token}
     return found.filter(**{name: value for name, value in wanted.items() if value is not None})
 
 
 def park(handler: Handler, fact: FollowedFact, error: Exception, attempts: int) -> None:
     """Put a fact aside; in the transaction that moves the cursor beyond it."""
-    parked_facts().update_or_create(
+    parked_facts(handler.reader).using(handler.effects_database).update_or_create(
         reader=handler.reader,
         stream=handler.stream,
         token=fact.token,
@@ -71,18 +71,18 @@ def retry_parked(reader: str, stream: str | None = None, token: int | None = Non
 
 def _retry(handler: Handler, key: int) -> bool | None:
     """Whether it was taken; None when somebody else has it in hand, or had."""
-    using = stream_settings().database
+    using, facts = handler.effects_database, parked_facts(handler.reader).using(handler.effects_database)
     try:
         with transaction.atomic(using=using):
-            parked = parked_facts().select_for_update(skip_locked=True).filter(pk=key).first()
+            parked = facts.select_for_update(skip_locked=True).filter(pk=key).first()
             if parked is None:
                 return None
             rows = [FollowedRow(parked.stream, parked.instance_name, parked.token, row) for row in parked.rows]
             with transaction.atomic(using=using):  # so that a failure of the handler leaves the row locked and ours
-                handler.function(Chunk(parked.stream, rows, using))
+                handler.function(Chunk(parked.stream, rows, stream_settings().database))
             parked.delete()
     except Exception as error:  # noqa: BLE001 - whatever a handler raises is kept with the fact
-        tried = parked_facts().filter(pk=key)
+        tried = facts.filter(pk=key)
         if (fact := tried.first()) is not None:
             tried.update(attempts=fact.attempts + 1, tried_at=Now(), **_trace(error))
         log.warning("reader.fact_failed_again", reader=handler.reader, stream=handler.stream, error=_line(error))

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 
 from streams import database
 from streams.conf import stream_settings
-from streams.errors import ReaderFenced
+from streams.errors import BadHandler, ReaderFenced
 from streams.follow.cursor_table import Owner
 from streams.follow.handlers import Handler, handlers_of
 from streams.follow.lane import FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS, Lane, TableLane
@@ -38,6 +38,7 @@ class Reader:
         for handler in self._handlers:
             handler.check_stream()
         self._using = stream_settings().database
+        self._effects_using = self._one_database()
         self._stopping = threading.Event()
         self._round_over = threading.Event()
         self._lanes: list[Lane] = []
@@ -81,6 +82,16 @@ class Reader:
         """``{stream: {writer: position}}``: up to where facts were handled."""
         return {lane.handler.stream: lane.positions() for lane in self._lanes}
 
+    def _one_database(self) -> str:
+        """The database with the reader's cursors: its name is locked there."""
+        found = {handler.effects_database for handler in self._handlers} or {self._using}
+        if len(found) > 1:
+            raise BadHandler(
+                f"The handlers of reader {self.name!r} have their effects in different databases "
+                f"({', '.join(sorted(found))}): give those of each a reader of their own."
+            )
+        return found.pop()
+
     # --- rounds: one for each time that the name is held ----------------------------------------------------------
 
     def _run(self, *, until_caught_up: bool) -> None:
@@ -99,7 +110,7 @@ class Reader:
 
     def _hold_and_follow(self, *, until_caught_up: bool) -> bool:
         """One round; false when the name was lost with its connection, and must be taken anew."""
-        lock = ReaderLock(self.name, self._using, self.positions, lost=self._end_round)
+        lock = ReaderLock(self.name, self._effects_using, self.positions, lost=self._end_round)
         owner = lock.take()
         log.info("reader.runs", reader=self.name, lease=owner.lease)
         try:

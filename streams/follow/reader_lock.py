@@ -19,7 +19,7 @@ from streams.errors import ReaderNameTaken
 from streams.follow.cursor_table import Owner, sign_of_life, take_lease
 from streams.leases import describe_lock_holder
 from streams.logs import get_logger
-from streams.reader_table import close_reader, store_readers
+from streams.reader_table import store_readers
 
 __all__ = ["ReaderLock", "hold_name", "reader_row_key"]
 
@@ -50,6 +50,7 @@ class ReaderLock:
         self._positions = positions
         self._stop = threading.Event()
         self._connection: Any = None
+        self._shown_on = database.KeptConnection(stream_settings().database, f"replsite readers {reader}")
         self._owner: Owner | None = None
         self._thread = threading.Thread(target=self._beat, name=f"replsite-reader-{reader}", daemon=True)
 
@@ -71,11 +72,9 @@ class ReaderLock:
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(timeout=10)
+        self._show("stopped")
+        self._shown_on.close()
         with suppress(*database.connection_gone):
-            if not self.lost.is_set():
-                with self._connection.cursor() as cursor:
-                    self._show(cursor)
-                    close_reader(cursor, reader_row_key(self._reader), "stopped")
             self._connection.close()
 
     def _beat(self) -> None:
@@ -84,7 +83,7 @@ class ReaderLock:
                 with self._connection.cursor() as cursor:
                     if self._owner is not None:
                         sign_of_life(cursor, self._owner)
-                    self._show(cursor)
+                self._show()
                 self._stop.wait(stream_settings().heartbeat_seconds)
         except database.DatabaseError as error:
             log.warning("reader.lock_lost", reader=self._reader, error=str(error).strip())
@@ -93,14 +92,20 @@ class ReaderLock:
             with suppress(*database.connection_gone):
                 self._connection.close()
 
-    def _show(self, cursor: Any) -> None:
+    def _show(self, close_reason: str = "") -> None:
+        """Our row on the live page; no reason to stop, should its database be away or refuse us."""
         row = {
             "key": reader_row_key(self._reader),
             "name": self._reader,
             "address": f"{socket.gethostname()}:{os.getpid()}",
             "positions": self._positions(),
+            "close_reason": close_reason,
         }
-        store_readers(cursor, "follower", os.getpid(), [row])
+        try:
+            with self._shown_on.cursor() as cursor:
+                store_readers(cursor, "follower", os.getpid(), [row])
+        except database.DatabaseError as error:
+            log.info("reader.not_shown", reader=self._reader, error=str(error).strip())
 
 
 def hold_name(cursor: Any, reader: str) -> None:

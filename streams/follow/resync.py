@@ -18,7 +18,7 @@ from streams.conf import stream_settings
 from streams.epochs import current_epoch
 from streams.errors import TokenError, UnknownReader
 from streams.follow.cursor_table import known_streams, read_cursor
-from streams.follow.handlers import handlers_of, readers
+from streams.follow.handlers import effects_database_of, handlers_of, readers
 from streams.follow.reader_lock import hold_name
 from streams.follow.source import present_token
 from streams.logs import get_logger
@@ -56,16 +56,24 @@ def resync_reader(reader: str, tokens: Mapping[str, VectorToken] | None = None, 
     Raises ``UnknownReader``, ``ReaderNameTaken`` while it runs, ``TokenError`` for a token beyond the present positions or
     below the low-water mark. All cursors are set, or none.
     """
-    with closing(database.direct_connection(stream_settings().database, application_name="replsite resync")) as held:
-        cursor = held.cursor()
+    name, using = "replsite resync", stream_settings().database
+    with (
+        closing(database.direct_connection(effects_database_of(reader), application_name=name)) as held,
+        closing(database.direct_connection(using, application_name=name)) as asked,
+    ):
+        cursor, streams_cursor = held.cursor(), asked.cursor()
         streams = _streams(cursor, reader)
         wanted = dict(tokens) if tokens else dict.fromkeys(streams)
         for stream in wanted:
             _check_stream(reader, stream, streams)
         hold_name(cursor, reader)
-        epoch = current_epoch(cursor)
+        epoch = current_epoch(streams_cursor)
         cursor.execute("BEGIN")
-        done = [_resync(cursor, reader, stream, token) for stream, token in wanted.items()]
+        done = []
+        for stream, token in wanted.items():
+            kept = read_cursor(cursor, reader, stream)
+            goal = _goal(streams_cursor, reader, stream, token)
+            done.append(Resynced(stream, None if kept is None else kept[0], goal))
         for one in done:
             _store(cursor, reader, one, (epoch, by))
         cursor.execute("COMMIT")
@@ -92,9 +100,9 @@ def _check_stream(reader: str, stream: str, streams: list[str]) -> None:
         raise UnknownReader(f"Reader {reader!r} does not follow {stream!r}, but {', '.join(streams)}.")
 
 
-def _resync(cursor: Any, reader: str, stream: str, token: VectorToken | None) -> Resynced:
+def _goal(cursor: Any, reader: str, stream: str, token: VectorToken | None) -> VectorToken:
+    """Where the cursor is to go; raises ``TokenError`` for a place that it cannot go on from."""
     present = present_token(cursor, stream)
-    kept = read_cursor(cursor, reader, stream)
     wanted = present if token is None else token
     if not wanted.before_or_equal(present):
         raise TokenError(
@@ -107,7 +115,7 @@ def _resync(cursor: Any, reader: str, stream: str, token: VectorToken | None) ->
             f"Reader {reader!r} cannot be set to {wanted.base} on stream {stream!r}: facts up to {max(lost.values())} were "
             f"trimmed. Give a token of at least {max(lost.values())}."
         )
-    return Resynced(stream, None if kept is None else kept[0], wanted)
+    return wanted
 
 
 def _store(cursor: Any, reader: str, one: Resynced, epoch_and_by: tuple[str, str]) -> None:

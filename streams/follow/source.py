@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from streams import database, registry
-from streams.follow.cursor_math import due_rows, next_reading, target_of
+from streams.epochs import check_epoch, current_epoch
 from streams.follow.handlers import Begin, Handler
 from streams.positions import linear_position, positions_to_show
 from streams.readers import stored_positions
+from streams.replication.cursor_math import due_rows, next_reading, target_of
 from streams.replication.table_rows import RowPace, Wanted, table_rows
 from streams.replication.views import FollowedRow, View
 from streams.tokens import VectorToken
@@ -66,6 +67,17 @@ class TableSource:
                 mark = trim_mark(cursor, self._handler.stream)
                 return VectorToken(mark.position)
             return present_token(cursor, self._handler.stream, self._handler.view)
+
+    def epoch(self) -> str:
+        """The present epoch of the streams' database."""
+        with self._connection.cursor() as cursor:
+            return current_epoch(cursor)
+
+    def check_epoch(self, kept: str) -> None:
+        """Raise ``EpochChanged`` when the epoch of a cursor is not the present one."""
+        handler = self._handler
+        with self._connection.cursor() as cursor:
+            check_epoch(cursor, kept, f"Reader {handler.reader} on stream {handler.stream}")
 
     def next(self, after: VectorToken) -> Batch:
         """The next rows after a cursor, about as many as the handler wants; raises ``ResyncNeeded``, ``DatabaseError``.

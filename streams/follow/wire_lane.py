@@ -108,7 +108,7 @@ class WireLane(Lane):
         """In the handler's thread: the rows, in pieces that the handler wants."""
         view = self.handler.view
         for piece in pieces(rows, self.handler.chunk_rows):
-            chunk = Chunk(self.handler.stream, piece, self._using)
+            chunk = Chunk(self.handler.stream, piece, self._streams_using)
             upto = token_after(view, delivery.stored, piece)
             self._deliver(delivery, chunk, lambda at, part: token_after(view, at, part.rows), upto)
             self.cursor = delivery.stored

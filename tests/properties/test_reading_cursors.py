@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streams.follow.cursor_math import due_rows, next_reading, target_of
+from streams.replication.cursor_math import due_rows, next_reading, target_of
 from streams.replication.views import FollowedRow, View
 from streams.tokens import VectorToken
 

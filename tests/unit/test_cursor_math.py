@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from streams.follow.cursor_math import Reading, due_rows, next_reading, target_of
+from streams.replication.cursor_math import Reading, due_rows, next_reading, target_of
 from streams.replication.views import FollowedRow, View
 from streams.tokens import VectorToken
 
