@@ -41,5 +41,5 @@ def test_commit_that_nobody_heard_of(proxy: CuttingProxy, cut: Cut):
     committed = taken if cut is Cut.ANSWER else []
     assert ids() == before + committed
     assert tracker.take_counts()[1] == 2 - len(committed)
-    wait_for_linear((before + committed)[-1])
+    wait_for_linear(taken[-1])
     wait_for_linear(append()[0])
