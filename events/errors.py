@@ -55,6 +55,11 @@ class Reason(StrEnum):
     TOO_LARGE = "too-large"
     BAD_REFERENCE = "bad-reference"
     WRONG_EVENT_ID = "wrong-event-id"
+    UNKNOWN_ROOM = "unknown-room"
+    WRONG_ROOM_VERSION = "wrong-room-version"
+    NO_PREV_EVENTS = "no-prev-events"
+    MISSING_PREV_EVENTS = "missing-prev-events"
+    CYCLE = "cycle"
 
 
 class NotCanonical(EventsError, ValueError):

@@ -8,7 +8,7 @@ edges.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 __all__ = ["Leaves", "Node", "backward_extremities", "causal_order", "cycles", "is_accepted"]
@@ -99,19 +99,20 @@ def backward_extremities(nodes: Iterable[Node]) -> list[str]:
 class Leaves:
     """The forward extremities of a room while its events arrive one by one, in any order."""
 
-    def __init__(self, nodes: Mapping[str, Node]) -> None:
-        """``nodes``: all events in the graph, those that are still to arrive included."""
-        self._nodes = nodes
-        self._reached: set[str] = set()
-        self._here: set[str] = set()
-        self.current: dict[str, None] = {}
+    def __init__(
+        self, current: Iterable[str] = (), reached: Iterable[str] = (), looked_through: Iterable[Node] = ()
+    ) -> None:
+        """To go on with a stored room: its leaves, events to come that accepted ones refer to, events looked through."""
+        self._reached = set(reached)
+        self._here: dict[str, Node] = {node.event_id: node for node in looked_through}
+        self.current: dict[str, None] = dict.fromkeys(current)
 
     def add(self, node: Node) -> tuple[bool, list[str]]:
         """An event arrives; returns whether it is a leaf now, and the leaves that are none any more.
 
         Rejected and soft-failed events change nothing until an accepted event refers to them.
         """
-        self._here.add(node.event_id)
+        self._here[node.event_id] = node
         reached = node.event_id in self._reached
         if not is_accepted(node):
             return False, self._reach_below(node) if reached else []
@@ -132,7 +133,7 @@ class Leaves:
                 if prev in self.current:
                     del self.current[prev]
                     gone.append(prev)
-                parent = self._nodes.get(prev)
-                if parent is not None and prev in self._here and not is_accepted(parent):
+                parent = self._here.get(prev)
+                if parent is not None and not is_accepted(parent):
                     below.append(parent)
         return gone

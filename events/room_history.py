@@ -167,7 +167,7 @@ class _History:
     # --- arrival ------------------------------------------------------------------------------------------------
     def _arrive(self, result: RoomResult) -> tuple[Leaves, int | None]:
         """The events come in one by one; returns the leaves and the group of the current state (null: not known)."""
-        arrivals = Arrivals(self.states, Leaves(self.in_graph))
+        arrivals = Arrivals(self.states, Leaves())
         known: int | None = None
         for index, event_id in self._arrivals():
             event = self.in_graph[event_id] = arrivals.add(self.by_id[event_id])

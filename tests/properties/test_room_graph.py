@@ -46,7 +46,7 @@ def slow_leaves(nodes):
 
 @given(rooms())
 def test_leaves_equal_the_definition(nodes):
-    leaves = Leaves({node.event_id: node for node in nodes if not node.outlier})
+    leaves = Leaves()
     for node in nodes:
         if not node.outlier:
             leaves.add(node)

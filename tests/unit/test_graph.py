@@ -17,7 +17,7 @@ class Node:
 
 
 def leaves_of(*nodes):
-    found = Leaves({node.event_id: node for node in nodes if not node.outlier})
+    found = Leaves()
     for node in nodes:
         found.add(node)
     return list(found.current)

@@ -1,0 +1,210 @@
+"""Storing room events as they come: from local users, from other servers, and old ones by backfill.
+
+``persist`` takes a batch in any order, of any rooms. Each event gets a named verdict of its own: stored (accepted, rejected
+by the auth rules, or soft-failed), a duplicate, or refused with the reason; the others are not touched by it. The batch is
+one transaction. Rooms are locked in the order of their IDs before any position is reserved, so writers never wait for each
+other in a circle, and positions of a room ascend as its events build on each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from django.db import connections, transaction
+
+from events.decoding import decode_event
+from events.errors import EventRefused, Reason
+from events.fields import storable
+from events.models import Event, Room
+from events.parsing import ParsedEvent, parse_event
+from events.room_batch import RoomBatch
+from events.room_writes import write_rooms
+from streams.conf import stream_settings
+
+__all__ = ["Incoming", "PersistOutcome", "Persisted", "RefusedEvent", "persist"]
+
+
+@dataclass(frozen=True, slots=True)
+class Incoming:
+    """An event as it came in: its exact bytes, and what is known about it.
+
+    ``room_version`` may be left out for rooms that are stored and for create events. ``outlier``: only the event is known, not
+    its place in the graph. ``backfilled``: it is old, and was asked for.
+    """
+
+    json: bytes
+    room_version: str | None = None
+    event_id: str | None = None
+    outlier: bool = False
+    backfilled: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Persisted:
+    """A stored event; ``rejected_reason`` and ``soft_failed`` are the verdict of the auth rules."""
+
+    event_id: str
+    room_id: str
+    stream_ordering: int
+    rejected_reason: str | None
+    soft_failed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedEvent:
+    """An event that was not stored: its place in the batch and why."""
+
+    place: int
+    error: EventRefused
+
+
+@dataclass(slots=True)
+class PersistOutcome:
+    """What became of a batch. ``bad_content_hashes`` of the stored events did not fit: pruned or tampered with."""
+
+    stored: list[Persisted] = field(default_factory=list)
+    duplicates: list[str] = field(default_factory=list)
+    refused: list[RefusedEvent] = field(default_factory=list)
+    bad_content_hashes: int = 0
+
+
+def persist(events: Iterable[Incoming], using: str | None = None) -> PersistOutcome:
+    """Store a batch; see the module. Events that are stored already change nothing, so a batch may be repeated.
+
+    Raises errors of the stream engine (``WriterFenced``, …) and of the database, and then nothing was stored.
+    """
+    alias = using or stream_settings().database
+    batch = list(events)
+    outcome = PersistOutcome()
+    parsed = _parse(batch, outcome, alias)
+    if parsed:
+        with transaction.atomic(using=alias):
+            _store(parsed, outcome, alias)
+    outcome.refused.sort(key=lambda refused: refused.place)
+    return outcome
+
+
+# --- parsing ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Placed:
+    place: int
+    event: ParsedEvent
+
+
+def _parse(batch: Sequence[Incoming], outcome: PersistOutcome, using: str) -> dict[str, _Placed]:
+    """The events by ID; of several with one ID the first, but rather one with a place in the graph."""
+    decoded: list[tuple[int, Incoming, dict[str, Any]]] = []
+    for place, incoming in enumerate(batch):
+        try:
+            decoded.append((place, incoming, decode_event(incoming.json)))
+        except EventRefused as error:
+            outcome.refused.append(RefusedEvent(place, error))
+    versions = _versions(decoded, using)
+    found: dict[str, _Placed] = {}
+    for place, incoming, event in decoded:
+        try:
+            parsed = _parsed(incoming, event, versions)
+        except EventRefused as error:
+            outcome.refused.append(RefusedEvent(place, error))
+            continue
+        earlier = found.get(parsed.event_id)
+        if earlier is not None:
+            outcome.duplicates.append(parsed.event_id)
+        if earlier is None or (earlier.event.outlier and not parsed.outlier):
+            found[parsed.event_id] = _Placed(place, parsed)
+    return found
+
+
+def _versions(decoded: Sequence[tuple[int, Incoming, dict[str, Any]]], using: str) -> dict[str, str]:
+    """Room version by room ID: of stored rooms, and as told in the batch."""
+    rooms = {event["room_id"] for _, _, event in decoded if _is_room_id(event.get("room_id"))}
+    versions = dict(Room.objects.using(using).filter(room_id__in=rooms).values_list("room_id", "room_version"))
+    for _, incoming, event in decoded:
+        content = event.get("content")
+        if event.get("type") == "m.room.create" and isinstance(content, dict) and _is_room_id(event.get("room_id")):
+            told = incoming.room_version or content.get("room_version", "1")
+            if isinstance(told, str):
+                versions.setdefault(event["room_id"], told)
+    return versions
+
+
+def _is_room_id(value: Any) -> bool:
+    try:
+        return storable(value, "room_id").startswith("!")
+    except EventRefused:
+        return False
+
+
+def _parsed(incoming: Incoming, event: dict[str, Any], versions: dict[str, str]) -> ParsedEvent:
+    version: Any = incoming.room_version
+    room_id = event.get("room_id")
+    if version is None and isinstance(room_id, str):
+        version = versions.get(room_id)
+        if version is None and event.get("type") != "m.room.create":
+            raise EventRefused(Reason.UNKNOWN_ROOM, f"no room {room_id!r} is stored: begin with its create event")
+    if version is None:
+        content = event.get("content")
+        version = content.get("room_version", "1") if isinstance(content, dict) else "1"
+    parsed = parse_event(incoming.json, event, version, incoming.event_id)
+    return replace(parsed, outlier=incoming.outlier, stream_ordering=-1 if incoming.backfilled else None)
+
+
+# --- storing ----------------------------------------------------------------------------------------------------------
+
+#: A new room may be made by two at once; who comes second waits here.
+_MAKE_ROOM = """
+INSERT INTO events_room (room_id, room_version) SELECT * FROM unnest(%s::text[], %s::text[]) AS new (room_id, room_version)
+ORDER BY room_id ON CONFLICT (room_id) DO NOTHING
+"""
+
+
+def _store(parsed: dict[str, _Placed], outcome: PersistOutcome, using: str) -> None:
+    rooms = _locked_rooms([placed.event for placed in parsed.values()], using)
+    known = _stored_already(list(parsed), using)
+    by_room: dict[str, list[ParsedEvent]] = {}
+    for event_id, placed in parsed.items():
+        event, room = placed.event, rooms.get(placed.event.room_id)
+        if event_id in known and (event.outlier or not known[event_id]):
+            outcome.duplicates.append(event_id)
+        elif room is None:
+            error = EventRefused(Reason.UNKNOWN_ROOM, f"no room {event.room_id} is stored: begin with its create event")
+            outcome.refused.append(RefusedEvent(placed.place, error))
+        elif room.room_version != event.room_version:
+            detail = f"room {room.room_id} is of version {room.room_version}, not {event.room_version}"
+            outcome.refused.append(RefusedEvent(placed.place, EventRefused(Reason.WRONG_ROOM_VERSION, detail)))
+        else:
+            by_room.setdefault(room.room_id, []).append(event)
+    batches = [(rooms[room_id], RoomBatch(rooms[room_id], by_room[room_id], using)) for room_id in sorted(by_room)]
+    worked_out = [(room, batch.stored, batch.work_out()) for room, batch in batches]
+    positions = write_rooms(worked_out, {event_id for event_id, outlier in known.items() if outlier}, using)
+    for _, _, changes in worked_out:
+        for event, error in changes.refused:
+            outcome.refused.append(RefusedEvent(parsed[event.event_id].place, error))
+        for event in changes.events:
+            outcome.bad_content_hashes += not event.content_hash_matches
+            outcome.stored.append(
+                Persisted(
+                    event.event_id, event.room_id, positions[event.event_id], event.rejected_reason, event.soft_failed
+                )
+            )
+
+
+def _locked_rooms(events: Sequence[ParsedEvent], using: str) -> dict[str, Room]:
+    """The rooms of the events, locked; makes those that a create event or an outlier begins."""
+    begun = {e.room_id: e.room_version for e in events if e.outlier or e.type == "m.room.create"}
+    if begun:
+        with connections[using].cursor() as cursor:
+            cursor.execute(_MAKE_ROOM, [list(begun), list(begun.values())])
+    wanted = {event.room_id for event in events}
+    locked = Room.objects.using(using).filter(room_id__in=wanted).order_by("room_id").select_for_update()
+    return {room.room_id: room for room in locked}
+
+
+def _stored_already(event_ids: Sequence[str], using: str) -> dict[str, bool]:
+    """Stored events among these -> whether they are outliers."""
+    found = Event.objects.using(using).filter(event_id__in=event_ids)
+    return dict(found.values_list("event_id", "outlier"))

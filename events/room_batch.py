@@ -1,0 +1,290 @@
+"""One room's share of a batch: new events on top of what is stored -> what changes in every table.
+
+The rules are those of a whole history (``events.room_states``, ``events.arrivals``, ``events.visibility_ranges``). Assumes the
+caller's transaction with the room's row locked. Events are numbered from 0 in the order in which they count; whoever writes
+maps numbers to stream positions, and -1 to that of the last event before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from django.db import connections
+
+from events.arrivals import Arrivals
+from events.errors import EventRefused, Reason
+from events.graph import causal_order, is_accepted
+from events.models import CurrentState, Event, Room
+from events.parsing import ParsedEvent
+from events.redaction_rules import may_redact
+from events.room_states import CYCLE, RoomStates, is_create
+from events.room_visibility import HISTORY_VISIBILITY, history_visibility, membership
+from events.stored_room import StoredEvents, StoredRoom
+from events.visibility_ranges import OpenRanges, Step, StoredRanges, VisibilityRanges, VisibilityRow
+from events.visibility_rules import effective_visibility, known_visibility
+from state.auth_selection import State
+from state.deltas import StateKey
+from state.room_versions import room_version
+
+__all__ = ["RoomBatch", "RoomChanges"]
+
+_LAST_ACCEPTED = """
+SELECT event_id FROM events_event
+WHERE room_id = %s AND stream_ordering > 0 AND NOT outlier AND NOT soft_failed AND rejected_reason IS NULL
+ORDER BY stream_ordering DESC LIMIT 1
+"""
+_WIDE = {"world_readable": "world", "shared": "shared"}
+
+
+@dataclass(slots=True)
+class RoomChanges:
+    """What a batch changes in one room, in numbers of ``events``."""
+
+    events: list[ParsedEvent] = field(default_factory=list)
+    refused: list[tuple[ParsedEvent, EventRefused]] = field(default_factory=list)
+    unresolved: set[str] = field(default_factory=set)
+    create: ParsedEvent | None = None
+    new_leaves: list[str] = field(default_factory=list)
+    gone_leaves: list[str] = field(default_factory=list)
+    state_changes: list[tuple[int, str, str, str | None, str | None]] = field(default_factory=list)
+    """(number, type, state_key, event_id, prev_event_id)."""
+    current_unresolved: bool = False
+    visibility_unresolved: bool = False
+    ranges: list[VisibilityRow] = field(default_factory=list)
+    closed: list[tuple[str | None, str, int]] = field(default_factory=list)
+    uncut: list[str] = field(default_factory=list)
+    redacted: dict[str, str] = field(default_factory=dict)
+    """Target -> redaction, of stored and of new targets."""
+    last_accepted: str | None = None
+    """The event that place -1 stands for."""
+
+
+class RoomBatch:
+    """The computation for one room; ``events`` are parsed, of that room, not stored, each once."""
+
+    def __init__(self, room: Room, events: Sequence[ParsedEvent], using: str) -> None:
+        self._row = room
+        self._using = using
+        self.stored = StoredRoom(room.room_id, using, StoredEvents(using))
+        self.changes = RoomChanges()
+        self._batch = list(events)
+        self.states: RoomStates
+
+    def work_out(self) -> RoomChanges:
+        """Everything that the batch changes."""
+        self.stored.read(self._batch)
+        self._refuse_what_has_no_place()
+        version = room_version(self._row.room_version)
+        self.states = RoomStates(version, self._batch, self.stored.as_stored(self._row.create_event_id))
+        self.states.assign(self._batch)
+        self._refuse_cycles()
+        self.changes.create = self.states.create if self._row.create_event_id is None else None
+        order, _ = causal_order(self._batch)
+        outliers = [event for event in self._batch if event.outlier]
+        graph = [self._batch[number] for number in order if not self._batch[number].outlier]
+        live = [event for event in graph if not event.backfilled]
+        old = [event for event in graph if event.backfilled]
+        steps = self._arrive(old, live, outliers)
+        self._see(steps)
+        self._redact()
+        return self.changes
+
+    # --- what cannot be stored ----------------------------------------------------------------------------------
+    def _refuse_what_has_no_place(self) -> None:
+        """Live events need their prev events; a backfilled one may have gaps below it."""
+        order, left = causal_order(self._batch)
+        inside: set[str] = set()
+        kept = []
+        for number in (*order, *left):
+            event = self._batch[number]
+            reason = None if event.outlier or event.backfilled or number in left else self._no_place(event, inside)
+            if reason is not None:
+                self.changes.refused.append((event, reason))
+                continue
+            kept.append(event)
+            if not event.outlier:
+                inside.add(event.event_id)
+        self._batch = kept
+
+    def _no_place(self, event: ParsedEvent, inside: set[str]) -> EventRefused | None:
+        if is_create(event) or (event.type == "m.room.create" and not event.prev_event_ids):
+            return None
+        if not event.prev_event_ids:
+            return EventRefused(Reason.NO_PREV_EVENTS, "only a create event may stand on nothing")
+        missing = [prev for prev in event.prev_event_ids if prev not in inside and not self._in_graph(prev)]
+        if missing:
+            shown = ", ".join(missing[:3])
+            return EventRefused(Reason.MISSING_PREV_EVENTS, f"{shown} must be stored first, or come in the same batch")
+        return None
+
+    def _in_graph(self, event_id: str) -> bool:
+        found = self.stored.events.get(event_id)
+        return found is not None and not found.outlier and found.room_id == self._row.room_id
+
+    def _refuse_cycles(self) -> None:
+        kept = []
+        for event in self._batch:
+            judged = self.states.events[event.event_id]
+            if judged.rejected_reason == CYCLE:
+                self.changes.refused.append((event, EventRefused(Reason.CYCLE, CYCLE)))
+            else:
+                kept.append(judged)
+        self._batch = kept
+
+    # --- arrival ------------------------------------------------------------------------------------------------
+    def _arrive(
+        self, old: Sequence[ParsedEvent], live: Sequence[ParsedEvent], outliers: Sequence[ParsedEvent]
+    ) -> list[Step]:
+        """Number the events: backfilled, live, outliers; returns the steps of accepted ones."""
+        changes, states = self.changes, self.states
+        leaves = self.stored.leaves_below([*old, *live])
+        arrivals = Arrivals(states, leaves, here=[prev for event in live for prev in event.prev_event_ids])
+        known = arrivals.current
+        steps: list[Step] = []
+        self._line_before = known
+        for event in old:
+            changes.events.append(event)
+            self._add_step(steps, event, states.after.get(event.event_id))
+        for event in live:
+            judged = arrivals.add(event)
+            changes.events.append(judged)
+            if arrivals.current is not None and arrivals.current != known:
+                self._note_changes(len(changes.events) - 1, known, arrivals.current)
+                known = arrivals.current
+            self._add_step(steps, judged, arrivals.current)
+        changes.events += outliers
+        for event in old:  # they can fill a gap below a leaf, and a room may consist of them
+            if not live and not self.stored.leaves:
+                arrivals.add(event)
+        self._finish(arrivals, known)
+        return steps
+
+    def _finish(self, arrivals: Arrivals, known: int | None) -> None:
+        changes = self.changes
+        current = arrivals.finish()
+        last = next((n for n in reversed(range(len(changes.events))) if self._is_live(changes.events[n])), None)
+        if current is not None and current != known and last is not None:
+            self._note_changes(last, known, current)
+        graph = [event for event in changes.events if not event.outlier]
+        changes.unresolved = {event.event_id for event in graph if event.event_id not in self.states.after}
+        changes.current_unresolved = current is None and bool(arrivals.leaves.current)
+        before = set(self.stored.leaves)
+        changes.new_leaves = [leaf for leaf in arrivals.leaves.current if leaf not in before]
+        changes.gone_leaves = [leaf for leaf in self.stored.leaves if leaf not in arrivals.leaves.current]
+
+    @staticmethod
+    def _is_live(event: ParsedEvent) -> bool:
+        return not event.outlier and not event.backfilled
+
+    def _note_changes(self, number: int, known: int | None, current: int) -> None:
+        found: Mapping[StateKey, tuple[str | None, str | None]]
+        if known is None:
+            stored = CurrentState.objects.using(self._using).filter(room_id=self._row.room_id)
+            old = {(t, k): e for t, k, e in stored.values_list("type", "state_key", "event_id")}
+            new = self.states.builder.expand(current)
+            found = {key: (old.get(key), new.get(key)) for key in sorted({**old, **new})}
+        else:
+            found = self.states.builder.changes_between(known, current)
+        self.changes.state_changes += [(number, *key, new, old) for key, (old, new) in found.items() if old != new]
+
+    def _add_step(self, steps: list[Step], event: ParsedEvent, line: int | None) -> None:
+        if not is_accepted(event):
+            return
+        after = self.states.after.get(event.event_id)
+        if after is None:
+            self.changes.visibility_unresolved = True
+            return
+        before = self.states.before.get(event.event_id)
+        steps.append(Step(len(self.changes.events) - 1, event, before, after, after if line is None else line))
+
+    # --- visibility ---------------------------------------------------------------------------------------------
+    def _see(self, steps: Sequence[Step]) -> None:
+        """Ranges go on for live events; backfilled ones have ranges of their own, which end with the batch."""
+        if self._row.visibility_unresolved or self.changes.visibility_unresolved:
+            self.changes.visibility_unresolved = True
+            return
+        changes, builder, events = self.changes, self.states.builder, self.states.events
+        old = VisibilityRanges(builder, events)
+        for step in (step for step in steps if step.event.backfilled):
+            old.add(step)
+            last = step.index
+        changes.ranges = list(old.rows)
+        changes.ranges += [replace(row, last=last) for row in old.still_open() if row.kind != "cut"]
+        live = [step for step in steps if not step.event.backfilled]
+        if live:
+            ranges = VisibilityRanges(builder, events, self._stored_ranges())
+            for step in live:
+                ranges.add(step)
+            changes.ranges += [*ranges.rows, *ranges.still_open()]
+            changes.closed, changes.uncut = ranges.closed, ranges.uncut
+
+    def _stored_ranges(self) -> StoredRanges:
+        """Where the stored ranges end: it follows from the last accepted event and the current state."""
+        line = self._line_before
+        with connections[self._using].cursor() as cursor:
+            cursor.execute(_LAST_ACCEPTED, [self._row.room_id])
+            row = cursor.fetchone()
+        if row is None or line is None:
+            return StoredRanges(last=-1)
+        self.changes.last_accepted = row[0]
+        event, after, before = self._around(row[0])
+        changes = (event.type, event.state_key) == HISTORY_VISIBILITY
+        setting = known_visibility(history_visibility(after))
+        old = history_visibility(before) if changes and before is not None else None
+        wide = _WIDE.get(effective_visibility(setting, old, changes=changes))
+        state = self.states.state(line)
+        return StoredRanges(
+            line=line,
+            setting=setting,
+            last=-1,
+            wide=OpenRanges(ranges={wide: (-1, True)} if wide is not None else {}),
+            of_user=lambda user_id: _open_ranges(membership(state, user_id), setting),
+            invited=self._invited,
+        )
+
+    def _around(self, event_id: str) -> tuple[ParsedEvent, State, State | None]:
+        """A stored event with the states after and, where it changes the visibility, before it."""
+        event = self.stored.events[event_id]
+        self.stored.adopt_after([event_id])
+        after = self.states.state(self.stored.after[event_id])
+        if (event.type, event.state_key) != HISTORY_VISIBILITY:
+            return event, after, None
+        self.stored.adopt_after(event.prev_event_ids)
+        before = self.states.merged(self.stored.after.get(prev) for prev in event.prev_event_ids)
+        return event, after, self.states.state(before) if before is not None else None
+
+    def _invited(self) -> list[str]:
+        found = CurrentState.objects.using(self._using).filter(
+            room_id=self._row.room_id, type="m.room.member", membership="invite"
+        )
+        return list(found.values_list("state_key", flat=True))
+
+    # --- redactions ---------------------------------------------------------------------------------------------
+    def _redact(self) -> None:
+        """New redactions of stored and new events, and stored redactions of new ones; the first that applies counts."""
+        new = {event.event_id: event for event in self.changes.events if not event.outlier}
+        pairs = [(event, event.redacts) for event in new.values() if event.redacts is not None and is_accepted(event)]
+        stored = Event.objects.using(self._using).filter(redacts__in=list(new)).order_by("stream_ordering")
+        earlier = [(row.event_id, row.redacts) for row in stored if row.redacts is not None]
+        self.stored.adopt_after([event_id for event_id, _ in earlier])
+        pairs = [(self.stored.events[event_id], target) for event_id, target in earlier] + pairs
+        self.stored.events.load([target for _, target in pairs])
+        for redaction, target_id in pairs:
+            target = new.get(target_id) or self.stored.events.get(target_id)
+            if target is not None and self._applies(redaction, target):
+                self.changes.redacted.setdefault(target_id, redaction.event_id)
+
+    def _applies(self, redaction: ParsedEvent, target: ParsedEvent) -> bool:
+        if target.outlier or target.room_id != self._row.room_id or not is_accepted(redaction):
+            return False
+        group = self.states.before.get(redaction.event_id, self.stored.after.get(redaction.event_id))
+        levels = self.states.rules.levels(self.states.state(group), self.states.create) if group is not None else None
+        return may_redact(redaction, target, self.states.version, levels)
+
+
+def _open_ranges(membership: str | None, setting: str) -> OpenRanges:
+    """What is open of a user on the line; it follows from the membership."""
+    kinds = {"join": "joined", "invite": "invited" if setting == "invited" else None, None: None}
+    kind = kinds.get(membership, "cut")
+    return OpenRanges(membership, {kind: (-1, True)} if kind is not None else {})

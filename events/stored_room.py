@@ -1,0 +1,274 @@
+"""What is stored of a room, as a batch of new events needs it: read once, under the room's lock.
+
+Events and the states of groups never change (but for outliers, which are never kept), so every process keeps the latest
+of them at hand. Assumes the caller's transaction with the room's row locked.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+from threading import Lock
+from typing import Generic, TypeVar
+
+from django.db import connections
+
+from events.graph import Leaves, is_accepted
+from events.models import ForwardExtremity
+from events.parsing import ParsedEvent
+from events.room_states import Stored
+from events.stored_states import parsed_events
+from state.deltas import GroupBuilder, StateKey, StoredGroup
+from state.models import StateGroup
+from state.store import full_state, groups_of_events
+
+__all__ = ["StoredEvents", "StoredRoom", "forget_kept"]
+
+_EVENTS_KEPT = 20_000
+_ENTRIES_KEPT = 500_000
+Value = TypeVar("Value")
+
+
+class _Kept(Generic[Value]):
+    """The values used last, up to a total weight; shared by the threads of a process."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._weight = 0
+        self._values: OrderedDict[object, tuple[Value, int]] = OrderedDict()
+        self._lock = Lock()
+
+    def get(self, key: object) -> Value | None:
+        with self._lock:
+            if key not in self._values:
+                return None
+            self._values.move_to_end(key)
+            return self._values[key][0]
+
+    def put(self, key: object, value: Value, weight: int = 1) -> None:
+        with self._lock:
+            self._weight += weight - self._values.pop(key, (value, 0))[1]
+            self._values[key] = value, weight
+            while self._weight > self._limit:
+                _, (_, dropped) = self._values.popitem(last=False)
+                self._weight -= dropped
+
+    def clear(self) -> None:
+        with self._lock:
+            self._values.clear()
+            self._weight = 0
+
+
+_events: _Kept[ParsedEvent] = _Kept(_EVENTS_KEPT)
+_states: _Kept[dict[StateKey, str]] = _Kept(_ENTRIES_KEPT)
+
+
+def forget_kept() -> None:
+    """Drop what this process keeps: for tests, and after rows were changed from outside."""
+    _events.clear()
+    _states.clear()
+
+
+#: What is known of stored events beside their JSON.
+_VERDICTS = """
+SELECT event_id, outlier, rejected_reason, soft_failed FROM events_event WHERE event_id = ANY(%s)
+"""
+#: Groups with what a builder needs; the last of a chain is found by its delta rows, which every group has.
+_GROUPS = """
+SELECT id, hops, rows_to_read, NOT EXISTS (
+    SELECT FROM state_stategroupdelta d WHERE d.chain = g.chain AND d.state_group > g.id
+) FROM state_stategroup g WHERE id = ANY(%s)
+"""
+#: State events that these lead to along auth events, themselves not included.
+_AUTH_CHAIN = """
+WITH RECURSIVE chain AS (
+    SELECT unnest(auth_event_ids) AS event_id FROM events_eventauth WHERE event_id = ANY(%s)
+    UNION
+    SELECT unnest(auth.auth_event_ids) FROM chain JOIN events_eventauth auth USING (event_id)
+) SELECT event_id FROM chain
+"""
+_EDGES_ABOVE = """
+SELECT edge.prev_event_id, edge.event_id, event.soft_failed OR event.rejected_reason IS NOT NULL
+FROM events_eventedge edge JOIN events_event event USING (event_id) WHERE edge.prev_event_id = ANY(%s)
+"""
+
+
+class StoredEvents(MutableMapping[str, ParsedEvent]):
+    """Every stored event by its ID, read when first asked for; what is set here hides what is stored."""
+
+    def __init__(self, using: str) -> None:
+        self._using = using
+        self._here: dict[str, ParsedEvent | None] = {}
+
+    def load(self, event_ids: Iterable[str]) -> None:
+        """Read these at once."""
+        wanted = [event_id for event_id in dict.fromkeys(event_ids) if event_id not in self._here]
+        missing = []
+        for event_id in wanted:
+            kept = _events.get((self._using, event_id))
+            if kept is not None:
+                self._here[event_id] = kept
+            else:
+                missing.append(event_id)
+        if missing:
+            self._read(missing)
+
+    def _read(self, event_ids: Sequence[str]) -> None:
+        parsed = parsed_events(event_ids, self._using)
+        with connections[self._using].cursor() as cursor:
+            cursor.execute(_VERDICTS, [list(event_ids)])
+            verdicts = {row[0]: row[1:] for row in cursor.fetchall()}
+        for event_id in event_ids:
+            if event_id not in verdicts:
+                self._here[event_id] = None
+                continue
+            outlier, reason, soft_failed = verdicts[event_id]
+            found = replace(
+                parsed[event_id],
+                json=b"",
+                outlier=outlier,
+                rejected_reason=reason,
+                soft_failed=soft_failed,
+                rejection_given=True,
+                soft_failure_given=True,
+            )
+            self._here[event_id] = found
+            if not outlier:
+                _events.put((self._using, event_id), found)
+
+    def __getitem__(self, event_id: str) -> ParsedEvent:
+        self.load([event_id])
+        found = self._here[event_id]
+        if found is None:
+            raise KeyError(event_id)
+        return found
+
+    def __contains__(self, event_id: object) -> bool:
+        return isinstance(event_id, str) and self.get(event_id) is not None
+
+    def __setitem__(self, event_id: str, event: ParsedEvent) -> None:
+        self._here[event_id] = event
+
+    def __delitem__(self, event_id: str) -> None:
+        del self._here[event_id]
+
+    def __iter__(self) -> Iterator[str]:
+        return (event_id for event_id, event in self._here.items() if event is not None)
+
+    def __len__(self) -> int:
+        return sum(event is not None for event in self._here.values())
+
+
+@dataclass(slots=True)
+class StoredRoom:
+    """One room: its events, leaves, and the groups that a batch builds on.
+
+    ``ids`` tells the stored ID of an adopted group's number, ``chains`` that of its chain.
+    """
+
+    room_id: str
+    using: str
+    events: StoredEvents
+    builder: GroupBuilder = field(default_factory=GroupBuilder)
+    leaves: list[str] = field(default_factory=list)
+    after: dict[str, int] = field(default_factory=dict)
+    ids: dict[int, int] = field(default_factory=dict)
+    _numbers: dict[int, int] = field(default_factory=dict)
+
+    def read(self, batch: Sequence[ParsedEvent]) -> None:
+        """Read what the batch refers to and the room's leaves."""
+        leaves = ForwardExtremity.objects.using(self.using).filter(room_id=self.room_id).order_by("event_id")
+        self.leaves = list(leaves.values_list("event_id", flat=True))
+        own = {event.event_id for event in batch}
+        prevs = {prev for event in batch for prev in event.prev_event_ids} - own
+        self.adopt_after({*prevs, *self.leaves})
+        self.events.load([*prevs, *(other for event in batch for other in event.auth_event_ids if other not in own)])
+
+    def adopt_after(self, event_ids: Collection[str]) -> None:
+        """Learn the groups after these events."""
+        groups = groups_of_events(event_ids, self.using)
+        self._adopt(sorted({group for group in groups.values() if group not in self._numbers}))
+        self.after.update((event_id, self._numbers[group]) for event_id, group in groups.items())
+
+    def _adopt(self, groups: Sequence[int]) -> None:
+        if not groups:
+            return
+        with connections[self.using].cursor() as cursor:
+            cursor.execute(_GROUPS, [list(groups)])
+            rows = sorted(cursor.fetchall())
+        for group, hops, rows_to_read, is_tip in rows:
+            number = self.builder.adopt(StoredGroup(self._state(group), hops, rows_to_read, is_tip))
+            self._numbers[group], self.ids[number] = number, group
+
+    def _state(self, group: int) -> Mapping[StateKey, str]:
+        kept = _states.get((self.using, group))
+        if kept is None:
+            kept = full_state(group, self.using)
+            _states.put((self.using, group), kept, len(kept))
+        return kept
+
+    def keep_state(self, group: int, number: int) -> None:
+        """The state of a new group is likely to be asked for next."""
+        state = self.builder.expand(number)
+        _states.put((self.using, group), state, len(state))
+
+    def chain_of(self, groups: Collection[int]) -> dict[int, int]:
+        """The chains of stored groups."""
+        return dict(StateGroup.objects.using(self.using).filter(id__in=groups).values_list("id", "chain"))
+
+    def as_stored(self, create_event_id: str | None) -> Stored:
+        """The room as ``RoomStates`` goes on with it."""
+        create = self.events.get(create_event_id) if create_event_id is not None else None
+        return Stored(self.events, create, self.builder, self.after, self._prepare)
+
+    def _prepare(self, states: Sequence[Mapping[StateKey, str]]) -> None:
+        """Read the events of states that are resolved, and their auth chains, at once."""
+        named = {event_id for state in states for event_id in state.values()}
+        with connections[self.using].cursor() as cursor:
+            cursor.execute(_AUTH_CHAIN, [sorted(named)])
+            named.update(row[0] for row in cursor.fetchall())
+        self.events.load(sorted(named))
+
+    # --- leaves -------------------------------------------------------------------------------------------------
+    def leaves_below(self, batch: Sequence[ParsedEvent]) -> Leaves:
+        """The leaves, with everything known that the batch may touch."""
+        own = {event.event_id for event in batch}
+        through = self._looked_through(batch, own)
+        return Leaves(self.leaves, self._reached([*own, *through]), through.values())
+
+    def _looked_through(self, batch: Sequence[ParsedEvent], own: Set[str]) -> dict[str, ParsedEvent]:
+        """Stored events below the batch that are rejected or soft-failed."""
+        found: dict[str, ParsedEvent] = {}
+        level = {prev for event in batch for prev in event.prev_event_ids} - own
+        while level:
+            self.events.load(level)
+            here = [self.events[event_id] for event_id in sorted(level) if event_id in self.events]
+            new = [event for event in here if not event.outlier and not is_accepted(event)]
+            found.update((event.event_id, event) for event in new)
+            level = {prev for event in new for prev in event.prev_event_ids} - found.keys() - own
+        return found
+
+    def _reached(self, event_ids: Sequence[str]) -> set[str]:
+        """Those of these events that a stored accepted event refers to, through others that are not if need be."""
+        below: dict[str, set[str]] = {}
+        accepted: set[str] = set()
+        level = set(event_ids)
+        while level:
+            with connections[self.using].cursor() as cursor:
+                cursor.execute(_EDGES_ABOVE, [sorted(level)])
+                rows = cursor.fetchall()
+            level = set()
+            for prev, event_id, looked_through in rows:
+                if event_id not in below and looked_through:
+                    level.add(event_id)
+                below.setdefault(event_id, set()).add(prev)
+                if not looked_through:
+                    accepted.add(event_id)
+        found: set[str] = set()
+        stack = list(accepted)
+        while stack:
+            new = below.get(stack.pop(), set()) - found
+            found |= new
+            stack += new
+        return found
