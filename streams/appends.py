@@ -22,6 +22,7 @@ import itertools
 import os
 import re
 import secrets
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -248,7 +249,7 @@ class _Appending:
 
     def _in_callers_transaction(self, message: _Message) -> list[int]:
         """Nothing is committed by the message, so an error leaves nothing behind, whether its answer came or not."""
-        fetch = self.tracker.begin_fetch()
+        fetch = self.tracker.begin_fetch(message.count, time.time())
         rows: list[tuple[int, ...]] = []
         owned = False
         try:
@@ -272,7 +273,7 @@ class _Appending:
 
     def _alone(self, message: _Message) -> list[int]:
         key = next(_lock_keys)
-        fetch = self.tracker.begin_fetch()
+        fetch = self.tracker.begin_fetch(message.count, time.time())
         ids: list[int] | None = None
         try:
             ids = sorted(row[0] for row in self._send(message, key))

@@ -5,6 +5,7 @@ The update names the lease: a process whose name was taken over changes no row, 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,8 @@ __all__ = ["beat"]
 
 #: Fewer single complete IDs above the linear position than this are nothing to tell of.
 MANY_IDS = 1_000
+#: IDs that are being fetched for longer than this are shown as pending: the message that takes them waits for something.
+SLOW_SECONDS = 1.0
 
 _BEAT = """
 UPDATE streams_instance SET heartbeat_at = clock_timestamp() WHERE name = %(name)s AND lease = %(lease)s
@@ -58,21 +61,27 @@ def _row(stream: str, writer: WriterProcess, open_transactions: Sequence[OpenTra
     tracker = writer.trackers[stream]
     written, rolled_back = tracker.take_counts()
     pending = tracker.pending
+    slow = tracker.fetches_begun_before(time.time() - SLOW_SECONDS)
     holders = [(record.pending().get(stream), record) for record in open_transactions if not record.ended]
     oldest = min((h for h in holders if h[0] is not None), key=lambda holder: holder[0] or 0, default=None)
     since = oldest[1].opened_at if oldest and pending else None
+    transaction = oldest[1].number if oldest and pending else None
+    if slow and (since is None or slow[0].begun_at < since):  # its IDs and its transaction are not known here yet
+        since, transaction = slow[0].begun_at, None
+    first = min([*pending[:1], *(fetch.above + 1 for fetch in slow[:1])], default=None)
+    count = len(pending) + sum(fetch.count for fetch in slow)
     # An ID may be pending a moment before its transaction is known: that is shown again when it is.
     known_done = tracker.known_done_size // MANY_IDS * MANY_IDS
-    shown = (pending[0] if pending else None, len(pending), since, known_done)
+    shown = (first, count, since, known_done)
     if writer.shown_pending.get(stream) == shown and not written and not rolled_back:
         return None
     writer.shown_pending[stream] = shown
     return (
         stream,
-        len(pending),
-        shown[0] * registry.get(stream).declaration.sign if shown[0] is not None else None,
+        count,
+        first * registry.get(stream).declaration.sign if first is not None else None,
         since,
-        oldest[1].number if oldest and pending else None,
+        transaction,
         written,
         rolled_back,
         known_done,

@@ -179,7 +179,7 @@ class Reservation:
         return self
 
     def _reserve(self, writer: WriterProcess, tenure: Tenure, tracker: PositionTracker) -> None:
-        fetch = tracker.begin_fetch()
+        fetch = tracker.begin_fetch(self._count, time.time())
         ids: list[int] = []
         owned = False
         try:

@@ -32,6 +32,8 @@ class Fetch:
     """IDs are being fetched from the sequence at this moment; ``above`` was the highest allocated one before."""
 
     above: int
+    count: int = 1
+    begun_at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +100,10 @@ class PositionTracker:
 
     # --- reserve and complete -------------------------------------------------------------------------------------
 
-    def begin_fetch(self) -> Fetch:
+    def begin_fetch(self, count: int = 1, begun_at: float = 0.0) -> Fetch:
         """Say that IDs are about to be taken from the sequence: until they are known, our position may not pass them."""
         with self._lock:
-            fetch = Fetch(self._max_allocated_seen)
+            fetch = Fetch(self._max_allocated_seen, count, begun_at)
             self._fetching.append(fetch)
             return fetch
 
@@ -393,6 +395,11 @@ class PositionTracker:
         """IDs reserved here and not complete, ascending."""
         with self._lock:
             return list(self._unfinished)
+
+    def fetches_begun_before(self, moment: float) -> list[Fetch]:
+        """Fetches that have been under way since before that moment, the oldest first."""
+        with self._lock:
+            return [fetch for fetch in self._fetching if fetch.begun_at < moment]
 
     def take_counts(self) -> tuple[int, int]:
         """Facts completed by commit and by rollback since the last call."""

@@ -283,6 +283,20 @@ def test_while_the_message_is_at_work_the_position_waits(beside):
     assert len(ids()) == 2
 
 
+@pytest.mark.usefixtures("slow_insert")
+def test_a_message_that_waits_for_long_is_shown_as_pending():
+    current_writer().enter(stream())
+    with session() as blocker:
+        blocker.execute("BEGIN; SELECT pg_advisory_xact_lock(1)")
+        thread = in_thread(lambda: append(2))
+        wait_until(lambda: stored()["master"].pending == 2)
+        assert stored()["master"].oldest_pending_at is not None
+        blocker.execute("COMMIT")
+    thread.join()
+    wait_until(lambda: stored()["master"].pending == 0)
+    wait_for_linear(ids()[-1])
+
+
 def blocked_append(proxy: CuttingProxy, blocker: Any) -> threading.Thread:
     """An append of another thread through the proxy, cut while the server is at work on it."""
     given = through(proxy)

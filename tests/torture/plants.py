@@ -44,8 +44,8 @@ def _skip_fetching() -> None:
     end_fetch, settle = _existing(PositionTracker, "end_fetch"), _existing(PositionTracker, "settle")
     _existing(PositionTracker, "begin_fetch")
 
-    def begin_fetch(self: PositionTracker) -> Fetch:
-        return Fetch(self._max_allocated_seen)
+    def begin_fetch(self: PositionTracker, count: int = 1, begun_at: float = 0.0) -> Fetch:
+        return Fetch(self._max_allocated_seen, count, begun_at)
 
     calls = itertools.count()
 
