@@ -200,6 +200,10 @@ class Cursors:
         """Facts of the writer up to `token` are here (fetched ones, too)."""
         self._streams[stream].reach(instance, token)
 
+    def rewind(self, stream: str, instance: str) -> None:
+        """The stream began anew, and what it holds since is about to be fetched."""
+        self._streams[stream].start_anew(instance, 0)
+
     # --- what the server says -------------------------------------------------------------------------------------
 
     def take(self, command: Position | RData) -> Event | None:

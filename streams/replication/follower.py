@@ -257,7 +257,12 @@ class Follower:
             if isinstance(event, Reset):
                 await self._hand_out()  # what is left of the stream's former life
                 self._missed(event)
-            self._note(event)
+            if isinstance(event, Reset) and event.token > 0 and self._catch_up.covers(event.stream):
+                self._cursors.rewind(event.stream, event.instance)
+                self._note(event)
+                await self._fill(Gap(event.stream, event.instance, 0, event.token))  # its new life up to now
+            else:
+                self._note(event)
 
     async def _learn(self) -> None:
         """All writers there are, read after the server has told its positions: none can have come in between."""

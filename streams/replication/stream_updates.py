@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
@@ -53,6 +53,8 @@ class Question:
 def stream_updates(question: Question, using: str | None = None) -> bytes:
     """The body of the answer. Raises ``UnknownStream``, ``ResyncNeeded`` below the low-water mark, ``DatabaseError``."""
     declaration = registry.get(question.stream).declaration
+    if question.after > question.upto and declaration.in_memory:
+        question = replace(question, after=0)  # it was asked from a former life of the stream: everything is new
     if question.after >= question.upto:
         return _body([], question.upto, is_limited=False)
     pace = _paces.setdefault(question.stream, RowPace())

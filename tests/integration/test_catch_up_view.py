@@ -12,8 +12,9 @@ from streams.replication import catch_up_view, stream_updates
 from streams.replication.catch_up_view import AnswerCache
 from streams.replication.stream_updates import Question
 from streams.testing import as_instance
+from tests import writing
 from tests.waiting import wait_until
-from tests.writing import append, fact, stored, stream
+from tests.writing import fact, stored, stream
 
 pytestmark = pytest.mark.django_db(transaction=True)
 PATH = "/_synapse/replication/get_repl_stream_updates"
@@ -31,12 +32,22 @@ def ask(name: str, after: object, upto: object, txn_id: str | None = None, **hea
     return Client(headers=headers).get(f"{PATH}/{name}/{txn_id}?from_token={after}&upto_token={upto}{more}")
 
 
+def complete(ids: list[int], name: str = "caches", writer: str = "master") -> list[int]:
+    """The same, once their writer's position covers them: until then nobody is told of them."""
+    wait_until(lambda: writer in stored(name) and stored(name)[writer].position >= ids[-1], 20.0)
+    return ids
+
+
+def append(count: int = 1, writer: str = "master") -> list[int]:
+    return complete(writing.append(count), writer=writer)
+
+
 def tokens(response) -> list[int]:
     return [update[0] for update in response.json()["updates"]]
 
 
 def test_body_is_written_as_the_original_writes_it():
-    (token,) = stream().append(fact('n"\u2615'))
+    (token,) = complete(stream().append(fact('n"\u2615')))
     ts = type(fact()).objects.get(stream_id=token).invalidation_ts
     response = ask("caches", token - 1, token)
     wanted = f'{{"updates":[[{token},["n\\"\\u2615",["k"],{ts}]]],"upto_token":{token},"limited":false}}'
@@ -115,7 +126,7 @@ def test_limited_answers_hold_whole_tokens_and_lose_nothing(monkeypatch):
                 row = fact()
                 row.stream_id = number
                 reservation.write(row)
-    ids = reservation.ids
+    ids = complete(reservation.ids)
     found, answers = walk("caches", ids[0] - 1, ids[-1])
     assert found == [number for number in ids for _ in range(3)]
     assert answers > 3
@@ -123,7 +134,7 @@ def test_limited_answers_hold_whole_tokens_and_lose_nothing(monkeypatch):
 
 def test_an_answer_is_cut_at_its_size(monkeypatch):
     monkeypatch.setattr(stream_updates, "ANSWER_LIMIT_BYTES", 20_000)
-    written = list(stream().append(*(fact("x" * 9_000) for _ in range(9))))
+    written = complete(stream().append(*(fact("x" * 9_000) for _ in range(9))))
     found, answers = walk("caches", written[0] - 1, written[-1])
     assert found == written
     assert answers == 3
@@ -132,7 +143,6 @@ def test_an_answer_is_cut_at_its_size(monkeypatch):
 def test_rows_above_their_writers_position_are_not_told():
     """A committed row with an earlier one pending behind it is not complete yet."""
     written = append(3)
-    wait_until(lambda: stored()["master"].position >= written[-1])
     StreamPosition.objects.filter(stream="caches").update(position=written[1])
     assert tokens(ask("caches", written[0] - 1, written[-1])) == written[:2]
 
@@ -140,8 +150,7 @@ def test_rows_above_their_writers_position_are_not_told():
 def test_one_writer_or_all():
     mine = append(2)
     with as_instance("south"):
-        theirs = append(2)
-        wait_until(lambda: "south" in stored() and stored()["south"].position >= theirs[-1])
+        theirs = append(2, "south")
     after, upto = mine[0] - 1, theirs[-1]
     assert tokens(ask("caches", after, upto)) == mine + theirs
     assert tokens(ask("caches", after, upto, query="&instance_name=south")) == theirs
@@ -244,3 +253,13 @@ def test_below_the_low_water_mark_the_answer_says_resync():
     assert (gone.status_code, gone.json()["errcode"]) == (410, "REPLSITE_RESYNC_NEEDED")
     assert "resync needed" in gone.json()["error"]
     assert tokens(ask("caches", written[2], written[-1])) == written[3:]
+
+
+def test_a_stream_in_memory_that_began_anew_is_told_from_its_beginning():
+    """As a 1.43 worker asks after a restart: from its old position down to the new one."""
+    from streams import registry
+
+    typing = registry.get("typing")
+    written = complete(typing.append(*(typing.models[0](room_id=f"!{n}:a", user_ids=[]) for n in range(3))), "typing")
+    assert tokens(ask("typing", 500, written[-1])) == written
+    assert tokens(ask("caches", 500, 3)) == []

@@ -16,9 +16,11 @@ from streams.replication import redis_link
 from streams.replication.addresses import RedisAddress
 from streams.replication.errors import RedisRefused
 from streams.replication.follower import Follower, FollowerOptions
+from streams.replication.http_catch_up import HttpCatchUp, HttpServers
 from streams.replication.redis_link import RedisConnector
-from streams.replication.views import FollowedRow
+from streams.replication.views import FollowedRow, View
 from tests.redis_server import RedisServer, redis_server
+from tests.scripted_http import scripted_http
 from tests.waiting import wait_until
 
 RECORDING = Path(__file__).parent.parent / "data" / "redis" / "r1_redis_modern_synapse.txt.gz"
@@ -34,13 +36,13 @@ def server(tmp_path, free_port) -> Iterator[RedisServer]:
 class Heard:
     """A follower on a loop in a thread, what it handed out and what it said is missing."""
 
-    def __init__(self, server: RedisServer, url: str = "", **options) -> None:
+    def __init__(self, server: RedisServer, url: str = "", catch_up=None, **options) -> None:
         self.rows: list[FollowedRow] = []
         self.gaps: list = []
         self.error: BaseException | None = None
         connector = RedisConnector(RedisAddress.parse(url or server.url), CHANNEL, "test follower")
         given = FollowerOptions(None, "test", connector=connector, **options)
-        self.follower = Follower(given, self.rows.extend, missed=self.gaps.append)
+        self.follower = Follower(given, self.rows.extend, catch_up, missed=self.gaps.append)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run)
 
@@ -196,6 +198,23 @@ def test_a_stream_in_memory_begins_anew_and_a_stored_one_does_not(server):
         wait_until(lambda: heard.position("events") == 7, 20.0)
         assert [token for _, token, _ in heard.of("typing")] == [6, 1]
         assert [token for _, token, _ in heard.of("events")] == [6, 7]
+
+
+@pytest.mark.parametrize("view", list(View))
+def test_what_a_stream_holds_since_it_began_anew_is_fetched(server, view):
+    answer = {"updates": [[1, [1]], [3, [3]]], "upto_token": 3, "limited": False}
+    with scripted_http((200, json.dumps(answer).encode())) as http:
+        catch_up = HttpCatchUp(HttpServers.parse([http.url]), writers_of=lambda stream: ["master"])
+        with hearing(server, catch_up=catch_up, view=view) as heard:
+            subscribed(server)
+            server.publish(CHANNEL, "POSITION typing master 5 5", "RDATA typing master 6 [6]")
+            wait_until(lambda: len(heard.rows) == 1, 20.0)
+            server.publish(CHANNEL, "POSITION typing master 3 3", "RDATA typing master 4 [4]")
+            wait_until(lambda: len(heard.rows) == 4, 20.0)
+            assert [token for _, token, _ in heard.of("typing")] == [6, 1, 3, 4]
+            assert heard.position("typing") == 4
+        asyncio.run(catch_up.close())
+    assert "from_token=0&upto_token=3" in http.paths[0]
 
 
 def test_after_a_restart_of_redis_nothing_is_missed_in_silence(server):
