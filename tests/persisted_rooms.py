@@ -18,8 +18,8 @@ from events.persist import Incoming, PersistOutcome, persist
 
 def incoming(event: ParsedEvent, **about) -> Incoming:
     """A parsed event as it comes in, its verdict not told."""
-    known = {"outlier": event.outlier, "backfilled": event.backfilled, **about}
-    return Incoming(event.json, event.room_version, **known)
+    known = {"room_version": event.room_version, "outlier": event.outlier, "backfilled": event.backfilled}
+    return Incoming(event.json, **{**known, **about})
 
 
 def persist_all(events: Iterable[ParsedEvent], batch: int = 1) -> list[PersistOutcome]:
