@@ -3,8 +3,8 @@
     python -m script.benchmarks.catchup_follower PORT VIEW UPTO     (a follower of the server at PORT)
     python -m script.benchmarks.catchup_follower reader VIEW UPTO   (a named reader, whose cursor is stored after every chunk)
 
-Prints ``done SECONDS FACTS GROWTH``: the time from its start to the fact UPTO, the facts that the handler was given,
-and by how many bytes its memory grew at most.
+Prints ``done SECONDS FACTS GROWTH CPU``: the time from its start to the fact UPTO, the facts that the handler was given,
+by how many bytes its memory grew at most, and the CPU seconds that it took.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class Count:
 
     def __init__(self, last: int) -> None:
         self.facts = 0
-        self.ended = 0.0
+        self.ended = self.cpu_seconds = 0.0
+        self._cpu_begun = time.process_time()
         self._last = last
 
     def rows(self, rows: Sequence[FollowedRow]) -> None:
@@ -47,6 +48,7 @@ class Count:
         past = next((row.token for row in reversed(rows) if row.instance == "past"), 0)
         if past >= self._last:
             self.ended = time.perf_counter()
+            self.cpu_seconds = time.process_time() - self._cpu_begun
 
     def chunk(self, chunk: Chunk) -> None:
         """Of a reader."""
@@ -93,7 +95,7 @@ def main() -> None:
         else:
             asyncio.run(follow(int(where), view, upto, count))
         seconds = count.ended - begun
-    print(f"done {seconds} {count.facts} {memory.growth_bytes}", flush=True)
+    print(f"done {seconds} {count.facts} {memory.growth_bytes} {count.cpu_seconds}", flush=True)
 
 
 if __name__ == "__main__":
