@@ -200,6 +200,8 @@ class _View:
             slowest = min(positions, key=positions.__getitem__, default="")
             where = f"the linear position is {seen.linear}, wanted {token.base}"
             where += f"; the slowest writer is {slowest!r} at {positions[slowest]}" if slowest else ""
+            pending = seen.own.pending if seen.own is not None else []
+            where += f"; a transaction of this process has {pending[0]} open" if pending else ""
         else:
             found = ((w, at) for w, at in token.entries.items() if seen.position_of(w) < at)
             writer, at = next(found, ("", 0))

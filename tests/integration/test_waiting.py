@@ -62,7 +62,7 @@ def test_it_does_not_return_before_the_commit(north):
     """The fact is reserved and announced by nobody: waiting for it may not end."""
     with transaction.atomic():
         number = append()[0]
-        with pytest.raises(WaitTimedOut):
+        with pytest.raises(WaitTimedOut, match=f"a transaction of this process has {number} open"):
             stream().wait_for(number, 0.3)
     north(number)
     stream().wait_for(number, 10)
