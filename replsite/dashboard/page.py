@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NotRequired, TypedDict
 
-from replsite.snapshot_views import ReaderStreamView, ReaderView, Snapshot, StreamView, WriterView
+from replsite.snapshot_views import ReaderStreamView, ReaderView, Snapshot, StreamView, WorkersView, WriterView
 from replsite.status import Severity, Verdict
 from replsite.wording import byte_size, count, counted, duration
 from streams.positions import RETIRED
 
-__all__ = ["READERS", "STREAMS", "Cell", "Column", "Group", "Page", "Row", "live_page_data"]
+__all__ = ["READERS", "STREAMS", "WORKERS", "Cell", "Column", "Group", "Page", "Row", "live_page_data"]
 
 _NOTHING = "-"
 #: So many readers that are fine, and that ended, are listed at most; ``streams --json`` has all of them.
@@ -53,6 +53,21 @@ READERS = (
 )
 
 
+WORKERS = (
+    Column("Report"),
+    Column("Status"),
+    Column("Number", number=True),
+    Column("Last news", number=True),
+    Column("What it means"),
+)
+#: What is told of each kind of count; commands are for the metrics.
+_COUNTED = {
+    "closed": ("Connections that ended", "Why, since the tables were made."),
+    "refused": ("Connections that were refused", "Nobody of these came in."),
+    "dropped": ("Reports that were dropped", "More came than may wait; see REPLSITE_WORKER_REPORT_LIMIT."),
+}
+
+
 class Cell(TypedDict):
     """``text``, smaller ``sub`` text below it, and ``at``: a moment whose age replaces the text."""
 
@@ -84,6 +99,7 @@ class Page(TypedDict):
     health: dict[str, Any]
     streams: list[Group]
     readers: list[Group]
+    workers: list[Group]
 
 
 def live_page_data(snapshot: Snapshot) -> Page:
@@ -98,6 +114,7 @@ def live_page_data(snapshot: Snapshot) -> Page:
         },
         "streams": [_stream_group(stream) for stream in snapshot.streams],
         "readers": _reader_groups(snapshot.readers),
+        "workers": _worker_groups(snapshot.workers),
     }
 
 
@@ -242,3 +259,36 @@ def _reader_row(view: ReaderStreamView) -> Row:
         _text(""),
     ]
     return _row(view.stream, view.status, cells)
+
+
+def _worker_groups(workers: WorkersView) -> list[Group]:
+    syncing = [
+        _report(f"{one.name} {one.worker}", [_text(one.name, one.address), count(one.users), _moment(one.last_news_at)])
+        for one in workers.syncing
+    ]
+    acknowledged = [
+        _report(one.instance, [_text(one.instance), count(one.token), _moment(one.acknowledged_at)])
+        for one in workers.acknowledged
+    ]
+    about = "" if workers.addresses_exact else "more than "
+    groups = [
+        _reports("syncing", "Users that sync", count(workers.users_syncing), syncing),
+        _reports("federation", "Federation acknowledged up to", "", acknowledged),
+        _reports("addresses", "Addresses of users", f"{about}{count(workers.addresses)}", []),
+    ]
+    for kind, (title, sentence) in _COUNTED.items():
+        totals = workers.counted(kind)
+        rows = [_report(name, [_text(name), count(total), _text("")]) for name, total in totals.items()]
+        groups.append(_reports(kind, title, count(sum(totals.values())), rows, sentence))
+    return [group for group in groups if group["rows"] or group["key"] in ("syncing", "addresses")]
+
+
+def _reports(key: str, title: str, number: str, rows: list[Row], sentence: str = "") -> Group:
+    head = _report("", [_text(title), number, _text("")], sentence)
+    return {"key": key, "head": head, "rows": rows}
+
+
+def _report(key: str, cells: Sequence[Cell | str], sentence: str = "") -> Row:
+    """Nothing that workers report is good or bad by itself: there is no status word."""
+    said = [_text(cell) if isinstance(cell, str) else cell for cell in cells]
+    return _row(key, Verdict("", Severity.FINE, sentence), said)
