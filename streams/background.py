@@ -233,8 +233,8 @@ class Background:
             if poke.position is None and poke.writer == self._writer.name:
                 self._beat_due = 0.0  # somebody changed our own row: perhaps we are asked to leave
             cache_feed.before_advance([poke.stream], cursor, self._writer.using)
-            if poke.position is not None and poke.stream in registry.names():
-                for other in registry.sharing(registry.get(poke.stream)):
+            if poke.position is not None and (stream := registry.find(poke.stream)) is not None:
+                for other in registry.sharing(stream):
                     if (sister := self._writer.trackers.get(other.name)) is not None:
                         sister.observe(poke.position)
             tracker = self._writer.trackers.get(poke.stream)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from streams.stream import Stream
 
-__all__ = ["Sample", "all_streams", "announced", "bind", "get", "names", "sharing", "stream_of"]
+__all__ = ["Sample", "all_streams", "announced", "bind", "find", "get", "names", "sharing", "stream_of"]
 
 M = TypeVar("M", bound="type[Model]")
 
@@ -33,6 +33,7 @@ _WIRE_ORDER = (
 
 _streams: dict[str, Stream] = {}
 _by_table: dict[str, Stream] = {}
+_by_sequence: dict[str, list[Stream]] = {}
 
 
 def bind(
@@ -51,6 +52,7 @@ def bind(
         stream = _streams.get(declaration.name)
         if stream is None:
             stream = _streams[declaration.name] = Stream(declaration)
+            _by_sequence.setdefault(declaration.sequence, []).append(stream)
         stream.add_model(model, sample)
         if caches:
             stream.add_caches(model._meta.db_table, caches)
@@ -66,6 +68,11 @@ def get(name: str) -> Stream:
         return _streams[name]
     except KeyError:
         raise UnknownStream(f"There is no stream {name!r}. Known streams: {', '.join(names())}.") from None
+
+
+def find(name: str) -> Stream | None:
+    """The stream of that name, None when this program does not know it."""
+    return _streams.get(name)
 
 
 def stream_of(model: type[Model] | Model) -> Stream:
@@ -91,8 +98,7 @@ def announced() -> list[str]:
 
 def sharing(stream: Stream) -> list[Stream]:
     """The other streams that take their IDs from the stream's sequence: their positions move when it is written."""
-    sequence = stream.declaration.sequence
-    return [other for other in all_streams() if other.declaration.sequence == sequence and other is not stream]
+    return [other for other in _by_sequence.get(stream.declaration.sequence, ()) if other is not stream]
 
 
 def names() -> list[str]:
