@@ -17,10 +17,11 @@ from django.db import connections, transaction
 from events.decoding import decode_event
 from events.errors import EventRefused, Reason
 from events.fields import storable
-from events.models import Event, Room
+from events.models import Room
 from events.parsing import ParsedEvent, parse_event
-from events.room_batch import RoomBatch
+from events.room_batch import RoomBatch, RoomChanges
 from events.room_writes import write_rooms
+from events.stored_room import StoredRoom
 from streams.conf import stream_settings
 
 __all__ = ["Incoming", "PersistOutcome", "Persisted", "RefusedEvent", "persist"]
@@ -121,7 +122,10 @@ def _parse(batch: Sequence[Incoming], outcome: PersistOutcome, using: str) -> di
 
 def _versions(decoded: Sequence[tuple[int, Incoming, dict[str, Any]]], using: str) -> dict[str, str]:
     """Room version by room ID: of stored rooms, and as told in the batch."""
-    rooms = {event["room_id"] for _, _, event in decoded if _is_room_id(event.get("room_id"))}
+    untold = [event for _, incoming, event in decoded if incoming.room_version is None]
+    rooms = {event["room_id"] for event in untold if _is_room_id(event.get("room_id"))}
+    if not untold:
+        return {}
     versions = dict(Room.objects.using(using).filter(room_id__in=rooms).values_list("room_id", "room_version"))
     for _, incoming, event in decoded:
         content = event.get("content")
@@ -160,6 +164,11 @@ _MAKE_ROOM = """
 INSERT INTO events_room (room_id, room_version) SELECT * FROM unnest(%s::text[], %s::text[]) AS new (room_id, room_version)
 ORDER BY room_id ON CONFLICT (room_id) DO NOTHING
 """
+_LOCK_ROOMS = """
+SELECT room_id, room_version, creator, create_event_id, current_state_unresolved, visibility_unresolved
+FROM events_room WHERE room_id = ANY(%s) ORDER BY room_id FOR UPDATE
+"""
+_STORED_ALREADY = "SELECT event_id, outlier FROM events_event WHERE event_id = ANY(%s)"
 
 
 def _store(parsed: dict[str, _Placed], outcome: PersistOutcome, using: str) -> None:
@@ -181,6 +190,7 @@ def _store(parsed: dict[str, _Placed], outcome: PersistOutcome, using: str) -> N
     batches = [(rooms[room_id], RoomBatch(rooms[room_id], by_room[room_id], using)) for room_id in sorted(by_room)]
     worked_out = [(room, batch.stored, batch.work_out()) for room, batch in batches]
     positions = write_rooms(worked_out, {event_id for event_id, outlier in known.items() if outlier}, using)
+    transaction.on_commit(lambda: _keep(worked_out), using=using)
     for _, _, changes in worked_out:
         for event, error in changes.refused:
             outcome.refused.append(RefusedEvent(parsed[event.event_id].place, error))
@@ -193,18 +203,26 @@ def _store(parsed: dict[str, _Placed], outcome: PersistOutcome, using: str) -> N
             )
 
 
+def _keep(worked_out: Sequence[tuple[Room, StoredRoom, RoomChanges]]) -> None:
+    for _, stored, changes in worked_out:
+        for event in changes.events:
+            stored.keep_event(event)
+
+
 def _locked_rooms(events: Sequence[ParsedEvent], using: str) -> dict[str, Room]:
     """The rooms of the events, locked; makes those that a create event or an outlier begins."""
     begun = {e.room_id: e.room_version for e in events if e.outlier or e.type == "m.room.create"}
     if begun:
         with connections[using].cursor() as cursor:
             cursor.execute(_MAKE_ROOM, [list(begun), list(begun.values())])
-    wanted = {event.room_id for event in events}
-    locked = Room.objects.using(using).filter(room_id__in=wanted).order_by("room_id").select_for_update()
-    return {room.room_id: room for room in locked}
+    wanted = sorted({event.room_id for event in events})
+    with connections[using].cursor() as cursor:
+        cursor.execute(_LOCK_ROOMS, [wanted])
+        return {row[0]: Room(*row) for row in cursor.fetchall()}
 
 
 def _stored_already(event_ids: Sequence[str], using: str) -> dict[str, bool]:
     """Stored events among these -> whether they are outliers."""
-    found = Event.objects.using(using).filter(event_id__in=event_ids)
-    return dict(found.values_list("event_id", "outlier"))
+    with connections[using].cursor() as cursor:
+        cursor.execute(_STORED_ALREADY, [list(event_ids)])
+        return dict(cursor.fetchall())

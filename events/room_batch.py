@@ -15,7 +15,7 @@ from django.db import connections
 from events.arrivals import Arrivals
 from events.errors import EventRefused, Reason
 from events.graph import causal_order, is_accepted
-from events.models import CurrentState, Event, Room
+from events.models import CurrentState, Room
 from events.parsing import ParsedEvent
 from events.redaction_rules import may_redact
 from events.room_states import CYCLE, RoomStates, is_create
@@ -34,6 +34,7 @@ SELECT event_id FROM events_event
 WHERE room_id = %s AND stream_ordering > 0 AND NOT outlier AND NOT soft_failed AND rejected_reason IS NULL
 ORDER BY stream_ordering DESC LIMIT 1
 """
+_EARLIER_REDACTIONS = "SELECT event_id, redacts FROM events_event WHERE redacts = ANY(%s) ORDER BY stream_ordering"
 _WIDE = {"world_readable": "world", "shared": "shared"}
 
 
@@ -265,8 +266,9 @@ class RoomBatch:
         """New redactions of stored and new events, and stored redactions of new ones; the first that applies counts."""
         new = {event.event_id: event for event in self.changes.events if not event.outlier}
         pairs = [(event, event.redacts) for event in new.values() if event.redacts is not None and is_accepted(event)]
-        stored = Event.objects.using(self._using).filter(redacts__in=list(new)).order_by("stream_ordering")
-        earlier = [(row.event_id, row.redacts) for row in stored if row.redacts is not None]
+        with connections[self._using].cursor() as cursor:
+            cursor.execute(_EARLIER_REDACTIONS, [list(new)])
+            earlier = cursor.fetchall()
         self.stored.adopt_after([event_id for event_id, _ in earlier])
         pairs = [(self.stored.events[event_id], target) for event_id, target in earlier] + pairs
         self.stored.events.load([target for _, target in pairs])

@@ -15,13 +15,12 @@ from typing import Generic, TypeVar
 from django.db import connections
 
 from events.graph import Leaves, is_accepted
-from events.models import ForwardExtremity
 from events.parsing import ParsedEvent
 from events.room_states import Stored
 from events.stored_states import parsed_events
 from state.deltas import GroupBuilder, StateKey, StoredGroup
 from state.models import StateGroup
-from state.store import full_state, groups_of_events
+from state.store import full_state
 
 __all__ = ["StoredEvents", "StoredRoom", "forget_kept"]
 
@@ -74,12 +73,15 @@ def forget_kept() -> None:
 _VERDICTS = """
 SELECT event_id, outlier, rejected_reason, soft_failed FROM events_event WHERE event_id = ANY(%s)
 """
-#: Groups with what a builder needs; the last of a chain is found by its delta rows, which every group has.
+#: The groups after events, with what a builder needs; the last of a chain is found by its delta rows, which every group has.
 _GROUPS = """
-SELECT id, hops, rows_to_read, NOT EXISTS (
+SELECT after.event_id, g.id, hops, rows_to_read, NOT EXISTS (
     SELECT FROM state_stategroupdelta d WHERE d.chain = g.chain AND d.state_group > g.id
-) FROM state_stategroup g WHERE id = ANY(%s)
+)
+FROM state_eventstategroup after JOIN state_stategroup g ON g.id = after.state_group
+WHERE after.event_id = ANY(%s) ORDER BY g.id
 """
+_LEAVES = "SELECT event_id FROM events_forwardextremity WHERE room_id = %s ORDER BY event_id"
 #: State events that these lead to along auth events, themselves not included.
 _AUTH_CHAIN = """
 WITH RECURSIVE chain AS (
@@ -164,7 +166,7 @@ class StoredEvents(MutableMapping[str, ParsedEvent]):
 class StoredRoom:
     """One room: its events, leaves, and the groups that a batch builds on.
 
-    ``ids`` tells the stored ID of an adopted group's number, ``chains`` that of its chain.
+    ``ids`` tells the stored ID of an adopted group's number.
     """
 
     room_id: str
@@ -178,8 +180,9 @@ class StoredRoom:
 
     def read(self, batch: Sequence[ParsedEvent]) -> None:
         """Read what the batch refers to and the room's leaves."""
-        leaves = ForwardExtremity.objects.using(self.using).filter(room_id=self.room_id).order_by("event_id")
-        self.leaves = list(leaves.values_list("event_id", flat=True))
+        with connections[self.using].cursor() as cursor:
+            cursor.execute(_LEAVES, [self.room_id])
+            self.leaves = [row[0] for row in cursor.fetchall()]
         own = {event.event_id for event in batch}
         prevs = {prev for event in batch for prev in event.prev_event_ids} - own
         self.adopt_after({*prevs, *self.leaves})
@@ -187,19 +190,17 @@ class StoredRoom:
 
     def adopt_after(self, event_ids: Collection[str]) -> None:
         """Learn the groups after these events."""
-        groups = groups_of_events(event_ids, self.using)
-        self._adopt(sorted({group for group in groups.values() if group not in self._numbers}))
-        self.after.update((event_id, self._numbers[group]) for event_id, group in groups.items())
-
-    def _adopt(self, groups: Sequence[int]) -> None:
-        if not groups:
+        missing = [event_id for event_id in event_ids if event_id not in self.after]
+        if not missing:
             return
         with connections[self.using].cursor() as cursor:
-            cursor.execute(_GROUPS, [list(groups)])
-            rows = sorted(cursor.fetchall())
-        for group, hops, rows_to_read, is_tip in rows:
-            number = self.builder.adopt(StoredGroup(self._state(group), hops, rows_to_read, is_tip))
-            self._numbers[group], self.ids[number] = number, group
+            cursor.execute(_GROUPS, [missing])
+            rows = cursor.fetchall()
+        for event_id, group, hops, rows_to_read, is_tip in rows:
+            if group not in self._numbers:
+                number = self.builder.adopt(StoredGroup(self._state(group), hops, rows_to_read, is_tip))
+                self._numbers[group], self.ids[number] = number, group
+            self.after[event_id] = self._numbers[group]
 
     def _state(self, group: int) -> Mapping[StateKey, str]:
         kept = _states.get((self.using, group))
@@ -207,6 +208,12 @@ class StoredRoom:
             kept = full_state(group, self.using)
             _states.put((self.using, group), kept, len(kept))
         return kept
+
+    def keep_event(self, event: ParsedEvent) -> None:
+        """A new event is likely to be referred to next; called when it is committed."""
+        if not event.outlier:
+            kept = replace(event, json=b"", stream_ordering=None, rejection_given=True, soft_failure_given=True)
+            _events.put((self.using, event.event_id), kept)
 
     def keep_state(self, group: int, number: int) -> None:
         """The state of a new group is likely to be asked for next."""
