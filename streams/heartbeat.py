@@ -13,6 +13,7 @@ from streams import registry
 
 if TYPE_CHECKING:
     from streams.reservations import OpenTransaction
+    from streams.tracker import PositionTracker
     from streams.writers import WriterProcess
 
 __all__ = ["beat"]
@@ -60,16 +61,7 @@ def _row(stream: str, writer: WriterProcess, open_transactions: Sequence[OpenTra
     """What changed on one stream since the last beat, None when nothing did."""
     tracker = writer.trackers[stream]
     written, rolled_back = tracker.take_counts()
-    pending = tracker.pending
-    slow = tracker.fetches_begun_before(time.time() - SLOW_SECONDS)
-    holders = [(record.pending().get(stream), record) for record in open_transactions if not record.ended]
-    oldest = min((h for h in holders if h[0] is not None), key=lambda holder: holder[0] or 0, default=None)
-    since = oldest[1].opened_at if oldest and pending else None
-    transaction = oldest[1].number if oldest and pending else None
-    if slow and (since is None or slow[0].begun_at < since):  # its IDs and its transaction are not known here yet
-        since, transaction = slow[0].begun_at, None
-    first = min([*pending[:1], *(fetch.above + 1 for fetch in slow[:1])], default=None)
-    count = len(pending) + sum(fetch.count for fetch in slow)
+    count, first, since, transaction = _pending(tracker, stream, open_transactions)
     # An ID may be pending a moment before its transaction is known: that is shown again when it is.
     known_done = tracker.known_done_size // MANY_IDS * MANY_IDS
     shown = (first, count, since, known_done)
@@ -86,3 +78,20 @@ def _row(stream: str, writer: WriterProcess, open_transactions: Sequence[OpenTra
         rolled_back,
         known_done,
     )
+
+
+def _pending(
+    tracker: PositionTracker, stream: str, open_transactions: Sequence[OpenTransaction]
+) -> tuple[int, int | None, float | None, int | None]:
+    """How many IDs are pending; of the oldest: its ID, since when, and the number of its transaction as far as known."""
+    pending = tracker.pending
+    holders = [(record.pending().get(stream), record) for record in open_transactions if not record.ended]
+    oldest = min((h for h in holders if h[0] is not None), key=lambda holder: holder[0] or 0, default=None)
+    first = pending[0] if pending else None
+    since, transaction = (oldest[1].opened_at, oldest[1].number) if oldest and pending else (None, None)
+    slow = tracker.fetches_begun_before(time.time() - SLOW_SECONDS)
+    if slow:  # their IDs and transactions are not known here yet
+        first = min(first or slow[0].above + 1, slow[0].above + 1)
+        if since is None or slow[0].begun_at < since:
+            since, transaction = slow[0].begun_at, None
+    return len(pending) + sum(fetch.count for fetch in slow), first, since, transaction

@@ -68,23 +68,27 @@ def ours_in_turn() -> None:
 
 def per_second(work: Callable[[], None], threads: int) -> float:
     """How often ``work`` ends in a second, over all threads."""
-    stop = time.perf_counter() + SECONDS
-    counts = [0] * threads
+    counts, ended = [0] * threads, [0.0] * threads
+    connected = threading.Barrier(threads + 1)
 
     def run(number: int) -> None:
         connection.ensure_connection()
+        connected.wait()
+        stop = time.perf_counter() + SECONDS
         while time.perf_counter() < stop:
             work()
             counts[number] += 1
+        ended[number] = time.perf_counter()
         connections.close_all()
 
-    begun = time.perf_counter()
     running = [threading.Thread(target=run, args=(n,)) for n in range(threads)]
     for thread in running:
         thread.start()
+    connected.wait()
+    begun = time.perf_counter()
     for thread in running:
         thread.join()
-    return sum(counts) / (time.perf_counter() - begun)
+    return sum(counts) / (max(ended) - begun)
 
 
 @contextmanager
