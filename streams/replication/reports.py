@@ -7,6 +7,7 @@ forgotten, should its server have died. Counts of the wire are written along. As
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import time
 from collections import Counter
@@ -83,12 +84,11 @@ class WorkerReports:
 
     async def stop(self) -> None:
         """Write what is left, and end."""
-        await self.relay.stop()
-        if self._flusher is not None:
-            for key in list(self._peers):
-                self._buffer.gone(key)
-            self._count_due = 0.0
-            await self._flusher.stop()
+        for key in list(self._peers):
+            self._buffer.gone(key)
+        self._count_due = 0.0
+        written = self._flusher.stop() if self._flusher is not None else asyncio.sleep(0)
+        await asyncio.gather(self.relay.stop(), written)
 
     # --- what is said ---------------------------------------------------------------------------------------------
 
