@@ -174,7 +174,10 @@ class Transactions:
             raise _Undo
 
     def _savepoint(self) -> None:
-        """Facts inside a savepoint that is rolled back, with facts that stay before and behind."""
+        """Facts inside a savepoint that is rolled back, with facts that stay before and behind.
+
+        When the connection is gone by then, Django rolls the whole transaction back without an error.
+        """
         from django.db import transaction
 
         with transaction.atomic():
@@ -184,7 +187,10 @@ class Transactions:
                     self._append()
                     raise _Undo
             except _Undo:
-                pass
+                if (
+                    transaction.get_rollback()
+                ):  # the rollback failed with the connection, and Django keeps that to itself
+                    raise
             if not ids or self._rng.random() < 0.5:
                 ids = _joined(ids, self._append())
             self._send(ids)
