@@ -270,10 +270,10 @@ def test_append_that_races_with_retiring_is_refused_or_covered(monkeypatch):
     passed, drained, started, go_on = (threading.Event() for _ in range(4))
     begin = PositionTracker.begin_fetch
 
-    def held_up(tracker: PositionTracker) -> object:
+    def held_up(tracker: PositionTracker, *given: object) -> object:
         passed.set()
         drained.wait(10)
-        return begin(tracker)
+        return begin(tracker, *given)
 
     def drain(timeout_seconds: float) -> bool:
         drained.set()
@@ -429,11 +429,11 @@ def test_row_is_committed_at_the_linear_position_before_the_first_id_is_taken(mo
     seen: list[tuple[int, int, int]] = []
     begin = PositionTracker.begin_fetch
 
-    def look_first(tracker: PositionTracker) -> object:
+    def look_first(tracker: PositionTracker, *given: object) -> object:
         if "joining" in stored() and not seen:
             with session() as cursor:
                 seen.append((stored()["joining"].position, linear(), stream().sequence_value(cursor)))
-        return begin(tracker)
+        return begin(tracker, *given)
 
     monkeypatch.setattr(PositionTracker, "begin_fetch", look_first)
     with as_instance("joining"):
