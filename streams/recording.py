@@ -74,7 +74,9 @@ SELECT %(server)s::bigint, * FROM unnest(%(streams)s::text[], %(writers)s::text[
     %(reasons)s::text[])
 """
 _BEAT = "UPDATE streams_recordedserver SET heartbeat_at = clock_timestamp() WHERE id = %(server)s::bigint"
-_END = "UPDATE streams_recordedserver SET ended_at = clock_timestamp(), heartbeat_at = clock_timestamp() WHERE id = %(server)s::bigint"
+_END = """
+UPDATE streams_recordedserver SET ended_at = clock_timestamp(), heartbeat_at = clock_timestamp() WHERE id = %(server)s::bigint
+"""
 #: Name: remove the oldest rows, of all records, that are too old or too many; IDs ascend with time.
 _TRIM = """
 WITH oldest AS (SELECT id, received_at FROM streams_recordedfact ORDER BY id LIMIT %(rows)s::bigint), gone AS (
@@ -88,7 +90,9 @@ WITH oldest AS (SELECT id, received_at FROM streams_recordedfact ORDER BY id LIM
 )
 SELECT coalesce(sum(rows), 0) FROM upto
 """
-_TRIM_GAPS = "DELETE FROM streams_recordedgap WHERE recorded_at < clock_timestamp() - %(seconds)s::float8 * interval '1 second'"
+_TRIM_GAPS = (
+    "DELETE FROM streams_recordedgap WHERE recorded_at < clock_timestamp() - %(seconds)s::float8 * interval '1 second'"
+)
 
 
 class RecorderBusy(StreamError):
