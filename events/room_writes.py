@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,6 +28,7 @@ from state.models import EventStateGroup, StateGroup, StateGroupDelta
 from state.store import reserve_group_ids
 from streams import registry
 from streams.inserts import insert_facts
+from streams.reservations import Reservation
 
 __all__ = ["write_rooms"]
 
@@ -86,37 +87,64 @@ def write_rooms(
 
     ``stored_outliers`` are events of the batch that are here as outliers: they move to their new place.
     """
-    connection = connections[using]
-    backward = sum(event.backfilled for _, _, changes in rooms for event in changes.events)
-    forward = sum(not event.backfilled for _, _, changes in rooms for event in changes.events)
-    if not forward and not backward:
-        return {}
-    rows, positions, deltas = _Rows(), {}, []
     with ExitStack() as stack:
-        lives = stack.enter_context(registry.get(EVENTS.name).reserve(forward, using)) if forward else None
-        olds = stack.enter_context(registry.get(BACKFILL.name).reserve(backward, using)) if backward else None
-        ids, old_ids = iter(lives.ids if lives else ()), list(olds.ids) if olds else []
-        for room, stored, changes in rooms:
-            of_room = _positions(changes, ids, old_ids)
-            positions.update(of_room)
-            with connection.cursor() as cursor:
-                writer = _Room(cursor, room, stored, changes, of_room)
-                writer.make_way(stored_outliers)
-                writer.collect(rows, stored_outliers)
-                deltas += writer.deltas()
-        facts = [fact for room, _, changes in rooms for fact in _facts(changes, positions)]
+        lives, olds = _reserve(stack, [event for _, _, changes in rooms for event in changes.events], using)
+        positions = _all_positions(rooms, iter(lives.ids if lives else ()), list(olds.ids) if olds else [])
+        if lives is None and olds is None:
+            return positions
+        rows = _Rows()
+        deltas = _write_rooms(rooms, rows, positions, stored_outliers, using)
+        facts = [fact for _, _, changes in rooms for fact in _facts(changes, positions)]
         if lives is not None:
             lives.write(*(fact for fact in facts if fact.stream_ordering > 0), *deltas)
         if olds is not None:
             olds.write(*(fact for fact in facts if fact.stream_ordering < 0))
-        rows.write(connection)
-        with connection.cursor() as cursor:
+        rows.write(connections[using])
+        with connections[using].cursor() as cursor:
             for room, stored, changes in rooms:
                 _Room(cursor, room, stored, changes, positions).finish()
     return positions
 
 
-def _positions(changes: RoomChanges, ids: Any, old_ids: list[int]) -> dict[str, int]:
+def _reserve(
+    stack: ExitStack, events: Sequence[ParsedEvent], using: str
+) -> tuple[Reservation | None, Reservation | None]:
+    """Positions for live and for backfilled events, as many as there are."""
+    backward = sum(event.backfilled for event in events)
+    forward = len(events) - backward
+    lives = stack.enter_context(registry.get(EVENTS.name).reserve(forward, using)) if forward else None
+    olds = stack.enter_context(registry.get(BACKFILL.name).reserve(backward, using)) if backward else None
+    return lives, olds
+
+
+def _all_positions(
+    rooms: Sequence[tuple[Room, StoredRoom, RoomChanges]], ids: Iterator[int], old_ids: list[int]
+) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for _, _, changes in rooms:
+        found |= _positions(changes, ids, old_ids)
+    return found
+
+
+def _write_rooms(
+    rooms: Sequence[tuple[Room, StoredRoom, RoomChanges]],
+    rows: _Rows,
+    positions: dict[str, int],
+    stored_outliers: Collection[str],
+    using: str,
+) -> list[CurrentStateDelta]:
+    """Make way and collect the rows; returns the changes of current states."""
+    deltas = []
+    with connections[using].cursor() as cursor:
+        for room, stored, changes in rooms:
+            writer = _Room(cursor, room, stored, changes, positions)
+            writer.make_way(stored_outliers)
+            writer.collect(rows, stored_outliers)
+            deltas += writer.deltas()
+    return deltas
+
+
+def _positions(changes: RoomChanges, ids: Iterator[int], old_ids: list[int]) -> dict[str, int]:
     """Live events in their order; backfilled ones so that the oldest is furthest from zero."""
     old = [event for event in changes.events if event.backfilled]
     taken = [old_ids.pop(0) for _ in old]

@@ -20,11 +20,7 @@ _NAMED = ("users_default", "events_default", "state_default", "ban", "kick", "re
 def level_change_refusal(sender: str, new: Mapping[str, Any], levels: PowerLevels) -> str | None:
     """Why ``sender`` may not replace ``levels`` by a power level event with this content; null: it is allowed."""
     version = levels.version
-    reason = _unreadable(new, version)
-    if reason is None and version.room_id_is_create_hash:
-        named = sorted(set(levels.creators) & set(new.get("users") or {}))
-        if named:
-            reason = f"users names {named[0]}, a creator, whose level is above every number"
+    reason = _unreadable(new, version) or _names_creators(new, levels)
     if reason is not None or levels.content is None:
         return reason
     own = levels.of_user(sender)
@@ -40,16 +36,15 @@ def level_change_refusal(sender: str, new: Mapping[str, Any], levels: PowerLevel
     return None
 
 
+def _names_creators(new: Mapping[str, Any], levels: PowerLevels) -> str | None:
+    named = set(levels.creators) & set(new.get("users") or {}) if levels.version.room_id_is_create_hash else None
+    return f"users names {min(named)}, a creator, whose level is above every number" if named else None
+
+
 def _unreadable(content: Mapping[str, Any], version: RoomVersion) -> str | None:
     """The first thing that is not a level where one should be."""
-    users = content.get("users", {})
-    if not isinstance(users, dict):
-        return "users is not an object"
-    for user, value in users.items():
-        if not user.startswith("@") or ":" not in user:
-            return f"users names {user!r}, which is no user ID"
-        if level_of(value, version) is None:
-            return f"the level of {user} is no integer"
+    if reason := _unreadable_users(content.get("users", {}), version):
+        return reason
     for place in ("events", "notifications"):
         entries = content.get(place, {})
         if not isinstance(entries, dict):
@@ -60,6 +55,17 @@ def _unreadable(content: Mapping[str, Any], version: RoomVersion) -> str | None:
     for name in _NAMED:
         if name in content and level_of(content[name], version) is None:
             return f"{name} is no integer"
+    return None
+
+
+def _unreadable_users(users: Any, version: RoomVersion) -> str | None:
+    if not isinstance(users, dict):
+        return "users is not an object"
+    for user, value in users.items():
+        if not user.startswith("@") or ":" not in user:
+            return f"users names {user!r}, which is no user ID"
+        if level_of(value, version) is None:
+            return f"the level of {user} is no integer"
     return None
 
 
