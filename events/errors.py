@@ -8,6 +8,7 @@
         ├── UnknownEvent     no event of that ID is stored
         ├── UnknownRoom      no event of that room is stored
         ├── StateUnresolved  the state asked for is not known
+        ├── NotReadable      the user may not read the room, or nobody knows who may
         └── BadToken         a timeline token that cannot be read
 
 Messages say what is wrong, where, and what would be right.
@@ -23,6 +24,7 @@ __all__ = [
     "EventsError",
     "HistoryError",
     "NotCanonical",
+    "NotReadable",
     "ReadingError",
     "Reason",
     "StateUnresolved",
@@ -100,6 +102,10 @@ class UnknownRoom(ReadingError):
 
 class StateUnresolved(ReadingError):
     """The state asked for is not known: events that it builds on are not here."""
+
+
+class NotReadable(ReadingError):
+    """The user may not read the room, or the room's visibility is not known."""
 
 
 class BadToken(ReadingError, ValueError):

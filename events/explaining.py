@@ -22,7 +22,7 @@ from state.models import StateGroup
 from state.room_versions import room_version
 from state.store import groups_of_events
 
-__all__ = ["Explanation", "explain_visibility"]
+__all__ = ["Access", "Explanation", "explain_visibility"]
 
 _EVENTS_PER_ROUND = 200
 
@@ -81,7 +81,7 @@ class _Round:
         senders = {event.sender for event in events}
         erased = ErasedUser.objects.using(using).filter(user_id__in=senders)
         self._erased = frozenset(erased.values_list("user_id", flat=True))
-        self._rooms: dict[str, _Access] = {}
+        self._rooms: dict[str, Access] = {}
 
     def explain(self, event_id: str) -> Explanation:
         event = self._events.get(event_id)
@@ -127,15 +127,18 @@ class _Round:
         levels = AuthRules(version).levels(before, before.get(CREATE)) if before is not None else None
         return may_redact(redaction, target, version, levels)
 
-    def _access(self, room_id: str) -> _Access:
+    def _access(self, room_id: str) -> Access:
         if room_id not in self._rooms:
-            self._rooms[room_id] = _Access.of(self._user_id, room_id, self._using)
+            self._rooms[room_id] = Access.of(self._user_id, room_id, self._using)
         return self._rooms[room_id]
 
 
 @dataclass(frozen=True, slots=True)
-class _Access:
-    """Whether and how far a user may read a room now."""
+class Access:
+    """Whether and how far a user may read a room now.
+
+    ``peeking``: without being or having been a member, what is world readable.
+    """
 
     peeking: bool
     readable: bool
@@ -143,7 +146,8 @@ class _Access:
     """Stream position of the own leave; events above it are out of reach."""
 
     @classmethod
-    def of(cls, user_id: str, room_id: str, using: str) -> _Access:
+    def of(cls, user_id: str, room_id: str, using: str) -> Access:
+        """By the current membership; those who are neither joined nor have left may read a room that is world readable."""
         state = CurrentState.objects.using(using).filter(room_id=room_id)
         current = state.filter(type="m.room.member", state_key=user_id).values_list("membership", flat=True).first()
         if current in ("join", "leave"):

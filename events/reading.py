@@ -16,7 +16,7 @@ from events.models import Event, Room
 from state.models import StateGroup
 from state.store import full_state, groups_of_events
 
-__all__ = ["StateAt", "TimelineEntry", "state_at", "timeline"]
+__all__ = ["StateAt", "TimelineEntry", "state_at", "timeline", "timeline_place"]
 
 State = dict[tuple[str, str], str]
 
@@ -80,7 +80,7 @@ def timeline(
 
     Raises ``UnknownRoom`` and ``BadToken``.
     """
-    topological, stream = _position(before)
+    topological, stream = timeline_place(before)
     if not Room.objects.using(using).filter(room_id=room_id).exists():
         raise UnknownRoom(f"There is no room {room_id}.")
     return list(_page(room_id, limit, topological, stream, using))
@@ -94,8 +94,8 @@ def _page(room_id: str, limit: int, topological: int, stream: int, using: str) -
             yield TimelineEntry(*row)
 
 
-def _position(token: str | None) -> tuple[int, int]:
-    """(topological, stream) of a token; without one, above everything."""
+def timeline_place(token: str | None) -> tuple[int, int]:
+    """(topological, stream) of a token; without one, above everything. Raises ``BadToken``."""
     if token is None:
         return 2**63 - 1, 2**63 - 1
     found = _TOKEN.fullmatch(token)

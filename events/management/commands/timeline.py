@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from events.errors import BadToken, UnknownRoom
-from events.reading import timeline
+from events.errors import BadToken, NotReadable, UnknownRoom
+from events.reading import TimelineEntry, timeline
+from events.user_timeline import timeline_of
 from streams.conf import stream_settings
 
 __all__ = ["Command"]
@@ -25,6 +27,7 @@ class Command(BaseCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         """Declare the options."""
         parser.add_argument("room_id", metavar="ROOM_ID")
+        parser.add_argument("--user", metavar="USER", help="only what this user sees")
         parser.add_argument("--limit", type=int, default=100, help="at most so many events (100)")
         parser.add_argument("--before", metavar="TOKEN", help="only events below this token, which is not included")
         parser.add_argument("--json", action="store_true", help="one JSON object a line (the only form there is)")
@@ -34,10 +37,10 @@ class Command(BaseCommand):
         if options["limit"] < 1:
             raise CommandError(f"--limit must be at least 1, not {options['limit']}.", returncode=2)
         try:
-            entries = timeline(options["room_id"], options["limit"], options["before"], stream_settings().database)
+            entries = _entries(options["user"], options["room_id"], options["limit"], options["before"])
         except BadToken as error:
             raise CommandError(str(error), returncode=2) from error
-        except UnknownRoom as error:
+        except (UnknownRoom, NotReadable) as error:
             raise CommandError(str(error), returncode=1) from error
         for entry in entries:
             line = {
@@ -47,3 +50,10 @@ class Command(BaseCommand):
                 "topological_ordering": entry.topological_ordering,
             }
             self.stdout.write(json.dumps(line, separators=(",", ":")))
+
+
+def _entries(user_id: str | None, room_id: str, limit: int, before: str | None) -> Sequence[TimelineEntry]:
+    alias = stream_settings().database
+    if user_id is None:
+        return timeline(room_id, limit, before, alias)
+    return timeline_of(user_id, room_id, limit, before, alias)
