@@ -20,8 +20,8 @@ from packaging.utils import canonicalize_name
 PROJECT = Path(__file__).resolve().parent.parent
 OUTSIDE = {"java"}
 REMEDY = (
-    "Make it anew: uv pip compile --python-version 3.11 --extra embedded --extra spark --extra dev --extra redis --no-emit-index-url"
-    " --no-emit-find-links --no-annotate pyproject.toml -o requirements.txt"
+    "Make it anew: uv pip compile --python-version 3.11 --extra embedded --extra spark --extra dev --extra redis"
+    " --no-emit-index-url --no-emit-find-links --no-annotate pyproject.toml -o requirements.txt"
 )
 
 

@@ -12,6 +12,7 @@ _SEQUENCE = "streams_accountdatachange_seq"
 #: Row: ``[user_id, room_id, tags]``, tags a *string* that holds the JSON of all of the user's tags of the room.
 TAG_ACCOUNT_DATA = StreamDeclaration(
     name="tag_account_data",
+    trimmable=False,
     sequence=_SEQUENCE,
     tables=(
         FactTable(

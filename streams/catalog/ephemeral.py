@@ -31,6 +31,7 @@ _RECEIPT_COLUMNS = (
 #: Row: ``[room_id, receipt_type, user_id, event_id, data]``, data an object such as ``{"ts":1,"hidden":false}``.
 RECEIPTS = StreamDeclaration(
     name="receipts",
+    trimmable=False,
     sequence="streams_receipt_seq",
     tables=(
         FactTable(

@@ -15,6 +15,7 @@ _COLUMNS = (
 #: Row: ``[group_id, user_id, type, content]``; type is ``membership``, content an object.
 GROUPS = StreamDeclaration(
     name="groups",
+    trimmable=False,
     sequence="streams_groupchange_seq",
     tables=(
         FactTable(

@@ -50,6 +50,9 @@ def run(environment: dict[str, str], folder: Path, *arguments: str) -> str:
 def test_the_tutorial_works(site: dict[str, str], tmp_path: Path) -> None:
     from django.db import connection
 
+    from streams.testing import forget_writers
+
+    forget_writers()  # locks are the database's, and an earlier test may have written as "master" here
     _, _, migration, append, read = blocks()
     with connection.cursor() as cursor:
         cursor.execute("CREATE SCHEMA tutorial")
