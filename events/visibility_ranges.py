@@ -24,6 +24,7 @@ from state.deltas import GroupBuilder
 __all__ = ["OpenRanges", "Step", "StoredRanges", "VisibilityRanges", "VisibilityRow", "visibility_ranges"]
 
 _ROOM_WIDE = {"world_readable": "world", "shared": "shared"}
+_JUDGED_TYPES = ("m.room.member", HISTORY_VISIBILITY[0])
 _IN = {"join": "joined", "invite": "invited"}
 
 
@@ -102,6 +103,7 @@ class VisibilityRanges:
         self._stored = stored or StoredRanges()
         self._line, self._setting = self._stored.line, self._stored.setting
         self._last = self._stored.last
+        self._group: int | None = None
         self._users: dict[str | None, OpenRanges] = {None: self._stored.wide}
         self._invited: set[str] = set()
         self.rows: list[VisibilityRow] = []
@@ -110,6 +112,18 @@ class VisibilityRanges:
 
     def add(self, step: Step) -> None:
         """The next event in the order of places."""
+        if not self._changes_nothing(step):
+            self._add(step)
+        self._group, self._last = step.after, step.index
+
+    def _changes_nothing(self, step: Step) -> bool:
+        """True for an event on the line that has the state of the one before: every range goes on."""
+        if not (step.after == self._group == step.line == self._line) or step.event.type in _JUDGED_TYPES:
+            return False
+        kind = _ROOM_WIDE.get(self._setting or "")
+        return self._users[None].ranges.keys() == ({kind} if kind is not None else set())
+
+    def _add(self, step: Step) -> None:
         after = GroupState(self._builder, step.after, self._events)
         before = GroupState(self._builder, step.before, self._events) if step.before is not None else None
         changes = (step.event.type, step.event.state_key) == HISTORY_VISIBILITY
@@ -121,7 +135,6 @@ class VisibilityRanges:
         left = self._move_line(step)
         if wide != "world_readable":
             self._judge(step, before, after, left, open_to_members=wide == "shared")
-        self._last = step.index
 
     def still_open(self) -> list[VisibilityRow]:
         """New ranges that go on."""
