@@ -36,17 +36,14 @@ class Window:
 
     def __init__(self, facts: Iterable[tuple[int, str, datetime]], complete_above: int) -> None:
         self.complete_above = complete_above
-        first_seen: dict[int, tuple[str, datetime]] = {}
-        for number, writer, received_at in facts:
-            known = first_seen.get(number)
-            if known is None or received_at < known[1]:
-                first_seen[number] = (writer, received_at)
         self._ids: dict[str, list[int]] = {}
         self._times: dict[str, list[datetime]] = {}
-        for number in sorted(first_seen):
-            writer, received_at = first_seen[number]
-            self._ids.setdefault(writer, []).append(number)
-            self._times.setdefault(writer, []).append(received_at)
+        previous = None
+        for number, writer, received_at in sorted(facts):  # of a fact's rows the oldest comes first
+            if number != previous:
+                self._ids.setdefault(writer, []).append(number)
+                self._times.setdefault(writer, []).append(received_at)
+            previous = number
 
     def between(self, writer: str, after: int, upto: int) -> tuple[int, datetime | None]:
         """Facts of one writer with ``after < ID <= upto``, and when the first of them was received."""
@@ -66,9 +63,7 @@ def position_of(have: Mapping[str, int], writer: str) -> int:
 
 def lowest_unread(have: Mapping[str, int], upto: Mapping[str, int]) -> int | None:
     """The lowest of the reader's positions that are below the writer's; None: it has read everything."""
-    return min(
-        (position_of(have, writer) for writer, at in upto.items() if position_of(have, writer) < at), default=None
-    )
+    return min((mine for writer, at in upto.items() if (mine := position_of(have, writer)) < at), default=None)
 
 
 def unread(have: Mapping[str, int], upto: Mapping[str, int], window: Window) -> Unread:

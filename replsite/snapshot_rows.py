@@ -14,6 +14,7 @@ from typing import Any
 import orjson
 
 from replsite.lag import Window
+from streams.collector_pause import collector_paused
 from streams.declaration import FactTable, StreamDeclaration
 from streams.queries import bounds_sql, order_sql, sequence_sql, token_sql
 
@@ -56,7 +57,7 @@ WHERE CASE WHEN closed_at IS NULL THEN heartbeat_at > clock_timestamp() - interv
 ORDER BY closed_at IS NOT NULL, kind, name, key LIMIT {MOST_READERS}
 """
 
-#: (ID, writer, time) of facts.
+#: (ID, writer, time) of facts, newest first.
 _Batch = list[tuple[int, str, datetime]]
 
 
@@ -200,18 +201,19 @@ def read_windows(cursor: Any, wanted: Mapping[str, tuple[StreamDeclaration, int,
             selects.append(_window_sql(len(tables), stream, table))
             tables.append((name, low))
     cursor.execute(" UNION ALL ".join(f"({select})" for select in selects), values)
-    batches: list[_Batch] = [[] for _ in tables]
-    for number, *fact in cursor.fetchall():
-        batches[number].append(tuple(fact))
-    return {
-        name: _window([(low, batch) for (table, low), batch in zip(tables, batches, strict=True) if table == name])
-        for name in wanted
-    }
+    with collector_paused():
+        batches: list[_Batch] = [[] for _ in tables]
+        for number, token, writer, received_at in cursor.fetchall():
+            batches[number].append((token, writer, received_at))
+        return {
+            name: _window([(low, batch) for (table, low), batch in zip(tables, batches, strict=True) if table == name])
+            for name in wanted
+        }
 
 
 def _window(tables: Sequence[tuple[int, _Batch]]) -> Window:
     """The window of a stream from its tables' batches; one that was cut may lack rows of its lowest ID and all below."""
-    cut = [min(fact[0] for fact in batch) if len(batch) >= WINDOW_FACTS else low for low, batch in tables]
+    cut = [batch[-1][0] if len(batch) >= WINDOW_FACTS else low for low, batch in tables]
     complete_above = max(cut)
     return Window((fact for _, batch in tables for fact in batch if fact[0] > complete_above), complete_above)
 
