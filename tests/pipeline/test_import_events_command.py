@@ -36,7 +36,20 @@ def test_all_well_is_status_0_and_the_last_line_is_the_summary(import_events):
     summary = json.loads(out.splitlines()[-1])
     assert status == 0 and list(summary) == KEYS
     assert summary["read"] == summary["imported"] == len(event_lines("v9_restricted"))
-    assert "State is not resolved" in errors
+    assert "not known" not in errors
+
+
+def test_events_above_missing_ones_are_counted(import_events, tmp_path):
+    path = write_lines(tmp_path / "in", *event_lines("v9_restricted")[5:])
+    status, _, errors = import_events(path)
+    assert status == 0 and "The state is not known at 32 of them" in errors
+
+
+def test_where_nothing_is_told_the_rules_reject(import_events, tmp_path):
+    told = [json.loads(line) for line in event_lines("v10_rejected")]
+    path = write_lines(tmp_path / "in", *({key: line[key] for key in ("json", "room_version")} for line in told))
+    _, out, _ = import_events(path, "--json")
+    assert json.loads(out)["rejected"] == sum(line["rejected_reason"] is not None for line in told) == 6
 
 
 def test_quarantine_is_status_1_and_says_where(import_events, tmp_path):
