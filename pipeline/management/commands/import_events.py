@@ -79,7 +79,9 @@ class Command(BaseCommand):
             f"({outcome.spark_seconds:.1f} s of it starting Spark; else {rate:,.0f} events/s)."
         )
         if outcome.unresolved:
-            self.stderr.write(f"The state is not known at {outcome.unresolved:,} of them, because events below them are missing.")
+            self.stderr.write(
+                f"The state is not known at {outcome.unresolved:,} of them, because events below them are missing."
+            )
         if outcome.quarantined:
             self._show_quarantine(outcome)
 
