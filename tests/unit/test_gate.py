@@ -12,7 +12,6 @@ import ssl
 from collections import Counter
 
 import pytest
-import uvloop
 
 from streams.replication.access import Access
 from streams.replication.gate import Gate
@@ -20,6 +19,8 @@ from streams.replication.listener import TcpConnection
 from streams.replication.tls import Certificates, Refusal, TlsFiles, client_context, explain
 from tests.async_waiting import wait_for
 from tests.certificates import Authority
+
+pytestmark = pytest.mark.asyncio(loop_factories=["asyncio", "uvloop"])
 
 
 @pytest.fixture(scope="module")
@@ -35,15 +36,6 @@ def stranger(tmp_path_factory):
 @pytest.fixture(scope="module")
 def certificates(authority):
     return Certificates(TlsFiles(*authority.sign("server", server=True), str(authority.file)))
-
-
-@pytest.fixture(params=[asyncio.SelectorEventLoop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
-def event_loop_policy(request):
-    class Policy(asyncio.DefaultEventLoopPolicy):
-        def new_event_loop(self):
-            return request.param()
-
-    return Policy()
 
 
 class Host:
@@ -231,6 +223,7 @@ async def test_a_client_that_does_not_trust_us_is_counted(authority, stranger, c
         await wait_for(lambda: host.refusals == {Refusal.OWN_CERTIFICATE: 1})
 
 
+@pytest.mark.filterwarnings("ignore:ssl.TLSVersion.TLSv1_1")
 async def test_old_versions_of_tls_are_refused(authority, certificates):
     context = client_context(files(authority))
     context.minimum_version = ssl.TLSVersion.MINIMUM_SUPPORTED
@@ -295,7 +288,8 @@ async def test_a_named_network_may_speak_either(authority, certificates):
         plain.transport.abort()
 
 
-async def test_a_silent_client_of_a_named_network_is_greeted_in_plain_text(certificates):
+async def test_a_silent_client_of_a_named_network_is_greeted_in_plain_text(certificates, monkeypatch):
+    monkeypatch.setattr("streams.replication.gate.FIRST_BYTE_SECONDS", 0.05)
     async with listening(certificates, "127.0.0.0/8") as host:
         _, writer = await asyncio.open_connection("127.0.0.1", host.port)
         await accepted(host)
