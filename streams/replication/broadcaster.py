@@ -1,14 +1,15 @@
 """One per server process: reads every fact once, encodes it once, and gives the same bytes to all clients.
 
-Woken by pokes, and by itself at least once a second. A round runs in a database thread; what it brought is written to
-the clients on the event loop, and only then counts as said. While nobody is connected it follows the positions without
-reading rows. The database may go away and come back: clients stay connected and miss nothing. Assumes a single event
-loop; `start` and `stop` are called on it.
+Woken by pokes, and by itself at least once a second. A round reads in the thread that heard the poke, or in a database
+thread; what it brought is written to the clients on the event loop, and only then counts as said. While nobody is
+connected it follows the positions without reading rows. The database may go away and come back: clients stay connected
+and miss nothing. Assumes a single event loop; `start` and `stop` are called on it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -71,6 +72,8 @@ class Broadcaster:
         self._wake = asyncio.Event()
         self._moved: set[str] = set()
         self._look_at_all = True
+        #: Held from the reading of a round until its lines are said; in between nobody else uses announcer and backlog.
+        self._in_round = threading.Lock()
         self._all_due = 0.0
         self._pokes: PokeListener | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -175,10 +178,36 @@ class Broadcaster:
     # --- rounds ---------------------------------------------------------------------------------------------------
 
     def _poked(self, pokes: list[Poke]) -> None:
-        """Called in the listener's thread."""
+        """Called in the listener's thread, which makes the round itself when no other is under way.
+
+        Handing it to the loop, and by that to the database thread, would cost three changes of thread between a commit and
+        its followers, as much as all the work.
+        """
         loop = self._loop
-        if loop is not None and not loop.is_closed():
-            loop.call_soon_threadsafe(self._look_at, {poke.stream for poke in pokes}, pokes)
+        if loop is None or loop.is_closed():
+            return
+        streams = {poke.stream for poke in pokes}
+        if not streams or not self.peers or not self._in_round.acquire(blocking=False):
+            loop.call_soon_threadsafe(self._look_at, streams, pokes)
+            return
+        try:
+            result = self._backlog.round(streams, pokes)
+        except BaseException as error:
+            self._in_round.release()
+            loop.call_soon_threadsafe(self._look_at, set())
+            if not isinstance(error, database.DatabaseError):
+                raise
+        else:
+            loop.call_soon_threadsafe(self._finish_round, result)
+
+    def _finish_round(self, result: Round) -> None:
+        """Write what the listener's thread read; until then no other round begins."""
+        try:
+            self._take_over(result)
+        finally:
+            self._in_round.release()
+        if result.has_more:
+            self._wake.set()
 
     def _look_at(self, streams: set[str], pokes: Sequence[Poke] = ()) -> None:
         """These streams moved; none named: look at all."""
@@ -223,19 +252,42 @@ class Broadcaster:
         """One round; whether another one has to follow at once."""
         heard, self._heard = self._heard, []
         if not self.peers:
-            snapshot = await self._in_thread(self._backlog.snapshot)
-            if self.peers:
-                self._look_at_all = True
-                return True  # somebody came meanwhile, and may have been told the old positions
-            self._announcer.skip(snapshot)
-            return False
-        result: Round = await self._in_thread(lambda: self._backlog.round(only, heard))
+            snapshot = await self._begin_round(self._backlog.snapshot)
+            try:
+                if self.peers:
+                    self._look_at_all = True
+                    return True  # somebody came meanwhile, and may have been told the old positions
+                self._announcer.skip(snapshot)
+                return False
+            finally:
+                self._in_round.release()
+        result: Round = await self._begin_round(lambda: self._backlog.round(only, heard))
+        try:
+            self._take_over(result)
+        finally:
+            self._in_round.release()
+        return bool(result.has_more)
+
+    async def _begin_round(self, work: Callable[[], T]) -> T:
+        """Do the reading part of a round in the database thread; the caller ends the round by releasing ``_in_round``."""
+
+        def begin() -> T:
+            self._in_round.acquire()
+            try:
+                return work()
+            except BaseException:
+                self._in_round.release()
+                raise
+
+        return await self._in_thread(begin)
+
+    def _take_over(self, result: Round) -> None:
+        """Give everybody the lines of a round; from then on they count as said."""
         self._write(result.data, result.lines, list(self.peers.values()))
         for done in result.done:
             self._announcer.said(done.stream, done.writer, done.position)
         self._count(result)
         self._moved |= result.has_more
-        return bool(result.has_more)
 
     def _count(self, result: Round) -> None:
         self.rounds += 1
@@ -268,7 +320,8 @@ class Broadcaster:
 
     async def _resolve_dead_writers(self) -> None:
         try:
-            await self._in_thread(self._backlog.resolve_dead_writers)
+            await self._begin_round(self._backlog.resolve_dead_writers)
+            self._in_round.release()
         except database.DatabaseError as error:  # the rounds say it, and try again
             log.debug("broadcaster.dead_writers_not_resolved", error=str(error).strip())
 
