@@ -1,22 +1,14 @@
-"""A room's history as rows, against a real server's answers and on small made rooms."""
+"""A room's history as rows, on small made rooms; `tests/oracle` holds real ones against a real server's answers."""
 
 import time
 from collections import defaultdict
-from functools import cache
 
 import pytest
 
 from events.errors import HistoryError
-from events.parsing import parse_line
 from events.room_history import EVENT_COLUMNS, RoomResult, room_history
 from events.room_states import CYCLE
 from tests.made_rooms import ALICE, BOB, EVE, MadeRoom
-from tests.room_data import ROOM_NAMES, event_lines, oracle
-
-
-@cache
-def history(room):
-    return room_history([parse_line(line) for line in event_lines(room)])
 
 
 def expanded(result: RoomResult):
@@ -41,33 +33,6 @@ def state_after(made, event):
 def column(result, name):
     at = EVENT_COLUMNS.index(name)
     return {row[0]: row[at] for row in result.events}
-
-
-# --- real rooms ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("room", ROOM_NAMES)
-def test_every_event_has_a_known_state_or_is_marked(room):
-    result = history(room)
-    unresolved, outlier = column(result, "state_unresolved"), column(result, "outlier")
-    grouped = {event_id for event_id, _ in result.event_groups}
-    assert all((event_id in grouped) != (unresolved[event_id] or outlier[event_id]) for event_id in unresolved)
-    assert result.unresolved_events == sum(unresolved.values())
-
-
-@pytest.mark.parametrize("room", ROOM_NAMES)
-def test_only_events_that_the_real_server_serves_redacted_are_flagged(room):
-    flagged = column(history(room), "redacted_by")
-    answers = [answer for answer in oracle(room, "redactions") if answer["kind"] == "event"]
-    assert not [answer["event_id"] for answer in answers if flagged[answer["event_id"]] and not answer["redacted"]]
-
-
-@pytest.mark.parametrize("room", ROOM_NAMES)
-def test_order_of_arrival_does_not_change_what_is_known(room):
-    forward = history(room)
-    backward = room_history([parse_line(line) for line in reversed(event_lines(room))])
-    assert {event_id for event_id, _ in forward.event_groups} == {event_id for event_id, _ in backward.event_groups}
-    assert sorted(forward.forward_extremities) == sorted(backward.forward_extremities)
 
 
 # --- made rooms ---------------------------------------------------------------------------------------------------
