@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from django.db import connections
 from django.db.utils import Error as DjangoDatabaseError
 
-from streams import database
+from streams import database, epochs
 from streams.conf import StreamSettings, stream_settings
 from streams.logs import get_logger
 from streams.replication.access import Access
@@ -130,10 +130,8 @@ class _Server(AsgiServer):
 
 
 def _not_usable(error: Exception) -> DatabaseNotUsable:
-    using = stream_settings().database
-    return DatabaseNotUsable(
-        f"The database {using!r} cannot be used: {str(error).strip()}. Start it, or correct DATABASE_URL."
-    )
+    why = database.explain(error).removeprefix("The database cannot be reached: ")
+    return DatabaseNotUsable(f"The database {stream_settings().database!r} cannot be used: {why}")
 
 
 def _check_database() -> None:
@@ -142,6 +140,8 @@ def _check_database() -> None:
         with connections[using].cursor() as cursor:
             cursor.execute("SELECT to_regclass('streams_streamposition') IS NOT NULL")
             has_tables = cursor.fetchone()[0]
+            if has_tables:
+                epochs.current_epoch(cursor)  # a restored database is noticed before anybody is told a position of it
     except DjangoDatabaseError as error:
         raise _not_usable(error) from error
     finally:

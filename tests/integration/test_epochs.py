@@ -18,6 +18,7 @@ from streams import epochs
 from streams.errors import EpochChanged
 from streams.models import Epoch
 from tests.waiting import wait_until
+from tests.wire_client import start_replication
 from tests.writing import append, session
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -175,3 +176,15 @@ def test_dump_that_is_loaded_again_refuses_tokens_of_before(restored):
     copy.execute("SELECT word, reason FROM streams_epoch ORDER BY id")
     assert [row[0] for row in copy.fetchall()] == [old, epochs.current_epoch(copy)]
     assert now() == old, "the original goes on"
+
+
+def test_server_notices_at_its_start_that_the_database_was_restored(start_manage):
+    old = now()
+    with session() as cursor:
+        cursor.execute("UPDATE streams_epoch SET table_oid = table_oid + 1")
+    start_replication(start_manage)
+    with session() as cursor:
+        cursor.execute("SELECT word FROM streams_epoch ORDER BY id")
+        words = [word for (word,) in cursor.fetchall()]
+    assert len(words) == 2
+    assert words[0] == old
