@@ -12,7 +12,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-__all__ = ["Unread", "Window", "lowest_unread", "position_of", "unread"]
+from streams.positions import position_of
+
+__all__ = ["Unread", "Window", "unread"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,17 +55,6 @@ class Window:
 
 
 EMPTY = Window((), 0)
-
-
-def position_of(have: Mapping[str, int], writer: str) -> int:
-    """The reader's position for a writer; for one that it has not met, the lowest that it has."""
-    at = have.get(writer)
-    return min(have.values(), default=0) if at is None else at
-
-
-def lowest_unread(have: Mapping[str, int], upto: Mapping[str, int]) -> int | None:
-    """The lowest of the reader's positions that are below the writer's; None: it has read everything."""
-    return min((mine for writer, at in upto.items() if (mine := position_of(have, writer)) < at), default=None)
 
 
 def unread(have: Mapping[str, int], upto: Mapping[str, int], window: Window) -> Unread:

@@ -18,7 +18,7 @@ from django.conf import settings
 from django.db import connections, transaction
 
 from replsite import snapshot_rows as rows
-from replsite.lag import EMPTY, Unread, Window, lowest_unread, unread
+from replsite.lag import EMPTY, Unread, Window, unread
 from replsite.snapshot_recorded import RecordedRow, read_recorded, recorded_streams
 from replsite.snapshot_rows import FarBehind, PositionRow, ReaderRow
 from replsite.snapshot_views import ReaderStreamView, ReaderView, Snapshot, StreamView, WorkersView, WriterView
@@ -43,7 +43,7 @@ from replsite.worker_rows import read_workers
 from streams import registry
 from streams.conf import stream_settings
 from streams.declaration import StreamDeclaration
-from streams.positions import DRAINING, RETIRED, linear_position
+from streams.positions import DRAINING, RETIRED, linear_position, lowest_unread
 
 __all__ = ["limits", "take_snapshot"]
 

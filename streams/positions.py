@@ -8,7 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Protocol
 
-__all__ = ["DRAINING", "RETIRED", "Stored", "active_and_retired", "linear_position", "positions_to_show"]
+__all__ = [
+    "DRAINING",
+    "RETIRED",
+    "Stored",
+    "active_and_retired",
+    "linear_position",
+    "lowest_unread",
+    "position_of",
+    "positions_to_show",
+]
 
 #: State of a writer that takes no part in the linear position any more (``streams.models.WriterState``).
 RETIRED = "retired"
@@ -45,3 +54,14 @@ def active_and_retired(stored: Mapping[str, Stored]) -> tuple[dict[str, int], di
     """Positions of the writers that take part in the linear position, and of those that do not any more."""
     retired = {writer: one.position for writer, one in stored.items() if one.state == RETIRED}
     return {writer: one.position for writer, one in stored.items() if writer not in retired}, retired
+
+
+def position_of(have: Mapping[str, int], writer: str) -> int:
+    """The reader's position for a writer; for one that it has not met, the lowest that it has."""
+    at = have.get(writer)
+    return min(have.values(), default=0) if at is None else at
+
+
+def lowest_unread(have: Mapping[str, int], upto: Mapping[str, int]) -> int | None:
+    """The lowest of the reader's positions that are below the writer's; None: it has read everything."""
+    return min((mine for writer, at in upto.items() if (mine := position_of(have, writer)) < at), default=None)

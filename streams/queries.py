@@ -6,10 +6,10 @@ Names of tables and columns come from declarations, never from input.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from streams.declaration import FactTable, StreamDeclaration
 
@@ -22,10 +22,16 @@ __all__ = [
     "ids_sql",
     "maximum_sql",
     "order_sql",
+    "read_whole",
     "rows_sql",
     "sequence_sql",
     "token_sql",
 ]
+
+Row = TypeVar("Row", bound=Sequence[Any])
+
+#: No read asks for more rows of a table than this, also for a fact that has more.
+_LARGEST_LIMIT = 1_000_000
 
 #: Stored positions of all streams (or those in ``streams``), in one snapshot.
 STORED_POSITIONS = """
@@ -68,17 +74,26 @@ def order_sql(declaration: StreamDeclaration, table: FactTable, *, newest_first:
     return f"{table.id_column} {'DESC' if declaration.backward is not newest_first else 'ASC'}"
 
 
-def rows_sql(declaration: StreamDeclaration, table: FactTable, *, of_writer: bool) -> str:
-    """Rows of one table with ``after < token <= upto`` (of ``writer``), ascending, at most ``limit``.
+def rows_sql(
+    declaration: StreamDeclaration,
+    table: FactTable,
+    *,
+    of_writer: bool = False,
+    of_writers: bool = False,
+    with_times: bool = True,
+) -> str:
+    """Rows of one table with ``after < token <= upto`` (of ``writer``, or of ``writers``), ascending, at most ``limit``.
 
-    Columns: token, writer, received_at, then the table's own columns. The limit is applied in the order of the ID alone,
-    which the index gives: asked for more, PostgreSQL may sort all rows there are to hand out a thousand. The order within
-    a token is made afterwards; a token that the limit cuts is never used (`cut_whole_tokens`).
+    Columns: token, writer, received_at (``with_times``), then the table's own columns. The limit is applied in the order
+    of the ID alone, which the index gives: asked for more, PostgreSQL may sort all rows there are to hand out a thousand.
+    The order within a token is made afterwards; a token that the limit cuts is never used (`cut_whole_tokens`).
     """
     token = token_sql(declaration, table)
-    columns = ", ".join([token, table.writer_column, table.received_column, *(c.name for c in table.columns)])
+    times = [table.received_column] if with_times else []
+    columns = ", ".join([token, table.writer_column, *times, *(column.name for column in table.columns)])
     condition = bounds_sql(declaration, table)
     condition += f" AND {table.writer_column} = %(writer)s" if of_writer else ""
+    condition += f" AND {table.writer_column} = ANY(%(writers)s)" if of_writers else ""
     limited = f"SELECT * FROM {table.name} WHERE {condition} ORDER BY {order_sql(declaration, table)} LIMIT %(limit)s"
     order = order_sql(declaration, table)
     order += f", {table.then_by}" if table.then_by else ""
@@ -125,9 +140,26 @@ def sequence_sql(declaration: StreamDeclaration) -> str:
     return f"SELECT CASE WHEN is_called THEN last_value ELSE last_value - 1 END FROM {declaration.sequence}"
 
 
-def cut_whole_tokens(
-    batches: Sequence[Sequence[Sequence[Any]]], upto: int, limit: int
-) -> tuple[int, list[Sequence[Sequence[Any]]]]:
+def read_whole(
+    declaration: StreamDeclaration,
+    fetch: Callable[[FactTable, int], Sequence[Row]],
+    bounds: tuple[int, int],
+    limit: int,
+) -> tuple[int, list[Sequence[Row]]]:
+    """Read the tables with ``after, upto = bounds``; the position reached, and per table whole facts up to there.
+
+    ``fetch(table, limit)`` gives rows that begin with their token, ascending. When one fact has more rows than
+    the limit they are read again with a larger one.
+    """
+    after, upto = bounds
+    while True:
+        reached, whole = cut_whole_tokens([fetch(table, limit) for table in declaration.tables], upto, limit)
+        if reached > after or limit >= _LARGEST_LIMIT:
+            return reached, whole
+        limit = min(limit * 10, _LARGEST_LIMIT)
+
+
+def cut_whole_tokens(batches: Sequence[Sequence[Row]], upto: int, limit: int) -> tuple[int, list[Sequence[Row]]]:
     """Cut the tables' batches, each read with ``limit``, so that no token is split.
 
     Returns the position reached and the batches up to it. A batch that was cut by the limit may miss rows of its last

@@ -12,15 +12,23 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from streams.declaration import StreamDeclaration
+from streams.declaration import FactTable, StreamDeclaration
 from streams.positions import linear_position
-from streams.queries import STORED_POSITIONS, FactRow, cut_whole_tokens, rows_sql
+from streams.queries import STORED_POSITIONS, FactRow, read_whole, rows_sql
 from streams.tokens import VectorToken
 from streams.trim_marks import check_not_trimmed
 
-__all__ = ["FactRow", "StoredPosition", "linear_position", "rows_between", "rows_that_are_there", "stored_positions"]
+__all__ = [
+    "FactRow",
+    "StoredPosition",
+    "linear_position",
+    "rows_between",
+    "rows_that_are_there",
+    "stored_positions",
+    "writer_names",
+]
 
-_LARGEST_LIMIT = 1_000_000
+_WRITER_NAMES = "SELECT id, instance_name FROM streams_streamposition WHERE stream = %s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +57,12 @@ def stored_positions(cursor: Any, streams: Sequence[str] | None = None) -> dict[
     return found
 
 
+def writer_names(cursor: Any, stream: str) -> dict[int, str]:
+    """The numbers that stand for the stream's writers in the text form of tokens."""
+    cursor.execute(_WRITER_NAMES, [stream])
+    return dict(cursor.fetchall())
+
+
 def rows_between(
     cursor: Any, declaration: StreamDeclaration, writer: str | None, after: int, upto: int, limit: int
 ) -> tuple[list[FactRow], int]:
@@ -66,16 +80,14 @@ def rows_that_are_there(
     cursor: Any, declaration: StreamDeclaration, writer: str | None, after: int, upto: int, limit: int
 ) -> tuple[list[FactRow], int]:
     """As `rows_between`, for callers that do not care about facts that were trimmed, or look for themselves."""
-    while True:
-        batches = []
-        for table in declaration.tables:
-            sql = rows_sql(declaration, table, of_writer=writer is not None)
-            cursor.execute(sql, {"after": after, "upto": upto, "writer": writer, "limit": limit})
-            batches.append(cursor.fetchall())
-        reached, whole = cut_whole_tokens(batches, upto, limit)
-        if reached > after or limit >= _LARGEST_LIMIT:
-            break
-        limit = min(limit * 10, _LARGEST_LIMIT)  # one fact has more rows than the limit
+
+    def fetch(table: FactTable, limit: int) -> list[tuple[Any, ...]]:
+        sql = rows_sql(declaration, table, of_writer=writer is not None)
+        cursor.execute(sql, {"after": after, "upto": upto, "writer": writer, "limit": limit})
+        found: list[tuple[Any, ...]] = cursor.fetchall()
+        return found
+
+    reached, whole = read_whole(declaration, fetch, (after, upto), limit)
     streams = [
         [FactRow(row[0], row[1], table.row(row[3:]), row[2]) for row in batch]
         for table, batch in zip(declaration.tables, whole, strict=True)

@@ -21,6 +21,7 @@ from streams.follow.cursor_table import known_streams
 from streams.follow.handlers import effects_database_of, load_handlers
 from streams.follow.resync import resync_reader
 from streams.maintenance import asked_by, register
+from streams.readers import writer_names
 from streams.tokens import VectorToken
 from streams.trim_marks import trim_mark
 from streams.trimming import Keep, Trimmed, TrimPlan, TrimRequest, plan_trim, trim
@@ -29,7 +30,6 @@ __all__ = ["PurgeStream", "ResyncReader", "register_subjects"]
 
 T = TypeVar("T")
 PROGRESS_SECONDS = 1.0
-_WRITER_NUMBERS = "SELECT id, instance_name FROM streams_streamposition WHERE stream = %s"
 
 
 def register_subjects() -> None:
@@ -186,8 +186,7 @@ class ResyncReader:
         registry.get(stream)
         plain, epoch = unstamp(token)
         check_epoch(cursor, epoch, f"Token {token}")
-        cursor.execute(_WRITER_NUMBERS, [stream])
-        return stream, VectorToken.parse(plain, dict(cursor.fetchall()))
+        return stream, VectorToken.parse(plain, writer_names(cursor, stream))
 
     def _only_stream(self, reader: str, text: str) -> str:
         using = effects_database_of(reader)

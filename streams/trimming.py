@@ -26,10 +26,11 @@ import orjson
 
 from streams import database
 from streams.conf import stream_settings
+from streams.declaration import FactTable
 from streams.errors import NotTrimmable, TrimBusy
 from streams.logs import get_logger
-from streams.positions import linear_position
-from streams.queries import bounds_sql, cut_whole_tokens, order_sql, token_sql
+from streams.positions import linear_position, lowest_unread
+from streams.queries import bounds_sql, order_sql, read_whole, token_sql
 from streams.readers import stored_positions
 from streams.stream import Stream
 from streams.trim_marks import trim_mark
@@ -140,21 +141,19 @@ class _Batch:
 
     def upto(self, cursor: Any, after: int, limit: int) -> tuple[int, int]:
         """(position, rows): up to where the next batch goes, and how many rows that are. (after, 0): nothing may go."""
-        declaration, rows = self._stream.declaration, BATCH_ROWS
-        while True:
-            batches = []
-            for table in declaration.tables:
-                token = token_sql(declaration, table)
-                cursor.execute(
-                    f"SELECT {token}, {table.received_column} >= %(young)s FROM {table.name} "
-                    f"WHERE {bounds_sql(declaration, table)} ORDER BY {order_sql(declaration, table)} LIMIT %(limit)s",
-                    {"young": self._young_since, "after": after, "upto": limit, "limit": rows},
-                )
-                batches.append(cursor.fetchall())
-            reached, whole = cut_whole_tokens(batches, limit, rows)
-            if reached > after:
-                break
-            rows *= 10  # one fact has more rows than a batch
+        declaration = self._stream.declaration
+
+        def fetch(table: FactTable, rows: int) -> list[tuple[int, bool]]:
+            token = token_sql(declaration, table)
+            cursor.execute(
+                f"SELECT {token}, {table.received_column} >= %(young)s FROM {table.name} "
+                f"WHERE {bounds_sql(declaration, table)} ORDER BY {order_sql(declaration, table)} LIMIT %(limit)s",
+                {"young": self._young_since, "after": after, "upto": limit, "limit": rows},
+            )
+            found: list[tuple[int, bool]] = cursor.fetchall()
+            return found
+
+        reached, whole = read_whole(declaration, fetch, (after, limit), BATCH_ROWS)
         young = min((token for batch in whole for token, is_young in batch if is_young), default=None)
         if young is not None:
             reached = young - 1
@@ -217,9 +216,8 @@ def reader_limit(vector: Mapping[str, int], stored: Mapping[str, Any], linear: i
 
     A writer that it has not heard of entered at or above the least that it has.
     """
-    floor = min(vector.values(), default=0)
-    behind = [vector.get(writer, floor) for writer, one in stored.items() if vector.get(writer, floor) < one.position]
-    return min(behind, default=linear)
+    low = lowest_unread(vector, {writer: one.position for writer, one in stored.items()})
+    return linear if low is None else low
 
 
 def _beyond_newest(cursor: Any, stream: Stream, facts: int, linear: int) -> int:

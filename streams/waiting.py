@@ -24,7 +24,7 @@ from streams.conf import stream_settings
 from streams.errors import TokenError, WaitTimedOut
 from streams.pokes import Poke, PokeListener
 from streams.positions import active_and_retired, linear_position
-from streams.readers import stored_positions
+from streams.readers import stored_positions, writer_names
 from streams.tokens import VectorToken
 from streams.tracker import PositionTracker, TrackerState
 from streams.waiters import Waiter, WaitingRoom, has_reached
@@ -113,8 +113,7 @@ def _read(stream: Stream, token: Token, using: str | None) -> VectorToken:
         with connections[using or stream_settings().database].cursor() as cursor:
             if word:
                 epochs.check_epoch(cursor, word, f"Token {token[:100]} of stream {stream.name}")
-            cursor.execute("SELECT id, instance_name FROM streams_streamposition WHERE stream = %s", [stream.name])
-            names = dict(cursor.fetchall())
+            names = writer_names(cursor, stream.name)
     return VectorToken.parse(text, names)
 
 

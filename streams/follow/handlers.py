@@ -98,7 +98,7 @@ class Handler:
 
     def check_stream(self) -> None:
         """Raise what is wrong with the stream; called when the reader runs, with all models loaded."""
-        if getattr(registry.get(self.stream).declaration, "in_memory", False):
+        if registry.get(self.stream).declaration.in_memory:
             raise BadHandler(
                 f"Stream {self.stream!r} is kept in memory: its positions begin anew with its writers, so no cursor in it can be "
                 f"stored. Follow it with streams.replication.follower.Follower."

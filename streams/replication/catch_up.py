@@ -18,7 +18,7 @@ from streams import database, registry
 from streams.declaration import StreamDeclaration
 from streams.epochs import check_epoch
 from streams.positions import Stored, linear_position, positions_to_show
-from streams.readers import stored_positions
+from streams.readers import stored_positions, writer_names
 from streams.replication.errors import CatchUpError
 from streams.replication.table_rows import RowPace, Wanted, table_rows
 from streams.replication.views import FollowedRow
@@ -28,9 +28,6 @@ from streams.trim_marks import check_not_trimmed
 __all__ = ["CatchUp", "NoCatchUp", "TableCatchUp", "Writers"]
 
 T = TypeVar("T")
-
-#: Name: the numbers that stand for writers in the text form of tokens.
-WRITER_NUMBERS = "SELECT id, instance_name FROM streams_streamposition WHERE stream = %(stream)s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +146,7 @@ class TableCatchUp:
 
     def _writer_names(self, stream: str) -> dict[int, str]:
         with self._connection.cursor() as cursor:
-            cursor.execute(WRITER_NUMBERS, {"stream": stream})
-            return dict(cursor.fetchall())
+            return writer_names(cursor, stream)
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         try:

@@ -15,13 +15,12 @@ from typing import Any
 
 from streams.collector_pause import collector_paused
 from streams.declaration import FactTable, StreamDeclaration
-from streams.queries import bounds_sql, cut_whole_tokens, order_sql, token_sql
+from streams.queries import read_whole, rows_sql
 from streams.replication.row_size import row_size
 from streams.replication.views import FollowedRow
 
 __all__ = ["RowPace", "Wanted", "table_rows"]
 
-_LARGEST_LIMIT = 1_000_000
 _token = attrgetter("token")
 
 
@@ -41,13 +40,11 @@ def table_rows(
 
     That is ``wanted.upto`` when nothing is left. The caller must not ask beyond a position that it read before.
     """
+    bounds = wanted.after, wanted.upto
     with collector_paused():
-        while True:
-            batches = [_fetch(cursor, declaration, table, wanted, limit) for table in declaration.tables]
-            reached, whole = cut_whole_tokens(batches, wanted.upto, limit)
-            if reached > wanted.after or limit >= _LARGEST_LIMIT:
-                break
-            limit = min(limit * 10, _LARGEST_LIMIT)  # one fact has more rows than the limit
+        reached, whole = read_whole(
+            declaration, lambda table, limit: _fetch(cursor, declaration, table, wanted, limit), bounds, limit
+        )
         parts = [_followed(declaration, table, batch) for table, batch in zip(declaration.tables, whole, strict=True)]
         return (parts[0] if len(parts) == 1 else list(heapq.merge(*parts, key=_token))), reached
 
@@ -55,12 +52,8 @@ def table_rows(
 def _fetch(
     cursor: Any, declaration: StreamDeclaration, table: FactTable, wanted: Wanted, limit: int
 ) -> list[tuple[Any, ...]]:
-    columns = [token_sql(declaration, table), table.writer_column, *(column.name for column in table.columns)]
-    condition = bounds_sql(declaration, table)
-    condition += f" AND {table.writer_column} = ANY(%(writers)s)" if wanted.writers is not None else ""
-    order = order_sql(declaration, table) + (f", {table.then_by}" if table.then_by else "")
     cursor.execute(
-        f"SELECT {', '.join(columns)} FROM {table.name} WHERE {condition} ORDER BY {order} LIMIT %(limit)s",
+        rows_sql(declaration, table, of_writers=wanted.writers is not None, with_times=False),
         {
             "after": wanted.after,
             "upto": wanted.upto,

@@ -7,7 +7,8 @@ from datetime import UTC, datetime, timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replsite.lag import EMPTY, Window, lowest_unread, position_of, unread
+from replsite.lag import EMPTY, Window, unread
+from streams.positions import lowest_unread, position_of
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 

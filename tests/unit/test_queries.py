@@ -6,7 +6,7 @@ import pytest
 
 from events.catalog import BACKFILL, EVENTS
 from streams.catalog import CACHES
-from streams.queries import bounds_sql, cut_whole_tokens, ids_sql, maximum_sql, order_sql, rows_sql
+from streams.queries import bounds_sql, cut_whole_tokens, ids_sql, maximum_sql, order_sql, read_whole, rows_sql
 
 
 def rows(*tokens: int) -> list[tuple[int]]:
@@ -46,6 +46,36 @@ def test_every_parameter_is_named(declaration, of_writer):
         parameters = {"after": 1, "upto": 2, "limit": 3, "writer": "w"}
         assert "%" not in sql % dict.fromkeys(parameters, "X")
         assert ("%(writer)s" in sql) is of_writer
+
+
+def test_rows_of_several_writers_without_times():
+    table = CACHES.tables[0]
+    sql = rows_sql(CACHES, table, of_writers=True, with_times=False)
+    assert f"{table.writer_column} = ANY(%(writers)s)" in sql
+    assert table.received_column not in sql
+
+
+def test_a_fact_with_more_rows_than_the_limit_is_read_whole():
+    asked = []
+
+    def fetch(table, limit):
+        asked.append(limit)
+        return rows(2, 2, 2, 3)[:limit]
+
+    assert read_whole(CACHES, fetch, (1, 9), 2) == (9, [rows(2, 2, 2, 3)])
+    assert asked == [2, 20]
+
+
+def test_reading_ends_though_a_fact_has_more_rows_than_can_be_read():
+    asked = []
+
+    def fetch(table, limit):
+        asked.append(limit)
+        return [(2, 0)] * min(limit, 3_000_000)
+
+    reached, whole = read_whole(CACHES, fetch, (1, 9), 100_000)
+    assert (reached, whole) == (1, [[]])
+    assert asked == [100_000, 1_000_000]
 
 
 def test_backward_streams_compare_with_the_sign_changed():
