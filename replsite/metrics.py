@@ -314,7 +314,7 @@ class SnapshotCollector(Collector):
         yield from page.filled()
         yield from families(
             snapshot,
-            synapse_names=settings.REPLSITE_SYNAPSE_METRIC_NAMES,
+            synapse_names=getattr(settings, "REPLSITE_SYNAPSE_METRIC_NAMES", True),
             server_name=stream_settings().server_name,
         )
 

@@ -54,11 +54,11 @@ _READS_NOTHING = Verdict("idle", Severity.FINE, "Connected; follows no stream ye
 
 
 def limits() -> Limits:
-    """The limits of the status words, from the settings."""
+    """The limits of the status words, from the settings; other projects need not set them."""
     return Limits(
         heartbeat_seconds=stream_settings().heartbeat_seconds,
-        blocked_after_seconds=settings.REPLSITE_BLOCKED_AFTER_SECONDS,
-        stuck_after_seconds=settings.REPLSITE_STUCK_AFTER_SECONDS,
+        blocked_after_seconds=getattr(settings, "REPLSITE_BLOCKED_AFTER_SECONDS", 10.0),
+        stuck_after_seconds=getattr(settings, "REPLSITE_STUCK_AFTER_SECONDS", 10.0),
     )
 
 
