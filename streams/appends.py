@@ -100,13 +100,8 @@ def check_new_facts(stream: Stream, facts: Sequence[Fact]) -> None:
             f"Stream {stream.name}: append() was given {len(facts)} facts; give it 1 to {LARGEST_COUNT}, and do not call it "
             f"when there is nothing to append."
         )
-    models = stream.models
     for fact in facts:
-        if type(fact) not in models:
-            raise ForeignFact(
-                f"{type(fact).__name__} holds no facts of stream {stream.name!r}; "
-                f"it is made of {', '.join(model.__name__ for model in models)}."
-            )
+        stream.check_model(fact)
         if getattr(fact, fact.id_field) is not None:
             raise ForeignFact(
                 f"Stream {stream.name}: a {type(fact).__name__} given to append() has ID {getattr(fact, fact.id_field)} "

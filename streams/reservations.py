@@ -267,11 +267,7 @@ class Reservation:
 
     def _is_without_id(self, fact: Fact) -> bool:
         """Refuses what is no new row of this stream."""
-        if type(fact) not in self.stream.models:
-            raise ForeignFact(
-                f"{type(fact).__name__} holds no facts of stream {self.stream.name!r}; "
-                f"it is made of {', '.join(model.__name__ for model in self.stream.models)}."
-            )
+        self.stream.check_model(fact)
         if not fact._state.adding:
             raise self._twice(fact)
         return getattr(fact, fact.id_field) is None

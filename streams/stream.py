@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from asgiref.sync import sync_to_async
 
 from streams.declaration import StreamDeclaration
+from streams.errors import ForeignFact
 from streams.invalidations import Drops, KeyRule, drops_nothing, drops_of_caches_row, drops_of_columns
 from streams.queries import ids_between_sql, ids_sql, maximum_sql, sequence_sql
 from streams.sequences import move_forward
@@ -61,6 +62,14 @@ class Stream:
         names = [column.name for column in declared.columns] if declared.row is list else []
         self.drops = drops_of_columns(names, caches)
         self.dropped_caches = frozenset(caches)
+
+    def check_model(self, fact: Fact) -> None:
+        """Raise ``ForeignFact`` for a row of a table that is none of the stream's."""
+        if type(fact) not in self.models:
+            raise ForeignFact(
+                f"{type(fact).__name__} holds no facts of stream {self.name!r}; "
+                f"it is made of {', '.join(model.__name__ for model in self.models)}."
+            )
 
     # --- write ----------------------------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from streams.replication.errors import BadAddress
 __all__ = ["Access", "Speech", "networks_of"]
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+_IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 class Speech(enum.Enum):
@@ -43,12 +44,26 @@ class Access:
 
     def of(self, host: str) -> Speech:
         """What a client from there may speak; a host that is no IP address is a local one, such as a socket file."""
-        try:
-            address = ipaddress.ip_address(host.partition("%")[0])
-        except ValueError:
+        address = _address(host)
+        if address is None:
             return Speech.TLS if self._has_tls else Speech.PLAIN
-        address = getattr(address, "ipv4_mapped", None) or address
-        named = any(address in network for network in self._networks)
         if self._has_tls:
-            return Speech.EITHER if named else Speech.TLS
-        return Speech.PLAIN if named or address.is_loopback else Speech.NOTHING
+            return Speech.EITHER if self._is_named(address) else Speech.TLS
+        return Speech.PLAIN if self._is_named(address) or address.is_loopback else Speech.NOTHING
+
+    def is_near(self, host: str) -> bool:
+        """Whether this is the address of this machine or of a named network."""
+        address = _address(host)
+        return address is not None and (self._is_named(address) or address.is_loopback)
+
+    def _is_named(self, address: _IPAddress) -> bool:
+        return any(address in network for network in self._networks)
+
+
+def _address(host: str) -> _IPAddress | None:
+    """The IP address that it is, that of IPv4 where one is mapped into IPv6; None for anything else."""
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return None
+    return getattr(address, "ipv4_mapped", None) or address

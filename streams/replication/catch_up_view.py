@@ -9,12 +9,11 @@ the ID alone and can answer with another stream's facts.
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from secrets import compare_digest
 
 from django.http import HttpRequest, HttpResponse
@@ -23,6 +22,7 @@ from streams import database
 from streams.conf import stream_settings
 from streams.errors import ResyncNeeded, UnknownStream
 from streams.logs import get_logger
+from streams.replication.access import Access
 from streams.replication.stream_updates import Question, stream_updates
 
 __all__ = ["AnswerCache", "Refused", "stream_updates_view"]
@@ -167,7 +167,7 @@ def _check_access(request: HttpRequest) -> None:
         raise Refused(
             403, "M_FORBIDDEN", "Set REPLSITE_REPLICATION_SECRET to answer requests that come through a proxy."
         )
-    elif not _is_near(request.META.get("REMOTE_ADDR", ""), conf.plain_networks):
+    elif not Access(conf.plain_networks).is_near(request.META.get("REMOTE_ADDR", "")):
         raise Refused(
             403,
             "M_FORBIDDEN",
@@ -181,13 +181,3 @@ def _check_secret(given: str | None, secret: str) -> None:
     scheme, _, token = given.partition(" ")
     if scheme.lower() != "bearer" or not compare_digest(token.strip().encode(), secret.encode()):
         raise Refused(403, "M_FORBIDDEN", "The replication secret is wrong")
-
-
-def _is_near(address: str, networks: Sequence[str]) -> bool:
-    try:
-        host = ipaddress.ip_address(address.partition("%")[0])
-    except ValueError:
-        return False
-    if isinstance(host, ipaddress.IPv6Address) and host.ipv4_mapped is not None:
-        host = host.ipv4_mapped
-    return host.is_loopback or any(host in ipaddress.ip_network(network) for network in networks)

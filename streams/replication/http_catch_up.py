@@ -21,6 +21,7 @@ from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
 
+from streams.catalog import declarations
 from streams.errors import ResyncNeeded
 from streams.logs import get_logger
 from streams.replication.catch_up import Writers
@@ -38,7 +39,7 @@ ANSWER_LIMIT_BYTES = 64 * 1024 * 1024
 ATTEMPTS = 4
 FIRST_RETRY_SECONDS = 0.2
 #: Streams that live in their writer's memory: they begin anew at 0 with it.
-MEMORY_STREAMS = frozenset({"typing", "presence_federation", "federation"})
+MEMORY_STREAMS = frozenset(declared.name for declared in declarations() if declared.in_memory)
 _MAY_PASS = frozenset({408, 429, 500, 502, 503, 504})
 
 
