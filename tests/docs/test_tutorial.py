@@ -1,4 +1,4 @@
-"""The tutorial, followed to the letter in a project of its own."""
+"""The tutorial, followed to the letter in a project of its own: its files are written, its commands run as they stand."""
 
 import os
 import re
@@ -10,63 +10,67 @@ import pytest
 
 PROJECT = Path(__file__).resolve().parents[2]
 PAGE = PROJECT / "docs" / "tutorial" / "first-stream.md"
+FILES = ("mysite/settings.py", "shop/models.py", "shop/migrations/0002_sequence.py", "append.py", "read.py")
 
 
-def blocks() -> list[str]:
-    return re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S)
+class Newcomer:
+    """Somebody who has installed the packages, and nothing else: no settings, no database server."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        own = {
+            name: value for name, value in os.environ.items() if not name.startswith(("REPLSITE", "DATABASE", "DJANGO"))
+        }
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        self.environment = own | {"PATH": path, "PYTHONPATH": str(PROJECT)}
+        self.files = list(FILES)
+        self.said = ""
+
+    def do(self, language: str, block: str) -> None:
+        """What the page asks for with a block."""
+        if language == "python":
+            (self.folder / self.files.pop(0)).write_text(block)
+        elif language == "sh":
+            self.said = self.run(block)
+        else:
+            assert (language, self.said) == ("text", block)
+
+    def run(self, script: str) -> str:
+        done = subprocess.run(
+            ["sh", "-ec", script],
+            cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=120, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def start(self, *arguments: str) -> "subprocess.Popen[str]":
+        command = [sys.executable, "manage.py", *arguments]
+        return subprocess.Popen(command, cwd=self.folder, env=self.environment, stdout=subprocess.PIPE, text=True)
 
 
-@pytest.fixture
-def site(tmp_path: Path, database_url: str) -> dict[str, str]:
-    """The tutorial's project, and the environment to run it in; its tables are in a schema of their own."""
-    (tmp_path / "shop" / "migrations").mkdir(parents=True)
-    for folder in ("shop", "shop/migrations"):
-        (tmp_path / folder / "__init__.py").touch()
-    settings, models, *_ = blocks()
-    (tmp_path / "settings.py").write_text(settings)
-    (tmp_path / "shop" / "models.py").write_text(models)
-    return {
-        **os.environ,
-        "DATABASE_URL": f"{database_url}?options=-csearch_path%3Dtutorial",
-        "PYTHONPATH": f"{tmp_path}{os.pathsep}{PROJECT}",
-        "DJANGO_SETTINGS_MODULE": "settings",
-    }
+@pytest.fixture(scope="module")
+def newcomer(tmp_path_factory: pytest.TempPathFactory) -> Newcomer:
+    """Has done what the page says, up to its last block."""
+    made = Newcomer(tmp_path_factory.mktemp("newcomer"))
+    for language, block in re.findall(r"```(\w+)\n(.*?)```", PAGE.read_text(), re.S):
+        made.do(language, block)
+    return made
 
 
-def run(environment: dict[str, str], folder: Path, *arguments: str) -> str:
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+def test_every_file_and_command_of_the_page_works(newcomer: Newcomer) -> None:
+    assert newcomer.files == []
+    assert "orders" in newcomer.said  # the last command shows the streams
 
 
-def test_the_tutorial_works(site: dict[str, str], tmp_path: Path) -> None:
-    from django.db import connection
-
-    from streams.testing import forget_writers
-
-    forget_writers()  # locks are the database's, and an earlier test may have written as "master" here
-    _, _, migration, append, read = blocks()
-    with connection.cursor() as cursor:
-        cursor.execute("CREATE SCHEMA tutorial")
-    try:
-        run(site, tmp_path, "-m", "django", "makemigrations", "shop")
-        (tmp_path / "shop" / "migrations" / "0002_sequence.py").write_text(migration)
-        run(site, tmp_path, "-m", "django", "migrate")
-        script = (
-            f"import django; django.setup()\n{append}\nfrom streams.writers import retire_all; retire_all()\n{read}"
-        )
-        output = run(site, tmp_path, "-c", script)
-    finally:
-        with connection.cursor() as cursor:
-            cursor.execute("DROP SCHEMA tutorial CASCADE")
-    shown = re.search(r"```text\n(.*?)```", PAGE.read_text(), re.S)
-    assert shown is not None
-    assert output.replace("'", '"') == shown.group(1)
+def test_following_prints_what_the_page_says(newcomer: Newcomer) -> None:
+    (shown,) = re.findall(r"`(\{.*\})`", PAGE.read_text())
+    with newcomer.start("runreplication", "--bind", "127.0.0.1:0") as server:
+        try:
+            address = (server.stdout.readline() if server.stdout else "").split("=")[1].strip()
+            newcomer.run("python manage.py shell -v 0 < append.py")
+            follow = f"follow tcp://{address} --json --from orders=4 --until orders=7 --view linear --timeout 60"
+            said = newcomer.run(f"python manage.py {follow}").splitlines()
+        finally:
+            server.terminate()
+    assert said[0] == shown
+    assert len(said) == 3
