@@ -36,7 +36,7 @@ class SampleLoad:
         if sample is None:
             raise UnknownStream(
                 f"Stream {self._stream.name!r} has no sample facts, so no load can be made for it. "
-                f"Give streams.registry.bind a sample, or register a generator with streams.load."
+                f"Give its declaration sample=…, or register a generator with streams.load."
             )
         facts = [model(**sample(self._number + n, self._thread)) for n in range(count)]
         self._number += count

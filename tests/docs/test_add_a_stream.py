@@ -24,7 +24,6 @@ MIGRATION_MODULES = {**REPLSITE_MIGRATIONS}
 DATABASES = {"default": dj_database_url.parse(os.environ["DATABASE_URL"])}
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 USE_TZ = True
-REPLSITE_INSTANCE = "web-{n}"
 """
 
 

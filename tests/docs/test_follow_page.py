@@ -80,7 +80,9 @@ def test_the_page_works(tmp_path: Path, database_url: str) -> None:
         assert site.python(invoices) == "['4711', '4712']\n"
         for block in blocks(PAGE, "sh"):
             for line in block.splitlines():
-                site.run(*line.split()[1:])
+                python, manage, *arguments = line.split()
+                assert (python, manage) == ("python", "manage.py")
+                site.django(*arguments)
     finally:
         with connection.cursor() as cursor:
             cursor.execute("DROP SCHEMA following CASCADE")

@@ -16,6 +16,11 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert [link for link in links if not (page.parent / link).exists()] == []
 
 
+def test_readme_names_every_page() -> None:
+    named = set(re.findall(r"\]\((docs/[^)#]+\.md)", PAGES[0].read_text()))
+    assert named == {str(page.relative_to(PROJECT)) for page in PAGES[1:]}
+
+
 def test_no_page_or_module_names_a_path_of_somebodys_machine() -> None:
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=PROJECT, capture_output=True, text=True, check=True).stdout
     texts = [
