@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from replsite.dashboard.changes import changes
@@ -63,11 +63,13 @@ def apply_group(group, change):
     return {"key": group["key"], "head": change.get("head", group.get("head")), "rows": [lines[key] for key in order]}
 
 
+@settings(max_examples=50)
 @given(PAGES, PAGES)
 def test_old_page_and_changes_make_the_new_page(old, new):
     assert apply(old, changes(old, new)) == new
 
 
+@settings(max_examples=50)
 @given(PAGES)
 def test_changes_from_nothing_make_the_page(new):
     assert apply(None, changes(None, new)) == new

@@ -247,7 +247,7 @@ async def test_plain_text_to_a_tls_port_is_answered_in_plain_text(certificates, 
 
 @pytest.mark.parametrize("said", [b"", b"\x16", b"\x16\x03\x01\x02\x00"])
 async def test_who_does_not_finish_the_handshake_is_refused(certificates, said):
-    async with listening(certificates, limit=0.2) as host:
+    async with listening(certificates, limit=0.05) as host:
         reader, writer = await asyncio.open_connection("127.0.0.1", host.port)
         writer.write(said)
         await reader.read(-1)

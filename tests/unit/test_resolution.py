@@ -1,6 +1,7 @@
 """State resolution against the vectors: every merge, and the states after all events."""
 
 import hashlib
+from functools import cache
 
 import pytest
 
@@ -10,6 +11,11 @@ from tests.rule_cases import ResolutionCase
 FILES = ("classic", "random_v1", "random_v2", "random_v21")
 
 
+@cache
+def cases(file):
+    return vectors(f"state_resolution/{file}")
+
+
 def digest(event_ids):
     return hashlib.sha256("\n".join(sorted(event_ids)).encode()).hexdigest()[:16]
 
@@ -17,7 +23,7 @@ def digest(event_ids):
 @pytest.mark.parametrize("file", FILES)
 def test_merges_resolve_as_in_the_vectors(file):
     checked, wrong = 0, []
-    for case in vectors(f"state_resolution/{file}"):
+    for case in cases(file):
         ids = [event["event_id"] for event in case["events"]]
         resolver = ResolutionCase(case["room_version"], case["events"])
         for merge in case["resolutions"]:
@@ -31,7 +37,7 @@ def test_merges_resolve_as_in_the_vectors(file):
 @pytest.mark.parametrize("file", FILES)
 def test_states_after_all_events_are_those_of_the_vectors(file):
     wrong = []
-    for case in vectors(f"state_resolution/{file}"):
+    for case in cases(file):
         after = ResolutionCase(case["room_version"], case["events"]).states_after()
         for event, wanted in zip(case["events"], case.get("state_digest_after", []), strict=False):
             if digest(after[event["event_id"]].values()) != wanted:
@@ -40,7 +46,7 @@ def test_states_after_all_events_are_those_of_the_vectors(file):
 
 
 def first_case(file):
-    case = vectors(f"state_resolution/{file}")[0]
+    case = cases(file)[0]
     return case, ResolutionCase(case["room_version"], case["events"])
 
 

@@ -123,7 +123,7 @@ def test_any_order_of_moves_wakes_everybody_exactly_once_and_in_time():
 
 def test_a_move_looks_only_at_those_whose_turn_it_is():
     room, seen = WaitingRoom(), Positions()
-    for number in range(20_000):
+    for number in range(10_000):
         room.add(waiter(1_000 + number), seen)
     begun = time.process_time()
     for step in range(1_000):
