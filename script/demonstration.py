@@ -267,8 +267,13 @@ def run(demo: Demo) -> None:
     demo.finished(counting, "pipeline run")
     rooms = check_counts()
     facts = {name: len({token for token, _, _ in rows}) for name, rows in expected.items()}
-    demo.summary = {"events": imported["imported"] + LIVE_EVENTS, "rooms": rooms, "facts": facts, "positions": positions(),
-                    "seconds": round(time.monotonic() - _begun, 1)}  # fmt: skip
+    rows_of = {name: len(rows) for name, rows in expected.items()}
+    demo.summary = {"events": imported["imported"] + LIVE_EVENTS, "rooms": rooms, "facts": facts, "rows": rows_of,
+                    "positions": positions(), "seconds": round(time.monotonic() - _begun, 1)}  # fmt: skip
+
+
+def _by_stream(numbers: dict[str, int]) -> str:
+    return ", ".join(f"{name} {number:,}" for name, number in numbers.items())
 
 
 def print_summary(demo: Demo) -> None:
@@ -276,9 +281,10 @@ def print_summary(demo: Demo) -> None:
     out = demo.summary
     lines = [
         "",
-        f"  events     {out['events']:,} in {out['rooms']} rooms",
-        f"  facts      {', '.join(f'{name} {count:,}' for name, count in out['facts'].items())}",
-        f"  positions  {', '.join(f'{name} {at:,}' for name, at in out['positions'].items())}",
+        f"  events     {out['events']:,} in {out['rooms']} rooms: the imported ones, and those of the live writers",
+        f"  facts      {_by_stream(out['facts'])}   (one ID each; an event is a fact of events or of backfill)",
+        f"  rows       {_by_stream(out['rows'])}   (a fact of events also has a row for each change of a room's state)",
+        f"  positions  {_by_stream(out['positions'])}   (the ID of the last fact; the first one is 2)",
         f"  seconds    {out['seconds']}",
         f"  live page  http://{demo.addresses['http']}/admin/live/",
     ]

@@ -92,6 +92,10 @@ class VectorToken:
         pairs = sorted((numbers[writer], position) for writer, position in self.entries.items())
         return f"m{self.base}" + "".join(f"~{number}.{position}" for number, position in pairs)
 
+    def __str__(self) -> str:
+        """For people and logs, by the writers' names."""
+        return ", ".join([str(self.base), *(f"{writer} {at}" for writer, at in sorted(self.entries.items()))])
+
     # --- algebra ----------------------------------------------------------------------------------------------
 
     def position_of(self, writer: str | None) -> int:

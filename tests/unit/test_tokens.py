@@ -117,6 +117,11 @@ def test_equal_tokens_have_equal_hashes() -> None:
     assert len({VectorToken(5, {"a": 7, "b": 8}), VectorToken(5, {"b": 8, "a": 7})}) == 1
 
 
+def test_tokens_are_shown_by_the_writers_names() -> None:
+    assert str(VectorToken(9)) == "9"
+    assert str(VectorToken.of(7, {"web-2": 9, "web-1": 8})) == "7, web-1 8, web-2 9"
+
+
 def test_highest_and_covers() -> None:
     token = VectorToken(5, {"north": 9})
     assert token.highest == 9
