@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 import psycopg2
+from django.db import DatabaseError as DjangoDatabaseError
 from django.db import OperationalError as DjangoOperationalError
 from django.db import connections
 
@@ -30,6 +31,7 @@ __all__ = [
     "dsn",
     "execute_prepared",
     "explain",
+    "in_transaction",
     "publisher_key",
     "read_in_order",
     "reader_key",
@@ -104,6 +106,22 @@ def direct_connection(using: str | None = None, *, application_name: str) -> Any
         connection.close()
         raise
     return connection
+
+
+@contextmanager
+def in_transaction(cursor: Any) -> Iterator[None]:
+    """A transaction on a direct connection: committed at the end, rolled back by any error, so that none stays open.
+
+    Each of its statements sees what is committed by then.
+    """
+    cursor.execute("BEGIN ISOLATION LEVEL READ COMMITTED")
+    try:
+        yield
+        cursor.execute("COMMIT")
+    except BaseException:
+        with suppress(DatabaseError, DjangoDatabaseError):  # the connection may be gone, and the transaction with it
+            cursor.execute("ROLLBACK")
+        raise
 
 
 def read_in_order(connection: Any) -> None:

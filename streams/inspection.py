@@ -67,13 +67,7 @@ def repair(cursor: Any, stream: Stream) -> int:
 
     Safe beside live writers. Raises ``SequenceBusy`` when they do not let go of it for a long jump. No row is removed.
     """
-    cursor.execute("BEGIN")
-    try:
+    with database.in_transaction(cursor):
         cursor.execute("SELECT pg_advisory_xact_lock(%s)", [database.start_key(stream.name)])
         stream.set_sequence(cursor, _inspect(cursor, stream).wanted_sequence)
-        value = stream.sequence_value(cursor)
-        cursor.execute("COMMIT")
-    except BaseException:
-        cursor.execute("ROLLBACK")
-        raise
-    return value
+        return stream.sequence_value(cursor)

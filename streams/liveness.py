@@ -123,18 +123,13 @@ def retire_streams(
     position may cover whatever is committed. ``trace`` leaves a row for each stream.
     """
     done: list[Resolution] = []
-    cursor.execute("BEGIN ISOLATION LEVEL READ COMMITTED")
-    try:
+    with database.in_transaction(cursor):
         cursor.execute(_ACTIVE, {"name": name, "streams": None if streams is None else list(streams)})
         for stream_name, before in cursor.fetchall():
             resolution = _retire_on(cursor, name, stream_name, before)
             if trace is not None:
                 leave_trace(cursor, resolution, trace)
             done.append(resolution)
-        cursor.execute("COMMIT")
-    except BaseException:
-        cursor.execute("ROLLBACK")
-        raise
     return done
 
 

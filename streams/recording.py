@@ -190,9 +190,8 @@ class Recorder:
             cursor.execute("SELECT pg_try_advisory_lock(%s)", [database.recorder_key(self._about["name"])])
             if not cursor.fetchone()[0]:
                 raise RecorderBusy(f"Another process took over the record {self._about['name']!r}.")
-            cursor.execute("BEGIN")
-            yield cursor
-            cursor.execute("COMMIT")
+            with database.in_transaction(cursor):
+                yield cursor
 
     def _store_gaps(self, cursor: Any, lives: Mapping[tuple[str, str], _Life], gaps: Iterable[tuple[Gap, str]]) -> None:
         rows = [

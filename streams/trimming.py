@@ -292,8 +292,7 @@ def _young_since(cursor: Any, keep: Keep) -> Any:
 def _delete(cursor: Any, stream: Stream, bounds: tuple[int, int], done: Trimmed) -> None:
     """One batch, and the mark, in one transaction."""
     declaration, highest, rows = stream.declaration, dict[str, int](), 0
-    cursor.execute("BEGIN ISOLATION LEVEL READ COMMITTED")
-    try:
+    with database.in_transaction(cursor):
         for table in declaration.tables:
             token = token_sql(declaration, table)
             cursor.execute(
@@ -307,9 +306,5 @@ def _delete(cursor: Any, stream: Stream, bounds: tuple[int, int], done: Trimmed)
                 rows += count
         text = orjson.dumps(highest).decode()
         cursor.execute(_MARK, {"stream": stream.name, "position": bounds[1], "writers": text, "rows": rows})
-        cursor.execute("COMMIT")
-    except BaseException:
-        cursor.execute("ROLLBACK")
-        raise
     done.rows += rows
     done.writers |= highest

@@ -253,13 +253,8 @@ class WriterProcess:
         with self.control_cursor() as cursor:
             if stream.declaration.in_memory:
                 self._resolve_the_dead(cursor, stream)
-            cursor.execute("BEGIN ISOLATION LEVEL READ COMMITTED")
-            try:
+            with database.in_transaction(cursor):
                 tracker = self._start_on(cursor, stream)
-                cursor.execute("COMMIT")
-            except BaseException:
-                cursor.execute("ROLLBACK")
-                raise
         self.trackers[stream.name] = tracker
         return tracker
 

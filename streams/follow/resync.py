@@ -68,15 +68,14 @@ def resync_reader(reader: str, tokens: Mapping[str, VectorToken] | None = None, 
             _check_stream(reader, stream, streams)
         hold_name(cursor, reader)
         epoch = current_epoch(streams_cursor)
-        cursor.execute("BEGIN")
         done = []
-        for stream, token in wanted.items():
-            kept = read_cursor(cursor, reader, stream)
-            goal = _goal(streams_cursor, reader, stream, token)
-            done.append(Resynced(stream, None if kept is None else kept[0], goal))
-        for one in done:
-            _store(cursor, reader, one, (epoch, by))
-        cursor.execute("COMMIT")
+        with database.in_transaction(cursor):
+            for stream, token in wanted.items():
+                kept = read_cursor(cursor, reader, stream)
+                goal = _goal(streams_cursor, reader, stream, token)
+                done.append(Resynced(stream, None if kept is None else kept[0], goal))
+            for one in done:
+                _store(cursor, reader, one, (epoch, by))
     for one in done:
         log.warning("reader.resynced", reader=reader, stream=one.stream, was=str(one.was), now=str(one.now), by=by)
     return done

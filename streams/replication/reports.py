@@ -166,13 +166,8 @@ class WorkerReports:
 
     def _write(self, batch: _Batch) -> None:
         with self._connection.cursor() as cursor:
-            cursor.execute("BEGIN")
-            try:
+            with database.in_transaction(cursor):
                 self._write_all(cursor, batch)
-                cursor.execute("COMMIT")
-            except BaseException:
-                self._connection.close()  # no transaction stays open, whatever it was
-                raise
             if batch.reports.acknowledged:
                 free_acknowledged(cursor)
 

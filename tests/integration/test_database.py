@@ -26,6 +26,33 @@ def own_process() -> int:
         return int(cursor.fetchone()[0])
 
 
+def test_a_transaction_is_committed_at_its_end():
+    with closing(database.direct_connection(application_name="test")) as direct, direct.cursor() as cursor:
+        with database.in_transaction(cursor):
+            cursor.execute("CREATE TEMP TABLE of_the_test ()")
+        cursor.execute("SELECT to_regclass('of_the_test') IS NOT NULL")
+        assert cursor.fetchone() == (True,)
+        assert direct.info.transaction_status == psycopg2.extensions.TRANSACTION_STATUS_IDLE
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_any_error_rolls_a_transaction_back(error):
+    with closing(database.direct_connection(application_name="test")) as direct, direct.cursor() as cursor:
+        with pytest.raises(error), database.in_transaction(cursor):
+            cursor.execute("CREATE TEMP TABLE of_the_test ()")
+            raise error
+        cursor.execute("SELECT to_regclass('of_the_test')")
+        assert cursor.fetchone() == (None,)
+        assert direct.info.transaction_status == psycopg2.extensions.TRANSACTION_STATUS_IDLE
+
+
+def test_an_error_of_a_lost_connection_is_the_one_that_is_told():
+    direct = database.direct_connection(application_name="test")
+    with direct.cursor() as cursor, pytest.raises(ZeroDivisionError), database.in_transaction(cursor):
+        direct.close()
+        raise ZeroDivisionError
+
+
 def test_long_names_are_cut():
     with closing(database.direct_connection(application_name="x" * 100)) as direct, direct.cursor() as cursor:
         cursor.execute("SHOW application_name")

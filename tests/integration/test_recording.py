@@ -59,6 +59,15 @@ def test_the_same_batch_again_changes_nothing(recorder):
     assert positions() == {("events", "master"): 7}
 
 
+def test_a_batch_that_cannot_be_stored_leaves_nothing_behind(recorder):
+    bad = Gap("events", "\ud800", 5, 9)  # no text of a database
+    with pytest.raises(UnicodeEncodeError):
+        recorder.store(Batch(rows=rows(5), gaps=[(bad, "gone")]))
+    assert facts() == []
+    recorder.store(Batch(rows=rows(7)))
+    assert facts() == [("master", 7, 0)]
+
+
 def test_positions_move_without_rows_and_never_back(recorder):
     recorder.store(Batch(rows=rows(5)))
     recorder.store(Batch(positions={"events": {"master": 9, "worker": 3}}))
