@@ -21,6 +21,7 @@ from django.db import connections
 from streams.conf import stream_settings
 
 __all__ = [
+    "LOCK_HOLDERS",
     "SERVER_KEEPALIVES",
     "DatabaseError",
     "KeptConnection",
@@ -228,6 +229,15 @@ def _key(kind: str, name: str) -> int:
     """64 bits for an advisory lock: two names share one with a chance of 1 in 10^19."""
     digest = hashlib.blake2b(f"replsite.{kind}:{name}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big", signed=True)
+
+
+#: Part of a statement: sessions ``a`` that hold an advisory lock, which is the parameter; other sessions than our own.
+LOCK_HOLDERS = """
+FROM pg_locks l JOIN pg_stat_activity a USING (pid)
+WHERE l.locktype = 'advisory' AND l.objsubid = 1 AND l.granted AND a.pid <> pg_backend_pid()
+  AND (l.classid::bigint << 32 | l.objid::bigint) = %s
+  AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+"""
 
 
 def writer_key(instance: str) -> int:

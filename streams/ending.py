@@ -30,14 +30,11 @@ YOUNG_SECONDS = 1.0
 _TERMINATE_MS = 5_000
 _LOOK_SECONDS = 0.1
 
-#: Name: sessions that hold (or are granted) an advisory lock; the condition keeps ``pg_locks`` to that one lock.
-_HOLDERS = """
+#: Name: sessions that hold an advisory lock, and what they do.
+_HOLDERS = f"""
 SELECT a.pid, a.application_name, coalesce(host(a.client_addr), 'local'), coalesce(a.state, ''), a.xact_start,
        a.backend_xid::text::bigint, extract(epoch FROM clock_timestamp() - a.xact_start)::float8, left(a.query, 200)
-FROM pg_locks l JOIN pg_stat_activity a USING (pid)
-WHERE l.locktype = 'advisory' AND l.objsubid = 1 AND l.granted AND a.pid <> pg_backend_pid()
-  AND (l.classid::bigint << 32 | l.objid::bigint) = %s
-  AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+{database.LOCK_HOLDERS}
 ORDER BY a.xact_start NULLS LAST
 """
 _INSTANCE = "SELECT state, host, process_id, command, heartbeat_at FROM streams_instance WHERE name = %s"

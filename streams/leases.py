@@ -36,6 +36,11 @@ _LOCK_NOT_AVAILABLE = "55P03"
 ACTIVE_STREAMS = (
     "SELECT stream FROM streams_streamposition WHERE instance_name = %s AND state <> 'retired' ORDER BY stream"
 )
+_HOLDER = f"""
+SELECT a.pid, coalesce(host(a.client_addr), 'local'), a.application_name, a.state, a.xact_start
+{database.LOCK_HOLDERS}
+LIMIT 1
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,17 +112,7 @@ def _describe_instance(cursor: Any, name: str) -> str:
 
 def describe_lock_holder(cursor: Any, key: int) -> str:
     """`` (server process N, address, state)`` of whoever holds that advisory lock, empty when nobody does."""
-    cursor.execute(
-        """
-        SELECT a.pid, coalesce(host(a.client_addr), 'local'), a.application_name, a.state, a.xact_start
-        FROM pg_locks l JOIN pg_stat_activity a USING (pid)
-        WHERE l.locktype = 'advisory' AND l.objsubid = 1 AND l.granted AND a.pid <> pg_backend_pid()
-          AND (l.classid::bigint << 32 | l.objid::bigint) = %s
-          AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
-        LIMIT 1
-        """,
-        [key],
-    )
+    cursor.execute(_HOLDER, [key])
     row = cursor.fetchone()
     if row is None:
         return ""

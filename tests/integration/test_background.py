@@ -157,7 +157,7 @@ def test_a_failing_turn_does_not_end_the_thread(monkeypatch):
 
     monkeypatch.setattr(beside, "_hear", fails)
     append()
-    failed.wait(5)
+    assert failed.wait(20)
     wait_for_linear(append()[0])
 
 
