@@ -17,6 +17,7 @@ from collections.abc import Callable
 from secrets import compare_digest
 
 from django.http import HttpRequest, HttpResponse
+from django.views.decorators.csrf import csrf_exempt
 
 from streams import database
 from streams.conf import stream_settings
@@ -90,6 +91,7 @@ def _weight(txn_id: str, answer: bytes) -> int:
 _cache = AnswerCache()
 
 
+@csrf_exempt  # there are no cookies here; whoever does not say GET gets an error that is JSON, too
 def stream_updates_view(request: HttpRequest, stream: str, txn_id: str = "") -> HttpResponse:
     """The view; every outcome is JSON."""
     try:
@@ -136,9 +138,9 @@ def _question(request: HttpRequest, stream: str, txn_id: str) -> Question:
         raise Refused(400, "M_UNRECOGNIZED", "Unrecognized request: the path ends with /<stream>/<transaction id>.")
     return Question(
         stream=stream,
-        after=_integer(request, "from_token"),
+        after=max(_integer(request, "from_token"), 0),  # no fact is below; the width stays a bigint
         upto=_integer(request, "upto_token"),
-        instance=request.GET.get("instance_name"),
+        instance=_instance(request),
         with_instances=request.GET.get("with_instances") == "true",
     )
 
@@ -154,6 +156,13 @@ def _integer(request: HttpRequest, name: str) -> int:
     if not -(2**63) <= value < 2**63:
         raise Refused(400, "M_INVALID_PARAM", f"Query parameter {name!r} must be an integer of 64 bits")
     return value
+
+
+def _instance(request: HttpRequest) -> str | None:
+    name = request.GET.get("instance_name")
+    if name is not None and "\0" in name:
+        raise Refused(400, "M_INVALID_PARAM", "Query parameter 'instance_name' must not hold NUL")
+    return name
 
 
 # --- who may ask --------------------------------------------------------------------------------------------------

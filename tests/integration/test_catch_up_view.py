@@ -65,6 +65,24 @@ def test_nothing_to_ask_for_is_an_empty_answer(after, upto):
     assert ask("caches", after, upto).content == b'{"updates":[],"upto_token":%d,"limited":false}' % upto
 
 
+def test_the_widest_range_is_answered():
+    [token] = append()
+    answer = ask("caches", -(2**63), 2**63 - 1)
+    assert (answer.status_code, tokens(answer)[-1:]) == (200, [token])
+
+
+def test_a_writer_whose_name_holds_nul_is_refused():
+    answer = ask("caches", 0, 5, query="&instance_name=a%00b")
+    assert (answer.status_code, answer.json()["errcode"]) == (400, "M_INVALID_PARAM")
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE"])
+def test_what_is_not_get_is_told_so_without_cookies(method):
+    client = Client(enforce_csrf_checks=True)
+    answer = client.generic(method, f"{PATH}/caches/t{next(_ids)}?from_token=0&upto_token=5")
+    assert (answer.status_code, answer.json()["errcode"]) == (405, "M_UNRECOGNIZED")
+
+
 def test_every_stream_answers():
     from streams import registry
 
