@@ -26,7 +26,7 @@ def main() -> None:
     except OperationalError as error:
         if "--traceback" in sys.argv:
             raise
-        sys.exit(f"error: the database cannot be used: {str(error).strip()}")
+        sys.exit(f"error: the database cannot be used: {' '.join(str(error).split())}")
     except ProgrammingError as error:
         if "--traceback" in sys.argv or getattr(error.__cause__, "pgcode", None) not in _MISSING:
             raise

@@ -69,3 +69,10 @@ def test_an_interrupt_is_no_traceback(start_manage):
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=10)
     assert (process.returncode, said) == (130, "")
+
+
+def test_a_database_that_is_away_is_told_in_one_line(run_manage, free_port):
+    done = run_manage("parked", env={"DATABASE_URL": f"postgres://a:b@127.0.0.1:{free_port}/x"}, timeout=30)
+    assert done.returncode == 1
+    [line] = done.stderr.splitlines()
+    assert "the database cannot be used" in line
