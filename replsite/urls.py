@@ -1,7 +1,7 @@
 """Where the pages are: the live page, the admin, metrics, health and catch-up over HTTP. The root leads to the live page."""
 
 from django.contrib import admin
-from django.urls import path
+from django.urls import path, re_path
 from django.urls.resolvers import URLPattern, URLResolver
 from django.views.generic import RedirectView
 
@@ -10,7 +10,7 @@ from replsite.health import health_view, live_view, ready_view
 from replsite.metrics import metrics_view
 from streams.replication.catch_up_view import stream_updates_view
 
-_UPDATES = "_synapse/replication/get_repl_stream_updates/<str:stream>"
+_REPLICATION = "_synapse/replication"
 
 urlpatterns: list[URLPattern | URLResolver] = [
     path("", RedirectView.as_view(pattern_name="live")),
@@ -21,6 +21,6 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("health", health_view, name="health"),
     path("health/live", live_view, name="health-live"),
     path("health/ready", ready_view, name="health-ready"),
-    path(f"{_UPDATES}/<str:txn_id>", stream_updates_view, name="stream-updates"),
-    path(_UPDATES, stream_updates_view),
+    path(f"{_REPLICATION}/get_repl_stream_updates/<str:stream>/<str:txn_id>", stream_updates_view, name="stream-updates"),
+    re_path(f"^{_REPLICATION}/", stream_updates_view),
 ]

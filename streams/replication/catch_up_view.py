@@ -92,7 +92,7 @@ _cache = AnswerCache()
 
 
 @csrf_exempt  # there are no cookies here; whoever does not say GET gets an error that is JSON, too
-def stream_updates_view(request: HttpRequest, stream: str, txn_id: str = "") -> HttpResponse:
+def stream_updates_view(request: HttpRequest, stream: str = "", txn_id: str = "") -> HttpResponse:
     """The view; every outcome is JSON."""
     try:
         _check_access(request)

@@ -107,6 +107,10 @@ def test_an_unknown_stream_is_refused_as_recorded():
         ("/caches/t?from_token=x&upto_token=5", 400, "M_INVALID_PARAM"),
         ("/caches/t?from_token=0&upto_token=9223372036854775808", 400, "M_INVALID_PARAM"),
         ("/caches?from_token=0&upto_token=5", 400, "M_UNRECOGNIZED"),
+        ("/caches/?from_token=0&upto_token=5", 400, "M_UNRECOGNIZED"),
+        ("/caches/t/u?from_token=0&upto_token=5", 400, "M_UNRECOGNIZED"),
+        ("?from_token=0&upto_token=5", 400, "M_UNRECOGNIZED"),
+        ("/../presence_set_state/x", 400, "M_UNRECOGNIZED"),
         (f"/caches/{'t' * 201}?from_token=0&upto_token=5", 400, "M_UNRECOGNIZED"),
     ],
 )
