@@ -217,4 +217,6 @@ LOGGING = {
     },
     "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "structured"}},
     "root": {"handlers": ["stderr"], "level": env.str("REPLSITE_LOG_LEVEL", "INFO")},
+    # Anybody may ask under a wrong name; that is answered with 400 and counted, and a trace for each would fill the log.
+    "loggers": {"django.security.DisallowedHost": {"level": "CRITICAL"}},
 }
