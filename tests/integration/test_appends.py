@@ -20,7 +20,7 @@ from tests.cutting_proxy import Cut, CuttingProxy
 from tests.waiting import wait_until
 from tests.writing import append, fact, ids, in_thread, linear, session, stored, stream, wait_for_linear
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("no_cached_functions")]
 
 
 class Oops(Exception):

@@ -28,7 +28,7 @@ from streams.writers import Condition, WriterProcess, current_writer, retire_all
 from tests.waiting import wait_until
 from tests.writing import append, fact, ids, in_thread, linear, session, stored, stream, terminate, wait_for_linear
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("no_cached_functions")]
 
 
 @pytest.fixture
