@@ -21,6 +21,8 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("health", health_view, name="health"),
     path("health/live", live_view, name="health-live"),
     path("health/ready", ready_view, name="health-ready"),
-    path(f"{_REPLICATION}/get_repl_stream_updates/<str:stream>/<str:txn_id>", stream_updates_view, name="stream-updates"),
+    path(
+        f"{_REPLICATION}/get_repl_stream_updates/<str:stream>/<str:txn_id>", stream_updates_view, name="stream-updates"
+    ),
     re_path(f"^{_REPLICATION}/", stream_updates_view),
 ]
