@@ -38,7 +38,7 @@ from pyspark.sql.types import StructType
 from pipeline.reader_rows import ReaderRow, store_reader
 from pipeline.schemas import declaration_of, fact_columns, spark_schema
 from streams.errors import EpochChanged
-from streams.queries import STORED_POSITIONS, bounds_sql, order_sql, rows_sql, token_sql
+from streams.queries import NEWEST_EPOCH, STORED_POSITIONS, bounds_sql, order_sql, rows_sql, token_sql
 from streams.recorded import RECORDED_POSITIONS, is_recorded, recorded_names
 from streams.tokens import VectorToken
 from streams.trim_marks import check_not_trimmed, trim_mark
@@ -57,7 +57,6 @@ _ROWS_PER_ARROW_BATCH = 10_000
 _HEARTBEAT_SECONDS = 1.0
 #: Key of the epoch in an offset: a writer's name has no blank.
 _EPOCH = "in epoch"
-_NEWEST_EPOCH = "SELECT word FROM streams_epoch ORDER BY id DESC LIMIT 1"
 
 
 def register(spark: SparkSession) -> None:
@@ -231,7 +230,7 @@ class _StreamReader(_Facts, DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def _epoch(self) -> str:
         with self._cursor() as cursor:
-            cursor.execute(_NEWEST_EPOCH)
+            cursor.execute(NEWEST_EPOCH)
             row = cursor.fetchone()
         return row[0] if row else ""
 

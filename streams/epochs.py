@@ -32,6 +32,7 @@ from typing import Any
 from streams.conf import stream_settings
 from streams.errors import EpochChanged, TokenError
 from streams.logs import get_logger
+from streams.queries import NEWEST_EPOCH
 
 __all__ = ["Identity", "begin_epoch", "check_epoch", "current_epoch", "keep_epoch", "stamp", "unstamp", "why_new"]
 
@@ -47,9 +48,6 @@ SELECT (SELECT system_identifier::text FROM pg_control_system()),
        'streams_epoch'::regclass::oid::bigint,
        CASE WHEN NOT pg_is_in_recovery()
             THEN ('x' || substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8))::bit(32)::bigint END
-"""
-_NEWEST = """
-SELECT word, system_identifier, database_oid, table_oid, timeline FROM streams_epoch ORDER BY id DESC LIMIT 1
 """
 _BEGIN = """
 INSERT INTO streams_epoch (word, follows, reason, system_identifier, database_oid, table_oid, timeline)
@@ -118,7 +116,7 @@ def keep_epoch(cursor: Any) -> str:
 def _look(cursor: Any) -> tuple[str, Identity | None, Identity]:
     cursor.execute(_IDENTITY)
     now = Identity(*cursor.fetchone())
-    cursor.execute(_NEWEST)
+    cursor.execute(NEWEST_EPOCH)
     row = cursor.fetchone()
     return ("", None, now) if row is None else (row[0], Identity(*row[1:]), now)
 
@@ -129,7 +127,7 @@ def _begin(cursor: Any, before: str | None, reason: str, now: Identity) -> str:
     place = [now.system_identifier, now.database_oid, now.table_oid, now.timeline or 0]
     cursor.execute(_BEGIN, [fresh, before or "", reason, *place])
     if cursor.rowcount == 0:
-        cursor.execute(_NEWEST)
+        cursor.execute(NEWEST_EPOCH)
         return str(cursor.fetchone()[0])
     if before is not None:
         log.warning("epoch.began", epoch=fresh, was=before, reason=reason)

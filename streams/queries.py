@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from streams.declaration import FactTable, StreamDeclaration
 
 __all__ = [
+    "NEWEST_EPOCH",
     "STORED_POSITIONS",
     "FactRow",
     "bounds_sql",
@@ -39,6 +40,12 @@ SELECT stream, instance_name, abs(position), state, updated_at, last_advance_at,
        abs(last_write_position), generation
 FROM streams_streamposition
 WHERE %(streams)s::text[] IS NULL OR stream = ANY(%(streams)s::text[])
+"""
+
+
+#: The present epoch: its word, and the place that it was begun in (``streams.epochs``).
+NEWEST_EPOCH = """
+SELECT word, system_identifier, database_oid, table_oid, timeline FROM streams_epoch ORDER BY id DESC LIMIT 1
 """
 
 

@@ -179,7 +179,11 @@ class Following:
             self._follower.finish()
 
     def _is_reached(self, follower: Follower) -> bool:
-        return all(_has_reached(follower, stream, token) for stream, token in self._until.items())
+        seen = follower.positions()
+        return all(
+            token.before_or_equal(VectorToken.of(follower.linear(stream), seen.get(stream, {})))
+            for stream, token in self._until.items()
+        )
 
 
 class _Registration:
@@ -248,13 +252,6 @@ async def _token(catch_up: CatchUp, stream: str, text: str) -> VectorToken:
     if not catch_up.covers(stream):
         raise TokenError(f"{stream}={text}: there is no stream {stream!r}.")
     return await catch_up.token(stream, plain)
-
-
-def _has_reached(follower: Follower, stream: str, token: VectorToken) -> bool:
-    if follower.linear(stream) < token.base:
-        return False
-    positions = follower.positions().get(stream, {})
-    return all(positions.get(writer, 0) >= position for writer, position in token.entries.items())
 
 
 def _json_line(row: FollowedRow) -> bytes:

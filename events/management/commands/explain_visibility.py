@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandParser
 
 from events.errors import StateUnresolved, UnknownEvent
+from events.event_id_arguments import add_event_ids, asked_event_ids
 from events.explaining import Explanation, explain_visibility
 from streams.conf import stream_settings
 
@@ -28,14 +28,11 @@ class Command(BaseCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         """Declare the options."""
         parser.add_argument("user_id", metavar="USER")
-        parser.add_argument(
-            "event_ids", nargs="+", metavar="EVENT_ID", help="event IDs; - reads them from standard input"
-        )
-        parser.add_argument("--json", action="store_true", help="one JSON object a line (the only form there is)")
+        add_event_ids(parser)
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Answer every ID; exit 1 when one had no answer."""
-        asked = list(_asked(options["event_ids"]))
+        asked = list(asked_event_ids(options["event_ids"]))
         failed = False
         answers = explain_visibility(options["user_id"], asked, stream_settings().database)
         for event_id, answer in zip(asked, answers, strict=True):
@@ -43,14 +40,6 @@ class Command(BaseCommand):
             self.stdout.write(json.dumps(_written(event_id, answer), ensure_ascii=False, separators=(",", ":")))
         if failed:
             sys.exit(1)
-
-
-def _asked(arguments: list[str]) -> Iterator[str]:
-    for argument in arguments:
-        if argument == "-":
-            yield from (line.strip() for line in sys.stdin if line.strip())
-        else:
-            yield argument
 
 
 def _written(event_id: str, answer: Explanation | UnknownEvent | StateUnresolved) -> dict[str, Any]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandParser
 
 from events.errors import StateUnresolved, UnknownEvent
+from events.event_id_arguments import add_event_ids, asked_event_ids
 from events.reading import State, state_at
 from streams.conf import stream_settings
 
@@ -26,28 +26,17 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Declare the options."""
-        parser.add_argument(
-            "event_ids", nargs="+", metavar="EVENT_ID", help="event IDs; - reads them from standard input"
-        )
-        parser.add_argument("--json", action="store_true", help="one JSON object a line (the only form there is)")
+        add_event_ids(parser)
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Answer every ID; exit 1 when one had no answer."""
         failed = False
-        for event_id in _asked(options["event_ids"]):
+        for event_id in asked_event_ids(options["event_ids"]):
             answer = _answer(event_id)
             failed = failed or "error" in answer
             self.stdout.write(json.dumps(answer, ensure_ascii=False, separators=(",", ":")))
         if failed:
             sys.exit(1)
-
-
-def _asked(arguments: list[str]) -> Iterator[str]:
-    for argument in arguments:
-        if argument == "-":
-            yield from (line.strip() for line in sys.stdin if line.strip())
-        else:
-            yield argument
 
 
 def _answer(event_id: str) -> dict[str, Any]:
