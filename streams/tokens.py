@@ -122,6 +122,12 @@ class VectorToken:
         positions = {w: max(self.position_of(w), other.position_of(w)) for w in writers}
         return VectorToken.of(max(self.base, other.base), positions)
 
+    def meet(self, other: VectorToken) -> VectorToken:
+        """The largest token that both cover."""
+        writers = {*self.entries, *other.entries}
+        positions = {w: min(self.position_of(w), other.position_of(w)) for w in writers}
+        return VectorToken.of(min(self.base, other.base), positions)
+
     def bounded_by(self, limit: int) -> VectorToken:
         """Nothing above ``limit``."""
         return VectorToken.of(min(self.base, limit), {w: min(p, limit) for w, p in self.entries.items()})

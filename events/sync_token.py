@@ -1,0 +1,141 @@
+"""One token for the positions in all streams that a sync answer covers (pure).
+
+    events-m5~1.7,receipts-31@k3xw9
+    stream -position , …       @epoch
+
+Each part is a ``VectorToken`` of ``streams.tokens`` in its text form, under its stream's name; the word at the end names the
+life of the database (``streams.epochs``). Whoever is given a token keeps it as it is and hands it back as ``since``.
+
+* **A stream that is not in the token** has never been part of an answer to its keeper: ``of`` gives None, and the stream is
+  answered as in an initial sync, whole. So a stream may join at any time: nothing of it is missed, and nothing repeated.
+* **A part of a stream that this program does not know** (a newer process made the token, or a stream was taken out) is carried
+  along unread, so that the position is not lost when a process that knows it answers next.
+* **A position ahead of ours** comes from a process that has heard more, or was made up. Whoever can wait waits for it
+  (``ahead_of``); then ``bounded_by`` takes it back to what is known: facts may come twice then, but none is missed.
+* **A token of another epoch** says nothing about the present facts: ``streams.errors.EpochChanged``, the caller syncs anew.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from streams.errors import TokenError
+from streams.tokens import VectorToken
+
+__all__ = ["LONGEST_TOKEN", "MOST_STREAMS", "SyncToken"]
+
+LONGEST_TOKEN = 16_384
+"""Characters of a token that is read."""
+MOST_STREAMS = 64
+"""Streams of a token that is read."""
+_NAME = re.compile(r"[a-z][a-z0-9_]{0,62}\Z")
+_CARRIED = re.compile(r"[a-z0-9~.]{1,4096}\Z")
+_EPOCH = re.compile(r"[a-z0-9]{1,40}\Z")
+
+Names = Callable[[str], "Mapping[int, str] | None"]
+"""Stream -> its writers by number; None: this program does not know the stream."""
+Numbers = Callable[[str], Mapping[str, int]]
+"""Stream -> the numbers of its writers."""
+
+
+@dataclass(frozen=True, slots=True)
+class SyncToken:
+    """After all facts that each part covers. ``carried`` are parts that this program cannot read, by stream."""
+
+    parts: Mapping[str, VectorToken] = field(default_factory=dict)
+    epoch: str = ""
+    carried: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "parts", MappingProxyType(dict(self.parts)))
+        object.__setattr__(self, "carried", MappingProxyType(dict(self.carried)))
+
+    def __hash__(self) -> int:
+        return hash((frozenset(self.parts.items()), self.epoch, frozenset(self.carried.items())))
+
+    # --- text -------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def parse(cls, text: object, names: Names) -> SyncToken:
+        """Read a token; raises ``TokenError``. Whether its epoch is the present one is for the caller to ask."""
+        if not isinstance(text, str) or not text or len(text) > LONGEST_TOKEN:
+            raise TokenError(
+                f"A sync token is a text of 1 to {LONGEST_TOKEN} characters, as an answer's next_batch; got {text!r:.60}."
+            )
+        body, mark, epoch = text.partition("@")
+        if mark and not _EPOCH.match(epoch):
+            raise TokenError(f"Sync token {text[:60]!r}… cannot be read: what stands behind @ is no epoch.")
+        pieces = body.split(",")
+        if len(pieces) > MOST_STREAMS:
+            raise TokenError(f"Sync token {text[:60]!r}… has {len(pieces)} parts; at most {MOST_STREAMS} are read.")
+        parts: dict[str, VectorToken] = {}
+        carried: dict[str, str] = {}
+        for piece in pieces:
+            stream, dash, position = piece.partition("-")
+            if not dash or not _NAME.match(stream) or not _CARRIED.match(position):
+                raise TokenError(f"Sync token {text[:60]!r}… cannot be read: {piece[:40]!r} is not STREAM-POSITION.")
+            if stream in parts or stream in carried:
+                raise TokenError(f"Sync token {text[:60]!r}… names stream {stream!r} twice.")
+            known = names(stream)
+            if known is None:
+                carried[stream] = position
+            else:
+                parts[stream] = VectorToken.parse(position, known)
+        return cls(parts, epoch, carried)
+
+    def text(self, numbers: Numbers) -> str:
+        """Write it, streams in alphabetical order."""
+        texts = {stream: part.text(numbers(stream)) for stream, part in self.parts.items() if not self._plain(part)}
+        texts |= {stream: str(part.base) for stream, part in self.parts.items() if self._plain(part)}
+        body = ",".join(f"{stream}-{position}" for stream, position in sorted({**self.carried, **texts}.items()))
+        return f"{body}@{self.epoch}" if self.epoch else body
+
+    @staticmethod
+    def _plain(part: VectorToken) -> bool:
+        """No writer is named, so nobody needs to be asked for numbers."""
+        return not part.entries
+
+    # --- parts ------------------------------------------------------------------------------------------------
+
+    def of(self, stream: str) -> VectorToken | None:
+        """The position in a stream; None: the stream was never part of an answer to the token's keeper."""
+        return self.parts.get(stream)
+
+    def replace(self, **parts: VectorToken) -> SyncToken:
+        """With these parts instead of its own."""
+        carried = {stream: text for stream, text in self.carried.items() if stream not in parts}
+        return SyncToken({**self.parts, **parts}, self.epoch, carried)
+
+    def followed_by(self, now: SyncToken) -> SyncToken:
+        """The token of the answer that brings its keeper up to ``now``: what cannot be read here is carried along."""
+        carried = {stream: text for stream, text in self.carried.items() if stream not in now.parts}
+        kept = {stream: part for stream, part in self.parts.items() if stream not in now.parts}
+        return SyncToken({**kept, **now.parts}, now.epoch, carried)
+
+    # --- algebra ----------------------------------------------------------------------------------------------
+
+    def before_or_equal(self, other: SyncToken) -> bool:
+        """Whether ``other`` covers everything that is covered here. Not a total order."""
+        theirs = other.parts
+        return all(stream in theirs and part.before_or_equal(theirs[stream]) for stream, part in self.parts.items())
+
+    def ahead_of(self, now: SyncToken) -> dict[str, VectorToken]:
+        """Parts that are not covered by ``now``: what to wait for before answering."""
+        theirs = now.parts
+        return {s: p for s, p in self.parts.items() if s in theirs and not p.before_or_equal(theirs[s])}
+
+    def bounded_by(self, now: SyncToken) -> SyncToken:
+        """Nothing ahead of ``now``; parts of streams that ``now`` does not name stay."""
+        ahead = {stream: part.meet(now.parts[stream]) for stream, part in self.ahead_of(now).items()}
+        return self.replace(**ahead) if ahead else self
+
+    def merge(self, other: SyncToken) -> SyncToken:
+        """The smallest token that covers both; of two processes that answered one keeper."""
+        parts = dict(self.parts)
+        for stream, part in other.parts.items():
+            parts[stream] = parts[stream].merge(part) if stream in parts else part
+        carried = {s: t for s, t in {**self.carried, **other.carried}.items() if s not in parts}
+        return SyncToken(parts, other.epoch or self.epoch, carried)
