@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
-from tests.session import PROJECT
+from tests.own_server import run_on_own_server
 
 _SCRIPT = """
 import json, os, signal, threading
@@ -81,18 +77,7 @@ connection.close()
 
 
 def test_server_killed_between_effect_and_cursor(tmp_path: Path):
-    environment = {name: value for name, value in os.environ.items() if name != "DATABASE_URL"}
-    done = subprocess.run(
-        [sys.executable, "-c", _SCRIPT],
-        cwd=PROJECT,
-        env={**environment, "REPLSITE_DATA_DIR": str(tmp_path), "DJANGO_SETTINGS_MODULE": "replsite.settings"},
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
+    found = run_on_own_server(_SCRIPT, tmp_path)
     assert (found["alive"], found["errors"]) == (False, [])
     assert found["effects"] == found["ids"], "nothing missing, nothing twice, in order"
     assert found["base"] == found["ids"][-1]

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from itertools import pairwise
 from pathlib import Path
 
-from tests.session import PROJECT
+from tests.own_server import run_on_own_server
 
 _SCRIPT = """
 import json, os, signal, sys
@@ -75,18 +71,7 @@ print(json.dumps(result))
 
 
 def test_server_killed_under_an_open_transaction(tmp_path: Path):
-    environment = {name: value for name, value in os.environ.items() if name != "DATABASE_URL"}
-    done = subprocess.run(
-        [sys.executable, "-c", _SCRIPT],
-        cwd=PROJECT,
-        env={**environment, "REPLSITE_DATA_DIR": str(tmp_path), "DJANGO_SETTINGS_MODULE": "replsite.settings"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
+    found = run_on_own_server(_SCRIPT, tmp_path)
     assert set(found["known"]) <= set(found["ids"]) <= {*found["known"], *found["open"]}
     assert len(set(found["ids"])) == len(found["ids"])
     assert found["lease"] >= 2
