@@ -3,6 +3,7 @@
     EventsError
     ├── NotCanonical         a value that canonical JSON cannot express
     ├── EventRefused         a line or an event that cannot be stored: ``reason`` is one stable word of ``Reason``
+    ├── EventNotAllowed      a local event that the auth rules refuse
     ├── HistoryError         a room's events that contradict each other
     └── ReadingError
         ├── UnknownEvent     no event of that ID is stored
@@ -20,6 +21,7 @@ from enum import StrEnum
 
 __all__ = [
     "BadToken",
+    "EventNotAllowed",
     "EventRefused",
     "EventsError",
     "HistoryError",
@@ -82,6 +84,14 @@ class EventRefused(EventsError, ValueError):
 
     def __reduce__(self) -> tuple[type[EventRefused], tuple[Reason, str]]:
         return type(self), (self.reason, self.detail)
+
+
+class EventNotAllowed(EventsError):
+    """A local event that was not made, because the auth rules refuse it: ``reason`` tells which."""
+
+    def __init__(self, event_type: str, sender: str, room_id: str, reason: str) -> None:
+        super().__init__(f"{sender} may not send {event_type} in {room_id}: {reason}.")
+        self.reason = reason
 
 
 class HistoryError(EventsError, ValueError):

@@ -8,19 +8,51 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from events.canonical import encode
 from events.errors import NotCanonical
 from events.redaction_rules import prune
 from state.room_versions import RoomVersion
 
-__all__ = ["event_is_signed", "is_signed", "signed_by"]
+__all__ = ["SigningKey", "event_is_signed", "is_signed", "signed_by"]
 
 _ALGORITHM = "ed25519:"
+
+
+@dataclass(frozen=True, slots=True)
+class SigningKey:
+    """A server's private key; ``key_id`` is its name as others ask for it, such as ``ed25519:auto``."""
+
+    server: str
+    key_id: str
+    private: Ed25519PrivateKey
+
+    @classmethod
+    def from_seed(cls, server: str, key_id: str, seed: str) -> SigningKey:
+        """From the 32 bytes of the seed in base64, as servers keep it; raises ``ValueError``."""
+        if not key_id.startswith(_ALGORITHM):
+            raise ValueError(f"The key ID {key_id!r} should begin with {_ALGORITHM!r}.")
+        return cls(server, key_id, Ed25519PrivateKey.from_private_bytes(_decoded(seed)))
+
+    @property
+    def public(self) -> str:
+        """The public key in base64 without padding, as it is published."""
+        return _encoded(self.private.public_key().public_bytes_raw())
+
+    def signature(self, value: Mapping[str, Any]) -> str:
+        """The signature of an object that has a canonical form; raises ``NotCanonical``."""
+        return _encoded(self.private.sign(encode(_covered(value), strict=False)))
+
+    def sign_event(self, event: Mapping[str, Any], version: RoomVersion) -> dict[str, Any]:
+        """The event with this server's signature beside those that it has; ``hashes`` must be in already."""
+        signatures = {server: dict(found) for server, found in event.get("signatures", {}).items()}
+        signatures.setdefault(self.server, {})[self.key_id] = self.signature(prune(event, version))
+        return {**event, "signatures": signatures}
 
 
 def is_signed(value: Mapping[str, Any], server: str, keys: Mapping[str, str]) -> bool:
@@ -48,11 +80,14 @@ def signed_by(value: Mapping[str, Any], public_keys: Sequence[str]) -> bool:
 
 
 def _message(value: Mapping[str, Any]) -> bytes | None:
-    covered = {key: part for key, part in value.items() if key not in ("signatures", "unsigned")}
     try:
-        return encode(covered, strict=False)
+        return encode(_covered(value), strict=False)
     except NotCanonical:
         return None
+
+
+def _covered(value: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: part for key, part in value.items() if key not in ("signatures", "unsigned")}
 
 
 def _signatures(value: Mapping[str, Any], server: str) -> list[tuple[str, str]]:
@@ -76,6 +111,10 @@ def _decoded(text: str) -> bytes:
         return base64.b64decode(text.translate(_URLSAFE) + "=" * (-len(text) % 4))
     except binascii.Error as error:
         raise ValueError(str(error)) from error
+
+
+def _encoded(value: bytes) -> str:
+    return base64.b64encode(value).decode().rstrip("=")
 
 
 _URLSAFE = str.maketrans("-_", "+/")
