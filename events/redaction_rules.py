@@ -75,18 +75,20 @@ class _Party(Protocol):
     @property
     def event_id(self) -> str: ...
     @property
+    def room_id(self) -> str: ...
+    @property
     def type(self) -> str: ...
     @property
     def sender(self) -> str: ...
 
 
 def may_redact(redaction: _Party, target: _Party, version: RoomVersion, levels: PowerLevels | None) -> bool:
-    """Whether an accepted redaction applies to its target in the same room.
+    """Whether an accepted redaction that names this target applies to it.
 
     ``levels`` are those before the redaction; null: only decide by what needs no state. Create events are never
-    redacted.
+    redacted, nor is anything from another room.
     """
-    if target.type == "m.room.create":
+    if target.type == "m.room.create" or target.room_id != redaction.room_id:
         return False
     if version.ids_are_hashes:
         same_server = _server(redaction.sender) == _server(target.sender)
