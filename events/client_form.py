@@ -1,0 +1,133 @@
+"""An event as clients are given it, made from its stored bytes (pure).
+
+Clients get the fields that are theirs (type, content, sender …) and the event's ID and room; content is copied as it
+stands, number for number. What a redaction leaves is decided by ``events.redaction_rules``. Of ``unsigned``, which any
+server on the way can have written, goes out what this server adds itself, and the state that comes with an invite or a knock.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from events import canonical
+from events.redaction_rules import prune
+from state.room_versions import room_version
+
+__all__ = ["StoredForm", "client_json", "pruned_json"]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredForm:
+    """An event's bytes with what is known of them.
+
+    ``pruned``: only what a redaction leaves is given out. ``redacted_by``: the redaction that applies; ``because``: the same
+    itself, where it is here.
+    """
+
+    event_id: str
+    room_id: str
+    version: str
+    json: bytes
+    redacts: str | None = None
+    pruned: bool = False
+    redacted_by: str | None = None
+    because: StoredForm | None = None
+
+
+class _Unsigned(msgspec.Struct):
+    """The parts of ``unsigned`` that clients are given."""
+
+    replaces_state: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    invite_room_state: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    knock_room_state: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+class _Stored(msgspec.Struct):
+    """The parts of a stored event that clients are given; all others are passed over unread."""
+
+    content: msgspec.Raw
+    origin_server_ts: msgspec.Raw
+    sender: msgspec.Raw
+    type: msgspec.Raw
+    state_key: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    unsigned: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+class _ForClients(msgspec.Struct):
+    """A client's event, in the order in which it is written."""
+
+    content: msgspec.Raw
+    event_id: str
+    origin_server_ts: msgspec.Raw
+    room_id: str
+    sender: msgspec.Raw
+    type: msgspec.Raw
+    unsigned: _Unsigned
+    state_key: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+_CLIENT_KEYS = frozenset({"type", "sender", "content", "origin_server_ts", "state_key"})
+_UNSIGNED_KEYS = frozenset(_Unsigned.__struct_fields__)
+_STORED = msgspec.json.Decoder(_Stored)
+_UNSIGNED = msgspec.json.Decoder(_Unsigned)
+_ANY = msgspec.json.Decoder()
+_ENCODE = msgspec.json.Encoder().encode
+
+
+def client_json(event: StoredForm) -> bytes:
+    """The event as a client is given it: UTF-8 JSON, with redactions applied."""
+    if event.pruned or event.redacts is not None:
+        return canonical.encode(_rewritten(event), strict=False)
+    stored = _STORED.decode(event.json)
+    return _ENCODE(
+        _ForClients(
+            stored.content,
+            event.event_id,
+            stored.origin_server_ts,
+            event.room_id,
+            stored.sender,
+            stored.type,
+            _known_unsigned(stored.unsigned),
+            stored.state_key,
+        )
+    )
+
+
+def pruned_json(json: bytes, version: str) -> bytes:
+    """What a redaction leaves of an event, in the canonical form; signatures still verify. ``unsigned`` is left out."""
+    pruned = prune(_ANY.decode(json), room_version(version))
+    pruned.pop("unsigned", None)
+    return canonical.encode(pruned, strict=False)
+
+
+def _known_unsigned(unsigned: msgspec.Raw | msgspec.UnsetType) -> _Unsigned:
+    if unsigned is msgspec.UNSET:
+        return _Unsigned()
+    try:
+        return _UNSIGNED.decode(unsigned)
+    except msgspec.ValidationError:  # it may be anything: nobody signs it
+        return _Unsigned()
+
+
+def _rewritten(event: StoredForm) -> dict[str, Any]:
+    """The slow way, for events of which something changes."""
+    version = room_version(event.version)
+    stored = _ANY.decode(event.json)
+    unsigned = stored.get("unsigned")
+    if event.pruned:
+        stored = prune(stored, version)
+    found = {key: value for key, value in stored.items() if key in _CLIENT_KEYS}
+    found |= {"event_id": event.event_id, "room_id": event.room_id}
+    kept = unsigned if isinstance(unsigned, dict) else {}
+    found["unsigned"] = {key: value for key, value in kept.items() if key in _UNSIGNED_KEYS}
+    if event.redacted_by is not None:
+        found["unsigned"]["redacted_by"] = event.redacted_by
+    if event.because is not None:
+        found["unsigned"]["redacted_because"] = _rewritten(event.because)
+    if event.redacts is not None and not (event.pruned and not version.newer_redactions):
+        found["redacts"] = event.redacts
+        found["content"] = {**found["content"], "redacts": event.redacts}
+    return found
