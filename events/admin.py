@@ -20,7 +20,6 @@ from events.models import (
     ForwardExtremity,
     Room,
 )
-from state.models import EventStateGroup
 from streams.admin import FactAdmin
 from streams.read_only_admin import ReadOnlyAdmin
 
@@ -50,7 +49,7 @@ class RoomAdmin(ReadOnlyAdmin):
 class EventAdmin(FactAdmin):
     """Events, newest first, with their JSON, edges and state group."""
 
-    readonly_fields = ("json", "previous_events", "state_group")
+    readonly_fields = ("json", "previous_events")
 
     def get_list_display(self, request: object) -> tuple[str, ...]:
         """What tells an event at a glance."""
@@ -74,12 +73,6 @@ class EventAdmin(FactAdmin):
         """Its edges to earlier events."""
         edges = EventEdge.objects.filter(event_id=event.event_id).order_by("prev_event_id")
         return _lines(edges.values_list("prev_event_id", flat=True)[:200])
-
-    @admin.display(description="state group")
-    def state_group(self, event: Event) -> str:
-        """The state after it."""
-        group = EventStateGroup.objects.filter(event_id=event.event_id).values_list("state_group", flat=True).first()
-        return _NOT_HERE if group is None else str(group)
 
 
 @admin.register(EventJson)

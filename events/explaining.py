@@ -14,13 +14,12 @@ from events.errors import StateUnresolved, UnknownEvent
 from events.models import CurrentState, ErasedUser, Event, EventVisibility, Room
 from events.redaction_rules import may_redact
 from events.room_visibility import HISTORY_VISIBILITY, Viewer, history_visibility, membership, sight_of
-from events.stored_states import StoredStates
+from events.stored_states import StoredStates, groups_of_events
 from events.visibility_rules import Answer, Verdict, for_client, known_visibility
 from state.auth_rules import AuthRules
 from state.auth_selection import CREATE, JOIN_RULES, POWER_LEVELS, State
 from state.models import StateGroup
 from state.room_versions import room_version
-from state.store import groups_of_events
 
 __all__ = ["Access", "Explanation", "explain_visibility"]
 

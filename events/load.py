@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from django.db import connections
@@ -26,7 +26,7 @@ from events.models import (
     Room,
 )
 from events.room_history import EVENT_COLUMNS, event_row
-from state.models import EventStateGroup, StateGroup, StateGroupDelta
+from state.models import StateGroup, StateGroupDelta
 from state.store import reserve_group_ids
 from streams.conf import stream_settings
 from streams.inserts import insert_facts
@@ -56,6 +56,10 @@ class _Line:
     """0: there is no state yet."""
 
 
+def _fact(event: ParsedEvent, group: int | None) -> Event:
+    return Event(**dict(zip(EVENT_COLUMNS, event_row(event, None, group), strict=True)))
+
+
 class EventLoad:
     """Appends the events of one made-up room; the first three set it up."""
 
@@ -71,11 +75,9 @@ class EventLoad:
         with self._stream.reserve(count) as reservation:
             connection = connections[stream_settings().database]
             events = self._events(count)
-            facts = [Event(**dict(zip(EVENT_COLUMNS, event_row(event, None, False), strict=True))) for event in events]
-            reservation.write(*facts)
             positions = list(reservation.ids)
             rows, line = self._rows(connection, events, positions)
-            reservation.write(*rows.deltas)
+            reservation.write(*rows.facts, *rows.deltas)
             StateGroup.objects.using(connection.alias).bulk_create(rows.groups)  # keeps the IDs that we chose
             for model, instances in rows.by_model.items():
                 insert_facts(connection, model, instances)
@@ -131,7 +133,7 @@ class EventLoad:
                 rows.add(EventEdge(event_id=event.event_id, prev_event_id=prev))
             if event.is_state:
                 rows.add_state(event, position, line, next(groups))
-            rows.add(EventStateGroup(event_id=event.event_id, state_group=line.group))
+            rows.facts.append(_fact(event, line.group))
         return rows, line
 
     def _move_leaf(self, connection: Any, event_id: str) -> None:
@@ -160,10 +162,7 @@ class BackfillLoad:
         with self._stream.reserve(count) as reservation:
             connection = connections[stream_settings().database]
             events = [self._event() for _ in range(count)]
-            facts = [Event(**dict(zip(EVENT_COLUMNS, event_row(event, None, False), strict=True))) for event in events]
-            for fact in facts:
-                fact.outlier = True
-            reservation.write(*facts)
+            reservation.write(*(_fact(replace(event, outlier=True), None) for event in events))
             texts = [
                 EventJson(event_id=event.event_id, room_version=_ROOM_VERSION, json=event.json) for event in events
             ]
@@ -192,6 +191,7 @@ class _Rows:
     def __init__(self) -> None:
         self.by_model: dict[type[Model], list[Model]] = {}
         self.groups: list[StateGroup] = []
+        self.facts: list[Event] = []
         self.deltas: list[CurrentStateDelta] = []
 
     def add(self, row: Model) -> None:

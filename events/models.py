@@ -29,8 +29,12 @@ __all__ = [
     "EventEdge",
     "EventJson",
     "EventVisibility",
+    "ForgottenRoom",
     "ForwardExtremity",
+    "IgnoredUser",
     "Room",
+    "RoomAccess",
+    "VisibleEvent",
 ]
 
 
@@ -85,6 +89,9 @@ class Event(Fact):
     soft_failed = models.BooleanField(db_default=False, help_text="fails against the room's state on arrival")
     redacted_by = IdentifierField(null=True, help_text="redaction that applies to this event")
     state_unresolved = models.BooleanField(db_default=False, help_text="its state needs resolution and is not known")
+    state_group = models.BigIntegerField(
+        null=True, help_text="the state after it (rejected: before it); null: an outlier, or state_unresolved"
+    )
 
     class Meta:
         db_table = "events_event"
@@ -93,6 +100,12 @@ class Event(Fact):
             models.Index(fields=["room_id", "stream_ordering"], name="events_event_room_stream"),
             models.Index(fields=["redacts"], name="events_event_redacts", condition=models.Q(redacts__isnull=False)),
             models.Index(fields=["room_id"], name="events_event_unresolved", condition=models.Q(state_unresolved=True)),
+            models.Index(
+                fields=["state_key", "room_id"], name="events_event_member", condition=models.Q(type="m.room.member")
+            ),
+            models.Index(
+                fields=["state_group"], name="events_event_state_group", condition=models.Q(state_group__isnull=False)
+            ),
         ]
         constraints: ClassVar = [
             models.CheckConstraint(condition=~models.Q(stream_ordering=0), name="events_event_ordering_not_zero"),
@@ -253,8 +266,10 @@ class EventVisibility(models.Model):
     User U sees an event at position p of the room when p lies in a range of U (``user_id = U``), or in a room-wide
     range (``user_id`` null) that admits U: ``world`` admits everyone, ``shared`` everyone with a membership record.
     Single events (``first = last``) overrule the user's own ranges, not the room-wide ones: ``shown`` and ``hidden``.
-    ``cut`` ends a user's view: positions above its ``first`` are hidden until a later ``joined`` range.
-    Outliers, rejected and soft-failed events lie in no range by definition: they are never shown.
+    A change to a less open setting belongs to the part that it ends (``world_before``, ``shared_before``), unless its sender
+    is erased. ``withheld`` is shown to nobody. ``cut`` ends a user's view: positions above its ``first`` are hidden. While
+    ``peekable`` is open, the current state lets anybody read the room. Outliers, rejected and soft-failed events
+    are never shown, wherever ranges lie. ``events.visible_sql`` is the predicate over all of this.
     """
 
     class Kind(models.TextChoices):
@@ -267,6 +282,10 @@ class EventVisibility(models.Model):
         CUT = "cut", "the user has left or is banned"
         SHOWN = "shown", "single event, shown"
         HIDDEN = "hidden", "single event, hidden"
+        WORLD_BEFORE = "world_before", "single event that ends a world-readable part"
+        SHARED_BEFORE = "shared_before", "single event that ends a shared part"
+        WITHHELD = "withheld", "single event that nobody is shown"
+        PEEKABLE = "peekable", "anybody may read the room"
 
     room_id = IdentifierField()
     user_id = IdentifierField(null=True, help_text="null: room-wide")
@@ -289,3 +308,6 @@ class EventVisibility(models.Model):
 
     def __str__(self) -> str:
         return f"{self.room_id} {self.user_id or 'everyone'} {self.kind} {self.first}..{self.last or ''}"
+
+
+from events.visible_models import ForgottenRoom, IgnoredUser, RoomAccess, VisibleEvent  # noqa: E402 - after the tables

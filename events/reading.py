@@ -13,8 +13,9 @@ from django.db import connections
 
 from events.errors import BadToken, StateUnresolved, UnknownEvent, UnknownRoom
 from events.models import Event, Room
+from events.stored_states import groups_of_events
 from state.models import StateGroup
-from state.store import full_state, groups_of_events
+from state.store import full_state
 
 __all__ = ["StateAt", "TimelineEntry", "state_at", "timeline", "timeline_place"]
 

@@ -34,7 +34,9 @@ SELECT event_id FROM events_event
 WHERE room_id = %s AND stream_ordering > 0 AND NOT outlier AND NOT soft_failed AND rejected_reason IS NULL
 ORDER BY stream_ordering DESC LIMIT 1
 """
-_EARLIER_REDACTIONS = "SELECT event_id, redacts FROM events_event WHERE redacts = ANY(%s) ORDER BY stream_ordering"
+_EARLIER_REDACTIONS = """
+SELECT event_id, redacts FROM events_event WHERE redacts = ANY(%s) AND room_id = %s ORDER BY stream_ordering
+"""
 _WIDE = {"world_readable": "world", "shared": "shared"}
 
 
@@ -44,7 +46,6 @@ class RoomChanges:
 
     events: list[ParsedEvent] = field(default_factory=list)
     refused: list[tuple[ParsedEvent, EventRefused]] = field(default_factory=list)
-    unresolved: set[str] = field(default_factory=set)
     create: ParsedEvent | None = None
     new_leaves: list[str] = field(default_factory=list)
     gone_leaves: list[str] = field(default_factory=list)
@@ -167,8 +168,6 @@ class RoomBatch:
         last = next((n for n in reversed(range(len(changes.events))) if self._is_live(changes.events[n])), None)
         if current is not None and current != known and last is not None:
             self._note_changes(last, known, current)
-        graph = [event for event in changes.events if not event.outlier]
-        changes.unresolved = {event.event_id for event in graph if event.event_id not in self.states.after}
         changes.current_unresolved = current is None and bool(arrivals.leaves.current)
         before = set(self.stored.leaves)
         changes.new_leaves = [leaf for leaf in arrivals.leaves.current if leaf not in before]
@@ -264,10 +263,10 @@ class RoomBatch:
     # --- redactions ---------------------------------------------------------------------------------------------
     def _redact(self) -> None:
         """New redactions of stored and new events, and stored redactions of new ones; the first that applies counts."""
-        new = {event.event_id: event for event in self.changes.events if not event.outlier}
+        new = {event.event_id: event for event in self.changes.events}
         pairs = [(event, event.redacts) for event in new.values() if event.redacts is not None and is_accepted(event)]
         with connections[self._using].cursor() as cursor:
-            cursor.execute(_EARLIER_REDACTIONS, [list(new)])
+            cursor.execute(_EARLIER_REDACTIONS, [list(new), self._row.room_id])
             earlier = cursor.fetchall()
         self.stored.adopt_after([event_id for event_id, _ in earlier])
         pairs = [(self.stored.events[event_id], target) for event_id, target in earlier] + pairs
@@ -278,7 +277,7 @@ class RoomBatch:
                 self.changes.redacted.setdefault(target_id, redaction.event_id)
 
     def _applies(self, redaction: ParsedEvent, target: ParsedEvent) -> bool:
-        if target.outlier or target.room_id != self._row.room_id or not is_accepted(redaction):
+        if not is_accepted(redaction):
             return False
         group = self.states.before.get(redaction.event_id, self.stored.after.get(redaction.event_id))
         levels = self.states.rules.levels(self.states.state(group), self.states.create) if group is not None else None

@@ -44,8 +44,11 @@ EVENT_COLUMNS = (
     "soft_failed",
     "redacted_by",
     "state_unresolved",
+    "state_group",
 )
 """Columns of ``RoomResult.events``; ``stream_ordering`` and ``instance_name`` are added by the loader."""
+_EVENT_ID, _STATE_GROUP = EVENT_COLUMNS.index("event_id"), EVENT_COLUMNS.index("state_group")
+_STATE_UNRESOLVED = EVENT_COLUMNS.index("state_unresolved")
 _REJECTED_REASON = EVENT_COLUMNS.index("rejected_reason")
 
 
@@ -63,7 +66,7 @@ class RoomResult:
     current_state_unresolved: bool = False
     visibility_unresolved: bool = False
     events: list[tuple[object, ...]] = field(default_factory=list)
-    """``EVENT_COLUMNS``, in the order of the given events."""
+    """``EVENT_COLUMNS``, in the order of the given events; ``state_group`` is a group number."""
     edges: list[tuple[str, str]] = field(default_factory=list)
     """(event_id, prev_event_id); outliers have none."""
     auth: list[tuple[str, list[str]]] = field(default_factory=list)
@@ -74,8 +77,6 @@ class RoomResult:
     """(group, prev_group, chain, hops, keys, rows_to_read): ``chain`` is a group number too."""
     group_deltas: list[tuple[int, int, str, str, str | None]] = field(default_factory=list)
     """(chain, group, type, state_key, event_id)."""
-    event_groups: list[tuple[str, int]] = field(default_factory=list)
-    """(event_id, group)."""
     current_state: list[tuple[str, str, str, str | None]] = field(default_factory=list)
     """(type, state_key, event_id, membership); none when the room's current state is unresolved."""
     state_deltas: list[tuple[int, str, str, str | None, str | None]] = field(default_factory=list)
@@ -94,7 +95,12 @@ class RoomResult:
     @property
     def unresolved_events(self) -> int:
         """How many events have no known state."""
-        return sum(bool(row[-1]) for row in self.events)
+        return sum(bool(row[_STATE_UNRESOLVED]) for row in self.events)
+
+    @property
+    def event_groups(self) -> list[tuple[str, int]]:
+        """(event_id, group) of the events with a known state."""
+        return [(row[_EVENT_ID], row[_STATE_GROUP]) for row in self.events if row[_STATE_GROUP] is not None]  # type: ignore[misc]
 
 
 def room_history(events: Sequence[ParsedEvent]) -> RoomResult:
@@ -105,8 +111,8 @@ def room_history(events: Sequence[ParsedEvent]) -> RoomResult:
     return _History(events).result()
 
 
-def event_row(event: ParsedEvent, redacted_by: str | None, state_unresolved: bool) -> tuple[object, ...]:
-    """One row of ``EVENT_COLUMNS``."""
+def event_row(event: ParsedEvent, redacted_by: str | None, state_group: int | None) -> tuple[object, ...]:
+    """One row of ``EVENT_COLUMNS``; an event of the graph without a group has an unknown state."""
     return (
         event.event_id,
         event.room_id,
@@ -122,7 +128,8 @@ def event_row(event: ParsedEvent, redacted_by: str | None, state_unresolved: boo
         event.rejected_reason,
         event.soft_failed,
         redacted_by,
-        state_unresolved,
+        not event.outlier and state_group is None,
+        state_group,
     )
 
 
@@ -149,18 +156,16 @@ class _History:
         leaves, current = self._arrive(result)
         events = [self.by_id[event_id] for event_id in self.ids]
         graph = [event for event in events if not event.outlier]
-        after = self.states.after
         redacted_by = self._redactions(graph)
+        group_of = self._add_groups(result)
         result.events = [
-            event_row(event, redacted_by.get(event.event_id), not event.outlier and event.event_id not in after)
-            for event in events
+            event_row(event, redacted_by.get(event.event_id), group_of.get(event.event_id)) for event in events
         ]
         result.edges = [(event.event_id, prev) for event in graph for prev in event.prev_event_ids]
         result.auth = [(event.event_id, list(event.auth_event_ids)) for event in events if event.is_state]
         result.forward_extremities = list(leaves.current)
         result.backward_extremities = backward_extremities(events)
         self._add_current_state(result, current)
-        self._add_groups(result, graph)
         self._add_visibility(result)
         return result
 
@@ -231,8 +236,11 @@ class _History:
                 )
         result.visibility = visibility_ranges(steps, self.states.builder, self.by_id)
 
-    def _add_groups(self, result: RoomResult, graph: Sequence[ParsedEvent]) -> None:
-        """The groups before and after events, numbered anew: those of current states on the way are not stored."""
+    def _add_groups(self, result: RoomResult) -> dict[str, int]:
+        """The groups before and after events, numbered anew: those of current states on the way are not stored.
+
+        Returns the group after each event.
+        """
         builder, after = self.states.builder, self.states.after
         kept = sorted(builder.kept({*after.values(), *self.states.before.values()}))
         new = {number: place for place, number in enumerate(kept)}
@@ -244,14 +252,14 @@ class _History:
             (new[chain], new[group], event_type, state_key, event_id)
             for chain, group, event_type, state_key, event_id in builder.delta_rows(kept)
         ]
-        result.event_groups = [(e.event_id, new[after[e.event_id]]) for e in graph if e.event_id in after]
+        return {event_id: new[group] for event_id, group in after.items()}
 
     # --- redactions ---------------------------------------------------------------------------------------------
     def _redactions(self, graph: Sequence[ParsedEvent]) -> dict[str, str]:
         """Target -> a redaction that is known to apply to it, the first one where there are several."""
         found: dict[str, str] = {}
         for redaction in graph:
-            target = self.in_graph.get(redaction.redacts or "")
+            target = self.by_id.get(redaction.redacts or "")
             if target is not None and is_accepted(redaction) and self._applies(redaction, target):
                 found.setdefault(target.event_id, redaction.event_id)
         return found

@@ -24,7 +24,7 @@ from events.parsing import ParsedEvent
 from events.room_batch import RoomChanges
 from events.room_history import EVENT_COLUMNS, event_row
 from events.stored_room import StoredRoom
-from state.models import EventStateGroup, StateGroup, StateGroupDelta
+from state.models import StateGroup, StateGroupDelta
 from state.store import reserve_group_ids
 from streams import registry
 from streams.inserts import insert_facts
@@ -93,8 +93,7 @@ def write_rooms(
         if lives is None and olds is None:
             return positions
         rows = _Rows()
-        deltas = _write_rooms(rooms, rows, positions, stored_outliers, using)
-        facts = [fact for _, _, changes in rooms for fact in _facts(changes, positions)]
+        facts, deltas = _write_rooms(rooms, rows, positions, stored_outliers, using)
         if lives is not None:
             lives.write(*(fact for fact in facts if fact.stream_ordering > 0), *deltas)
         if olds is not None:
@@ -132,16 +131,18 @@ def _write_rooms(
     positions: dict[str, int],
     stored_outliers: Collection[str],
     using: str,
-) -> list[CurrentStateDelta]:
-    """Make way and collect the rows; returns the changes of current states."""
-    deltas = []
+) -> tuple[list[Event], list[CurrentStateDelta]]:
+    """Make way and collect the rows; returns the facts: events and changes of current states."""
+    facts: list[Event] = []
+    deltas: list[CurrentStateDelta] = []
     with connections[using].cursor() as cursor:
         for room, stored, changes in rooms:
             writer = _Room(cursor, room, stored, changes, positions)
             writer.make_way(stored_outliers)
             writer.collect(rows, stored_outliers)
+            facts += writer.facts(rows)
             deltas += writer.deltas()
-    return deltas
+    return facts, deltas
 
 
 def _positions(changes: RoomChanges, ids: Iterator[int], old_ids: list[int]) -> dict[str, int]:
@@ -150,12 +151,6 @@ def _positions(changes: RoomChanges, ids: Iterator[int], old_ids: list[int]) -> 
     taken = [old_ids.pop(0) for _ in old]
     found = {event.event_id: -number for event, number in zip(reversed(old), taken, strict=True)}
     return found | {event.event_id: next(ids) for event in changes.events if not event.backfilled}
-
-
-def _facts(changes: RoomChanges, positions: dict[str, int]) -> Iterable[Event]:
-    for event in changes.events:
-        row = event_row(event, changes.redacted.get(event.event_id), event.event_id in changes.unresolved)
-        yield Event(stream_ordering=positions[event.event_id], **dict(zip(EVENT_COLUMNS, row, strict=True)))
 
 
 class _Room:
@@ -192,7 +187,6 @@ class _Room:
                 rows.add(EventEdge(event_id=event.event_id, prev_event_id=prev))
         for leaf in self._changes.new_leaves:
             rows.add(ForwardExtremity(event_id=leaf, room_id=self._room.room_id))
-        self._collect_groups(rows)
         if not self._changes.visibility_unresolved:
             place = self._place()
             for row in self._changes.ranges:
@@ -206,6 +200,13 @@ class _Room:
                         last=last,
                     )
                 )
+
+    def facts(self, rows: _Rows) -> Iterable[Event]:
+        """The events; the rows of new groups are added."""
+        groups, redacted = self._collect_groups(rows), self._changes.redacted
+        for event in self._changes.events:
+            row = event_row(event, redacted.get(event.event_id), groups.get(event.event_id))
+            yield Event(stream_ordering=self._positions[event.event_id], **dict(zip(EVENT_COLUMNS, row, strict=True)))
 
     def deltas(self) -> list[CurrentStateDelta]:
         """The changes of the current state as facts."""
@@ -231,8 +232,11 @@ class _Room:
         self._room_row()
 
     # --- groups -------------------------------------------------------------------------------------------------
-    def _collect_groups(self, rows: _Rows) -> None:
-        """New groups that events need, under fresh IDs; those of current states on the way are not stored."""
+    def _collect_groups(self, rows: _Rows) -> dict[str, int]:
+        """New groups that events need, under fresh IDs; those of current states on the way are not stored.
+
+        Returns the group of each event.
+        """
         stored, builder = self._stored, self._stored.builder
         after = {e.event_id: stored.after[e.event_id] for e in self._graph if e.event_id in stored.after}
         new = sorted(builder.kept(after.values()) - stored.ids.keys())
@@ -257,8 +261,7 @@ class _Room:
                 where = {"type": event_type, "state_key": state_key, "event_id": event_id}
                 rows.add(StateGroupDelta(chain=chain_ids[chain], state_group=ids[group], **where))
             stored.keep_state(ids[new[-1]], new[-1])
-        for event_id, number in after.items():
-            rows.add(EventStateGroup(event_id=event_id, state_group=ids[number]))
+        return {event_id: ids[number] for event_id, number in after.items()}
 
     # --- what changes in place ----------------------------------------------------------------------------------
     def _gaps(self) -> None:

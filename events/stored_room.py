@@ -78,7 +78,7 @@ _GROUPS = """
 SELECT after.event_id, g.id, hops, rows_to_read, NOT EXISTS (
     SELECT FROM state_stategroupdelta d WHERE d.chain = g.chain AND d.state_group > g.id
 )
-FROM state_eventstategroup after JOIN state_stategroup g ON g.id = after.state_group
+FROM events_event after JOIN state_stategroup g ON g.id = after.state_group
 WHERE after.event_id = ANY(%s) ORDER BY g.id
 """
 _LEAVES = "SELECT event_id FROM events_forwardextremity WHERE room_id = %s ORDER BY event_id"

@@ -27,7 +27,7 @@ __all__ = ["EVENTS_PER_BATCH", "LoadedRoom", "batches", "promote", "ready_rooms"
 EVENTS_PER_BATCH = 20_000
 """Rooms are loaded together up to this size; a larger room makes a transaction of its own."""
 _LARGEST_RESERVATION = 500_000
-_COLUMNS = ", ".join(EVENT_COLUMNS)
+_COPIED = [name for name in EVENT_COLUMNS if name != "state_group"]
 
 
 def _of_batch(table: str = "") -> str:
@@ -95,10 +95,6 @@ _GROUPS = (
     JOIN import_group chain ON chain.room_no = d.room_no AND chain.number = d.chain
     WHERE {_of_batch("d")}
     """,
-    f"""
-    INSERT INTO state_eventstategroup (event_id, state_group)
-    SELECT event_id, id FROM {{result_event_group}} JOIN import_group USING (room_no, number) WHERE {_of_batch()}
-    """,
 )
 #: Stream orderings, from the IDs that were reserved, for one direction.
 _MAP_EVENTS = f"""
@@ -113,9 +109,11 @@ JOIN unnest(%(ids)s::bigint[]) WITH ORDINALITY AS ids(id, place) USING (place)
 _GIVEN_ORDER = {False: "given NULLS LAST, seq", True: "given DESC NULLS FIRST, seq DESC"}
 _ORDERED = (
     f"""
-    INSERT INTO events_event (stream_ordering, instance_name, {_COLUMNS})
-    SELECT o.stream_ordering, %(writer)s, {_COLUMNS}
-    FROM {{result_event}} JOIN import_ordering o USING (room_no, index) WHERE {_of_batch()} ORDER BY o.stream_ordering
+    INSERT INTO events_event (stream_ordering, instance_name, {", ".join(_COPIED)}, state_group)
+    SELECT o.stream_ordering, %(writer)s, {", ".join(f"e.{name}" for name in _COPIED)}, g.id
+    FROM {{result_event}} e JOIN import_ordering o USING (room_no, index)
+    LEFT JOIN import_group g ON g.room_no = e.room_no AND g.number = e.state_group
+    WHERE {_of_batch("e")} ORDER BY o.stream_ordering
     """,
     f"""
     INSERT INTO events_currentstatedelta (stream_ordering, instance_name, room_id, type, state_key, event_id, prev_event_id)
@@ -202,7 +200,7 @@ class _Batch:
                     f"result_{kind}"
                     for kind in ["room", "event", "edge", "auth", "forward", "backward", "group", "group_delta"]
                 ),
-                *(f"result_{kind}" for kind in ["event_group", "current", "delta", "visibility"]),
+                *(f"result_{kind}" for kind in ["current", "delta", "visibility"]),
             )
         }
         numbers = [room.room_no for room in rooms]

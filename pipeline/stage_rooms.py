@@ -171,7 +171,6 @@ def _rows(room_no: int, staged: Sequence[_Staged], result: RoomResult) -> list[l
         [(event_id,) for event_id in result.backward_extremities],
         result.groups,
         result.group_deltas,
-        result.event_groups,
         result.current_state,
         result.state_deltas,
         visibility,

@@ -45,6 +45,7 @@ _EVENT_KINDS = {
     "outlier": "boolean",
     "soft_failed": "boolean",
     "state_unresolved": "boolean",
+    "state_group": "bigint",
 }
 
 
@@ -167,7 +168,6 @@ RESULT_TABLES = (
         state_key="text",
         event_id="text",
     ),
-    _table("result_event_group", room_no="bigint", event_id="text", number="bigint"),
     _table("result_current", room_no="bigint", type="text", state_key="text", event_id="text", membership="text"),
     _table(
         "result_delta",

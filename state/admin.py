@@ -6,10 +6,10 @@ from django.contrib import admin
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
-from state.models import EventStateGroup, StateGroup, StateGroupDelta
+from state.models import StateGroup, StateGroupDelta
 from streams.read_only_admin import ReadOnlyAdmin
 
-__all__ = ["EventStateGroupAdmin", "StateGroupAdmin"]
+__all__ = ["StateGroupAdmin"]
 
 MOST_DELTAS = 200
 
@@ -32,12 +32,3 @@ class StateGroupAdmin(ReadOnlyAdmin):
             "", "<li>{} {} : {}</li>", ((t, repr(k), e or "not in this group") for t, k, e in lines)
         )
         return format_html("<ul>{}</ul>", items)
-
-
-@admin.register(EventStateGroup)
-class EventStateGroupAdmin(ReadOnlyAdmin):
-    """The state after each event."""
-
-    list_display = ("event_id", "state_group")
-    ordering = ("event_id",)
-    search_fields = ("event_id__exact",)

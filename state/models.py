@@ -1,7 +1,8 @@
-"""Tables of the room ``state``: state groups, their deltas, and which group belongs to an event.
+"""Tables of the room ``state``: state groups and their deltas.
 
 A *state group* is one full state of a room: a map ``(type, state_key) -> event_id``. It is stored as a *delta*: the
-keys that differ from the group it is built on. Many events share a group.
+keys that differ from the group it is built on. Many events share a group
+(``events.models.Event.state_group``).
 
 Groups lie in *chains*. All groups of a chain build on each other in the order of their IDs, so the delta rows that
 make up the state of group ``g`` inside its chain are one contiguous index range, ``chain = c AND state_group <=
@@ -24,7 +25,7 @@ from django.db import models
 
 from state.fields import IdentifierField
 
-__all__ = ["EventStateGroup", "StateGroup", "StateGroupDelta"]
+__all__ = ["StateGroup", "StateGroupDelta"]
 
 
 class StateGroup(models.Model):
@@ -80,20 +81,3 @@ class StateGroupDelta(models.Model):
 
     def __str__(self) -> str:
         return f"{self.state_group}: {self.type} {self.state_key!r} -> {self.event_id}"
-
-
-class EventStateGroup(models.Model):
-    """The state *after* an event; for a rejected event the state before it.
-
-    Outliers have no row, neither have events whose state is not known (``Event.state_unresolved``).
-    """
-
-    event_id = IdentifierField(primary_key=True)
-    state_group = models.BigIntegerField()
-
-    class Meta:
-        db_table = "state_eventstategroup"
-        indexes: ClassVar = [models.Index(fields=["state_group"], name="state_eventstategroup_group")]
-
-    def __str__(self) -> str:
-        return f"{self.event_id} -> {self.state_group}"

@@ -11,9 +11,9 @@ from typing import Any
 from django.db import connections
 
 from state.errors import UnknownStateGroup
-from state.models import EventStateGroup, StateGroup
+from state.models import StateGroup
 
-__all__ = ["FULL_STATE", "entries", "full_state", "groups_of_events", "reserve_group_ids"]
+__all__ = ["FULL_STATE", "entries", "full_state", "reserve_group_ids"]
 
 #: All entries of a group: walks from chain to chain (``state.deltas.HOPS_LIMIT`` at most), one index range each.
 #: ``OFFSET 0`` keeps the planner, which cannot guess how many chains there are, from reading the whole table instead.
@@ -87,12 +87,6 @@ def entries(
         for group, event_type, state_key, event_id in cursor:
             found[group][event_type, state_key] = event_id
     return found
-
-
-def groups_of_events(event_ids: Collection[str], using: str = "default") -> dict[str, int]:
-    """Event -> the group after it; events without one (outliers, unknown state) are left out."""
-    found = EventStateGroup.objects.using(using).filter(event_id__in=event_ids)
-    return dict(found.values_list("event_id", "state_group"))
 
 
 def reserve_group_ids(cursor: Any, count: int) -> Sequence[int]:

@@ -20,7 +20,7 @@ from events.models import (
 )
 from events.parsing import ParsedEvent
 from events.room_history import EVENT_COLUMNS, RoomResult, room_history
-from state.models import EventStateGroup, StateGroup, StateGroupDelta
+from state.models import StateGroup, StateGroupDelta
 from state.store import reserve_group_ids
 
 WRITER = "test"
@@ -63,10 +63,12 @@ def store_room(events: Sequence[ParsedEvent], first_position: int = 2) -> RoomRe
         current_state_unresolved=result.current_state_unresolved,
         visibility_unresolved=result.visibility_unresolved,
     )
-    Event.objects.bulk_create(
-        Event(stream_ordering=positions[n], instance_name=WRITER, **dict(zip(EVENT_COLUMNS, row, strict=True)))
-        for n, row in enumerate(result.events)
-    )
+    ids = store_groups(room, result.groups, result.group_deltas)
+    facts = [Event(instance_name=WRITER, **dict(zip(EVENT_COLUMNS, row, strict=True))) for row in result.events]
+    for fact, position in zip(facts, positions, strict=False):
+        fact.stream_ordering = position
+        fact.state_group = None if fact.state_group is None else ids[fact.state_group]
+    Event.objects.bulk_create(facts)
     EventJson.objects.bulk_create(
         EventJson(event_id=e.event_id, room_version=e.room_version, json=e.json) for e in events
     )
@@ -76,8 +78,6 @@ def store_room(events: Sequence[ParsedEvent], first_position: int = 2) -> RoomRe
     BackwardExtremity.objects.bulk_create(
         BackwardExtremity(event_id=e, room_id=room) for e in result.backward_extremities
     )
-    ids = store_groups(room, result.groups, result.group_deltas)
-    EventStateGroup.objects.bulk_create(EventStateGroup(event_id=e, state_group=ids[g]) for e, g in result.event_groups)
     CurrentState.objects.bulk_create(
         CurrentState(room_id=room, type=kind, state_key=key, event_id=e, membership=m)
         for kind, key, e, m in result.current_state

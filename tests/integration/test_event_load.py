@@ -17,7 +17,6 @@ from events.models import (
 )
 from events.parsing import parse_event
 from events.room_history import EVENT_COLUMNS, room_history
-from state.models import EventStateGroup
 from state.store import full_state
 from tests.unit.test_room_history import expanded
 
@@ -51,7 +50,8 @@ def test_every_table_holds_what_the_room_function_computes(loaded):
     for room_id in loaded:
         events, result = recomputed(room_id)
         ids = [event.event_id for event in events]
-        assert sorted(result.events, key=str) == rows(Event, *EVENT_COLUMNS, room_id=room_id)
+        columns = [name for name in EVENT_COLUMNS if name != "state_group"]  # IDs against numbers
+        assert sorted((row[:-1] for row in result.events), key=str) == rows(Event, *columns, room_id=room_id)
         assert sorted(result.edges) == rows(EventEdge, "event_id", "prev_event_id", event_id__in=ids)
         assert sorted(result.auth) == rows(EventAuth, "event_id", "auth_event_ids", event_id__in=ids)
         assert [(leaf,) for leaf in result.forward_extremities] == rows(ForwardExtremity, "event_id", room_id=room_id)
@@ -64,7 +64,7 @@ def test_state_groups_hold_the_same_states(loaded):
     for room_id in loaded:
         _, result = recomputed(room_id)
         states = expanded(result)
-        stored = dict(EventStateGroup.objects.values_list("event_id", "state_group"))
+        stored = dict(Event.objects.values_list("event_id", "state_group"))
         for event_id, group in result.event_groups:
             assert full_state(stored[event_id]) == states[group]
 

@@ -7,8 +7,7 @@ from django.db import connection
 
 from state.deltas import HOPS_LIMIT, GroupBuilder
 from state.errors import UnknownStateGroup
-from state.models import EventStateGroup
-from state.store import FULL_STATE, entries, full_state, groups_of_events, reserve_group_ids
+from state.store import FULL_STATE, entries, full_state, reserve_group_ids
 from tests.room_data import oracle
 from tests.stored_rooms import store_groups
 
@@ -56,11 +55,6 @@ def test_later_groups_of_the_chain_are_not_read():
 def test_missing_group_is_an_error_not_an_empty_state():
     with pytest.raises(UnknownStateGroup, match="987654321"):
         full_state(987654321)
-
-
-def test_event_without_a_group_is_left_out():
-    EventStateGroup.objects.create(event_id="$a", state_group=5)
-    assert groups_of_events(["$a", "$b"]) == {"$a": 5}
 
 
 def test_reserved_ids_ascend_and_are_new():

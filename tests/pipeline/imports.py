@@ -81,7 +81,8 @@ _CONTENT = {
     "groups": "WITH named AS (SELECT id, room_id, prev_group, rank() OVER (PARTITION BY room_id ORDER BY id) AS number "
     "FROM state_stategroup) SELECT n.room_id, n.number, p.number, d.type, d.state_key, d.event_id FROM named n "
     "LEFT JOIN named p ON p.id = n.prev_group JOIN state_stategroupdelta d ON d.state_group = n.id ORDER BY 1, 2, 4, 5",
-    "event groups": "SELECT m.event_id, count(*) OVER (PARTITION BY state_group) FROM state_eventstategroup m ORDER BY 1",
+    "event groups": "SELECT event_id, count(*) OVER (PARTITION BY state_group) FROM events_event "
+    "WHERE state_group IS NOT NULL ORDER BY 1",
 }
 
 
