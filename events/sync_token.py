@@ -1,13 +1,15 @@
 """One token for the positions in all streams that a sync answer covers (pure).
 
-    events-m5~1.7,receipts-31@k3xw9
-    stream -position , …       @epoch
+    events-m5~1.7,receipts-31,typing-57!3@k3xw9
+    stream-position, …        !generation @epoch
 
-Each part is a ``VectorToken`` of ``streams.tokens`` in its text form, under its stream's name; the word at the end names the
-life of the database (``streams.epochs``). Whoever is given a token keeps it as it is and hands it back as ``since``.
+Each part is a ``VectorToken`` of ``streams.tokens`` in its text form, under its stream's name, and for a stream in memory its
+generation; the word at the end names the life of the database (``streams.epochs``). Whoever is given a token keeps it as
+it is and hands it back as ``since``.
 
 * **A stream that is not in the token** has never been part of an answer to its keeper: ``of`` gives None, and the stream is
   answered as in an initial sync, whole. So a stream may join at any time: nothing of it is missed, and nothing repeated.
+* **A stream in memory that began anew** since (another generation) counts as one that is not in the token.
 * **A part of a stream that this program does not know** (a newer process made the token, or a stream was taken out) is carried
   along unread, so that the position is not lost when a process that knows it answers next.
 * **A position ahead of ours** comes from a process that has heard more, or was made up. Whoever can wait waits for it
@@ -32,7 +34,7 @@ LONGEST_TOKEN = 16_384
 MOST_STREAMS = 64
 """Streams of a token that is read."""
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,62}\Z")
-_CARRIED = re.compile(r"[a-z0-9~.]{1,4096}\Z")
+_CARRIED = re.compile(r"[a-z0-9~.]{1,4096}(![0-9]{1,18})?\Z")
 _EPOCH = re.compile(r"[a-z0-9]{1,40}\Z")
 
 Names = Callable[[str], "Mapping[int, str] | None"]
@@ -43,18 +45,23 @@ Numbers = Callable[[str], Mapping[str, int]]
 
 @dataclass(frozen=True, slots=True)
 class SyncToken:
-    """After all facts that each part covers. ``carried`` are parts that this program cannot read, by stream."""
+    """After all facts that each part covers.
+
+    ``generations`` are those of parts in memory, ``carried`` parts that this program cannot read, both by stream.
+    """
 
     parts: Mapping[str, VectorToken] = field(default_factory=dict)
     epoch: str = ""
     carried: Mapping[str, str] = field(default_factory=dict)
+    generations: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "parts", MappingProxyType(dict(self.parts)))
-        object.__setattr__(self, "carried", MappingProxyType(dict(self.carried)))
+        for name in ("parts", "carried", "generations"):
+            object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
 
     def __hash__(self) -> int:
-        return hash((frozenset(self.parts.items()), self.epoch, frozenset(self.carried.items())))
+        of_streams = self.parts, self.carried, self.generations
+        return hash((self.epoch, *(frozenset(found.items()) for found in of_streams)))
 
     # --- text -------------------------------------------------------------------------------------------------
 
@@ -73,6 +80,7 @@ class SyncToken:
             raise TokenError(f"Sync token {text[:60]!r}… has {len(pieces)} parts; at most {MOST_STREAMS} are read.")
         parts: dict[str, VectorToken] = {}
         carried: dict[str, str] = {}
+        generations: dict[str, int] = {}
         for piece in pieces:
             stream, dash, position = piece.partition("-")
             if not dash or not _NAME.match(stream) or not _CARRIED.match(position):
@@ -83,20 +91,21 @@ class SyncToken:
             if known is None:
                 carried[stream] = position
             else:
+                position, mark, generation = position.partition("!")
                 parts[stream] = VectorToken.parse(position, known)
-        return cls(parts, epoch, carried)
+                if mark:
+                    generations[stream] = int(generation)
+        return cls(parts, epoch, carried, generations)
 
     def text(self, numbers: Numbers) -> str:
         """Write it, streams in alphabetical order."""
-        texts = {stream: part.text(numbers(stream)) for stream, part in self.parts.items() if not self._plain(part)}
-        texts |= {stream: str(part.base) for stream, part in self.parts.items() if self._plain(part)}
-        body = ",".join(f"{stream}-{position}" for stream, position in sorted({**self.carried, **texts}.items()))
+        texts = dict(self.carried)
+        for stream, part in self.parts.items():
+            texts[stream] = part.text(numbers(stream) if part.entries else {})
+            if stream in self.generations:
+                texts[stream] += f"!{self.generations[stream]}"
+        body = ",".join(f"{stream}-{position}" for stream, position in sorted(texts.items()))
         return f"{body}@{self.epoch}" if self.epoch else body
-
-    @staticmethod
-    def _plain(part: VectorToken) -> bool:
-        """No writer is named, so nobody needs to be asked for numbers."""
-        return not part.entries
 
     # --- parts ------------------------------------------------------------------------------------------------
 
@@ -107,15 +116,23 @@ class SyncToken:
     def replace(self, **parts: VectorToken) -> SyncToken:
         """With these parts instead of its own."""
         carried = {stream: text for stream, text in self.carried.items() if stream not in parts}
-        return SyncToken({**self.parts, **parts}, self.epoch, carried)
+        return SyncToken({**self.parts, **parts}, self.epoch, carried, self.generations)
 
     def followed_by(self, now: SyncToken) -> SyncToken:
         """The token of the answer that brings its keeper up to ``now``: what cannot be read here is carried along."""
         carried = {stream: text for stream, text in self.carried.items() if stream not in now.parts}
         kept = {stream: part for stream, part in self.parts.items() if stream not in now.parts}
-        return SyncToken({**kept, **now.parts}, now.epoch, carried)
+        generations = {stream: number for stream, number in self.generations.items() if stream in kept}
+        return SyncToken({**kept, **now.parts}, now.epoch, carried, {**generations, **now.generations})
 
-    # --- algebra ----------------------------------------------------------------------------------------------
+    def known_to(self, now: SyncToken) -> SyncToken:
+        """Without the parts that began anew since: those streams are answered whole."""
+        old = {s for s in self.parts if s in now.parts and self.generations.get(s) != now.generations.get(s)}
+        parts = {stream: part for stream, part in self.parts.items() if stream not in old}
+        generations = {stream: number for stream, number in self.generations.items() if stream not in old}
+        return SyncToken(parts, self.epoch, self.carried, generations)
+
+    # --- algebra (of tokens of the same generations) --------------------------------------------------------------
 
     def before_or_equal(self, other: SyncToken) -> bool:
         """Whether ``other`` covers everything that is covered here. Not a total order."""
@@ -138,4 +155,4 @@ class SyncToken:
         for stream, part in other.parts.items():
             parts[stream] = parts[stream].merge(part) if stream in parts else part
         carried = {s: t for s, t in {**self.carried, **other.carried}.items() if s not in parts}
-        return SyncToken(parts, other.epoch or self.epoch, carried)
+        return SyncToken(parts, other.epoch or self.epoch, carried, {**self.generations, **other.generations})

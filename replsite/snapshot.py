@@ -8,14 +8,12 @@ Blocks; called from threads only. ``replsite.shared_snapshot`` shares one among 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from importlib import metadata
 from typing import Any
 
 from django.conf import settings
-from django.db import connections, transaction
 
 from replsite import snapshot_rows as rows
 from replsite.lag import EMPTY, Unread, Window, unread
@@ -43,6 +41,7 @@ from replsite.worker_rows import read_workers
 from streams import registry
 from streams.conf import stream_settings
 from streams.declaration import StreamDeclaration
+from streams.one_view import one_view
 from streams.positions import DRAINING, RETIRED, linear_position, lowest_unread
 
 __all__ = ["limits", "take_snapshot"]
@@ -69,7 +68,7 @@ def take_snapshot(history: History | None = None, using: str | None = None) -> S
     those that catch up. Raises ``django.db.Error`` when the database cannot be read.
     """
     declarations = [stream.declaration for stream in registry.all_streams()]
-    with _one_view(using or stream_settings().database) as cursor:
+    with one_view(using or stream_settings().database) as cursor:
         positions = rows.read_positions(cursor)
         as_of, sequences = rows.read_sequences(cursor, declarations)
         reading = _Reading(
@@ -84,19 +83,6 @@ def take_snapshot(history: History | None = None, using: str | None = None) -> S
         )
         lags = _read_lags(cursor, reading)
     return _Assembly(reading, lags, limits(), history or History()).snapshot()
-
-
-@contextmanager
-def _one_view(using: str) -> Iterator[Any]:
-    """A cursor that sees one state of the database in all its queries, and can change nothing."""
-    connection = connections[using]
-    if connection.in_atomic_block:  # the caller's transaction: its view has to do
-        with connection.cursor() as cursor:
-            yield cursor
-        return
-    with transaction.atomic(using=using), connection.cursor() as cursor:
-        cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
-        yield cursor
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,7 +56,16 @@ def test_what_is_written_is_read_again(parts):
         *("", " ", "5", "events", "events-", "-5", "events-x", "events--5", "events-5,", ",events-5"),
         *("Events-5", "events-5@", "events-5@a b", "events-5@A", "events-5@a@b", "events-5,events-6"),
         *("events-m5~9.7", "events-m5~1.5", "events-m5~1", "events-5\n", "events-5@abc\n", "événements-5"),
-        *("events-99999999999999999999", "x" * (LONGEST_TOKEN + 1), None, 5, b"events-5"),
+        *(
+            "events-99999999999999999999",
+            "typing-5!",
+            "typing-5!x",
+            "typing-5!3!3",
+            "x" * (LONGEST_TOKEN + 1),
+            None,
+            5,
+            b"events-5",
+        ),
         ",".join(f"s{number}-1" for number in range(MOST_STREAMS + 1)),
     ],
 )
@@ -97,6 +106,23 @@ def test_a_carried_part_gives_way_to_one_that_is_known():
 
 def test_a_stream_that_this_answer_left_out_keeps_its_position():
     assert token(events=5, receipts=3).followed_by(token(events=6)) == token(events=6, receipts=3)
+
+
+def test_a_generation_stands_behind_the_position():
+    since = parse("events-5,typing-m5~7.9!3@abc")
+    assert since.generations == {"typing": 3}
+    assert text(since) == "events-5,typing-m5~7.9!3@abc"
+
+
+def test_a_stream_that_began_anew_counts_as_not_in_the_token():
+    since, now = parse("events-5,typing-57!3"), parse("events-9,typing-2!4")
+    assert since.known_to(now) == token(events=5)
+    assert since.known_to(parse("events-9,typing-60!3")) == since
+    assert text(since.known_to(now).followed_by(now)) == "events-9,typing-2!4"
+
+
+def test_a_carried_part_keeps_its_generation():
+    assert text(parse("ghosts-57!3").followed_by(token(events=1))) == "events-1,ghosts-57!3"
 
 
 # --- comparing, bounding ----------------------------------------------------------------------------------------------
