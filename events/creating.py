@@ -242,7 +242,7 @@ class _Speech:
         self._room = room
         self._key = key
         self._using = using
-        self._stored = StoredRoom(room.room_id, using, StoredEvents(using))
+        self._stored = StoredRoom(room.room_id, using, StoredEvents(using, room.room_id, room.content_generation))
         self._states = RoomStates(room_version(room.room_version), [], self._stored.as_stored(room.create_event_id))
         self._prev: list[ParsedEvent] = []
         self._group = -1

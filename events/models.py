@@ -29,10 +29,14 @@ __all__ = [
     "EventEdge",
     "EventJson",
     "EventVisibility",
+    "Feed",
+    "FeedEntry",
+    "FeedRoom",
     "ForgottenRoom",
     "ForwardExtremity",
     "IgnoredUser",
     "Room",
+    "TimelineGap",
     "RoomAccess",
     "VisibleEvent",
 ]
@@ -51,6 +55,9 @@ class Room(models.Model):
     create_event_id = IdentifierField(null=True)
     current_state_unresolved = models.BooleanField(db_default=False)
     visibility_unresolved = models.BooleanField(db_default=False)
+    content_generation = models.BigIntegerField(
+        db_default=0, help_text="raised when stored JSON of the room was rewritten, so that nobody uses what they kept"
+    )
 
     class Meta:
         db_table = "events_room"
@@ -89,6 +96,9 @@ class Event(Fact):
     soft_failed = models.BooleanField(db_default=False, help_text="fails against the room's state on arrival")
     redacted_by = IdentifierField(null=True, help_text="redaction that applies to this event")
     state_unresolved = models.BooleanField(db_default=False, help_text="its state needs resolution and is not known")
+    censored_at = models.DateTimeField(
+        null=True, help_text="when its stored JSON was replaced by the pruned form, after a redaction"
+    )
     state_group = models.BigIntegerField(
         null=True, help_text="the state after it (rejected: before it); null: an outlier, or state_unresolved"
     )
@@ -99,6 +109,11 @@ class Event(Fact):
             models.Index(fields=["room_id", "topological_ordering", "stream_ordering"], name="events_event_timeline"),
             models.Index(fields=["room_id", "stream_ordering"], name="events_event_room_stream"),
             models.Index(fields=["redacts"], name="events_event_redacts", condition=models.Q(redacts__isnull=False)),
+            models.Index(
+                fields=["room_id", "stream_ordering"],
+                name="events_event_uncensored",
+                condition=models.Q(redacted_by__isnull=False, censored_at__isnull=True),
+            ),
             models.Index(fields=["room_id"], name="events_event_unresolved", condition=models.Q(state_unresolved=True)),
             models.Index(
                 fields=["state_key", "room_id"], name="events_event_member", condition=models.Q(type="m.room.member")
@@ -241,6 +256,11 @@ class CurrentStateDelta(Fact):
         db_table = "events_currentstatedelta"
         indexes: ClassVar = [
             models.Index(fields=["room_id", "stream_ordering"], name="events_currentstatedelta_room"),
+            models.Index(
+                fields=["state_key", "stream_ordering"],
+                name="events_currentstatedelta_user",
+                condition=models.Q(type="m.room.member"),
+            ),
         ]
 
     def __str__(self) -> str:
@@ -310,4 +330,6 @@ class EventVisibility(models.Model):
         return f"{self.room_id} {self.user_id or 'everyone'} {self.kind} {self.first}..{self.last or ''}"
 
 
+from events.feed_models import Feed, FeedEntry, FeedRoom  # noqa: E402 - after the tables
+from events.gap_model import TimelineGap  # noqa: E402 - after the tables
 from events.visible_models import ForgottenRoom, IgnoredUser, RoomAccess, VisibleEvent  # noqa: E402 - after the tables

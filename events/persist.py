@@ -165,7 +165,7 @@ INSERT INTO events_room (room_id, room_version) SELECT * FROM unnest(%s::text[],
 ORDER BY room_id ON CONFLICT (room_id) DO NOTHING
 """
 _LOCK_ROOMS = """
-SELECT room_id, room_version, creator, create_event_id, current_state_unresolved, visibility_unresolved
+SELECT room_id, room_version, creator, create_event_id, current_state_unresolved, visibility_unresolved, content_generation
 FROM events_room WHERE room_id = ANY(%s) ORDER BY room_id FOR UPDATE
 """
 _STORED_ALREADY = "SELECT event_id, outlier FROM events_event WHERE event_id = ANY(%s)"

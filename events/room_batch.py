@@ -19,11 +19,10 @@ from events.models import CurrentState, Room
 from events.parsing import ParsedEvent
 from events.redaction_rules import may_redact
 from events.room_states import CYCLE, RoomStates, is_create
-from events.room_visibility import HISTORY_VISIBILITY, history_visibility, membership
+from events.room_visibility import history_visibility, membership
 from events.stored_room import StoredEvents, StoredRoom
-from events.visibility_ranges import OpenRanges, Step, StoredRanges, VisibilityRanges, VisibilityRow
-from events.visibility_rules import effective_visibility, known_visibility
-from state.auth_selection import State
+from events.visibility_ranges import Step, StoredRanges, VisibilityRanges, VisibilityRow, open_ranges, wide_ranges
+from events.visibility_rules import known_visibility
 from state.deltas import StateKey
 from state.room_versions import room_version
 
@@ -37,7 +36,6 @@ ORDER BY stream_ordering DESC LIMIT 1
 _EARLIER_REDACTIONS = """
 SELECT event_id, redacts FROM events_event WHERE redacts = ANY(%s) AND room_id = %s ORDER BY stream_ordering
 """
-_WIDE = {"world_readable": "world", "shared": "shared"}
 
 
 @dataclass(slots=True)
@@ -56,6 +54,8 @@ class RoomChanges:
     ranges: list[VisibilityRow] = field(default_factory=list)
     closed: list[tuple[str | None, str, int]] = field(default_factory=list)
     uncut: list[str] = field(default_factory=list)
+    now_shown: list[str] = field(default_factory=list)
+    """Stored redactions that had no effect and now have one."""
     redacted: dict[str, str] = field(default_factory=dict)
     """Target -> redaction, of stored and of new targets."""
     last_accepted: str | None = None
@@ -68,7 +68,7 @@ class RoomBatch:
     def __init__(self, room: Room, events: Sequence[ParsedEvent], using: str) -> None:
         self._row = room
         self._using = using
-        self.stored = StoredRoom(room.room_id, using, StoredEvents(using))
+        self.stored = StoredRoom(room.room_id, using, StoredEvents(using, room.room_id, room.content_generation))
         self.changes = RoomChanges()
         self._batch = list(events)
         self.states: RoomStates
@@ -159,12 +159,14 @@ class RoomBatch:
         for event in old:  # they can fill a gap below a leaf, and a room may consist of them
             if not live and not self.stored.leaves:
                 arrivals.add(event)
-        self._finish(arrivals, known)
+        self._finish(arrivals, known, steps)
         return steps
 
-    def _finish(self, arrivals: Arrivals, known: int | None) -> None:
+    def _finish(self, arrivals: Arrivals, known: int | None, steps: list[Step]) -> None:
         changes = self.changes
         current = arrivals.finish()
+        if steps and not steps[-1].event.backfilled:  # the next batch goes on with this line
+            steps[-1] = replace(steps[-1], line=steps[-1].line if current is None else current)
         last = next((n for n in reversed(range(len(changes.events))) if self._is_live(changes.events[n])), None)
         if current is not None and current != known and last is not None:
             self._note_changes(last, known, current)
@@ -205,19 +207,17 @@ class RoomBatch:
             self.changes.visibility_unresolved = True
             return
         changes, builder, events = self.changes, self.states.builder, self.states.events
-        old = VisibilityRanges(builder, events)
-        for step in (step for step in steps if step.event.backfilled):
-            old.add(step)
-            last = step.index
-        changes.ranges = list(old.rows)
-        changes.ranges += [replace(row, last=last) for row in old.still_open() if row.kind != "cut"]
-        live = [step for step in steps if not step.event.backfilled]
-        if live:
-            ranges = VisibilityRanges(builder, events, self._stored_ranges())
-            for step in live:
-                ranges.add(step)
-            changes.ranges += [*ranges.rows, *ranges.still_open()]
-            changes.closed, changes.uncut = ranges.closed, ranges.uncut
+        old, live = VisibilityRanges(builder, events), None
+        for step in steps:
+            if not step.event.backfilled:
+                live = live or VisibilityRanges(builder, events, self._stored_ranges())
+                live.add(step)
+            else:
+                old.add(step)
+        changes.ranges = old.ended()
+        if live is not None:
+            changes.ranges += [*live.rows, *live.still_open()]
+            changes.closed, changes.uncut = live.closed, live.uncut
 
     def _stored_ranges(self) -> StoredRanges:
         """Where the stored ranges end: it follows from the last accepted event and the current state."""
@@ -228,31 +228,17 @@ class RoomBatch:
         if row is None or line is None:
             return StoredRanges(last=-1)
         self.changes.last_accepted = row[0]
-        event, after, before = self._around(row[0])
-        changes = (event.type, event.state_key) == HISTORY_VISIBILITY
-        setting = known_visibility(history_visibility(after))
-        old = history_visibility(before) if changes and before is not None else None
-        wide = _WIDE.get(effective_visibility(setting, old, changes=changes))
+        self.stored.adopt_after([row[0]])
+        setting = known_visibility(history_visibility(self.states.state(self.stored.after[row[0]])))
         state = self.states.state(line)
         return StoredRanges(
             line=line,
             setting=setting,
             last=-1,
-            wide=OpenRanges(ranges={wide: (-1, True)} if wide is not None else {}),
-            of_user=lambda user_id: _open_ranges(membership(state, user_id), setting),
+            wide=wide_ranges(setting, known_visibility(history_visibility(state)), -1),
+            of_user=lambda user_id: open_ranges(membership(state, user_id), setting, -1),
             invited=self._invited,
         )
-
-    def _around(self, event_id: str) -> tuple[ParsedEvent, State, State | None]:
-        """A stored event with the states after and, where it changes the visibility, before it."""
-        event = self.stored.events[event_id]
-        self.stored.adopt_after([event_id])
-        after = self.states.state(self.stored.after[event_id])
-        if (event.type, event.state_key) != HISTORY_VISIBILITY:
-            return event, after, None
-        self.stored.adopt_after(event.prev_event_ids)
-        before = self.states.merged(self.stored.after.get(prev) for prev in event.prev_event_ids)
-        return event, after, self.states.state(before) if before is not None else None
 
     def _invited(self) -> list[str]:
         found = CurrentState.objects.using(self._using).filter(
@@ -271,10 +257,16 @@ class RoomBatch:
         self.stored.adopt_after([event_id for event_id, _ in earlier])
         pairs = [(self.stored.events[event_id], target) for event_id, target in earlier] + pairs
         self.stored.events.load([target for _, target in pairs])
+        effective = set()
         for redaction, target_id in pairs:
             target = new.get(target_id) or self.stored.events.get(target_id)
             if target is not None and self._applies(redaction, target):
                 self.changes.redacted.setdefault(target_id, redaction.event_id)
+                effective.add(redaction.event_id)
+        self.changes.now_shown = [event_id for event_id, _ in earlier if event_id in effective]
+        for number, event in enumerate(self.changes.events):
+            if event.redacts is not None and is_accepted(event) and event.event_id not in effective:
+                self.changes.ranges.append(VisibilityRow(None, "withheld", number, number))
 
     def _applies(self, redaction: ParsedEvent, target: ParsedEvent) -> bool:
         if not is_accepted(redaction):
@@ -282,10 +274,3 @@ class RoomBatch:
         group = self.states.before.get(redaction.event_id, self.stored.after.get(redaction.event_id))
         levels = self.states.rules.levels(self.states.state(group), self.states.create) if group is not None else None
         return may_redact(redaction, target, self.states.version, levels)
-
-
-def _open_ranges(membership: str | None, setting: str) -> OpenRanges:
-    """What is open of a user on the line; it follows from the membership."""
-    kinds = {"join": "joined", "invite": "invited" if setting == "invited" else None, None: None}
-    kind = kinds.get(membership, "cut")
-    return OpenRanges(membership, {kind: (-1, True)} if kind is not None else {})

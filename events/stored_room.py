@@ -97,10 +97,15 @@ FROM events_eventedge edge JOIN events_event event USING (event_id) WHERE edge.p
 
 
 class StoredEvents(MutableMapping[str, ParsedEvent]):
-    """Every stored event by its ID, read when first asked for; what is set here hides what is stored."""
+    """Every stored event by its ID, read when first asked for; what is set here hides what is stored.
 
-    def __init__(self, using: str) -> None:
+    What a process keeps of a room is used in that room alone, and until stored content of the room is rewritten: then its
+    ``generation`` is another one.
+    """
+
+    def __init__(self, using: str, room_id: str = "", generation: int = 0) -> None:
         self._using = using
+        self._kept_under = using, room_id, generation
         self._here: dict[str, ParsedEvent | None] = {}
 
     def load(self, event_ids: Iterable[str]) -> None:
@@ -108,7 +113,7 @@ class StoredEvents(MutableMapping[str, ParsedEvent]):
         wanted = [event_id for event_id in dict.fromkeys(event_ids) if event_id not in self._here]
         missing = []
         for event_id in wanted:
-            kept = _events.get((self._using, event_id))
+            kept = _events.get((self._kept_under, event_id))
             if kept is not None:
                 self._here[event_id] = kept
             else:
@@ -136,8 +141,15 @@ class StoredEvents(MutableMapping[str, ParsedEvent]):
                 soft_failure_given=True,
             )
             self._here[event_id] = found
-            if not outlier:
-                _events.put((self._using, event_id), found)
+            self._keep(found)
+
+    def keep_new(self, event: ParsedEvent) -> None:
+        """As ``StoredRoom.keep_event``."""
+        self._keep(replace(event, json=b"", stream_ordering=None, rejection_given=True, soft_failure_given=True))
+
+    def _keep(self, event: ParsedEvent) -> None:
+        if not event.outlier:
+            _events.put((self._kept_under, event.event_id), event)
 
     def __getitem__(self, event_id: str) -> ParsedEvent:
         self.load([event_id])
@@ -211,9 +223,7 @@ class StoredRoom:
 
     def keep_event(self, event: ParsedEvent) -> None:
         """A new event is likely to be referred to next; called when it is committed."""
-        if not event.outlier:
-            kept = replace(event, json=b"", stream_ordering=None, rejection_given=True, soft_failure_given=True)
-            _events.put((self.using, event.event_id), kept)
+        self.events.keep_new(event)
 
     def keep_state(self, group: int, number: int) -> None:
         """The state of a new group is likely to be asked for next."""

@@ -41,6 +41,16 @@ def _secret_key(data_dir: Path) -> str:
     return path.read_text()
 
 
+def _days_or_never(text: str) -> float | None:
+    """A number of days, or ``never``."""
+    try:
+        return None if text == "never" else float(text)
+    except ValueError:
+        raise ImproperlyConfigured(
+            f"REPLSITE_CENSOR_AFTER_DAYS is {text!r}: write a number of days, or never."
+        ) from None
+
+
 def _database() -> dict[str, Any]:
     """The server that ``DATABASE_URL`` names, or the embedded one."""
     url = env.str("DATABASE_URL", "")
@@ -179,6 +189,11 @@ REPLSITE_WORKER_REPORT_LIMIT = env.int("REPLSITE_WORKER_REPORT_LIMIT", 100_000)
 REPLSITE_WORKER_SILENCE_SECONDS = env.float("REPLSITE_WORKER_SILENCE_SECONDS", 300.0)
 REPLSITE_USER_ADDRESS_DAYS = env.float("REPLSITE_USER_ADDRESS_DAYS", 28.0)
 REPLSITE_REPLICATION_SECRET = env.str("REPLSITE_REPLICATION_SECRET", "")
+REPLSITE_RETENTION_DEFAULT_SECONDS = env.float("REPLSITE_RETENTION_DEFAULT_SECONDS", 0.0)
+REPLSITE_RETENTION_SHORTEST_SECONDS = env.float("REPLSITE_RETENTION_SHORTEST_SECONDS", 0.0)
+REPLSITE_RETENTION_LONGEST_SECONDS = env.float("REPLSITE_RETENTION_LONGEST_SECONDS", 0.0)
+REPLSITE_CENSOR_AFTER_DAYS = _days_or_never(env.str("REPLSITE_CENSOR_AFTER_DAYS", "7"))
+REPLSITE_FEED_ENTRIES = env.int("REPLSITE_FEED_ENTRIES", 5_000)
 REPLSITE_RECORDED_DAYS_KEPT = env.float("REPLSITE_RECORDED_DAYS_KEPT", 7.0)
 REPLSITE_RECORDED_FACTS_KEPT = env.int("REPLSITE_RECORDED_FACTS_KEPT", 1_000_000)
 REPLSITE_PLAIN_NETWORKS: list[str] = env.list("REPLSITE_PLAIN_NETWORKS", [])

@@ -79,6 +79,16 @@ class StreamSettings:
     """Recorded rows of foreign servers are removed when they are older."""
     recorded_facts_kept: int = 1_000_000
     """So many recorded rows are kept, of all foreign servers together; the oldest go first."""
+    retention_default_seconds: float = 0.0
+    """How long rooms without a policy of their own keep messages; 0: for ever."""
+    retention_shortest_seconds: float = 0.0
+    """Rooms keep messages at least so long, whatever their policy says."""
+    retention_longest_seconds: float = 0.0
+    """Rooms that let messages expire keep them no longer than this; 0: as long as their policy says."""
+    censor_after_days: float | None = 7.0
+    """Stored JSON of a redacted event is replaced by its pruned form after so long; 0: by the next run; None: never."""
+    feed_entries: int = 5_000
+    """Most entries of a user's feed; when there are more the oldest are cut."""
     plain_networks: Sequence[str] = ()
     """Networks besides loopback in which the replication port may listen without TLS, e.g. ``10.1.2.0/24``."""
 
