@@ -1,0 +1,241 @@
+"""CPU and rows per stored message in a room of 1,000 members, one by one and in batches, against bare inserts of the same rows.
+
+Everything that ``persist`` does is in: parsing, content and reference hashes, auth rules, graph, state, visibility, positions
+and their announcements. CPU is that of this process (all threads) and of all processes of the database server. The *peer* inserts
+the same rows into copies of the tables through the driver alone: one transaction as often, nothing checked, nothing announced.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from django.db import connection
+from psycopg2.extras import execute_values
+
+from events.building import finish_event
+from events.parsing import ParsedEvent
+from events.persist import Incoming, persist
+from script.benchmarks.report import Report, median_ratio
+from streams import database, writers
+
+MEMBERS = 1_000
+ROUNDS = 5
+ONE_BY_ONE = 200
+BATCHES, BATCH = 10, 100
+LIMITS = {1: (1.5, 6.0), BATCH: (0.3, 4.0)}
+"""Events a transaction -> most milliseconds of CPU and most rows per event."""
+_VERSION = "11"
+_ROOM = "!bench:localhost"
+_COPIED = ("events_event", "events_eventjson", "events_eventedge", "events_forwardextremity")
+_ROWS = "SELECT sum(n_tup_ins + n_tup_upd + n_tup_del) FROM pg_stat_user_tables WHERE relname !~ '^bench_'"
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What some events took: milliseconds of CPU and rows, per event."""
+
+    application: float
+    server: float
+    rows: float
+
+    @property
+    def cpu(self) -> float:
+        """Both sides."""
+        return self.application + self.server
+
+
+class BenchRoom:
+    """A public room whose members talk in turn, one line of events."""
+
+    def __init__(self) -> None:
+        self._users = [f"@user-{number}:localhost" for number in range(MEMBERS)]
+        self._depth, self._last = 0, ""
+        self._state: dict[tuple[str, str], str] = {}
+
+    def set_up(self) -> list[ParsedEvent]:
+        """The room with all its members."""
+        founder = self._users[0]
+        begin = [("m.room.create", "", {"room_version": _VERSION}), ("m.room.member", founder, {"membership": "join"})]
+        begin += [("m.room.power_levels", "", {"users": {founder: 100}})]
+        begin += [("m.room.join_rules", "", {"join_rule": "public"})]
+        events = [self._state_event(founder, *parts) for parts in begin]
+        joins = [self._state_event(user, "m.room.member", user, {"membership": "join"}) for user in self._users[1:]]
+        return events + joins
+
+    def messages(self, count: int) -> list[ParsedEvent]:
+        """The next messages, each on top of the one before."""
+        return [self._message(self._users[(7 * (self._depth + n)) % MEMBERS]) for n in range(count)]
+
+    def _state_event(self, sender: str, event_type: str, state_key: str, content: dict[str, Any]) -> ParsedEvent:
+        needed = ["m.room.create", "m.room.power_levels"]
+        needed += ["m.room.join_rules"] if event_type == "m.room.member" else []
+        event = self._next(sender, needed, {"type": event_type, "state_key": state_key, "content": content})
+        self._state[event_type, state_key] = event.event_id
+        return event
+
+    def _message(self, sender: str) -> ParsedEvent:
+        content = {"msgtype": "m.text", "body": f"message number {self._depth}, of a usual length for a message"}
+        return self._next(
+            sender, ["m.room.create", "m.room.power_levels"], {"type": "m.room.message", "content": content}
+        )
+
+    def _next(self, sender: str, needed: Sequence[str], parts: dict[str, Any]) -> ParsedEvent:
+        keys = [*((event_type, "") for event_type in needed), ("m.room.member", sender)]
+        event = finish_event(
+            {
+                "room_id": _ROOM,
+                "sender": sender,
+                "origin_server_ts": time.time_ns() // 1_000_000,
+                "depth": self._depth + 1,
+                "prev_events": [self._last] if self._last else [],
+                "auth_events": [self._state[key] for key in keys if key in self._state],
+                **parts,
+            },
+            _VERSION,
+        )
+        self._depth, self._last = self._depth + 1, event.event_id
+        return event
+
+
+# --- measuring --------------------------------------------------------------------------------------------------------
+
+
+def server_seconds() -> dict[int, float]:
+    """CPU seconds of every process of the database server, its background processes included."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pid FROM pg_stat_activity")
+        found = {pid: Path(f"/proc/{pid}/schedstat") for (pid,) in cursor.fetchall()}
+    return {pid: int(path.read_text().split()[0]) / 1e9 for pid, path in found.items() if path.exists()}
+
+
+def rows_written() -> int:
+    """Rows inserted, updated and deleted since the statistics began; of every session of ours."""
+    with writers.current_writer().control_cursor() as cursor:
+        cursor.execute("SELECT pg_stat_force_next_flush()")
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_stat_force_next_flush()")
+        cursor.execute(_ROWS)
+        return int(cursor.fetchone()[0])
+
+
+def cost_of(work: Callable[[], None], events: int) -> Cost:
+    """What ``work`` takes for each of its events."""
+    rows, server = rows_written(), server_seconds()
+    own = time.process_time()
+    work()
+    own = time.process_time() - own
+    spent = sum(seconds - server.get(pid, 0.0) for pid, seconds in server_seconds().items())
+    return Cost(1000 * own / events, 1000 * spent / events, (rows_written() - rows) / events)
+
+
+def stored(batches: Sequence[Sequence[ParsedEvent]]) -> Callable[[], None]:
+    """Storing these batches."""
+    incoming = [[Incoming(event.json, _VERSION) for event in batch] for batch in batches]
+
+    def work() -> None:
+        for batch in incoming:
+            outcome = persist(batch)
+            if len(outcome.stored) < len(batch) or any(event.rejected_reason for event in outcome.stored):
+                raise RuntimeError(f"a message was not stored: {outcome}")
+
+    return work
+
+
+# --- the peer ---------------------------------------------------------------------------------------------------------
+
+
+class Peer:
+    """Bare inserts of rows that were stored before, into copies of the tables."""
+
+    def __init__(self) -> None:
+        self._connection = database.direct_connection(application_name="bench peer")
+        self._connection.autocommit = False
+        self._columns = {table: self._copy(table) for table in _COPIED}
+        self._leaf: str | None = None
+
+    def _copy(self, table: str) -> list[str]:
+        with self._connection, self._connection.cursor() as cursor:
+            cursor.execute(f"CREATE TABLE bench_{table} (LIKE {table} INCLUDING ALL)")
+            cursor.execute(f"SELECT * FROM {table} LIMIT 0")
+            return [column.name for column in cursor.description]
+
+    def inserts(self, batches: Sequence[Sequence[ParsedEvent]]) -> Callable[[], None]:
+        """Inserting the rows of these events."""
+        rows = [list(self._rows_of([event.event_id for event in batch])) for batch in batches]
+
+        def work() -> None:
+            for batch, tables in zip(batches, rows, strict=True):
+                self._insert(tables, batch[-1].event_id)
+
+        return work
+
+    def _rows_of(self, event_ids: list[str]) -> Iterator[tuple[str, list[tuple[Any, ...]]]]:
+        with self._connection, self._connection.cursor() as cursor:
+            for table in _COPIED[:3]:
+                cursor.execute(f"SELECT * FROM {table} WHERE event_id = ANY(%s)", [event_ids])
+                yield table, cursor.fetchall()
+
+    def _insert(self, tables: Sequence[tuple[str, list[tuple[Any, ...]]]], leaf: str) -> None:
+        with self._connection, self._connection.cursor() as cursor:
+            for table, rows in tables:
+                execute_values(cursor, f"INSERT INTO bench_{table} VALUES %s", rows, page_size=len(rows))
+            if self._leaf is None:
+                cursor.execute("INSERT INTO bench_events_forwardextremity VALUES (%s, %s)", [leaf, _ROOM])
+            else:
+                cursor.execute(
+                    "UPDATE bench_events_forwardextremity SET event_id = %s WHERE event_id = %s", [leaf, self._leaf]
+                )
+            self._leaf = leaf
+
+    def close(self) -> None:
+        """Give the connection back."""
+        self._connection.close()
+
+
+def measure(report: Report, room: BenchRoom, peer: Peer, size: int, count: int) -> None:
+    """A row for transactions of ``size`` events."""
+    ours: list[Cost] = []
+    bare: list[Cost] = []
+    for _ in range(ROUNDS):
+        batches = [room.messages(size) for _ in range(count)]
+        ours.append(cost_of(stored(batches), size * count))
+        bare.append(cost_of(peer.inserts(batches), size * count))
+    cpu_limit, rows_limit = LIMITS[size]
+    cpu, rows = statistics.median(cost.cpu for cost in ours), statistics.median(cost.rows for cost in ours)
+    report.add(
+        transaction=f"{size} message{'s' * (size > 1)}",
+        application=statistics.median(cost.application for cost in ours),
+        server=statistics.median(cost.server for cost in ours),
+        cpu=cpu,
+        limit=cpu_limit,
+        peer=statistics.median(cost.cpu for cost in bare),
+        ratio=median_ratio([cost.cpu for cost in ours], [cost.cpu for cost in bare]),
+        rows=rows,
+        rows_limit=rows_limit,
+        ok="yes" if cpu <= cpu_limit and rows <= rows_limit else "NO",
+    )
+
+
+def main() -> None:
+    """Messages one by one and in batches."""
+    writers.use_instance("bench-{n}")
+    columns = ["transaction", "application", "server", "cpu", "limit", "peer", "ratio", "rows", "rows_limit", "ok"]
+    title = f"milliseconds of CPU and rows per message in a room of {MEMBERS:,} members"
+    report = Report("persist", title, columns)
+    room = BenchRoom()
+    joined = room.set_up()
+    stored([joined[n : n + 200] for n in range(0, len(joined), 200)])()
+    with connection.cursor() as cursor:
+        cursor.execute("VACUUM ANALYZE")
+    with closing(Peer()) as peer:
+        stored([room.messages(1) for _ in range(20)])()
+        measure(report, room, peer, 1, ONE_BY_ONE)
+        measure(report, room, peer, BATCH, BATCHES)
+    writers.retire_all()
+    report.finish()
