@@ -5,11 +5,13 @@
     ├── EventRefused         a line or an event that cannot be stored: ``reason`` is one stable word of ``Reason``
     ├── EventNotAllowed      a local event that the auth rules refuse
     ├── HistoryError         a room's events that contradict each other
+    ├── CannotForget         a room that the user has not left
     └── ReadingError
         ├── UnknownEvent     no event of that ID is stored
         ├── UnknownRoom      no event of that room is stored
         ├── StateUnresolved  the state asked for is not known
         ├── NotReadable      the user may not read the room, or nobody knows who may
+        ├── BadQuestion      a limit or an ID that no question can have
         └── BadToken         a timeline token that cannot be read
 
 Messages say what is wrong, where, and what would be right.
@@ -20,7 +22,9 @@ from __future__ import annotations
 from enum import StrEnum
 
 __all__ = [
+    "BadQuestion",
     "BadToken",
+    "CannotForget",
     "EventNotAllowed",
     "EventRefused",
     "EventsError",
@@ -98,6 +102,10 @@ class HistoryError(EventsError, ValueError):
     """The events of a room contradict each other, for instance two create events or two room versions."""
 
 
+class CannotForget(EventsError):
+    """A room cannot be forgotten by a user who has not left it."""
+
+
 class ReadingError(EventsError):
     """A question about stored rooms that has no answer."""
 
@@ -116,6 +124,10 @@ class StateUnresolved(ReadingError):
 
 class NotReadable(ReadingError):
     """The user may not read the room, or the room's visibility is not known."""
+
+
+class BadQuestion(ReadingError, ValueError):
+    """A limit or an ID that no question can have."""
 
 
 class BadToken(ReadingError, ValueError):

@@ -14,6 +14,7 @@ import msgspec
 from django.db import connections
 
 from events.client_form import StoredForm, client_json, pruned_json
+from events.questions import can_be_stored
 
 __all__ = ["SERVED", "SERVED_JSON", "ServedEvent", "load_events", "served"]
 
@@ -111,7 +112,7 @@ def served(row: Sequence[Any], *, pruned: bool = False) -> ServedEvent:
 
 def load_events(event_ids: Collection[str], using: str = "default") -> dict[str, ServedEvent]:
     """The stored events of these IDs, whoever may see them; those that are not here are left out."""
-    wanted = list(dict.fromkeys(event_ids))
+    wanted = [event_id for event_id in dict.fromkeys(event_ids) if can_be_stored(event_id)]
     found: dict[str, ServedEvent] = {}
     with connections[using].cursor() as cursor:
         for start in range(0, len(wanted), _EVENTS_PER_QUERY):

@@ -1,0 +1,107 @@
+"""What another server sees of stored events: the rule for servers, asked of many events at once.
+
+Who sees an event in full depends on the state after it: the room's history visibility there, and, where that is closed, which
+users of the server were there. The states of all events are read in three queries, however many there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+from django.db import connections
+
+from events.questions import can_be_stored
+from events.room_visibility import HISTORY_VISIBILITY, history_visibility
+from events.serving import ServedEvent
+from events.stored_states import StoredStates
+from events.visibility_rules import Answer, Verdict, for_server, known_visibility
+
+__all__ = ["as_seen_by", "server_in_room", "server_verdicts"]
+
+_EVENTS_PER_QUERY = 1_000
+_OPEN = ("world_readable", "shared")
+
+#: Whether a server has a user in a room.
+_JOINED_NOW = """
+SELECT EXISTS (SELECT FROM events_currentstate WHERE room_id = %s AND type = 'm.room.member' AND membership = 'join'
+    AND substr(state_key, strpos(state_key, ':') + 1) = %s)
+"""
+
+#: What the rule needs of the events themselves.
+_EVENTS = """
+SELECT e.event_id, e.state_group, e.outlier, EXISTS (SELECT FROM events_eraseduser x WHERE x.user_id = e.sender)
+FROM events_event e WHERE e.event_id = ANY(%s)
+"""
+
+#: Of each state group the memberships of a server's users that can open a room: the walk of ``state.store.FULL_STATE``.
+_MEMBERSHIPS = """
+WITH RECURSIVE spans AS (
+    SELECT id AS wanted, chain, id AS upto FROM state_stategroup WHERE id = ANY(%(groups)s)
+    UNION ALL
+    SELECT spans.wanted, below.chain, below.id
+    FROM spans
+    JOIN state_stategroup AS first ON first.id = spans.chain
+    JOIN state_stategroup AS below ON below.id = first.prev_group
+), members AS (
+    SELECT DISTINCT ON (wanted, state_key) wanted, state_key, event_id
+    FROM spans, LATERAL (
+        SELECT state_key, event_id, state_group FROM state_stategroupdelta AS delta
+        WHERE delta.chain = spans.chain AND delta.state_group <= spans.upto AND delta.type = 'm.room.member'
+          AND substr(delta.state_key, strpos(delta.state_key, ':') + 1) = %(server)s
+        OFFSET 0
+    ) AS read
+    ORDER BY wanted, state_key, state_group DESC
+)
+SELECT DISTINCT wanted, member.membership FROM members JOIN events_event AS member USING (event_id)
+WHERE member.membership IN ('join', 'invite')
+"""
+
+
+def as_seen_by(server: str, events: Sequence[ServedEvent], using: str = "default") -> list[ServedEvent]:
+    """The events in the same order, pruned where the server may not see more."""
+    verdicts = server_verdicts(server, [event.event_id for event in events], using)
+    return [event.as_pruned() if verdicts[event.event_id].answer is Answer.REDACTED else event for event in events]
+
+
+def server_verdicts(server: str, event_ids: Collection[str], using: str = "default") -> dict[str, Verdict]:
+    """What the server sees of each of these events, and why; events that are not here are left out."""
+    wanted = [event_id for event_id in dict.fromkeys(event_ids) if can_be_stored(event_id)]
+    found: dict[str, Verdict] = {}
+    for start in range(0, len(wanted), _EVENTS_PER_QUERY):
+        found.update(_verdicts(server, wanted[start : start + _EVENTS_PER_QUERY], using))
+    return found
+
+
+def server_in_room(server: str, room_id: str, using: str = "default") -> bool:
+    """Whether a user of the server is joined now: what a server must have before it is given anything of a room."""
+    if not can_be_stored(server) or not can_be_stored(room_id):
+        return False
+    with connections[using].cursor() as cursor:
+        cursor.execute(_JOINED_NOW, [room_id, server])
+        return bool(cursor.fetchone()[0])
+
+
+def _verdicts(server: str, event_ids: Sequence[str], using: str) -> Iterable[tuple[str, Verdict]]:
+    with connections[using].cursor() as cursor:
+        cursor.execute(_EVENTS, [list(event_ids)])
+        events = cursor.fetchall()
+    groups = {group for _, group, _, _ in events if group is not None}
+    states = StoredStates(groups, [HISTORY_VISIBILITY], using)
+    settings = {group: history_visibility(states.state(group) or {}) for group in groups}
+    closed = [group for group, setting in settings.items() if known_visibility(setting) not in _OPEN]
+    memberships = _memberships(server, closed, using)
+    for event_id, group, outlier, erased in events:
+        known = group is not None or outlier
+        there = memberships.get(group, ())
+        yield event_id, for_server(settings.get(group), there, sender_erased=erased, state_known=known)
+
+
+def _memberships(server: str, groups: Collection[int], using: str) -> dict[int, set[str]]:
+    found: dict[int, set[str]] = {}
+    if not groups:
+        return found
+    with connections[using].cursor() as cursor:
+        cursor.execute(_MEMBERSHIPS, {"groups": list(groups), "server": server})
+        for group, membership in cursor:
+            found.setdefault(group, set()).add(membership)
+    return found
