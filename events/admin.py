@@ -19,6 +19,7 @@ from events.models import (
     EventVisibility,
     ForwardExtremity,
     Room,
+    TimelineGap,
 )
 from streams.admin import FactAdmin
 from streams.read_only_admin import ReadOnlyAdmin
@@ -114,6 +115,15 @@ class BackwardExtremityAdmin(ReadOnlyAdmin):
 
     list_display = ("room_id", "event_id")
     ordering = ("room_id", "event_id")
+    search_fields = ("room_id__exact",)
+
+
+@admin.register(TimelineGap)
+class TimelineGapAdmin(ReadOnlyAdmin):
+    """Where timelines have holes."""
+
+    list_display = ("room_id", "stream_ordering", "instance_name")
+    ordering = ("room_id", "stream_ordering")
     search_fields = ("room_id__exact",)
 
 

@@ -29,6 +29,7 @@ from state.store import reserve_group_ids
 from streams import registry
 from streams.inserts import insert_facts
 from streams.reservations import Reservation
+from streams.writers import current_writer
 
 __all__ = ["write_rooms"]
 
@@ -39,7 +40,11 @@ _OPEN_GAPS = """
 INSERT INTO events_backwardextremity (room_id, event_id)
 SELECT %(room)s, prev FROM unnest(%(prevs)s::text[]) AS prev
 WHERE NOT EXISTS (SELECT FROM events_event e WHERE e.event_id = prev AND NOT e.outlier)
-ON CONFLICT (room_id, event_id) DO NOTHING
+ON CONFLICT (room_id, event_id) DO NOTHING RETURNING event_id
+"""
+_MARK_GAPS = """
+INSERT INTO events_timelinegap (room_id, stream_ordering, instance_name)
+SELECT %s, position, %s FROM unnest(%s::bigint[]) AS position
 """
 _DROP_STATE = """
 DELETE FROM events_currentstate c USING unnest(%s::text[], %s::text[]) AS gone (type, state_key)
@@ -271,6 +276,19 @@ class _Room:
         missing = {prev for event in self._graph for prev in event.prev_event_ids if not self._in_graph(prev)}
         if missing:
             self._cursor.execute(_OPEN_GAPS, {"room": self._room.room_id, "prevs": sorted(missing)})
+            self._mark_gaps({event_id for (event_id,) in self._cursor.fetchall()})
+
+    def _mark_gaps(self, new: set[str]) -> None:
+        """Where a sync from below meets a gap: at the first live event above it."""
+        above: set[int] = set()
+        for event in self._graph:
+            below = new.intersection(event.prev_event_ids) if not event.backfilled else set()
+            if below:
+                above.add(self._positions[event.event_id])
+                new -= below
+        if above:
+            writer = current_writer(self._stored.using).name
+            self._cursor.execute(_MARK_GAPS, [self._room.room_id, writer, sorted(above)])
 
     def _in_graph(self, event_id: str) -> bool:
         found: ParsedEvent | None = self._stored.events.get(event_id)

@@ -122,6 +122,15 @@ _ORDERED = (
     WHERE {_of_batch()} ORDER BY o.stream_ordering
     """,
     f"""
+    INSERT INTO events_timelinegap (room_id, stream_ordering, instance_name)
+    SELECT DISTINCT r.room_id, min(o.stream_ordering), %(writer)s
+    FROM {{result_backward}} b JOIN {{result_room}} r USING (room_no)
+    JOIN {{result_edge}} edge ON edge.room_no = b.room_no AND edge.prev_event_id = b.event_id
+    JOIN {{result_event}} e ON e.room_no = edge.room_no AND e.event_id = edge.event_id
+    JOIN import_ordering o ON o.room_no = e.room_no AND o.index = e.index
+    WHERE {_of_batch("b")} AND o.stream_ordering > 0 GROUP BY r.room_id, b.event_id
+    """,
+    f"""
     INSERT INTO events_eventvisibility (room_id, user_id, kind, first, last)
     SELECT r.room_id, v.user_id, v.kind, first.stream_ordering, last.stream_ordering
     FROM {{result_visibility}} v JOIN {{result_room}} r USING (room_no)

@@ -1,0 +1,32 @@
+"""Where a room's timeline has a hole: below an event that came while events under it were missing."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from django.db import models
+
+from state.fields import IdentifierField
+
+__all__ = ["TimelineGap"]
+
+
+class TimelineGap(models.Model):
+    """The event at this position was the first to refer to events that were not here.
+
+    A sync from before it to beyond it is ``limited`` and shows what came with the event or after it. The row stays when the
+    missing events come by backfill: they are not new to anybody, so whoever has crossed the gap has to ask for them.
+    """
+
+    room_id = IdentifierField()
+    stream_ordering = models.BigIntegerField(help_text="position of the event above the gap")
+    instance_name = models.TextField(help_text="writer of that event")
+
+    class Meta:
+        db_table = "events_timelinegap"
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=["room_id", "stream_ordering"], name="events_timelinegap_place"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.room_id} below {self.stream_ordering}"
