@@ -6,6 +6,7 @@
     ├── EventNotAllowed      a local event that the auth rules refuse
     ├── HistoryError         a room's events that contradict each other
     ├── CannotForget         a room that the user has not left
+    ├── TooManyWaiters       as many callers wait in this process as may
     └── ReadingError
         ├── UnknownEvent     no event of that ID is stored
         ├── UnknownRoom      no event of that room is stored
@@ -35,6 +36,7 @@ __all__ = [
     "Reason",
     "StateUnresolved",
     "UnknownEvent",
+    "TooManyWaiters",
     "UnknownRoom",
 ]
 
@@ -67,6 +69,7 @@ class Reason(StrEnum):
     WRONG_ROOM_VERSION = "wrong-room-version"
     NO_PREV_EVENTS = "no-prev-events"
     MISSING_PREV_EVENTS = "missing-prev-events"
+    BAD_STATE = "bad-state"
     CYCLE = "cycle"
 
 
@@ -104,6 +107,10 @@ class HistoryError(EventsError, ValueError):
 
 class CannotForget(EventsError):
     """A room cannot be forgotten by a user who has not left it."""
+
+
+class TooManyWaiters(EventsError):
+    """As many callers wait for news in this process as may."""
 
 
 class ReadingError(EventsError):

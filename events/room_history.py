@@ -23,7 +23,7 @@ from events.graph import Leaves, backward_extremities, causal_order, is_accepted
 from events.parsing import ParsedEvent
 from events.redaction_rules import may_redact
 from events.room_states import RoomStates
-from events.visibility_ranges import Step, VisibilityRow, visibility_ranges
+from events.visibility_ranges import Step, VisibilityRow, in_order, visibility_ranges
 from state.room_versions import RoomVersion, room_version
 
 __all__ = ["EVENT_COLUMNS", "RoomResult", "event_row", "room_history"]
@@ -148,6 +148,8 @@ class _History:
         self.create = self.states.create
         self.line: dict[str, int | None] = {}
         """Event -> the group of the current state when it had come in."""
+        self.effective: set[str] = set()
+        """Redactions that redact something."""
 
     def result(self) -> RoomResult:
         result = RoomResult(self.room_id, self.version.name)
@@ -182,6 +184,10 @@ class _History:
         current = arrivals.finish()
         if known is not None:
             self._note_changes(result, self._last_live(), known, current)
+        for event_id in reversed(self.ids):  # whoever goes on with the room begins with this line
+            if event_id in self.line and is_accepted(self.by_id[event_id]) and not self.by_id[event_id].backfilled:
+                self.line[event_id] = current
+                break
         return arrivals.leaves, current
 
     def _note_changes(self, result: RoomResult, index: int, known: int | None, current: int | None) -> int | None:
@@ -224,17 +230,21 @@ class _History:
     def _add_visibility(self, result: RoomResult) -> None:
         """Ranges, or none at all where the state at an accepted event is not known."""
         steps = []
+        withheld = []
         for index, event_id in enumerate(self.ids):
             event = self.by_id[event_id]
             if is_accepted(event):
-                after, line = self.states.after.get(event_id), self.line.get(event_id)
+                if event.redacts is not None and event_id not in self.effective:
+                    withheld.append(VisibilityRow(None, "withheld", index, index))
+                after = self.states.after.get(event_id)
+                line = None if event.backfilled else self.line.get(event_id)
                 if after is None:
                     result.visibility_unresolved = True
                     return
                 steps.append(
                     Step(index, event, self.states.before.get(event_id), after, after if line is None else line)
                 )
-        result.visibility = visibility_ranges(steps, self.states.builder, self.by_id)
+        result.visibility = in_order([*visibility_ranges(steps, self.states.builder, self.by_id), *withheld])
 
     def _add_groups(self, result: RoomResult) -> dict[str, int]:
         """The groups before and after events, numbered anew: those of current states on the way are not stored.
@@ -262,6 +272,7 @@ class _History:
             target = self.by_id.get(redaction.redacts or "")
             if target is not None and is_accepted(redaction) and self._applies(redaction, target):
                 found.setdefault(target.event_id, redaction.event_id)
+                self.effective.add(redaction.event_id)
         return found
 
     def _applies(self, redaction: ParsedEvent, target: ParsedEvent) -> bool:

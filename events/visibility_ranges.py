@@ -12,20 +12,34 @@ any ascending numbers: indexes of events, or stream positions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from events.parsing import ParsedEvent
 from events.room_states import GroupState
 from events.room_visibility import HISTORY_VISIBILITY, Viewer, history_visibility, sight_of
-from events.visibility_rules import admits, effective_visibility, known_visibility
+from events.visibility_rules import CALL_INVITE, HISTORY_VISIBILITIES, admits, for_client, known_visibility
 from state.deltas import GroupBuilder
 
-__all__ = ["OpenRanges", "Step", "StoredRanges", "VisibilityRanges", "VisibilityRow", "visibility_ranges"]
+__all__ = [
+    "OF_THE_LINE",
+    "OpenRanges",
+    "Step",
+    "StoredRanges",
+    "VisibilityRanges",
+    "VisibilityRow",
+    "in_order",
+    "open_ranges",
+    "visibility_ranges",
+    "wide_ranges",
+]
 
+OF_THE_LINE = frozenset({"cut", "peekable"})
+"""Kinds that tell about the room as it is now: backfilled events have none."""
 _ROOM_WIDE = {"world_readable": "world", "shared": "shared"}
-_JUDGED_TYPES = ("m.room.member", HISTORY_VISIBILITY[0])
+_JUDGED_TYPES = ("m.room.member", HISTORY_VISIBILITY[0], CALL_INVITE)
 _IN = {"join": "joined", "invite": "invited"}
+_NOBODY = Viewer("")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +85,7 @@ class StoredRanges:
 
     line: int | None = None
     setting: str | None = None
+    """The setting after the last event; null: there is none yet."""
     last: int = 0
     wide: OpenRanges = field(default_factory=OpenRanges)
     of_user: Callable[[str], OpenRanges] = _nothing
@@ -78,14 +93,35 @@ class StoredRanges:
     """Users who are invited on the line."""
 
 
+def open_ranges(membership: str | None, setting: str | None, first: int) -> OpenRanges:
+    """What is open of a user on the line, and stored; it follows from the membership."""
+    kinds = {"join": "joined", "invite": "invited" if setting == "invited" else None, "leave": "cut"}
+    kind = kinds.get(membership or "")
+    return OpenRanges(membership, {kind: (first, True)} if kind is not None else {})
+
+
+def wide_ranges(setting: str, line_setting: str, first: int) -> OpenRanges:
+    """What is open room-wide, and stored: by the setting after the last event, and by that of the line."""
+    kinds = [_ROOM_WIDE.get(setting), "peekable" if line_setting == "world_readable" else None]
+    return OpenRanges(ranges={kind: (first, True) for kind in kinds if kind is not None})
+
+
 def visibility_ranges(
     steps: Sequence[Step], builder: GroupBuilder, events: Mapping[str, ParsedEvent]
 ) -> list[VisibilityRow]:
-    """The ranges of a room from its accepted events, in the order of their stream orderings."""
-    ranges = VisibilityRanges(builder, events)
+    """The ranges of a room from its accepted events, in the order of their stream orderings.
+
+    Backfilled events, which come first in that order, have ranges of their own: the state of each is its line.
+    """
+    old, live = VisibilityRanges(builder, events), VisibilityRanges(builder, events)
     for step in steps:
-        ranges.add(step)
-    return sorted([*ranges.rows, *ranges.still_open()], key=lambda row: (row.user_id or "", row.first, row.kind))
+        (old if step.event.backfilled else live).add(step)
+    return in_order([*old.ended(), *live.rows, *live.still_open()])
+
+
+def in_order(rows: Iterable[VisibilityRow]) -> list[VisibilityRow]:
+    """Rows in the one order in which they are compared."""
+    return sorted(rows, key=lambda row: (row.user_id or "", row.first, row.kind))
 
 
 class VisibilityRanges:
@@ -118,23 +154,20 @@ class VisibilityRanges:
 
     def _changes_nothing(self, step: Step) -> bool:
         """True for an event on the line that has the state of the one before: every range goes on."""
-        if not (step.after == self._group == step.line == self._line) or step.event.type in _JUDGED_TYPES:
-            return False
-        kind = _ROOM_WIDE.get(self._setting or "")
-        return self._users[None].ranges.keys() == ({kind} if kind is not None else set())
+        return step.after == self._group == step.line == self._line and step.event.type not in _JUDGED_TYPES
 
     def _add(self, step: Step) -> None:
         after = GroupState(self._builder, step.after, self._events)
         before = GroupState(self._builder, step.before, self._events) if step.before is not None else None
-        changes = (step.event.type, step.event.state_key) == HISTORY_VISIBILITY
         setting = known_visibility(history_visibility(after))
-        old = history_visibility(before) if changes and before is not None else None
-        wide = effective_visibility(setting, old, changes=changes)
         self._change_setting(setting, step)
-        self._change_wide(_ROOM_WIDE.get(wide), step)
+        self._change_wide(_ROOM_WIDE.get(setting), step)
+        self._end_part(setting, step, before)
         left = self._move_line(step)
-        if wide != "world_readable":
-            self._judge(step, before, after, left, open_to_members=wide == "shared")
+        if setting not in _ROOM_WIDE:
+            self._judge(step, before, after, left)
+        if step.event.type == CALL_INVITE and for_client(sight_of(step.event, _NOBODY, before, after)).rule == "type":
+            self._single(None, "withheld", step)
 
     def still_open(self) -> list[VisibilityRow]:
         """New ranges that go on."""
@@ -144,6 +177,11 @@ class VisibilityRanges:
             for kind, (first, stored) in user.ranges.items()
             if not stored
         ]
+
+    def ended(self) -> list[VisibilityRow]:
+        """All ranges, ended with the last event, as those of backfilled events are."""
+        rows = [*self.rows, *(replace(row, last=self._last) for row in self.still_open())]
+        return [row for row in rows if row.kind not in OF_THE_LINE]
 
     # --- opening and closing ------------------------------------------------------------------------------------
     def _user(self, user_id: str) -> OpenRanges:
@@ -161,12 +199,23 @@ class VisibilityRanges:
         elif first <= last:
             self.rows.append(VisibilityRow(user_id, kind, first, last))
 
+    def _single(self, user_id: str | None, kind: str, step: Step) -> None:
+        self.rows.append(VisibilityRow(user_id, kind, step.index, step.index))
+
     def _change_wide(self, kind: str | None, step: Step) -> None:
-        for open_kind in list(self._users[None].ranges):
+        for open_kind in _ROOM_WIDE.values():
             if open_kind != kind:
                 self._close(None, open_kind, self._last)
         if kind is not None:
             self._open(None, kind, step.index)
+
+    def _end_part(self, setting: str, step: Step, before: GroupState | None) -> None:
+        """A change to a less open setting counts by the old one too, as long as its sender is not erased."""
+        if (step.event.type, step.event.state_key) != HISTORY_VISIBILITY or before is None:
+            return
+        old = known_visibility(history_visibility(before))
+        if old in _ROOM_WIDE and HISTORY_VISIBILITIES.index(old) < HISTORY_VISIBILITIES.index(setting):
+            self._single(None, f"{_ROOM_WIDE[old]}_before", step)
 
     def _change_setting(self, setting: str, step: Step) -> None:
         """What the invited see begins and ends with the setting of that name."""
@@ -189,12 +238,22 @@ class VisibilityRanges:
         self._line = step.line
         left = {}
         for (event_type, user_id), (_, event_id) in changes.items():
-            if event_type == "m.room.member":
+            if (event_type, user_id) == HISTORY_VISIBILITY:
+                self._change_peeking(event_id, step)
+            elif event_type == "m.room.member":
                 was = self._user(user_id).membership
                 own = step.event.type == "m.room.member" and step.event.state_key == user_id
                 if self._change_membership(user_id, self._membership(event_id), step, own) and own and was in _IN:
                     left[user_id] = str(was)
         return left
+
+    def _change_peeking(self, event_id: str | None, step: Step) -> None:
+        """The line lets anybody read, or no longer does."""
+        found = self._events.get(event_id or "")
+        if found is not None and found.content.get("history_visibility") == "world_readable":
+            self._open(None, "peekable", step.index)
+        else:
+            self._close(None, "peekable", self._last)
 
     def _membership(self, event_id: str | None) -> str | None:
         found = self._events.get(event_id or "")
@@ -203,7 +262,7 @@ class VisibilityRanges:
     def _change_membership(self, user_id: str, membership: str | None, step: Step, own: bool) -> bool:
         """A membership of the line changes; the own event that ends one still belongs to it."""
         user = self._user(user_id)
-        if membership == user.membership:
+        if membership == user.membership and not (own and membership == "leave"):
             return False
         user.membership = membership
         self._close(user_id, "joined", step.index if own else self._last)
@@ -213,37 +272,29 @@ class VisibilityRanges:
             self._open(user_id, _IN[membership], step.index)
         if membership == "invite":
             self._invited.add(user_id)
-        if membership not in _IN:
-            self._open(user_id, "cut", step.index)
-        elif user.ranges.pop("cut", (0, False))[1]:
+        if user.ranges.pop("cut", (0, False))[1]:
             self.uncut.append(user_id)
+        if membership == "leave":
+            self._open(user_id, "cut", step.index)
         return True
 
     # --- the event itself ---------------------------------------------------------------------------------------
-    def _judge(
-        self,
-        step: Step,
-        before: GroupState | None,
-        after: GroupState,
-        left: Mapping[str, str],
-        *,
-        open_to_members: bool,
-    ) -> None:
-        """Write down the users for whom the ranges tell wrong; who has a record sees an open event anyway."""
-        for user_id in sorted(self._in_question(step, only_own=open_to_members)):
-            told = self._told(user_id, left.get(user_id))
-            viewer = Viewer(user_id, peeking=open_to_members)
-            seen = admits(sight_of(step.event, viewer, before, after)) is not None
-            if seen is not told and not (open_to_members and told):
-                self.rows.append(VisibilityRow(user_id, "shown" if seen else "hidden", step.index, step.index))
+    def _judge(self, step: Step, before: GroupState | None, after: GroupState, left: Mapping[str, str]) -> None:
+        """In a part that only members may read: write down the users for whom the ranges tell wrong.
 
-    def _in_question(self, step: Step, *, only_own: bool) -> set[str]:
-        """Users whose membership it changes, and those whose membership at the event is not that of the line.
-
-        The latter need not be asked (``only_own``) where whoever has a record of membership sees the event anyway.
+        A change is judged by its new side; ``_end_part`` has the old one.
         """
+        for user_id in sorted(self._in_question(step)):
+            told = self._told(user_id, left.get(user_id))
+            viewer = Viewer(user_id, erased=(step.event.sender,))
+            seen = admits(sight_of(step.event, viewer, before, after)) is not None
+            if seen is not told:
+                self._single(user_id, "shown" if seen else "hidden", step)
+
+    def _in_question(self, step: Step) -> set[str]:
+        """Users whose membership it changes, and those whose membership at the event is not that of the line."""
         found = set()
-        if step.after != step.line and not only_own:
+        if step.after != step.line:
             changes = self._builder.changes_between(step.line, step.after)
             found = {user_id for event_type, user_id in changes if event_type == "m.room.member"}
         if step.event.type == "m.room.member" and step.event.state_key is not None:

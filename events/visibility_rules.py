@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 __all__ = [
+    "CALL_INVITE",
     "HISTORY_VISIBILITIES",
     "Answer",
     "Sight",
@@ -30,6 +31,7 @@ __all__ = [
 HISTORY_VISIBILITIES = ("world_readable", "shared", "invited", "joined")
 """From the most open one to the closest."""
 _MEMBERSHIPS = ("join", "invite", "knock", "leave", "ban")
+CALL_INVITE = "m.call.invite"
 _DUMMY = "org.matrix.dummy_event"
 _NEVER_SHOWN = frozenset({_DUMMY, "m.room.aliases"})
 
@@ -115,7 +117,7 @@ def _never(sight: Sight) -> str | None:
     """Why nobody, or not this user, sees the event wherever they stand."""
     if sight.soft_failed:
         return "soft_failed"
-    if sight.event_type in _NEVER_SHOWN or (sight.event_type == "m.call.invite" and sight.public_room):
+    if sight.event_type in _NEVER_SHOWN or (sight.event_type == CALL_INVITE and sight.public_room):
         return "type"
     if sight.is_state:
         return None

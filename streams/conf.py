@@ -89,6 +89,10 @@ class StreamSettings:
     """Stored JSON of a redacted event is replaced by its pruned form after so long; 0: by the next run; None: never."""
     feed_entries: int = 5_000
     """Most entries of a user's feed; when there are more the oldest are cut."""
+    hot_entries: int = 10_000
+    """Last changes of one kind that a process remembers of a stream, and users whose rooms it does."""
+    hot_waiter_limit: int = 10_000
+    """Most callers that wait for news in one process."""
     plain_networks: Sequence[str] = ()
     """Networks besides loopback in which the replication port may listen without TLS, e.g. ``10.1.2.0/24``."""
 

@@ -44,5 +44,5 @@ class Command(BaseCommand):
 
 def _written(event_id: str, answer: Explanation | UnknownEvent | StateUnresolved) -> dict[str, Any]:
     if isinstance(answer, Explanation):
-        return asdict(answer)
+        return asdict(answer) | {"reachable": answer.reachable, "seen": answer.seen}
     return {"event_id": event_id, "error": "unknown" if isinstance(answer, UnknownEvent) else "unresolved"}

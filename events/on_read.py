@@ -1,0 +1,245 @@
+"""What is decided on reading: who may read a room now and how far, and which messages are left out for a user.
+
+State tells what a user may see of an event (``events.visible_sql``); this module has what can change without a new event:
+
+* *access*: joined users read the room, those who have left read it up to their leave, unless they have forgotten it;
+  everybody else may *peek* into a room whose current state makes it world readable;
+* messages of *ignored* senders are left out;
+* messages older than the room keeps them (*retention*: ``m.room.retention`` in the current state, the site's default, and
+  its limits) are left out;
+* events of *erased* senders are pruned for who was not joined when they came.
+
+``read_access`` answers for any number of rooms in one query; ``access_parameters`` makes its answer the access rows of
+``events.visible_sql``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import orjson
+from django.db import connections, transaction
+
+from events.errors import CannotForget, NotReadable, UnknownRoom
+from events.fields import storable
+from events.models import CurrentState, ForgottenRoom, IgnoredUser
+from streams import registry
+from streams.catalog.models import AccountDataChange
+from streams.conf import StreamSettings, stream_settings
+
+__all__ = [
+    "IGNORED_USERS_LIMIT",
+    "IGNORED_USER_LIST",
+    "Access",
+    "Reach",
+    "access_parameters",
+    "forget_room",
+    "ignored_users_in",
+    "max_lifetime_ms",
+    "read_access",
+    "readable_room",
+    "set_ignored_users",
+    "unforget_room",
+]
+
+IGNORED_USER_LIST = "m.ignored_user_list"
+IGNORED_USERS_LIMIT = 10_000
+
+#: How a user may read rooms; a room that is not stored has no row.
+_ACCESS = """
+SELECT r.room_id, NOT (r.visibility_unresolved OR r.current_state_unresolved), a.user_id IS NOT NULL OR (
+    m.event_id IS NULL AND EXISTS (SELECT FROM events_eventvisibility v
+      WHERE v.room_id = r.room_id AND v.user_id IS NULL AND v.kind = 'peekable' AND v.last IS NULL)
+  ), coalesce(a.peeking, true), EXISTS (
+    SELECT FROM events_event e WHERE e.type = 'm.room.member' AND e.state_key = %(user)s AND e.room_id = r.room_id
+  ), a.cut, a.cut_depth, m.membership, EXISTS (
+    SELECT FROM events_forgottenroom f WHERE f.user_id = %(user)s AND f.room_id = r.room_id AND f.event_id = m.event_id
+  ), j.json
+FROM unnest(%(rooms)s::text[]) AS asked (room_id)
+JOIN events_room r USING (room_id)
+LEFT JOIN events_currentstate m ON m.room_id = r.room_id AND m.type = 'm.room.member' AND m.state_key = %(user)s
+LEFT JOIN events_roomaccess a ON a.room_id = r.room_id AND a.user_id = %(user)s
+LEFT JOIN (
+    events_currentstate p JOIN events_event pe ON pe.event_id = p.event_id AND pe.redacted_by IS NULL
+    JOIN events_eventjson j ON j.event_id = p.event_id
+) ON p.room_id = r.room_id AND p.type = 'm.room.retention' AND p.state_key = ''
+"""
+
+
+class Reach(StrEnum):
+    """How a user gets at the events of a room, or why not, in a stable word."""
+
+    MEMBER = "member"
+    BEFORE_LEAVE = "before_leave"
+    PEEKING = "peeking"
+    AFTER_LEAVE = "after_leave"
+    FORGOTTEN = "forgotten"
+    NOT_A_MEMBER = "not_a_member"
+    OUTLIER = "outlier"
+    UNKNOWN = "unknown"
+
+    @property
+    def within(self) -> bool:
+        """True where the event is within reach."""
+        return self in (Reach.MEMBER, Reach.BEFORE_LEAVE, Reach.PEEKING)
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Whether and how far a user may read a room now.
+
+    ``known``: false where events below others are missing, so that nobody knows who sees what. ``peeking``: the user reads
+    what is world readable and what came while they were joined. ``recorded``: there is a membership event of theirs.
+    """
+
+    room_id: str
+    known: bool
+    readable: bool
+    peeking: bool
+    recorded: bool
+    cut: int | None
+    """Stream position of the own leave; events above it are out of reach."""
+    cut_depth: int | None
+    """Topological position of the own leave: backfilled events above it are out of reach too."""
+    membership: str | None
+    """In the room's current state."""
+    forgotten: bool
+    kept_since: int | None
+    """Messages with a lower ``origin_server_ts`` have expired; null: none has."""
+
+    def reach(self, stream_ordering: int, topological_ordering: int) -> Reach:
+        """How the user gets at an event at this place, or why not."""
+        if not self.known:
+            return Reach.UNKNOWN
+        if not self.readable:
+            return Reach.FORGOTTEN if self.forgotten else Reach.NOT_A_MEMBER
+        if self.peeking:
+            return Reach.PEEKING
+        if self.cut is None:
+            return Reach.MEMBER
+        above = stream_ordering < 0 and self.cut_depth is not None and topological_ordering > self.cut_depth
+        return Reach.AFTER_LEAVE if stream_ordering > self.cut or above else Reach.BEFORE_LEAVE
+
+
+def read_access(
+    user_id: str, room_ids: Collection[str], using: str = "default", now_ms: int | None = None
+) -> dict[str, Access]:
+    """How the user may read these rooms, in one query; rooms that are not stored are left out.
+
+    ``now_ms`` is the time that retention counts from, by default the present.
+    """
+    now_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
+    configured = stream_settings()
+    with connections[using].cursor() as cursor:
+        cursor.execute(_ACCESS, {"user": user_id, "rooms": sorted(set(room_ids))})
+        rows = cursor.fetchall()
+    found = {}
+    for room_id, known, readable, *about, policy in rows:
+        kept = max_lifetime_ms(policy, configured)
+        since = None if kept is None or kept >= now_ms else now_ms - kept
+        peeking, recorded, cut, cut_depth, membership, forgotten = about
+        found[room_id] = Access(
+            room_id, known, known and readable, peeking, recorded, cut, cut_depth, membership, forgotten, since
+        )
+    return found
+
+
+def readable_room(user_id: str, room_id: str, using: str = "default", now_ms: int | None = None) -> Access:
+    """How the user may read the room; raises ``UnknownRoom``, and ``NotReadable`` where they may not."""
+    access = read_access(user_id, [room_id], using, now_ms).get(room_id)
+    if access is None:
+        raise UnknownRoom(f"There is no room {room_id}.")
+    if not access.known:
+        raise NotReadable(f"Who sees what in {room_id} is not known: events below others are missing.")
+    if not access.readable:
+        raise NotReadable(f"{user_id} may not read {room_id}: not a member, and the room is not world readable.")
+    return access
+
+
+def access_parameters(user_id: str, accesses: Iterable[Access]) -> dict[str, Any]:
+    """The parameters of ``visible_sql.ACCESS_ROWS`` and ``sees``; rooms that the user may not read are left out."""
+    rows = [access for access in accesses if access.readable]
+    return {
+        "user_id": user_id,
+        "access_rooms": [row.room_id for row in rows],
+        "access_peeking": [row.peeking for row in rows],
+        "access_recorded": [row.recorded for row in rows],
+        "access_cuts": [row.cut for row in rows],
+        "access_cut_depths": [row.cut_depth for row in rows],
+        "access_kept_since": [row.kept_since for row in rows],
+    }
+
+
+def max_lifetime_ms(policy: bytes | None, configured: StreamSettings) -> int | None:
+    """How long a room keeps messages, by its ``m.room.retention`` event and the site's settings; null: for ever."""
+    content = orjson.loads(bytes(policy)).get("content") if policy is not None else None
+    wanted = content.get("max_lifetime") if isinstance(content, dict) else None
+    lifetime: int | None = None
+    if isinstance(wanted, int) and not isinstance(wanted, bool) and wanted >= 0:
+        lifetime = wanted
+    elif configured.retention_default_seconds > 0:
+        lifetime = round(configured.retention_default_seconds * 1000)
+    if lifetime is None:
+        return None
+    lifetime = max(lifetime, round(configured.retention_shortest_seconds * 1000))
+    longest = round(configured.retention_longest_seconds * 1000)
+    return min(lifetime, longest) if longest > 0 else lifetime
+
+
+# --- what users decide ------------------------------------------------------------------------------------------------
+
+
+def forget_room(user_id: str, room_id: str, using: str | None = None) -> None:
+    """The user reads the room from now on as if they never had been there; with a new membership it is no longer forgotten.
+
+    Raises ``CannotForget`` unless the user has left or is banned.
+    """
+    alias = using or stream_settings().database
+    with transaction.atomic(using=alias):
+        members = CurrentState.objects.using(alias).filter(room_id=room_id, type="m.room.member", state_key=user_id)
+        found = members.select_for_update().values_list("event_id", "membership").first()
+        if found is None or found[1] not in ("leave", "ban"):
+            state = "has no membership there" if found is None else f"is at {found[1]!r} there"
+            raise CannotForget(f"{user_id} cannot forget {room_id}: the user {state}; leave the room first.")
+        ForgottenRoom.objects.using(alias).bulk_create(
+            [ForgottenRoom(user_id=user_id, room_id=room_id, event_id=found[0])],
+            update_conflicts=True,
+            unique_fields=["user_id", "room_id"],
+            update_fields=["event_id"],
+        )
+
+
+def unforget_room(user_id: str, room_id: str, using: str | None = None) -> bool:
+    """Take back ``forget_room``; false when the room was not forgotten."""
+    alias = using or stream_settings().database
+    return ForgottenRoom.objects.using(alias).filter(user_id=user_id, room_id=room_id).delete()[0] > 0
+
+
+def ignored_users_in(content: object) -> list[str]:
+    """The users that an ``m.ignored_user_list`` names; what cannot be read names nobody."""
+    users = content.get("ignored_users") if isinstance(content, Mapping) else None
+    return sorted(user for user in users if isinstance(user, str)) if isinstance(users, Mapping) else []
+
+
+def set_ignored_users(user_id: str, ignored: Iterable[str]) -> int:
+    """Replace the list of users whose messages the user is not shown; nobody ignores themselves.
+
+    Says so in the stream ``account_data`` in the same transaction; returns the fact's position. Raises ``EventRefused`` for
+    what is no identifier, and ``ValueError`` for more than ``IGNORED_USERS_LIMIT`` users.
+    """
+    wanted = {storable(user, "ignored user") for user in ignored} - {user_id}
+    if len(wanted) > IGNORED_USERS_LIMIT:
+        raise ValueError(f"{user_id} ignores {len(wanted)} users; the limit is {IGNORED_USERS_LIMIT}.")
+    alias = stream_settings().database
+    with transaction.atomic(using=alias):
+        stored = IgnoredUser.objects.using(alias).filter(user_id=user_id)
+        stored.exclude(ignored_user_id__in=wanted).delete()
+        IgnoredUser.objects.using(alias).bulk_create(
+            [IgnoredUser(user_id=user_id, ignored_user_id=other) for other in sorted(wanted)], ignore_conflicts=True
+        )
+        change = AccountDataChange(user_id=user_id, room_id=None, data_type=IGNORED_USER_LIST)
+        return registry.get("account_data").append(change)[0]
