@@ -61,6 +61,10 @@ FROM unnest(%(users)s::text[], %(kinds)s::text[], %(lasts)s::bigint[]) AS ended 
 WHERE v.room_id = %(room)s AND v.user_id IS NOT DISTINCT FROM ended.user_id AND v.kind = ended.kind AND v.last IS NULL
 """
 _UNCUT = "DELETE FROM events_eventvisibility WHERE room_id = %s AND user_id = ANY(%s) AND kind = 'cut' AND last IS NULL"
+_SHOW = """
+DELETE FROM events_eventvisibility v USING events_event e
+WHERE e.event_id = ANY(%s) AND v.room_id = e.room_id AND v.user_id IS NULL AND v.kind = 'withheld' AND v.first = e.stream_ordering
+"""
 _FLAG_REDACTED = """
 UPDATE events_event SET redacted_by = applied.redaction
 FROM unnest(%s::text[], %s::text[]) AS applied (target, redaction)
@@ -324,6 +328,8 @@ class _Room:
             self._cursor.execute(_CLOSE_RANGES, where)
         if changes.uncut:
             self._cursor.execute(_UNCUT, [room_id, changes.uncut])
+        if changes.now_shown:
+            self._cursor.execute(_SHOW, [changes.now_shown])
 
     def _place(self) -> Callable[[int], int]:
         """Stream position of an event's number; -1 is the last accepted event before the batch."""
