@@ -11,41 +11,11 @@ from dataclasses import dataclass
 
 from django.db import connections
 
-from events.errors import BadToken, StateUnresolved, UnknownEvent, UnknownRoom
-from events.models import Event, Room
-from events.stored_states import groups_of_events
-from state.models import StateGroup
-from state.store import full_state
+from events.errors import BadToken, UnknownRoom
+from events.models import Room
+from events.states_at import State, StateAt, state_at
 
-__all__ = ["StateAt", "TimelineEntry", "state_at", "timeline", "timeline_place"]
-
-State = dict[tuple[str, str], str]
-
-
-@dataclass(frozen=True, slots=True)
-class StateAt:
-    """The state before and after an event; both null for an outlier, which has no place in the graph."""
-
-    event_id: str
-    before: State | None
-    after: State | None
-
-
-def state_at(event_id: str, using: str = "default") -> StateAt:
-    """The room's state around an event; raises ``UnknownEvent`` and ``StateUnresolved``."""
-    event = Event.objects.using(using).filter(event_id=event_id).first()
-    if event is None:
-        raise UnknownEvent(f"There is no event {event_id}.")
-    if event.outlier:
-        return StateAt(event_id, None, None)
-    if event.state_unresolved:
-        raise StateUnresolved(f"The state at {event_id} is not known: events that it builds on are not here.")
-    group = groups_of_events([event_id], using)[event_id]
-    after = full_state(group, using)
-    if event.state_key is None or event.rejected_reason is not None:
-        return StateAt(event_id, after, after)
-    before = StateGroup.objects.using(using).values_list("prev_group", flat=True).get(pk=group)
-    return StateAt(event_id, full_state(before, using) if before is not None else {}, after)
+__all__ = ["State", "StateAt", "TimelineEntry", "state_at", "timeline", "timeline_place"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,62 +1,97 @@
 """Reading and numbering state groups in the database.
 
-Works on the connection of the alias that is given, inside the caller's transaction if there is one.
+A filter (``state.filters``) is part of the query, so entries that nobody asked for are not sent. Works on the connection of the
+alias that is given, inside the caller's transaction if there is one; each function is one query, so one snapshot.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from operator import itemgetter
 from typing import Any
 
 from django.db import connections
 
+from state.deltas import StateKey
 from state.errors import UnknownStateGroup
+from state.filters import EVERYTHING, StateFilter
 from state.models import StateGroup
 
-__all__ = ["FULL_STATE", "entries", "full_state", "reserve_group_ids"]
+__all__ = ["FULL_STATE", "ONE_BY_ONE", "State", "entries", "full_state", "full_states", "reserve_group_ids"]
 
-#: All entries of a group: walks from chain to chain (``state.deltas.HOPS_LIMIT`` at most), one index range each.
-#: ``OFFSET 0`` keeps the planner, which cannot guess how many chains there are, from reading the whole table instead.
-FULL_STATE = """
+State = dict[StateKey, str]
+
+#: Keys up to this number are looked up each for itself, and each walk ends at its first hit; more are read in one pass.
+ONE_BY_ONE = 4
+
+#: The chains below a group (``state.deltas.HOPS_LIMIT`` at most), each with the last group of it that counts.
+_SPANS = """
 WITH RECURSIVE spans AS (
     SELECT chain, id AS upto FROM state_stategroup WHERE id = %(group)s
     UNION ALL
-    SELECT below.chain, below.id
-    FROM spans
-    JOIN state_stategroup AS first ON first.id = spans.chain
-    JOIN state_stategroup AS below ON below.id = first.prev_group
-), entries AS (
-    SELECT DISTINCT ON (type, state_key) type, state_key, event_id
+    SELECT below.chain, below.id FROM spans, state_stategroup AS below
+    WHERE below.id = (SELECT prev_group FROM state_stategroup WHERE id = spans.chain)
+)"""
+
+#: The entries of a group: one index range a chain, and the highest group wins for each key. ``OFFSET 0`` keeps the planner, which
+#: cannot guess how many chains there are, from reading the whole table. State keys differ earlier than types, so they sort first.
+_FILTERED = (
+    _SPANS
+    + """, entries AS (
+    SELECT DISTINCT ON (state_key, type) type, state_key, event_id
     FROM spans, LATERAL (
         SELECT type, state_key, event_id, state_group FROM state_stategroupdelta AS delta
-        WHERE delta.chain = spans.chain AND delta.state_group <= spans.upto
+        WHERE delta.chain = spans.chain AND delta.state_group <= spans.upto {condition}
         OFFSET 0
     ) AS read
-    ORDER BY type, state_key, state_group DESC
+    ORDER BY state_key, type, state_group DESC
 )
 SELECT type, state_key, event_id FROM entries WHERE event_id IS NOT NULL
 """
+)
+FULL_STATE = _FILTERED.format(condition="")
 
-#: The entries of several groups at some keys: the same walk, which leaves out all other keys as it reads.
-_ENTRIES = """
+#: The newest entry of a chain at one key: an index range walked backwards up to the first hit.
+_HIT = """
+    SELECT state_group, event_id FROM state_stategroupdelta AS delta
+    WHERE delta.chain = {group}.chain AND delta.state_group <= {group}.id
+      AND delta.type = {key}.type AND delta.state_key = {key}.state_key
+    ORDER BY delta.state_group DESC LIMIT 1
+"""
+#: The entries of some groups at a few keys: each key walks from chain to chain until it is found.
+_AT_KEYS = f"""
+WITH RECURSIVE walk AS (
+    SELECT own.id AS wanted, own.chain, key.type, key.state_key, hit.state_group, hit.event_id
+    FROM unnest(%(groups)s::bigint[]) AS asked (id) JOIN state_stategroup AS own USING (id)
+    CROSS JOIN unnest(%(types)s::text[], %(keys)s::text[]) AS key (type, state_key)
+    LEFT JOIN LATERAL ({_HIT.format(group="own", key="key")}) AS hit ON true
+    UNION ALL
+    SELECT walk.wanted, below.chain, walk.type, walk.state_key, hit.state_group, hit.event_id
+    FROM walk
+    JOIN state_stategroup AS below ON below.id = (SELECT prev_group FROM state_stategroup WHERE id = walk.chain)
+    LEFT JOIN LATERAL ({_HIT.format(group="below", key="walk")}) AS hit ON true
+    WHERE walk.state_group IS NULL
+)
+SELECT wanted, type, state_key, event_id FROM walk WHERE event_id IS NOT NULL
+"""
+
+#: Several groups at once: first their chains, one row for each, then every row of these chains, once however many groups need it.
+_MANY = """
 WITH RECURSIVE spans AS (
     SELECT id AS wanted, chain, id AS upto FROM state_stategroup WHERE id = ANY(%(groups)s)
     UNION ALL
-    SELECT spans.wanted, below.chain, below.id
-    FROM spans
-    JOIN state_stategroup AS first ON first.id = spans.chain
-    JOIN state_stategroup AS below ON below.id = first.prev_group
-), entries AS (
-    SELECT DISTINCT ON (wanted, type, state_key) wanted, type, state_key, event_id
-    FROM spans, LATERAL (
-        SELECT type, state_key, event_id, state_group FROM state_stategroupdelta AS delta
-        WHERE delta.chain = spans.chain AND delta.state_group <= spans.upto
-          AND (type, state_key) IN (SELECT * FROM unnest(%(types)s::text[], %(keys)s::text[]))
-        OFFSET 0
-    ) AS read
-    ORDER BY wanted, type, state_key, state_group DESC
+    SELECT spans.wanted, below.chain, below.id FROM spans, state_stategroup AS below
+    WHERE below.id = (SELECT prev_group FROM state_stategroup WHERE id = spans.chain)
+), chains AS (
+    SELECT chain, max(upto) AS upto FROM spans GROUP BY chain
 )
-SELECT wanted, type, state_key, event_id FROM entries WHERE event_id IS NOT NULL
+SELECT wanted, chain, upto AS state_group, NULL AS type, NULL AS state_key, NULL AS event_id FROM spans
+UNION ALL
+SELECT NULL, chains.chain, read.* FROM chains, LATERAL (
+    SELECT state_group, type, state_key, event_id FROM state_stategroupdelta AS delta
+    WHERE delta.chain = chains.chain AND delta.state_group <= chains.upto {condition}
+    OFFSET 0
+) AS read
 """
 
 #: IDs for new groups, ascending.
@@ -65,31 +100,146 @@ SELECT nextval(pg_get_serial_sequence('state_stategroup', 'id')) FROM generate_s
 """
 
 
-def full_state(group: int, using: str = "default") -> dict[tuple[str, str], str]:
-    """The state of a group, ``(type, state_key) -> event_id``; raises ``UnknownStateGroup``."""
-    with connections[using].cursor() as cursor:
-        cursor.execute(FULL_STATE, {"group": group})
-        state = {(event_type, state_key): event_id for event_type, state_key, event_id in cursor}
+def full_state(group: int, using: str = "default", only: StateFilter = EVERYTHING) -> State:
+    """The state of a group, ``(type, state_key) -> event_id``, as far as wanted; raises ``UnknownStateGroup``."""
+    if only.is_keys_only and len(only.keys) <= ONE_BY_ONE:
+        state = _at_keys([group], only.keys, using).get(group, {})
+    else:
+        condition, values = _condition(only)
+        with connections[using].cursor() as cursor:
+            cursor.execute(_FILTERED.format(condition=condition), {"group": group, **values})
+            state = {(event_type, state_key): event_id for event_type, state_key, event_id in cursor.fetchall()}
     if not state and not StateGroup.objects.using(using).filter(pk=group).exists():
-        raise UnknownStateGroup(f"State group {group} is not stored: it was deleted, or its room never was complete.")
+        raise _unknown(group)
     return state
 
 
-def entries(
-    groups: Collection[int], keys: Collection[tuple[str, str]], using: str = "default"
-) -> dict[int, dict[tuple[str, str], str]]:
-    """Of each group the entries at these keys, ``(type, state_key) -> event_id``; keys that it lacks are left out."""
-    found: dict[int, dict[tuple[str, str], str]] = {group: {} for group in groups}
+def full_states(groups: Iterable[int], using: str = "default", only: StateFilter = EVERYTHING) -> dict[int, State]:
+    """The states of several groups by one query, each row read once; raises ``UnknownStateGroup``.
+
+    All states are in memory at the same time: whoever asks for many groups of large rooms asks in rounds.
+    """
+    wanted = sorted(set(groups))
+    if not wanted:
+        return {}
+    condition, values = _condition(only)
+    found = _Chains()
     with connections[using].cursor() as cursor:
-        types, state_keys = [key[0] for key in keys], [key[1] for key in keys]
-        where: dict[str, list[int] | list[str]] = {"groups": list(groups), "types": types, "keys": state_keys}
-        cursor.execute(_ENTRIES, where)
-        for group, event_type, state_key, event_id in cursor:
-            found[group][event_type, state_key] = event_id
-    return found
+        cursor.execute(_MANY.format(condition=condition), {"groups": wanted, **values})
+        for row in cursor.fetchall():
+            found.take(row)
+    for group in wanted:
+        if group not in found:
+            raise _unknown(group)
+    return found.states()
+
+
+def entries(groups: Collection[int], keys: Collection[StateKey], using: str = "default") -> dict[int, State]:
+    """Of each group the entries at these keys; keys that it lacks are left out, and so is what a missing group had."""
+    found: dict[int, State] = {group: {} for group in groups}
+    return found | _at_keys(list(found), keys, using)
 
 
 def reserve_group_ids(cursor: Any, count: int) -> Sequence[int]:
     """IDs for ``count`` new groups, ascending and not necessarily consecutive; never given back."""
     cursor.execute(_RESERVE, {"count": count})
     return sorted(number for (number,) in cursor)
+
+
+# --- filters ----------------------------------------------------------------------------------------------------------
+
+
+def _condition(only: StateFilter) -> tuple[str, dict[str, list[str]]]:
+    """The filter as a condition on delta rows, and its values; nothing of it is put into the text of the query."""
+    if only.is_everything:
+        return "", {}
+    keys = _storable_keys(only.keys)
+    parts = ["delta.type = ANY(%(whole_types)s::text[])"]
+    values = {"whole_types": _storable(only.types)}
+    if keys:
+        parts.append("(delta.type, delta.state_key) IN (SELECT * FROM unnest(%(types)s::text[], %(keys)s::text[]))")
+        values |= {"types": [key[0] for key in keys], "keys": [key[1] for key in keys]}
+    if only.all_but is not None:
+        parts.append("delta.type <> ALL(%(all_but)s::text[])")
+        values["all_but"] = _storable(only.all_but)
+    return f"AND ({' OR '.join(parts)})", values
+
+
+def _storable(values: Iterable[str]) -> list[str]:
+    """Those that a column can hold: no stored entry has another."""
+    return sorted(value for value in values if _can_be_stored(value))
+
+
+def _storable_keys(keys: Collection[StateKey]) -> list[StateKey]:
+    return sorted(key for key in keys if _can_be_stored(key[0]) and _can_be_stored(key[1]))
+
+
+def _can_be_stored(value: str) -> bool:
+    return "\0" not in value and not any("\ud800" <= char <= "\udfff" for char in value)
+
+
+def _at_keys(groups: Collection[int], keys: Collection[StateKey], using: str) -> dict[int, State]:
+    """Group -> what it has at these keys; groups that have nothing there are left out."""
+    asked = _storable_keys(keys)
+    found: dict[int, State] = {}
+    types, state_keys = [key[0] for key in asked], [key[1] for key in asked]
+    values: dict[str, list[int] | list[str]] = {"groups": list(groups), "types": types, "keys": state_keys}
+    with connections[using].cursor() as cursor:
+        cursor.execute(_AT_KEYS, values)
+        for group, event_type, state_key, event_id in cursor.fetchall():
+            found.setdefault(group, {})[event_type, state_key] = event_id
+    return found
+
+
+# --- several groups ---------------------------------------------------------------------------------------------------
+
+
+class _Chains:
+    """The chains that some groups lie on, and the states that their rows add up to."""
+
+    def __init__(self) -> None:
+        self._spans: dict[int, dict[int, int]] = {}
+        self._rows: dict[int, list[tuple[int, StateKey, str | None]]] = {}
+
+    def take(self, row: tuple[Any, ...]) -> None:
+        """A row of ``_MANY``: a chain that a wanted group lies on, or an entry of a chain."""
+        wanted, chain, group, event_type, state_key, event_id = row
+        if wanted is None:
+            self._rows.setdefault(chain, []).append((group, (event_type, state_key), event_id))
+        else:
+            self._spans.setdefault(wanted, {})[chain] = group
+
+    def __contains__(self, group: int) -> bool:
+        return group in self._spans
+
+    def states(self) -> dict[int, State]:
+        """The states of the wanted groups; a chain is walked once, after the one that it builds on, whose ID is lower."""
+        below, ends = self._places()
+        at: dict[int | None, State] = {None: {}}
+        for chain in sorted(ends):
+            state = dict(at[below[chain]])
+            rows = sorted(self._rows.get(chain, ()), key=itemgetter(0), reverse=True)
+            for end in sorted(ends[chain]):
+                while rows and rows[-1][0] <= end:
+                    _, key, event_id = rows.pop()
+                    if event_id is not None:
+                        state[key] = event_id
+                    else:
+                        state.pop(key, None)
+                at[end] = dict(state)
+        return {group: at[group] for group in self._spans}
+
+    def _places(self) -> tuple[dict[int, int | None], dict[int, set[int]]]:
+        """Of each chain the group that it builds on, and its groups at which a state is asked for."""
+        below: dict[int, int | None] = {}
+        ends: dict[int, set[int]] = {}
+        for spans in self._spans.values():
+            line = sorted(spans.items(), reverse=True)
+            for (chain, upto), under in zip(line, [*line[1:], (0, None)], strict=True):
+                below[chain] = under[1]
+                ends.setdefault(chain, set()).add(upto)
+        return below, ends
+
+
+def _unknown(group: int) -> UnknownStateGroup:
+    return UnknownStateGroup(f"State group {group} is not stored: it was deleted, or its room never was complete.")

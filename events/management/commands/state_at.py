@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+from itertools import tee
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandParser
 
-from events.errors import StateUnresolved, UnknownEvent
+from events.errors import UnknownEvent
 from events.event_id_arguments import add_event_ids, asked_event_ids
-from events.reading import State, state_at
+from events.states_at import State, StateAt, states_at
 from streams.conf import stream_settings
 
 __all__ = ["Command"]
@@ -31,22 +32,19 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         """Answer every ID; exit 1 when one had no answer."""
         failed = False
-        for event_id in asked_event_ids(options["event_ids"]):
-            answer = _answer(event_id)
-            failed = failed or "error" in answer
+        asked, again = tee(asked_event_ids(options["event_ids"]))
+        for event_id, found in zip(again, states_at(asked, stream_settings().database), strict=True):
+            failed = failed or not isinstance(found, StateAt)
+            answer = {"event_id": event_id, **_answer(found)}
             self.stdout.write(json.dumps(answer, ensure_ascii=False, separators=(",", ":")))
         if failed:
             sys.exit(1)
 
 
-def _answer(event_id: str) -> dict[str, Any]:
-    try:
-        found = state_at(event_id, stream_settings().database)
-    except UnknownEvent:
-        return {"event_id": event_id, "error": "unknown"}
-    except StateUnresolved:
-        return {"event_id": event_id, "error": "unresolved"}
-    return {"event_id": event_id, "before": _written(found.before), "after": _written(found.after)}
+def _answer(found: StateAt | Exception) -> dict[str, Any]:
+    if isinstance(found, StateAt):
+        return {"before": _written(found.before), "after": _written(found.after)}
+    return {"error": "unknown" if isinstance(found, UnknownEvent) else "unresolved"}
 
 
 def _written(state: State | None) -> dict[str, str] | None:
