@@ -1,4 +1,4 @@
-"""When something changed last, of as many things as fit (pure): "changed since p?" is answered *no* or *maybe*, never wrongly *no*.
+"""When something changed last, of as many things as fit (pure): "changed since p?" is answered *no* or *maybe*; *no* is sure.
 
 An entity (a room, a user) has for each writer the position of its last change. Bounded: with more than ``limit`` of them the
 oldest are forgotten, and for each writer the highest position so forgotten is its *floor*. A question from below a floor

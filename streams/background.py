@@ -232,7 +232,7 @@ class Background:
             poke = Poke.parse(control.notifies.pop(0).payload)
             if poke.position is None and poke.writer == self._writer.name:
                 self._beat_due = 0.0  # somebody changed our own row: perhaps we are asked to leave
-            cache_feed.before_advance([poke.stream], cursor, self._writer.using)
+            cache_feed.before_advance([poke.stream], cursor, self._writer.using, [poke])
             if poke.position is not None and (stream := registry.find(poke.stream)) is not None:
                 for other in registry.sharing(stream):
                     if (sister := self._writer.trackers.get(other.name)) is not None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from streams import database, registry
@@ -28,7 +28,16 @@ from streams.stream import Stream
 from streams.tokens import VectorToken
 from streams.trim_marks import check_not_trimmed
 
-__all__ = ["CacheFeed", "before_advance", "forget_feeds", "forget_own", "has_begun", "is_hearing", "note_own"]
+__all__ = [
+    "CacheFeed",
+    "before_advance",
+    "forget_feeds",
+    "forget_own",
+    "has_begun",
+    "is_hearing",
+    "note_own",
+    "observers",
+]
 
 log = get_logger(__name__)
 ROWS_PER_READ = 1_000
@@ -204,14 +213,27 @@ def _begin(alias: str) -> bool:
         return True
 
 
-def before_advance(streams: Collection[str] | None = None, cursor: Any = None, using: str | None = None) -> None:
+#: Others that keep something old unless told before positions move: called with the database alias and the pokes that say so
+#: (none: look at everything). Must not fail.
+observers: list[Callable[[str, Sequence[Poke]], None]] = []
+
+
+def before_advance(
+    streams: Collection[str] | None = None,
+    cursor: Any = None,
+    using: str | None = None,
+    pokes: Sequence[Poke] = (),
+) -> None:
     """Called before positions of these streams (None: of any) are seen to move here; does nothing where nothing is cached.
 
-    Without a ``cursor`` on a connection of its own. Blocks.
+    Without a ``cursor`` on a connection of its own. ``pokes`` are what was heard, if that is why. Blocks.
     """
-    feed = _feeds.get(using or stream_settings().database)
+    alias = using or stream_settings().database
+    feed = _feeds.get(alias)
     if feed is not None:
         feed.before_advance(streams, cursor)
+    for tell in observers:
+        tell(alias, pokes)
 
 
 def note_own(stream: str, ids: Collection[int], using: str) -> None:

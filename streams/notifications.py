@@ -10,6 +10,7 @@ import os
 import select
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
 from streams import database
@@ -38,6 +39,7 @@ class NotifyListener(Generic[T]):
         self._using = using
         self._name = name
         self._missed = False
+        self._is_nudged = False
         self._stopping = threading.Event()
         self._connection: Any = None
         self._wake_read, self._wake_write = -1, -1
@@ -52,14 +54,25 @@ class NotifyListener(Generic[T]):
     def lost(self) -> None:
         """The connection was lost: nothing is heard until ``on_heard`` is called with an empty list."""
 
+    def nudge(self) -> None:
+        """Have ``nudged`` called in the listener's thread; from any thread, at once, as often as one likes."""
+        if not self._is_nudged and self._wake_write >= 0:
+            self._is_nudged = True
+            with suppress(OSError):  # ended meanwhile
+                os.write(self._wake_write, b"n")
+
+    def nudged(self) -> None:
+        """Called in the listener's thread after ``nudge``."""
+
     def stop(self) -> None:
         """End the thread and close the connection."""
         if self._thread.is_alive():
             self._stopping.set()
             os.write(self._wake_write, b"s")
             self._thread.join(timeout=10)
+            write, self._wake_write = self._wake_write, -1
             os.close(self._wake_read)
-            os.close(self._wake_write)
+            os.close(write)
         if self._connection is not None:
             self._connection.close()
 
@@ -84,13 +97,16 @@ class NotifyListener(Generic[T]):
                     log.warning("notifications.connection_lost", listener=self._name, error=str(error).strip())
                     self.lost()
                 connected = False
-                select.select([self._wake_read], [], [], RETRY_SECONDS)
+                if select.select([self._wake_read], [], [], RETRY_SECONDS)[0]:
+                    self._take_nudge()
 
     def _hear(self) -> None:
         ready, _, _ = select.select(
             [self._connection, self._wake_read], [], [], RETRY_SECONDS if self._missed else None
         )
-        if self._wake_read in ready:
+        if self._wake_read in ready and self._take_nudge():
+            self._call(self.nudged)
+        if self._stopping.is_set():
             return
         self._connection.poll()
         heard = [self._parse(notify.payload) for notify in self._connection.notifies]
@@ -98,11 +114,22 @@ class NotifyListener(Generic[T]):
         if heard or self._missed:
             self._tell(heard)
 
+    def _take_nudge(self) -> bool:
+        """Empty the pipe; whether somebody nudged."""
+        os.read(self._wake_read, 64)
+        nudged, self._is_nudged = self._is_nudged, False  # after the read: a later nudge writes again
+        return nudged
+
     def _tell(self, heard: list[T]) -> None:
         """Call back; when that fails, listening goes on and the next call says "look at everything"."""
-        try:
-            self._on_heard([] if self._missed else heard)
+        if self._call(lambda: self._on_heard([] if self._missed else heard)):
             self._missed = False
+
+    def _call(self, back: Callable[[], None]) -> bool:
+        try:
+            back()
         except Exception:
             log.exception("notifications.callback_failed", listener=self._name)
             self._missed = True
+            return False
+        return True

@@ -225,7 +225,7 @@ class _View:
 
     def _heard(self, pokes: list[Poke]) -> None:
         """In the listener's thread; none: look at everything."""
-        cache_feed.before_advance({poke.stream for poke in pokes} or None, using=self._using)
+        cache_feed.before_advance({poke.stream for poke in pokes} or None, using=self._using, pokes=pokes)
         look = {poke.stream for poke in pokes if poke.position is None or self._may_start_anew(poke.stream)}
         if look or not pokes:
             self._look(sorted(look) if pokes else None)

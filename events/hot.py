@@ -1,0 +1,232 @@
+"""What changed since a position, answered from memory: rooms of a user, last change of a room, last membership change of a user.
+
+    found = hot.look("@alice:x", since)
+    if found.nothing:            # no query was asked
+        return nothing new, token found.now
+
+"Changed since p?" is answered *no* or *maybe*, and *no* is never wrong: the memory of a process is fed from the rows of the
+streams before a position shows that covers them, also with several writer processes, and what this process committed
+itself is seen by whoever asks afterwards (``events.hot_feed``). An answer is good up to its own ``now`` and not beyond: that is
+what a keeper of tokens goes on from.
+
+``wait`` and ``await_news`` let a caller sleep until something may concern a user. In a process that forks, a child begins anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from events.hot_concerns import Kind
+from events.hot_feed import HotFeed
+from streams import cache_feed, database, writers
+from streams.conf import stream_settings
+from streams.logs import get_logger
+from streams.pokes import Poke
+from streams.tokens import VectorToken
+
+__all__ = [
+    "At",
+    "Look",
+    "await_news",
+    "forget_feeds",
+    "look",
+    "may_have_changed",
+    "membership_changed_since",
+    "news",
+    "now",
+    "positions",
+    "rooms_changed_since",
+    "rooms_of",
+    "wait",
+    "waiting",
+]
+
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What may have changed for a user up to ``now``, as one."""
+
+    now: VectorToken
+    """Up to where in ``events`` the answer is good."""
+    rooms: frozenset[str]
+    """The rooms that the user is joined to, exactly at ``now``."""
+    changed: frozenset[str] | None
+    """Those of them in which something may have happened since; None: in any of them."""
+    memberships_changed: bool
+    """Whether the user's membership of any room may have changed since: joins, leaves, invites, also of rooms unknown here."""
+
+    @property
+    def nothing(self) -> bool:
+        """Nothing happened that concerns the user."""
+        return not self.memberships_changed and self.changed is not None and not self.changed
+
+
+class At(NamedTuple):
+    """Where a stream is fed to; ``generation`` is set for streams in memory."""
+
+    token: VectorToken
+    generation: int | None
+
+
+def look(user_id: str, since: VectorToken, using: str | None = None) -> Look:
+    """What may have changed for the user since a position of ``events``.
+
+    From memory; the first question about a user reads the rooms on a connection of its own, so never with the eyes of
+    the caller's transaction.
+    """
+    return Look(*_feed(using).ask(user_id, since))
+
+
+def may_have_changed(user_id: str, since: VectorToken, using: str | None = None) -> frozenset[str] | None:
+    """Joined rooms that may have changed; empty: nothing new, memberships included; None: it cannot be told."""
+    found = look(user_id, since, using)
+    return None if found.memberships_changed else found.changed
+
+
+def rooms_of(user_id: str, using: str | None = None) -> frozenset[str]:
+    """The rooms that the user is joined to now."""
+    return look(user_id, VectorToken(0), using).rooms
+
+
+def rooms_changed_since(rooms: Collection[str], since: VectorToken, using: str | None = None) -> frozenset[str] | None:
+    """Those of the rooms in which something may have happened since; None: in any of them. Good up to ``now()`` of before."""
+    feed = _feed(using)
+    feed.tokens()
+    changed = feed.changed("events", Kind.ROOM, since)
+    return None if changed is None else changed & frozenset(rooms)
+
+
+def membership_changed_since(user_id: str, since: VectorToken, using: str | None = None) -> bool:
+    """Whether the user's membership of any room may have changed since."""
+    return look(user_id, since, using).memberships_changed
+
+
+def now(stream: str = "events", using: str | None = None) -> VectorToken | None:
+    """Up to where the memory of a stream is complete; None while nothing is heard of it."""
+    at = positions(using).get(stream)
+    return None if at is None else at.token
+
+
+def positions(using: str | None = None) -> Mapping[str, At]:
+    """Up to where the memory of each stream is complete; empty while nothing is heard."""
+    return {name: At(*found) for name, found in _feed(using).tokens().items()}
+
+
+def news(user_id: str, since: Mapping[str, VectorToken], streams: Sequence[str], using: str | None = None) -> list[str]:
+    """Those of the streams of which something may concern the user since; a stream without a position always."""
+    return _feed(using).concerns(user_id, since, streams)
+
+
+def wait(user_id: str, since: Mapping[str, VectorToken], timeout_seconds: float, using: str | None = None) -> bool:
+    """Block until something may concern the user that these positions do not cover; False when the time is over.
+
+    Wakes at once after a commit of this process, and within milliseconds of one in another. Raises ``TooManyWaiters``.
+    """
+    feed, end = _feed(using), time.monotonic() + timeout_seconds
+    event = threading.Event()
+    waiter = feed.wait(user_id, since, event)
+    if waiter is None:
+        return True
+    try:
+        return event.wait(max(0.0, end - time.monotonic()))
+    finally:
+        feed.leave(waiter)
+
+
+async def await_news(
+    user_id: str, since: Mapping[str, VectorToken], timeout_seconds: float, using: str | None = None
+) -> bool:
+    """``wait`` for async code: no thread is kept while it waits."""
+    end = time.monotonic() + timeout_seconds
+    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    feed = await asyncio.to_thread(_feed, using)
+    waiter = await asyncio.to_thread(feed.wait, user_id, since, future)
+    if waiter is None:
+        return True
+    try:
+        async with asyncio.timeout(max(0.0, end - time.monotonic())):
+            await future
+    except TimeoutError:
+        return waiter.woken
+    finally:
+        feed.leave(waiter)
+    return True
+
+
+def waiting(using: str | None = None) -> int:
+    """How many callers wait in this process."""
+    feed = _feeds.get(using or stream_settings().database)
+    return 0 if feed is None else feed.waiting()
+
+
+# --- one feed per database ------------------------------------------------------------------------------------------
+
+_feeds: dict[str, HotFeed] = {}
+_guard = threading.Lock()
+
+
+def _feed(using: str | None) -> HotFeed:
+    alias = using or stream_settings().database
+    feed = _feeds.get(alias)
+    return feed if feed is not None else _begin(alias)
+
+
+def _begin(alias: str) -> HotFeed:
+    with _guard:
+        found = _feeds.get(alias)
+        if found is not None:
+            return found
+        feed = HotFeed(alias)
+        if not feed.start():
+            feed.stop()
+            raise database.OperationalError(
+                f"Database {alias!r} does not answer, so nothing is known of what changed. Start it, and ask again."
+            )
+        _feeds[alias] = feed
+        return feed
+
+
+def forget_feeds() -> None:
+    """End all feeds of this process; the next question begins anew."""
+    with _guard:
+        feeds = list(_feeds.values())
+        _feeds.clear()
+    for feed in feeds:
+        feed.stop()
+
+
+def _own_moved(using: str) -> None:
+    feed = _feeds.get(using)
+    if feed is not None:
+        feed.own_moved()
+
+
+def _before_advance(using: str, pokes: Sequence[Poke]) -> None:
+    feed = _feeds.get(using)
+    if feed is None:
+        return
+    try:
+        feed.heard(pokes)
+    except database.DatabaseError as error:  # it has forgotten everything, so it says nothing wrong
+        log.warning("hot.not_hearing", error=str(error).strip())
+
+
+def _after_fork() -> None:
+    """A child hears nothing of its parent's connection."""
+    global _guard  # noqa: PLW0603
+    _feeds.clear()
+    _guard = threading.Lock()
+
+
+writers.when_moved.append(_own_moved)
+writers.before_leaving.append(forget_feeds)
+cache_feed.observers.append(_before_advance)
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,298 @@
+"""The hot caches on a real server: against an obvious slow version, with several writer processes, and when they lose track."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+from django.db import transaction
+from django.test import override_settings
+
+from events import hot
+from events.creating import LocalRoom, create_room
+from events.models import CurrentStateDelta, Event
+from streams import registry
+from streams.errors import WaitTimedOut
+from streams.tokens import VectorToken, in_range
+from tests.room_talker import USERS, Talker, chatter, talkers
+from tests.waiting import wait_until
+from tests.writing import session
+
+pytestmark = pytest.mark.django_db(transaction=True)
+ALICE, BOB = USERS[0], USERS[1]
+START = VectorToken(0)
+
+
+@pytest.fixture(autouse=True)
+def _forget() -> Iterator[None]:
+    yield
+    hot.forget_feeds()
+
+
+@pytest.fixture
+def room(transactional_db: None) -> LocalRoom:
+    return create_room(ALICE)
+
+
+@pytest.fixture
+def other(database_url: str) -> Iterator[Talker]:
+    with talkers(database_url, "other") as (talker,):
+        yield talker
+
+
+# --- the slow version -----------------------------------------------------------------------------------------------
+
+
+def rooms_changed(since: VectorToken, upto: VectorToken) -> set[str]:
+    """Rooms with an event or a change of state in between, by looking at all rows."""
+    rows = [
+        *Event.objects.filter(stream_ordering__gt=0).values_list("room_id", "instance_name", "stream_ordering"),
+        *CurrentStateDelta.objects.values_list("room_id", "instance_name", "stream_ordering"),
+    ]
+    return {room_id for room_id, writer, at in rows if in_range(since, upto, writer, at)}
+
+
+def membership_events(user: str) -> list[tuple[str, str, int, str]]:
+    found = Event.objects.filter(type="m.room.member", state_key=user, stream_ordering__gt=0)
+    return list(found.values_list("room_id", "instance_name", "stream_ordering", "membership"))
+
+
+def rooms_joined(user: str, upto: VectorToken) -> set[str]:
+    """By replaying every change of the user's membership."""
+    memberships: dict[str, str] = {}
+    for delta in CurrentStateDelta.objects.filter(type="m.room.member", state_key=user).order_by("stream_ordering"):
+        if upto.covers(delta.instance_name, delta.stream_ordering):
+            memberships[delta.room_id] = Event.objects.get(event_id=delta.event_id).membership or ""
+    return {room_id for room_id, membership in memberships.items() if membership == "join"}
+
+
+def check(user: str, since: VectorToken) -> hot.Look:
+    """Ask, and compare with the slow version; returns the answer."""
+    found = hot.look(user, since)
+    assert since.before_or_equal(found.now)
+    assert found.rooms == rooms_joined(user, found.now)
+    changed = rooms_changed(since, found.now)
+    if found.changed is not None:
+        assert found.changed == changed & found.rooms
+    moved = any(in_range(since, found.now, writer, at) for _, writer, at, _ in membership_events(user))
+    assert found.memberships_changed or not moved
+    if found.nothing:
+        assert not moved
+        assert not changed & found.rooms
+    return found
+
+
+# --- differential ---------------------------------------------------------------------------------------------------
+
+
+def test_two_writers_and_this_process_against_the_slow_version(database_url):
+    for number in range(5):
+        create_room(USERS[number % 4])
+    tokens = [hot.now() or START]
+    chance = random.Random(7)
+    with talkers(database_url, "one", "two") as found:
+        for turn in range(12):
+            for number, talker in enumerate(found):
+                talker.tell("chatter", f"{turn}-{number}", "15")
+            for step in range(4):
+                chatter(f"own {turn} {step}", 2)
+                looked = check(chance.choice(USERS), chance.choice(tokens[-6:]))
+                tokens.append(looked.now)
+            for talker in found:
+                talker.answer()
+    high = registry.get("events").current().linear
+    wait_until(lambda: hot.now().covers(None, high), 30)
+    for user in USERS:
+        for since in tokens[::10]:
+            check(user, since)
+
+
+def test_a_small_cache_is_never_wrong(database_url):
+    rooms = [create_room(ALICE) for _ in range(6)]
+    with override_settings(REPLSITE_HOT_ENTRIES=3):
+        hot.forget_feeds()
+        tokens = [hot.now()]
+        for number in range(30):
+            rooms[number % 6].send(ALICE, "m.room.message", {})
+            tokens.append(check(ALICE, tokens[-1]).now)
+        assert hot.look(ALICE, tokens[0]).changed is None
+        assert hot.look(ALICE, tokens[-2]).changed is not None
+        for since in tokens:
+            check(ALICE, since)
+
+
+# --- what is seen when ----------------------------------------------------------------------------------------------
+
+
+def test_own_commit_is_seen_at_once(room):
+    since = hot.look(ALICE, START).now
+    for _ in range(20):
+        sent = room.send(ALICE, "m.room.message", {})
+        found = hot.look(ALICE, since)
+        assert found.changed == {room.room_id}
+        assert found.now.covers("master", sent.stream_ordering)
+        since = found.now
+        assert hot.look(ALICE, since).nothing
+
+
+def test_own_open_transaction_is_not_seen(room):
+    since = hot.look(ALICE, START).now
+    with transaction.atomic():
+        room.send(ALICE, "m.room.message", {})
+        assert hot.look(ALICE, since).nothing
+    assert not hot.look(ALICE, since).nothing
+
+
+def test_own_rollback_brings_nothing(room):
+    since = hot.look(ALICE, START).now
+    with pytest.raises(ZeroDivisionError), transaction.atomic():
+        room.leave(ALICE)
+        raise ZeroDivisionError
+    found = hot.look(ALICE, since)
+    assert found.nothing
+    assert found.rooms == {room.room_id}
+
+
+def test_another_process_is_seen_with_its_position(room, other):
+    since = hot.look(ALICE, START).now
+    position, _ = other.do("send", room.room_id, ALICE)
+    registry.get("events").wait_for(position, 20.0)
+    assert hot.look(ALICE, since).changed == {room.room_id}
+
+
+def test_whoever_waited_for_a_position_asks_a_memory_that_has_it(room, other):
+    """``wait_for`` and the memory hear by connections of their own; the first must not be ahead of the second."""
+    since = hot.look(ALICE, START).now
+    registry.get("events").wait_for(1, 20.0)
+    for _ in range(30):
+        position, _ = other.do("send", room.room_id, ALICE)
+        try:
+            registry.get("events").wait_for(VectorToken.of(0, {"other": position}), 20.0)
+        except WaitTimedOut:
+            pytest.fail("the position was never seen")
+        found = hot.look(ALICE, since)
+        assert found.changed == {room.room_id}
+        assert found.now.covers("other", position)
+        since = found.now
+
+
+def test_other_rooms_are_nothing_new(room):
+    elsewhere = create_room(BOB)
+    since = hot.look(ALICE, START).now
+    elsewhere.send(BOB, "m.room.message", {})
+    found = hot.look(ALICE, since)
+    assert found.nothing
+    assert found.now != since
+
+
+def test_memberships(room):
+    since = hot.look(BOB, START).now
+    assert hot.look(BOB, since).nothing
+    room.invite(ALICE, BOB)
+    assert hot.membership_changed_since(BOB, since)
+    assert hot.rooms_of(BOB) == frozenset()
+    since = hot.look(BOB, since).now
+    room.join(BOB)
+    found = hot.look(BOB, since)
+    assert found.memberships_changed
+    assert found.rooms == {room.room_id}
+    room.leave(BOB)
+    assert hot.look(BOB, found.now).rooms == frozenset()
+    assert hot.may_have_changed(BOB, found.now) is None
+
+
+def test_a_question_asks_no_query_when_the_rooms_are_known(room, monkeypatch):
+    since = hot.look(ALICE, START).now
+    create_room(BOB)
+    hot.look(ALICE, since)
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("a query")
+
+    monkeypatch.setattr("streams.database.KeptConnection.cursor", refuse)
+    monkeypatch.setattr("django.db.backends.utils.CursorWrapper.execute", refuse)
+    assert hot.look(ALICE, since).nothing
+    assert hot.rooms_changed_since([room.room_id], since) == frozenset()
+
+
+def test_rooms_are_those_of_the_position_and_not_newer(room, other, monkeypatch):
+    """The current state changes with the commit, the position a moment later; in between the rooms are the old ones."""
+    hot.look(ALICE, START)
+    monkeypatch.setattr("events.hot_feed.HotFeed.heard", lambda self, pokes: None)
+    position, _ = other.do("join", room.room_id, BOB)
+    found = hot.look(BOB, START)
+    assert not found.now.covers("other", position)
+    assert found.rooms == frozenset()
+    monkeypatch.undo()
+    hot.forget_feeds()
+    wait_until(lambda: hot.rooms_of(BOB) == {room.room_id}, 20)
+
+
+# --- losing track ---------------------------------------------------------------------------------------------------
+
+
+def listeners() -> list[int]:
+    with session() as cursor:
+        cursor.execute("SELECT pid FROM pg_stat_activity WHERE application_name = 'replsite pokes hot'")
+        return [row[0] for row in cursor.fetchall()]
+
+
+def cut_the_listener() -> None:
+    with session() as cursor:
+        cursor.execute(
+            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE application_name = 'replsite pokes hot'"
+        )
+
+
+def test_what_happened_while_the_connection_was_lost_is_not_missed(room, other):
+    since = hot.look(ALICE, START).now
+    cut_the_listener()
+    position, _ = other.do("send", room.room_id, ALICE)
+    for _ in range(50):
+        found = hot.look(ALICE, since)
+        assert found.changed is None or not found.now.covers("other", position) or found.changed == {room.room_id}
+    wait_until(lambda: hot.now() is not None and hot.now().covers("other", position), 20)
+    assert hot.look(ALICE, since).changed in ({room.room_id}, None)
+
+
+def test_nothing_is_remembered_while_nothing_is_heard(room):
+    since = hot.look(ALICE, START).now
+    feed = hot._feed(None)
+    feed.forget()
+    found = feed.ask(ALICE, since)
+    assert found[1] == {room.room_id}
+    assert found[2] is None
+    assert found[3]
+
+
+def test_a_position_that_fell_makes_everything_be_forgotten(room):
+    """As a restored database would show it to a process that was not noticed to be cut off."""
+    room.send(ALICE, "m.room.message", {})
+    since = hot.look(ALICE, START).now
+    feed = hot._feed(None)
+    registry.get("events").wait_for(since, 20.0)
+    wait_until(lambda: registry.get("events").current().linear >= since.base, 20)
+    before = feed._streams
+    with session() as cursor:
+        cursor.execute("UPDATE streams_streamposition SET position = 1 WHERE stream = 'events'")
+        cursor.execute("SELECT pg_notify('replsite_streams', 'events master')")
+    wait_until(lambda: feed.is_hearing and feed._streams is not before, 20)
+
+
+def test_trimmed_rows_are_answered_with_maybe(room):
+    from streams.catalog.writing import devices_changed
+    from tests.writing import session as own
+
+    devices_changed([BOB])
+    with own() as cursor:
+        cursor.execute(
+            "INSERT INTO streams_lowwatermark (stream, position, writers, rows_deleted, trimmed_at) "
+            "VALUES ('device_lists', 50, '{\"master\": 50}', 1, now())"
+        )
+    hot.forget_feeds()
+    feed = hot._feed(None)
+    from events.hot_concerns import Kind
+
+    assert feed.changed("device_lists", Kind.CONTACT, VectorToken(49)) is None
+    assert feed.changed("device_lists", Kind.CONTACT, VectorToken(50)) is not None
