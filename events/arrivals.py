@@ -53,9 +53,12 @@ class Arrivals:
             return event.soft_failed
         if event.backfilled or self.leaves.current.keys() == set(event.prev_event_ids):
             return False
-        if not self._here.issuperset(event.prev_event_ids):
+        ground: int | None = self.current
+        if event.event_id in self._states.on_given:  # above a gap: what is told from outside counts as well
+            ground = self._states.merged([self.current, self._states.before[event.event_id]])
+        elif not self._here.issuperset(event.prev_event_ids):
             return False
-        return self._states.judge.soft_fails(event, self._states.state(self.current))
+        return ground is not None and self._states.judge.soft_fails(event, self._states.state(ground))
 
 
 class _LeafGroups:

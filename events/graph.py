@@ -8,7 +8,7 @@ edges.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 __all__ = ["Leaves", "Node", "backward_extremities", "causal_order", "cycles", "is_accepted"]
@@ -36,12 +36,15 @@ def is_accepted(node: Node) -> bool:
     return not (node.outlier or node.soft_failed or node.rejected_reason is not None)
 
 
-def causal_order(nodes: Sequence[Node], *, auth: bool = False) -> tuple[list[int], list[int]]:
+def causal_order(
+    nodes: Sequence[Node], *, auth: bool = False, also: Mapping[str, Iterable[str]] | None = None
+) -> tuple[list[int], list[int]]:
     """Indexes so that prev events come first, else as given; and the indexes that lie on or above a cycle.
 
-    With ``auth`` the auth events of an event come first too. Events that are not among ``nodes`` do not matter.
+    With ``auth`` the auth events of an event come first too, and so do those that ``also`` names for it. Events that are not
+    among ``nodes`` do not matter.
     """
-    children, waiting = _edges(nodes, auth)
+    children, waiting = _edges(nodes, auth, also or {})
     ready = [number for number, count in enumerate(waiting) if count == 0]
     order: list[int] = []
     while ready:
@@ -54,10 +57,12 @@ def causal_order(nodes: Sequence[Node], *, auth: bool = False) -> tuple[list[int
     return order, [number for number, count in enumerate(waiting) if count > 0]
 
 
-def cycles(nodes: Sequence[Node], left: Iterable[int], *, auth: bool = False) -> list[int]:
+def cycles(
+    nodes: Sequence[Node], left: Iterable[int], *, auth: bool = False, also: Mapping[str, Iterable[str]] | None = None
+) -> list[int]:
     """Of the indexes that ``causal_order`` has left over, those on a cycle or between two; the others lie above."""
     staying = set(left)
-    children, _ = _edges(nodes, auth)
+    children, _ = _edges(nodes, auth, also or {})
     parents: dict[int, list[int]] = {number: [] for number in staying}
     above = dict.fromkeys(staying, 0)
     for number in staying:
@@ -76,13 +81,14 @@ def cycles(nodes: Sequence[Node], left: Iterable[int], *, auth: bool = False) ->
     return sorted(staying)
 
 
-def _edges(nodes: Sequence[Node], auth: bool) -> tuple[list[list[int]], list[int]]:
+def _edges(nodes: Sequence[Node], auth: bool, also: Mapping[str, Iterable[str]]) -> tuple[list[list[int]], list[int]]:
     """Per index the indexes of the events that refer to it, and to how many it refers."""
     index = {node.event_id: number for number, node in enumerate(nodes)}
     waiting = [0] * len(nodes)
     children: list[list[int]] = [[] for _ in nodes]
     for number, node in enumerate(nodes):
-        for other in (*node.prev_event_ids, *node.auth_event_ids) if auth else node.prev_event_ids:
+        below = (*node.prev_event_ids, *node.auth_event_ids) if auth else node.prev_event_ids
+        for other in (*below, *also.get(node.event_id, ())):
             if (parent := index.get(other)) is not None:
                 children[parent].append(number)
                 waiting[number] += 1

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.db import connections, transaction
 
@@ -32,7 +32,9 @@ class Incoming:
     """An event as it came in: its exact bytes, and what is known about it.
 
     ``room_version`` may be left out for rooms that are stored and for create events. ``outlier``: only the event is known, not
-    its place in the graph. ``backfilled``: it is old, and was asked for.
+    its place in the graph. ``backfilled``: it is old, and was asked for. ``state_before``: the events that make up the room's
+    state before it, told from outside; it counts where prev events, or their states, are not here. These events are stored, or
+    come in the same batch, outliers as a rule. A stored event whose state is not known gets it when it comes again so.
     """
 
     json: bytes
@@ -40,6 +42,7 @@ class Incoming:
     event_id: str | None = None
     outlier: bool = False
     backfilled: bool = False
+    state_before: Sequence[str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,8 @@ class PersistOutcome:
     duplicates: list[str] = field(default_factory=list)
     refused: list[RefusedEvent] = field(default_factory=list)
     bad_content_hashes: int = 0
+    unfinished_rooms: list[str] = field(default_factory=list)
+    """A gap was filled below more events than are resolved at once: call ``resolve_room``."""
 
 
 def persist(events: Iterable[Incoming], using: str | None = None) -> PersistOutcome:
@@ -94,6 +99,7 @@ def persist(events: Iterable[Incoming], using: str | None = None) -> PersistOutc
 class _Placed:
     place: int
     event: ParsedEvent
+    state_before: Sequence[str] | None
 
 
 def _parse(batch: Sequence[Incoming], outcome: PersistOutcome, using: str) -> dict[str, _Placed]:
@@ -116,7 +122,7 @@ def _parse(batch: Sequence[Incoming], outcome: PersistOutcome, using: str) -> di
         if earlier is not None:
             outcome.duplicates.append(parsed.event_id)
         if earlier is None or (earlier.event.outlier and not parsed.outlier):
-            found[parsed.event_id] = _Placed(place, parsed)
+            found[parsed.event_id] = _Placed(place, parsed, incoming.state_before)
     return found
 
 
@@ -168,17 +174,21 @@ _LOCK_ROOMS = """
 SELECT room_id, room_version, creator, create_event_id, current_state_unresolved, visibility_unresolved, content_generation
 FROM events_room WHERE room_id = ANY(%s) ORDER BY room_id FOR UPDATE
 """
-_STORED_ALREADY = "SELECT event_id, outlier FROM events_event WHERE event_id = ANY(%s)"
+_STORED_ALREADY = "SELECT event_id, outlier, state_unresolved FROM events_event WHERE event_id = ANY(%s)"
 
 
 def _store(parsed: dict[str, _Placed], outcome: PersistOutcome, using: str) -> None:
     rooms = _locked_rooms([placed.event for placed in parsed.values()], using)
     known = _stored_already(list(parsed), using)
     by_room: dict[str, list[ParsedEvent]] = {}
+    given: dict[str, dict[str, Sequence[str]]] = {}
     for event_id, placed in parsed.items():
         event, room = placed.event, rooms.get(placed.event.room_id)
-        if event_id in known and (event.outlier or not known[event_id]):
+        if event_id in known and (event.outlier or not known[event_id].outlier):
             outcome.duplicates.append(event_id)
+            if known[event_id].state_unresolved and placed.state_before is not None:
+                by_room.setdefault(event.room_id, [])
+                given.setdefault(event.room_id, {})[event_id] = placed.state_before
         elif room is None:
             error = EventRefused(Reason.UNKNOWN_ROOM, f"no room {event.room_id} is stored: begin with its create event")
             outcome.refused.append(RefusedEvent(placed.place, error))
@@ -187,11 +197,18 @@ def _store(parsed: dict[str, _Placed], outcome: PersistOutcome, using: str) -> N
             outcome.refused.append(RefusedEvent(placed.place, EventRefused(Reason.WRONG_ROOM_VERSION, detail)))
         else:
             by_room.setdefault(room.room_id, []).append(event)
-    batches = [(rooms[room_id], RoomBatch(rooms[room_id], by_room[room_id], using)) for room_id in sorted(by_room)]
+            if placed.state_before is not None and not event.outlier:
+                given.setdefault(room.room_id, {})[event_id] = placed.state_before
+    batches = [
+        (rooms[room_id], RoomBatch(rooms[room_id], by_room[room_id], using, given.get(room_id)))
+        for room_id in sorted(by_room)
+    ]
     worked_out = [(room, batch.stored, batch.work_out()) for room, batch in batches]
-    positions = write_rooms(worked_out, {event_id for event_id, outlier in known.items() if outlier}, using)
+    positions = write_rooms(worked_out, {event_id for event_id, facts in known.items() if facts.outlier}, using)
     transaction.on_commit(lambda: _keep(worked_out), using=using)
-    for _, _, changes in worked_out:
+    for room, _, changes in worked_out:
+        if changes.filled.more:
+            outcome.unfinished_rooms.append(room.room_id)
         for event, error in changes.refused:
             outcome.refused.append(RefusedEvent(parsed[event.event_id].place, error))
         for event in changes.events:
@@ -221,8 +238,13 @@ def _locked_rooms(events: Sequence[ParsedEvent], using: str) -> dict[str, Room]:
         return {row[0]: Room(*row) for row in cursor.fetchall()}
 
 
-def _stored_already(event_ids: Sequence[str], using: str) -> dict[str, bool]:
-    """Stored events among these -> whether they are outliers."""
+class _StoredFacts(NamedTuple):
+    outlier: bool
+    state_unresolved: bool
+
+
+def _stored_already(event_ids: Sequence[str], using: str) -> dict[str, _StoredFacts]:
+    """Stored events among these."""
     with connections[using].cursor() as cursor:
         cursor.execute(_STORED_ALREADY, [list(event_ids)])
-        return dict(cursor.fetchall())
+        return {event_id: _StoredFacts(*facts) for event_id, *facts in cursor.fetchall()}

@@ -7,13 +7,16 @@ maps numbers to stream positions, and -1 to that of the last event before.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import ChainMap
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from django.db import connections
 
 from events.arrivals import Arrivals
 from events.errors import EventRefused, Reason
+from events.gap_filling import MOST_FILLED, Filled, leaves_instead, ranges_of_filled, unresolved_above
+from events.given_states import given_state
 from events.graph import causal_order, is_accepted
 from events.models import CurrentState, Room
 from events.parsing import ParsedEvent
@@ -23,6 +26,7 @@ from events.room_visibility import history_visibility, membership
 from events.stored_room import StoredEvents, StoredRoom
 from events.visibility_ranges import Step, StoredRanges, VisibilityRanges, VisibilityRow, open_ranges, wide_ranges
 from events.visibility_rules import known_visibility
+from state.auth_selection import CREATE
 from state.deltas import StateKey
 from state.room_versions import room_version
 
@@ -36,6 +40,8 @@ ORDER BY stream_ordering DESC LIMIT 1
 _EARLIER_REDACTIONS = """
 SELECT event_id, redacts FROM events_event WHERE redacts = ANY(%s) AND room_id = %s ORDER BY stream_ordering
 """
+_BASES = 3
+"""Groups of leaves that a given state is compared with, so that it takes few rows."""
 
 
 @dataclass(slots=True)
@@ -60,13 +66,27 @@ class RoomChanges:
     """Target -> redaction, of stored and of new targets."""
     last_accepted: str | None = None
     """The event that place -1 stands for."""
+    filled: Filled = field(default_factory=Filled)
+    """Stored events whose state has become known."""
+    filled_ranges: list[VisibilityRow] = field(default_factory=list)
+    """Their ranges, by stream positions."""
+    own_place: bool = False
+    """The current state changes without a live event: number ``len(events)`` is a position of its own."""
+    visibility_to_rebuild: bool = False
+    """Every state is known again: once the rows are in, all ranges are made anew."""
 
 
 class RoomBatch:
-    """The computation for one room; ``events`` are parsed, of that room, not stored, each once."""
+    """The computation for one room; ``events`` are parsed, of that room, not stored, each once.
 
-    def __init__(self, room: Room, events: Sequence[ParsedEvent], using: str) -> None:
+    ``given`` are states before events as told from outside, by event IDs; also for stored events without state.
+    """
+
+    def __init__(
+        self, room: Room, events: Sequence[ParsedEvent], using: str, given: Mapping[str, Sequence[str]] | None = None
+    ) -> None:
         self._row = room
+        self._given = given or {}
         self._using = using
         self.stored = StoredRoom(room.room_id, using, StoredEvents(using, room.room_id, room.content_generation))
         self.changes = RoomChanges()
@@ -76,12 +96,15 @@ class RoomBatch:
     def work_out(self) -> RoomChanges:
         """Everything that the batch changes."""
         self.stored.read(self._batch)
-        self._refuse_what_has_no_place()
-        version = room_version(self._row.room_version)
-        self.states = RoomStates(version, self._batch, self.stored.as_stored(self._row.create_event_id))
+        given = self._read_given()
+        self._refuse_what_has_no_place(given)
+        self.states = self._room_states(given)
         self.states.assign(self._batch)
         self._refuse_cycles()
-        self.changes.create = self.states.create if self._row.create_event_id is None else None
+        self._refuse_what_has_no_state()
+        self._fill()
+        if self._row.create_event_id is None and self.states.create is not None:
+            self.changes.create = self.states.events[self.states.create.event_id]
         order, _ = causal_order(self._batch)
         outliers = [event for event in self._batch if event.outlier]
         graph = [self._batch[number] for number in order if not self._batch[number].outlier]
@@ -92,15 +115,73 @@ class RoomBatch:
         self._redact()
         return self.changes
 
+    # --- what is known ------------------------------------------------------------------------------------------
+    def _read_given(self) -> dict[str, dict[StateKey, str]]:
+        """The given states as maps; refuses the events whose state cannot be."""
+        if not self._given:
+            return {}
+        batch = {event.event_id: event for event in self._batch}
+        named = {event_id for ids in self._given.values() for event_id in ids} - batch.keys()
+        self.stored.events.load([*named, *self._given])
+        events = ChainMap(batch, self.stored.events)
+        found = {}
+        for event_id, ids in self._given.items():
+            try:
+                found[event_id] = given_state(events[event_id], ids, events)
+            except EventRefused as error:
+                self.changes.refused.append((events[event_id], error))
+        bad = self._given.keys() - found.keys()
+        self._batch = [event for event in self._batch if event.event_id not in bad]
+        return found
+
+    def _room_states(self, given: Mapping[str, Mapping[StateKey, str]]) -> RoomStates:
+        stored = self.stored.as_stored(self._row.create_event_id)
+        if stored.create is None and given:  # a room that is heard of from outside
+            create_id = next(iter(given.values()))[CREATE]
+            batch = {event.event_id: event for event in self._batch}
+            stored = replace(stored, create=batch.get(create_id) or self.stored.events[create_id])
+        states = RoomStates(room_version(self._row.room_version), self._batch, stored)
+        states.given.update(given)
+        groups = {self.stored.after[leaf] for leaf in self.stored.leaves if leaf in self.stored.after}
+        states.bases = sorted(groups)[-_BASES:] if given else ()
+        return states
+
+    def _fill(self) -> None:
+        """Stored events on top of the new ones that have a state now."""
+        states, stored = self.states, self.stored
+        new = {event.event_id for event in self._batch}
+        seeds = [event_id for event_id in states.given if event_id not in new]
+        below = [event_id for event_id in new if event_id in states.after]
+        places = unresolved_above(self._row.room_id, below, seeds, self._using) if below or seeds else {}
+        if not places:
+            return
+        stored.events.load(places)
+        found = [stored.events[event_id] for event_id in places]
+        stored.events.load([other for event in found for other in event.auth_event_ids])
+        stored.adopt_after({prev for event in found for prev in event.prev_event_ids} - places.keys() - new)
+        again = [
+            replace(e, stream_ordering=places[e.event_id], rejection_given=e.rejected_reason is not None) for e in found
+        ]
+        states.events.update((event.event_id, event) for event in again)
+        states.assign(again)
+        judged = [states.events[event_id] for event_id in places if event_id in states.after]
+        self.changes.filled = Filled(
+            judged,
+            {event.event_id: places[event.event_id] for event in judged},
+            [e.event_id for e in again if e.rejected_reason is None and states.events[e.event_id].rejected_reason],
+            more=len(places) >= MOST_FILLED,
+        )
+
     # --- what cannot be stored ----------------------------------------------------------------------------------
-    def _refuse_what_has_no_place(self) -> None:
+    def _refuse_what_has_no_place(self, given: Collection[str]) -> None:
         """Live events need their prev events; a backfilled one may have gaps below it."""
         order, left = causal_order(self._batch)
         inside: set[str] = set()
         kept = []
         for number in (*order, *left):
             event = self._batch[number]
-            reason = None if event.outlier or event.backfilled or number in left else self._no_place(event, inside)
+            placed = event.outlier or event.backfilled or event.event_id in given or number in left
+            reason = None if placed else self._no_place(event, inside)
             if reason is not None:
                 self.changes.refused.append((event, reason))
                 continue
@@ -124,6 +205,22 @@ class RoomBatch:
         found = self.stored.events.get(event_id)
         return found is not None and not found.outlier and found.room_id == self._row.room_id
 
+    def _refuse_what_has_no_state(self) -> None:
+        """In a room whose state is known, a live event does not lose it."""
+        if self._row.current_state_unresolved or not self.stored.leaves:
+            return
+        kept = []
+        for event in self._batch:
+            known = event.outlier or event.backfilled or event.event_id in self.states.after or not event.prev_event_ids
+            if known:
+                kept.append(event)
+            else:
+                detail = (
+                    "the state at its prev events is not known: give it as state_before, or store what is below them"
+                )
+                self.changes.refused.append((event, EventRefused(Reason.MISSING_PREV_EVENTS, detail)))
+        self._batch = kept
+
     def _refuse_cycles(self) -> None:
         kept = []
         for event in self._batch:
@@ -141,8 +238,9 @@ class RoomBatch:
         """Number the events: backfilled, live, outliers; returns the steps of accepted ones."""
         changes, states = self.changes, self.states
         leaves = self.stored.leaves_below([*old, *live])
+        leaves_instead(leaves, changes.filled.rejected, states.events, self._using)
         arrivals = Arrivals(states, leaves, here=[prev for event in live for prev in event.prev_event_ids])
-        known = arrivals.current
+        known = arrivals.current if not self._row.current_state_unresolved else None
         steps: list[Step] = []
         self._line_before = known
         for event in old:
@@ -168,8 +266,9 @@ class RoomBatch:
         if steps and not steps[-1].event.backfilled:  # the next batch goes on with this line
             steps[-1] = replace(steps[-1], line=steps[-1].line if current is None else current)
         last = next((n for n in reversed(range(len(changes.events))) if self._is_live(changes.events[n])), None)
-        if current is not None and current != known and last is not None:
-            self._note_changes(last, known, current)
+        if current is not None and current != known:
+            changes.own_place = last is None
+            self._note_changes(len(changes.events) if last is None else last, known, current)
         changes.current_unresolved = current is None and bool(arrivals.leaves.current)
         before = set(self.stored.leaves)
         changes.new_leaves = [leaf for leaf in arrivals.leaves.current if leaf not in before]
@@ -194,8 +293,8 @@ class RoomBatch:
         if not is_accepted(event):
             return
         after = self.states.after.get(event.event_id)
-        if after is None:
-            self.changes.visibility_unresolved = True
+        if after is None:  # nobody is shown it; a live one hides what its leaf hides
+            self.changes.visibility_unresolved |= not event.backfilled
             return
         before = self.states.before.get(event.event_id)
         steps.append(Step(len(self.changes.events) - 1, event, before, after, after if line is None else line))
@@ -203,18 +302,24 @@ class RoomBatch:
     # --- visibility ---------------------------------------------------------------------------------------------
     def _see(self, steps: Sequence[Step]) -> None:
         """Ranges go on for live events; backfilled ones have ranges of their own, which end with the batch."""
-        if self._row.visibility_unresolved or self.changes.visibility_unresolved:
-            self.changes.visibility_unresolved = True
-            return
         changes, builder, events = self.changes, self.states.builder, self.states.events
-        old, live = VisibilityRanges(builder, events), None
+        if self._row.visibility_unresolved or changes.visibility_unresolved or changes.filled.live:
+            changes.visibility_to_rebuild = not (changes.visibility_unresolved or changes.current_unresolved)
+            changes.visibility_unresolved = True
+            return
+        old, last, live = VisibilityRanges(builder, events), -1, None
         for step in steps:
             if not step.event.backfilled:
                 live = live or VisibilityRanges(builder, events, self._stored_ranges())
                 live.add(step)
-            else:
-                old.add(step)
-        changes.ranges = old.ended()
+                continue
+            if step.index != last + 1:  # no range goes on over an event without state: it may get one of its own
+                changes.ranges += old.ended()
+                old = VisibilityRanges(builder, events)
+            old.add(step)
+            last = step.index
+        changes.ranges += old.ended()
+        changes.filled_ranges = ranges_of_filled(changes.filled, self.states, self._row.room_id, self._using)
         if live is not None:
             changes.ranges += [*live.rows, *live.still_open()]
             changes.closed, changes.uncut = live.closed, live.uncut
@@ -249,7 +354,7 @@ class RoomBatch:
     # --- redactions ---------------------------------------------------------------------------------------------
     def _redact(self) -> None:
         """New redactions of stored and new events, and stored redactions of new ones; the first that applies counts."""
-        new = {event.event_id: event for event in self.changes.events}
+        new = {event.event_id: event for event in (*self.changes.filled.events, *self.changes.events)}
         pairs = [(event, event.redacts) for event in new.values() if event.redacts is not None and is_accepted(event)]
         with connections[self._using].cursor() as cursor:
             cursor.execute(_EARLIER_REDACTIONS, [list(new), self._row.room_id])

@@ -85,15 +85,22 @@ class RoomStates:
         create_id = self.create.event_id if self.create is not None else None
         self.auth_graph = AuthGraph(self.events, version, create_id)
         self.judge = Judge(self.rules, self.events, self.create, trusting=stored is None or stored.trusting)
+        self.given: dict[str, Mapping[StateKey, str]] = {}
+        """States before events as told from outside: used where prev events, or their states, are not here."""
+        self.on_given: set[str] = set()
+        """Events whose state before is the one that was given."""
+        self.bases: Sequence[int] = ()
+        """Groups that a given state is likely to be near to."""
         self._resolved: dict[frozenset[int], int] = {}
 
     def assign(self, events: Sequence[ParsedEvent]) -> None:
         """Judge all events and give those of the graph their groups."""
-        order, left = causal_order(events, auth=True)
-        for number in cycles(events, left, auth=True):
+        also = {event_id: state.values() for event_id, state in self.given.items()}
+        order, left = causal_order(events, auth=True, also=also)
+        for number in cycles(events, left, auth=True, also=also):
             self._reject(events[number], CYCLE)
         remaining = [events[number] for number in left if self.events[events[number].event_id].rejected_reason != CYCLE]
-        above, _ = causal_order(remaining, auth=True)
+        above, _ = causal_order(remaining, auth=True, also=also)
         for event in (*(events[number] for number in order), *(remaining[number] for number in above)):
             self.auth_graph.rank(event.event_id)
             self._assign(event)
@@ -123,7 +130,7 @@ class RoomStates:
         if is_create(event):
             self._assign_create(event)
             return
-        before = self.merged(self.after.get(prev) for prev in event.prev_event_ids) if event.prev_event_ids else None
+        before = self._before(event)
         verdict = self._judge(event, before)
         if before is None:
             return
@@ -132,6 +139,16 @@ class RoomStates:
             self.after[event.event_id] = before
         else:
             self.after[event.event_id] = self.builder.add(before, {(event.type, event.state_key): event.event_id})
+
+    def _before(self, event: ParsedEvent) -> int | None:
+        """The group before an event; null: not known."""
+        known = self.merged(self.after.get(prev) for prev in event.prev_event_ids) if event.prev_event_ids else None
+        if known is not None or event.event_id not in self.given:
+            return known
+        given = self.given[event.event_id].items()
+        state = {key: entry for key, entry in given if self.events[entry].rejected_reason is None}
+        self.on_given.add(event.event_id)
+        return self.builder.add_nearest({base: self.builder.expand(base) for base in self.bases}, state)
 
     def _assign_create(self, event: ParsedEvent) -> None:
         if self.create is None or event.event_id != self.create.event_id:

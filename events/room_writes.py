@@ -10,6 +10,7 @@ from typing import Any
 from django.db import connections
 
 from events.catalog import BACKFILL, EVENTS
+from events.gap_filling import write_filled
 from events.models import (
     CurrentStateDelta,
     Event,
@@ -97,9 +98,9 @@ def write_rooms(
     ``stored_outliers`` are events of the batch that are here as outliers: they move to their new place.
     """
     with ExitStack() as stack:
-        lives, olds = _reserve(stack, [event for _, _, changes in rooms for event in changes.events], using)
+        lives, olds = _reserve(stack, [changes for _, _, changes in rooms], using)
         positions = _all_positions(rooms, iter(lives.ids if lives else ()), list(olds.ids) if olds else [])
-        if lives is None and olds is None:
+        if lives is None and olds is None and not any(changes.filled.events for _, _, changes in rooms):
             return positions
         rows = _Rows()
         facts, deltas = _write_rooms(rooms, rows, positions, stored_outliers, using)
@@ -115,11 +116,11 @@ def write_rooms(
 
 
 def _reserve(
-    stack: ExitStack, events: Sequence[ParsedEvent], using: str
+    stack: ExitStack, rooms: Sequence[RoomChanges], using: str
 ) -> tuple[Reservation | None, Reservation | None]:
-    """Positions for live and for backfilled events, as many as there are."""
-    backward = sum(event.backfilled for event in events)
-    forward = len(events) - backward
+    """Positions for live and for backfilled events, as many as there are, and for states that change by themselves."""
+    backward = sum(event.backfilled for changes in rooms for event in changes.events)
+    forward = sum(len(changes.events) + changes.own_place for changes in rooms) - backward
     lives = stack.enter_context(registry.get(EVENTS.name).reserve(forward, using)) if forward else None
     olds = stack.enter_context(registry.get(BACKFILL.name).reserve(backward, using)) if backward else None
     return lives, olds
@@ -129,8 +130,8 @@ def _all_positions(
     rooms: Sequence[tuple[Room, StoredRoom, RoomChanges]], ids: Iterator[int], old_ids: list[int]
 ) -> dict[str, int]:
     found: dict[str, int] = {}
-    for _, _, changes in rooms:
-        found |= _positions(changes, ids, old_ids)
+    for room, _, changes in rooms:
+        found |= _positions(room.room_id, changes, ids, old_ids)
     return found
 
 
@@ -154,12 +155,13 @@ def _write_rooms(
     return facts, deltas
 
 
-def _positions(changes: RoomChanges, ids: Iterator[int], old_ids: list[int]) -> dict[str, int]:
+def _positions(room_id: str, changes: RoomChanges, ids: Iterator[int], old_ids: list[int]) -> dict[str, int]:
     """Live events in their order; backfilled ones so that the oldest is furthest from zero."""
     old = [event for event in changes.events if event.backfilled]
     taken = [old_ids.pop(0) for _ in old]
     found = {event.event_id: -number for event, number in zip(reversed(old), taken, strict=True)}
-    return found | {event.event_id: next(ids) for event in changes.events if not event.backfilled}
+    found |= {event.event_id: next(ids) for event in changes.events if not event.backfilled}
+    return found | {room_id: next(ids)} if changes.own_place else found
 
 
 class _Room:
@@ -209,10 +211,14 @@ class _Room:
                         last=last,
                     )
                 )
+            for row in self._changes.filled_ranges:
+                where = {"room_id": self._room.room_id, "user_id": row.user_id, "kind": row.kind}
+                rows.add(EventVisibility(first=row.first, last=row.last, **where))
 
     def facts(self, rows: _Rows) -> Iterable[Event]:
         """The events; the rows of new groups are added."""
         groups, redacted = self._collect_groups(rows), self._changes.redacted
+        write_filled(self._changes.filled, groups, self._stored.using)
         for event in self._changes.events:
             row = event_row(event, redacted.get(event.event_id), groups.get(event.event_id))
             yield Event(stream_ordering=self._positions[event.event_id], **dict(zip(EVENT_COLUMNS, row, strict=True)))
@@ -221,7 +227,7 @@ class _Room:
         """The changes of the current state as facts."""
         return [
             CurrentStateDelta(
-                stream_ordering=self._positions[self._changes.events[number].event_id],
+                stream_ordering=self._positions[self._key(number)],
                 room_id=self._room.room_id,
                 type=event_type,
                 state_key=state_key,
@@ -230,6 +236,10 @@ class _Room:
             )
             for number, event_type, state_key, event_id, before in self._changes.state_changes
         ]
+
+    def _key(self, number: int) -> str:
+        """What a number's position is found by; a change of state that comes with no event has that of the room."""
+        return self._changes.events[number].event_id if number < len(self._changes.events) else self._room.room_id
 
     def finish(self) -> None:
         """What is changed in place, after the rows are in."""
@@ -247,7 +257,8 @@ class _Room:
         Returns the group of each event.
         """
         stored, builder = self._stored, self._stored.builder
-        after = {e.event_id: stored.after[e.event_id] for e in self._graph if e.event_id in stored.after}
+        graph = [*self._graph, *self._changes.filled.events]
+        after = {e.event_id: stored.after[e.event_id] for e in graph if e.event_id in stored.after}
         new = sorted(builder.kept(after.values()) - stored.ids.keys())
         ids = dict(stored.ids)
         if new:
