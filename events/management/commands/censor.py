@@ -1,0 +1,109 @@
+"""``manage.py censor``: replace the stored JSON of redacted events by what a redaction leaves."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from datetime import timedelta
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.db import DatabaseError
+
+from events.censoring import Censored, censor, due
+from streams import database, writers
+from streams.amounts import duration
+from streams.conf import stream_settings
+from streams.errors import StreamError
+
+__all__ = ["Command"]
+
+_PROGRESS_SECONDS = 2.0
+
+
+class Command(BaseCommand):
+    """Exit status 0 when all that was due is done, 1 when some events could not be censored, 2 for unusable arguments."""
+
+    help = (
+        "Replace the stored JSON of events that were redacted long enough ago (REPLSITE_CENSOR_AFTER_DAYS) by their pruned form. "
+        "Safe beside writers and readers; may be stopped and run again at any time. Example: manage.py censor --dry-run"
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """Declare the options."""
+        parser.add_argument(
+            "--older-than", type=_duration, metavar="DURATION",
+            help="instead of the setting: redacted for at least so long (30s, 15m, 12h, 7d, 4w)",
+        )  # fmt: skip
+        parser.add_argument("--limit", type=int, metavar="N", help="at most so many events in this run")
+        parser.add_argument("--dry-run", action="store_true", help="only say how many would be censored")
+        parser.add_argument("--json", action="store_true", help="the outcome as one JSON object")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Run to the end, or to the limit."""
+        limit = options["limit"]
+        if limit is not None and limit < 1:
+            raise CommandError(f"--limit must be at least 1, not {limit}.", returncode=2)
+        age = options["older_than"]
+        if age is None and (days := stream_settings().censor_after_days) is not None:
+            age = timedelta(days=days)
+        try:
+            self._run(age, limit, options)
+        except (DatabaseError, database.DatabaseError) as error:
+            raise CommandError(database.explain(error), returncode=1) from error
+        except StreamError as error:
+            raise CommandError(str(error), returncode=1) from error
+
+    def _run(self, age: timedelta | None, limit: int | None, options: dict[str, Any]) -> None:
+        begun, done = time.monotonic(), Censored()
+        before = left = 0
+        using = stream_settings().database
+        if age is not None:
+            before = left = due(age, using)
+            if not options["dry_run"] and before:
+                done = self._censor(age, min(before, limit or before), using)
+                left = due(age, using)
+        outcome = {
+            "due": before, "censored": done.events, "failed": len(done.failed), "left": left, "rooms": done.rooms,
+            "seconds": round(time.monotonic() - begun, 3), "dry_run": options["dry_run"], "never": age is None,
+        }  # fmt: skip
+        self.stdout.write(json.dumps(outcome) if options["json"] else _words(outcome))
+        if done.failed:
+            shown = ", ".join(done.failed[:5])
+            raise CommandError(
+                f"{len(done.failed)} events were left as they are, their pruned form is not the same event: {shown}. Look at "
+                f"them with manage.py explain_visibility or in the admin; readers get them pruned all the same.",
+                returncode=1,
+            )
+
+    def _censor(self, age: timedelta, wanted: int, using: str) -> Censored:
+        writers.use_instance("censor-{n}")
+        done, begun = Censored(), time.monotonic()
+        told = begun
+        for done in censor(age, using, wanted):
+            now = time.monotonic()
+            if now - told >= _PROGRESS_SECONDS:
+                told, rate = now, done.events / (now - begun)
+                left = (wanted - done.events) / max(rate, 1e-9)
+                self.stderr.write(f"censor: {done.events} of {wanted} events, {rate:.0f}/s, {left:.0f} s left")
+        writers.retire_all()
+        return done
+
+
+def _words(outcome: dict[str, Any]) -> str:
+    if outcome["never"]:
+        return "REPLSITE_CENSOR_AFTER_DAYS says never: nothing was censored. --older-than names an age for this run."
+    if outcome["dry_run"]:
+        return f"{outcome['due']} events would be censored"
+    return (
+        f"{outcome['censored']} events of {outcome['rooms']} rooms censored in {outcome['seconds']:.1f} s; due: "
+        f"{outcome['due']} -> {outcome['left']}"
+    )
+
+
+def _duration(text: str) -> timedelta:
+    try:
+        return duration(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
