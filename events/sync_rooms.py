@@ -1,0 +1,269 @@
+"""The rooms of a sync: the first answer in pages, then what is new since a token.
+
+Both read in one view of the database, with a number of queries that does not depend on the number of rooms. ``now`` is
+where the answer ends; unless given it is where this process sees the stream of events, taken before the view begins.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from events.errors import BadQuestion
+from events.questions import can_be_stored, checked_limit
+from events.serving import ServedEvent, load_events
+from events.sync_answers import InitialSync, PendingRoom, RoomsSince, SyncRoom
+from events.sync_memberships import Memberships, Standing, read_memberships
+from events.sync_positions import current_token, events_token, read_events_token, read_token, room_text, token_text
+from events.sync_sql import ACTIVITY, with_tokens
+from events.sync_token import SyncToken
+from events.sync_windows import LOWEST, Span, StateChanges, Timeline, Window, Windows
+from streams.conf import stream_settings
+from streams.one_view import one_view
+from streams.tokens import VectorToken
+
+__all__ = ["MOST_EVENTS", "MOST_ROOMS", "initial_sync", "rooms_since"]
+
+MOST_ROOMS = 1_000
+"""Joined rooms of one page of an initial sync."""
+MOST_EVENTS = 500
+"""Events of one timeline."""
+_PAGE = re.compile(r"(-?[0-9]{1,19}):(.+)", re.DOTALL)
+_STRIPPED = (
+    *(
+        "m.room.create",
+        "m.room.join_rules",
+        "m.room.canonical_alias",
+        "m.room.avatar",
+        "m.room.name",
+        "m.room.encryption",
+    ),
+    "m.room.topic",
+)
+_MOST_STRIPPED = 100
+_STRIPPED_STATE = """
+SELECT room_id, event_id FROM events_currentstate
+WHERE room_id = ANY(%(rooms)s) AND ((type = ANY(%(types)s) AND state_key = '')
+  OR (type, state_key, room_id) IN (SELECT 'm.room.member', * FROM unnest(%(senders)s::text[], %(rooms)s::text[])))
+"""
+
+
+def initial_sync(
+    user_id: str,
+    rooms: int = 100,
+    events: int = 20,
+    after: str | None = None,
+    using: str | None = None,
+    now: SyncToken | None = None,
+) -> InitialSync:
+    """The last ``events`` visible events of the ``rooms`` joined rooms with the newest activity, and the next page's token.
+
+    ``after`` is ``next_page`` of the page before. All pages show the rooms as they are at the first page's token: what comes
+    meanwhile moves no room from one page to another, and is told by the first incremental sync. Raises ``BadQuestion``,
+    ``TokenError`` and ``EpochChanged``.
+    """
+    alias = using or stream_settings().database
+    rooms, events = checked_limit(rooms, MOST_ROOMS), checked_limit(events, MOST_EVENTS)
+    place = 2**63 - 1
+    if after is not None:
+        place, now = _page(after, alias)
+    now = now or current_token(using=alias)
+    upto = read_events_token(now)
+    if not can_be_stored(user_id):
+        return InitialSync((), (), (), now, None)
+    with one_view(alias) as cursor:
+        memberships = read_memberships(cursor, user_id, upto)
+        active = _by_activity(cursor, [room.room_id for room in memberships.of("join")], upto, place, rooms + 1)
+        page = [Window(room_id, LOWEST, upto.highest, whole=True) for room_id, _ in active[:rooms]]
+        windows = Windows(cursor, user_id, page, Span(upto), alias)
+        answers = _answers(windows, dict.fromkeys(windows.windows, "join"), events, topological=True)
+        pending = memberships.of("invite", "knock") if after is None else []
+        invited, knocked = _pending(cursor, pending, alias)
+    next_page = f"{active[rooms - 1][1]}:{token_text(now, alias)}" if len(active) > rooms else None
+    return InitialSync(tuple(answers), invited, knocked, now, next_page)
+
+
+def rooms_since(
+    user_id: str,
+    since: str | SyncToken | VectorToken,
+    now: VectorToken | None = None,
+    limit: int = 20,
+    changed_rooms: Collection[str] | None = None,
+    using: str | None = None,
+) -> RoomsSince:
+    """What is new in the user's rooms after ``since``: at most ``limit`` events of each, and what changed beside them.
+
+    A ``since`` ahead of ``now`` is taken back to it. ``changed_rooms``: the joined rooms that may have anything new (a
+    cache knows); the others are not looked at. Raises ``BadQuestion``, ``TokenError`` and ``EpochChanged``.
+    """
+    alias = using or stream_settings().database
+    limit = checked_limit(limit, MOST_EVENTS)
+    now = now or events_token(alias)
+    span = Span(now, read_events_token(since, alias).meet(now))
+    if not can_be_stored(user_id):
+        return RoomsSince()
+    with one_view(alias) as cursor:
+        memberships = read_memberships(cursor, user_id, now, span.since)
+        joined = _joined_windows(memberships, span, changed_rooms)
+        windows = Windows(cursor, user_id, [*joined, *_left_windows(memberships, span)], span, alias)
+        standing = {room_id: memberships.rooms[room_id].membership or "leave" for room_id in windows.windows}
+        answers = _answers(windows, standing, limit)
+        pending = [room for room in memberships.of("invite", "knock") if room.changed_at is not None]
+        invited, knocked = _pending(cursor, pending, alias)
+    here = tuple(room for room in answers if room.membership == "join" and _has_anything(room))
+    return RoomsSince(here, tuple(room for room in answers if room.membership != "join"), invited, knocked)
+
+
+def _has_anything(room: SyncRoom) -> bool:
+    return bool(room.timeline or room.limited or room.state or room.removed or room.whole)
+
+
+# --- which rooms, and where to look -----------------------------------------------------------------------------------
+
+
+def _page(after: object, using: str) -> tuple[int, SyncToken]:
+    """(position, token of the first page) of a page token."""
+    found = _PAGE.fullmatch(after) if isinstance(after, str) else None
+    if found is None or abs(int(found[1])) >= 2**63:
+        raise BadQuestion(f"{after!r:.60} is no page of an initial sync; give next_page of the page before.")
+    return int(found[1]), read_token(found[2], using)
+
+
+def _by_activity(
+    cursor: Any, rooms: Sequence[str], now: VectorToken, place: int, limit: int
+) -> Sequence[tuple[str, int]]:
+    """(room, position of its last event), newest first: a position is of one event, so no two rooms share a place."""
+    text, values = with_tokens(ACTIVITY, now)
+    cursor.execute(text, {**values, "rooms": list(rooms), "place": place, "limit": limit})
+    found: Sequence[tuple[str, int]] = cursor.fetchall()
+    return found
+
+
+def _joined_windows(memberships: Memberships, span: Span, changed: Collection[str] | None) -> list[Window]:
+    low = span.since.base if span.since is not None else LOWEST
+    found = []
+    for room in memberships.of("join"):
+        if room.joined_anew:
+            found.append(Window(room.room_id, 0, span.now.highest, whole=True))
+        elif changed is None or room.room_id in changed or room.changed_at is not None:
+            found.append(Window(room.room_id, low, span.now.highest))
+    return found
+
+
+def _left_windows(memberships: Memberships, span: Span) -> list[Window]:
+    """Rooms that the user is out of since, up to that; where the user never was in, the membership alone."""
+    low = span.since.base if span.since is not None else LOWEST
+    return [
+        Window(room.room_id, low, room.changed_at, own_only=not room.was_in)
+        for room in memberships.changed()
+        if room.changed_at is not None and room.membership not in ("join", "invite", "knock")
+    ]
+
+
+# --- answers ----------------------------------------------------------------------------------------------------------
+
+
+def _answers(windows: Windows, standing: Mapping[str, str], limit: int, *, topological: bool = False) -> list[SyncRoom]:
+    """The answer for each window, in the order of the windows."""
+    if not windows.windows:
+        return []
+    gaps = windows.after_gaps()
+    timelines = windows.timelines(limit, topological=topological)
+    changes = windows.changes()
+    for room_id, before in windows.before(timelines).items():
+        _put_before(changes[room_id], before, timelines[room_id], whole=windows.windows[room_id].whole)
+    events = load_events([i for room in changes.values() for i in room.entries.values()], windows.using)
+    found = []
+    for room_id, window in windows.windows.items():
+        timeline, change = timelines[room_id], changes[room_id]
+        limited = timeline.more or room_id in gaps or (window.whole and not topological)
+        found.append(
+            SyncRoom(
+                room_id,
+                standing[room_id],
+                tuple(timeline.events),
+                limited,
+                _prev_batch(windows, timeline, limited, topological=topological),
+                () if window.own_only else tuple(events[i] for i in change.entries.values() if i in events),
+                () if window.own_only else tuple(change.removed),
+                window.whole,
+            )
+        )
+    return found
+
+
+def _put_before(
+    change: StateChanges, before: Mapping[tuple[str, str], str | None], timeline: Timeline, *, whole: bool
+) -> None:
+    """At the keys that the timeline changes the state tells what was before it, if the reader does not know that."""
+    shown = {event.event_id for event in timeline.events}
+    for key, event_id in before.items():
+        known = None if whole else change.known.get(key)
+        change.entries.pop(key, None)
+        if event_id is not None and event_id != known and event_id not in shown and (whole or key in change.known):
+            change.entries[key] = event_id
+
+
+def _prev_batch(windows: Windows, timeline: Timeline, limited: bool, *, topological: bool) -> str | None:
+    """Where to read on backwards: below the first event in the order of the timeline, or at the last answer."""
+    if timeline.events and topological:
+        return timeline.events[0].token
+    since = windows.span.since
+    if timeline.events and (limited or since is None):
+        return f"s{timeline.events[0].stream_ordering - 1}"
+    return room_text(since if since is not None else windows.span.now, windows.using)
+
+
+# --- invites and knocks -----------------------------------------------------------------------------------------------
+
+
+def _pending(
+    cursor: Any, rooms: Sequence[Standing], using: str
+) -> tuple[tuple[PendingRoom, ...], tuple[PendingRoom, ...]]:
+    """Invites and knocks with stripped state."""
+    if not rooms:
+        return (), ()
+    events = load_events([room.event_id for room in rooms if room.event_id is not None], using)
+    known = [(room, events[room.event_id]) for room in rooms if room.event_id in events]
+    stripped = _stripped_states(cursor, [event for room, event in known if not room.out_of_band], using)
+    found: dict[str, list[PendingRoom]] = {"invite": [], "knock": []}
+    for room, event in known:
+        membership = str(room.membership)
+        state = _told_with(event, membership) if room.out_of_band else [*stripped[room.room_id], _stripped(event)]
+        found[membership].append(PendingRoom(room.room_id, membership, event, tuple(state)))
+    return tuple(found["invite"]), tuple(found["knock"])
+
+
+def _stripped_states(cursor: Any, memberships: Sequence[ServedEvent], using: str) -> dict[str, list[Mapping[str, Any]]]:
+    """What an invited user may know of each room, and who it is that invites."""
+    found: dict[str, list[Mapping[str, Any]]] = {event.room_id: [] for event in memberships}
+    asked = {"rooms": [e.room_id for e in memberships], "senders": [e.sender for e in memberships]}
+    cursor.execute(_STRIPPED_STATE, {**asked, "types": list(_STRIPPED)})
+    rows = cursor.fetchall()
+    events = load_events([event_id for _, event_id in rows], using)
+    own = {event.event_id for event in memberships}
+    for room_id, event_id in sorted(rows):
+        if event_id in events and event_id not in own:
+            found[room_id].append(_stripped(events[event_id]))
+    return found
+
+
+def _stripped(event: ServedEvent) -> Mapping[str, Any]:
+    whole = event.client_event()
+    return {name: whole.get(name) for name in ("type", "state_key", "content", "sender")}
+
+
+def _told_with(event: ServedEvent, membership: str) -> Iterable[Mapping[str, Any]]:
+    """The stripped state that another server sent along with an invite or an answer to a knock."""
+    whole = msgspec.json.decode(event.json)
+    unsigned = whole.get("unsigned")
+    told = unsigned.get(f"{membership}_room_state") if isinstance(unsigned, dict) else None
+    usable = [
+        {name: one.get(name) for name in ("type", "state_key", "content", "sender")}
+        for one in (told if isinstance(told, list) else [])[:_MOST_STRIPPED]
+        if isinstance(one, dict) and isinstance(one.get("type"), str) and isinstance(one.get("content"), dict)
+    ]
+    return [*usable, _stripped(event)]

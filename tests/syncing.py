@@ -1,0 +1,36 @@
+"""Syncing in tests: where the stream of events is as this transaction sees it, and answers by event IDs."""
+
+from __future__ import annotations
+
+from django.db.models import Max
+
+from events.models import Event
+from events.sync_rooms import initial_sync, rooms_since
+from events.sync_token import SyncToken
+from streams.tokens import VectorToken
+
+
+def here() -> VectorToken:
+    """After everything that is stored; also within a transaction, whose facts no position covers yet."""
+    return VectorToken(Event.objects.aggregate(highest=Max("stream_ordering"))["highest"] or 1)
+
+
+def first(user_id, now=None, **arguments):
+    """An initial sync up to here."""
+    return initial_sync(user_id, now=SyncToken({"events": now or here()}), **arguments)
+
+
+def since(user_id, token, now=None, **arguments):
+    """The rooms since a position of the stream, up to here."""
+    return rooms_since(user_id, token, now or here(), **arguments)
+
+
+def ids(events):
+    """Event IDs of a timeline or of a state."""
+    return [event.event_id for event in events]
+
+
+def only(rooms):
+    """The one room of a part of an answer."""
+    (room,) = rooms
+    return room
