@@ -1,0 +1,95 @@
+"""The predicate, as a page, over many rooms and as a view, against the rule asked of every event."""
+
+import pytest
+from django.db import connection, transaction
+from hypothesis import HealthCheck, given, settings
+
+from events.explaining import explain_visibility
+from events.models import CurrentState, ErasedUser, Event, ForgottenRoom, IgnoredUser, VisibleEvent
+from events.on_read import access_parameters, read_access
+from events.parsing import parse_line
+from events.visible_sql import ACCESS_ROWS, pruned, sees
+from tests.generated_rooms import USERS, forked_rooms
+from tests.made_rooms import ALICE, BOB
+from tests.room_data import ROOM_NAMES, event_lines
+from tests.stored_rooms import store_room
+
+pytestmark = pytest.mark.django_db
+
+STRANGER = "@stranger:nowhere.test"
+_JOINED = (
+    f"SELECT e.event_id, {pruned()} FROM {ACCESS_ROWS} a JOIN events_event e ON e.room_id = a.room_id WHERE {sees()}"
+)
+
+
+def by_rule(user_id, room_id):
+    """Event -> whether it is pruned for the user alone, of what the rule shows."""
+    ids = list(Event.objects.filter(room_id=room_id).values_list("event_id", flat=True))
+    return {found.event_id: found.pruned for found in explain_visibility(user_id, ids) if found.seen}
+
+
+def by_join(user_id, room_ids):
+    """The same from the predicate over rooms."""
+    access = read_access(user_id, room_ids)
+    with connection.cursor() as cursor:
+        cursor.execute(_JOINED, access_parameters(user_id, access.values()))
+        return dict(cursor.fetchall())
+
+
+def by_view(user_id, room_id):
+    """Event -> whether the view tells to redact it."""
+    in_state = CurrentState.objects.filter(room_id=room_id, type="m.room.member", state_key=user_id).exists()
+    rows = (
+        VisibleEvent.objects.filter(user_id=user_id) if in_state else VisibleEvent.objects.filter(user_id__isnull=True)
+    )
+    return dict(rows.filter(room_id=room_id).values_list("event_id", "redacted"))
+
+
+def compare(user_id, room_id):
+    """All ways must tell the same; returns how many events the user sees.
+
+    The view knows users by their membership in the current state, and all others as strangers.
+    """
+    rule = by_rule(user_id, room_id)
+    assert by_join(user_id, [room_id]) == rule
+    access = read_access(user_id, [room_id])[room_id]
+    if access.membership is not None or not access.recorded:
+        redacted = Event.objects.filter(room_id=room_id, redacted_by__isnull=False)
+        served_redacted = set(redacted.values_list("event_id", flat=True))
+        assert by_view(user_id, room_id) == {e: alone or e in served_redacted for e, alone in rule.items()}
+    return len(rule)
+
+
+@pytest.mark.parametrize("room", ROOM_NAMES)
+def test_shipped_rooms(room):
+    events = [parse_line(line) for line in event_lines(room)]
+    store_room(events)
+    room_id = events[0].room_id
+    most = 1 if room == "large_v10" else 5
+    members = sorted({event.state_key for event in events if event.type == "m.room.member"})
+    seen = [compare(user_id, room_id) for user_id in [STRANGER, *members[:: len(members) // most + 1]]]
+    assert max(seen) > 20
+    ErasedUser.objects.bulk_create(ErasedUser(user_id=user_id) for user_id in members[::2])
+    ForgottenRoom.objects.bulk_create(
+        ForgottenRoom(user_id=row.state_key, room_id=room_id, event_id=row.event_id)
+        for row in CurrentState.objects.filter(room_id=room_id, membership__in=("leave", "ban"))
+    )
+    for user_id in members[1 :: len(members) // most + 1]:
+        compare(user_id, room_id)
+
+
+@settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(made=forked_rooms())
+def test_generated_rooms(made):
+    with transaction.atomic():
+        store_room(made.events, first_position=-sum(event.backfilled for event in made.events) or 2)
+        for user_id in (*USERS, STRANGER):
+            compare(user_id, made.room_id)
+        ErasedUser.objects.create(user_id=ALICE)
+        ErasedUser.objects.create(user_id=BOB)
+        IgnoredUser.objects.create(user_id=BOB, ignored_user_id=ALICE)
+        for row in CurrentState.objects.filter(room_id=made.room_id, membership__in=("leave", "ban")):
+            ForgottenRoom.objects.create(user_id=row.state_key, room_id=made.room_id, event_id=row.event_id)
+        for user_id in (*USERS, STRANGER):
+            compare(user_id, made.room_id)
+        transaction.set_rollback(True)
