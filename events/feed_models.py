@@ -10,14 +10,13 @@ from django.db import models
 
 from state.fields import IdentifierField
 
-__all__ = ["Feed", "FeedEntry", "FeedRoom"]
+__all__ = ["Feed", "FeedEntry", "FeedPosition"]
 
 
 class Feed(models.Model):
     """A user's feed: which part of it is complete, and how long it is.
 
-    ``complete_from`` is the re-sync mark: all of the user's events above it are listed, up to where the feeds' reader is.
-    Whoever comes with an older token asks the rooms.
+    ``complete_from`` is the re-sync mark: all of the user's events above it are listed, up to the feeds' position. Whoever comes with an older token asks the rooms.
     """
 
     user_id = IdentifierField(primary_key=True)
@@ -46,14 +45,14 @@ class FeedEntry(models.Model):
         return f"{self.user_id} {self.stream_ordering}"
 
 
-class FeedRoom(models.Model):
-    """Feeds know this room only above a position: who sees what was worked out anew below it."""
+class FeedPosition(models.Model):
+    """How far all feeds are written: one row, moved in the transaction that writes them."""
 
-    room_id = IdentifierField(primary_key=True)
-    complete_from = models.BigIntegerField(help_text="stream position above which feeds list the room's events")
+    name = models.TextField(primary_key=True, help_text="the reader that writes feeds")
+    position = models.BigIntegerField(help_text="stream position up to which feeds list what is new")
 
     class Meta:
-        db_table = "events_feedroom"
+        db_table = "events_feedposition"
 
     def __str__(self) -> str:
-        return self.room_id
+        return f"{self.name} {self.position}"

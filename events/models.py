@@ -31,7 +31,7 @@ __all__ = [
     "EventVisibility",
     "Feed",
     "FeedEntry",
-    "FeedRoom",
+    "FeedPosition",
     "ForgottenRoom",
     "ForwardExtremity",
     "IgnoredUser",
@@ -330,6 +330,6 @@ class EventVisibility(models.Model):
         return f"{self.room_id} {self.user_id or 'everyone'} {self.kind} {self.first}..{self.last or ''}"
 
 
-from events.feed_models import Feed, FeedEntry, FeedRoom  # noqa: E402 - after the tables
+from events.feed_models import Feed, FeedEntry, FeedPosition  # noqa: E402 - after the tables
 from events.gap_model import TimelineGap  # noqa: E402 - after the tables
 from events.visible_models import ForgottenRoom, IgnoredUser, RoomAccess, VisibleEvent  # noqa: E402 - after the tables

@@ -42,15 +42,18 @@ class Migration(migrations.Migration):
             options={"db_table": "events_feedentry"},
         ),
         migrations.CreateModel(
-            name="FeedRoom",
+            name="FeedPosition",
             fields=[
-                ("room_id", identifier(primary_key=True, serialize=False)),
                 (
-                    "complete_from",
-                    models.BigIntegerField(help_text="stream position above which feeds list the room's events"),
+                    "name",
+                    models.TextField(primary_key=True, serialize=False, help_text="the reader that writes feeds"),
+                ),
+                (
+                    "position",
+                    models.BigIntegerField(help_text="stream position up to which feeds list what is new"),
                 ),
             ],
-            options={"db_table": "events_feedroom"},
+            options={"db_table": "events_feedposition"},
         ),
         migrations.AddField(
             model_name="room",
