@@ -32,9 +32,9 @@ __all__ = ["SHIPPED_ROOMS", "code_archive", "find_java", "spark_session"]
 SHIPPED_ROOMS = ("streams", "state", "events", "pipeline")
 _ROOMS_FOLDER = Path(__file__).resolve().parent.parent
 _NOT_SHIPPED = {"management", "__pycache__", "templates"}
-_HIDDEN_NAMES = ("DJANGO_SETTINGS_MODULE", "DATABASE_URL")
 _JVM_END_SECONDS = 10.0
-_HIDDEN_PREFIX = "REPLSITE_"
+#: Variables that are Django's, or ours.
+_HIDDEN_PREFIXES = ("DJANGO_", "DATABASE_URL", "REPLSITE_")
 _LOGGING = """
 rootLogger.level = error
 rootLogger.appenderRef.stderr.ref = stderr
@@ -146,7 +146,7 @@ def _environment_of_jvm(java_home: str | None) -> Iterator[None]:
     """While the JVM starts: its Python is this one, and what is not its business is out of sight."""
     before = dict(os.environ)
     for name in list(os.environ):
-        if name in _HIDDEN_NAMES or name.startswith(_HIDDEN_PREFIX):
+        if name.startswith(_HIDDEN_PREFIXES):
             del os.environ[name]
     os.environ.update(PYSPARK_PYTHON=sys.executable, PYSPARK_DRIVER_PYTHON=sys.executable)
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")

@@ -35,7 +35,7 @@ os.environ["DJANGO_SETTINGS_MODULE"] = "replsite.settings"
 assert settings.SECRET_KEY  # loads the settings now, in the environment of the session
 
 IN_CI = os.environ.get("CI", "").lower() in ("1", "true", "yes")
-FOLDERS = ("unit", "properties", "protocol", "integration", "docs", "pipeline", "acceptance", "torture")
+FOLDERS = ("unit", "properties", "protocol", "oracle", "integration", "docs", "acceptance", "torture", "pipeline")
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 Start = Callable[..., "subprocess.Popen[str]"]
 
@@ -48,9 +48,13 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The quickest folder first; within a folder the order of pytest-django, which puts transactional tests last."""
+    """The quickest folder first; within a folder the order of pytest-django, which puts transactional tests last.
+
+    Where several processes share the work the slowest folder is first, so that none of them is left alone with it.
+    """
+    folders = FOLDERS[::-1] if "PYTEST_XDIST_WORKER" in os.environ else FOLDERS
     items.sort(
-        key=lambda item: next((n for n, folder in enumerate(FOLDERS) if folder in item.path.parts), len(FOLDERS))
+        key=lambda item: next((n for n, folder in enumerate(folders) if folder in item.path.parts), len(folders))
     )
 
 
