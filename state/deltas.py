@@ -19,9 +19,12 @@ StateKey = tuple[str, str]
 
 HOPS_LIMIT = 20
 """Most chains that an expansion reads besides the group's own."""
-ROWS_PER_KEY_LIMIT = 3
+ROWS_PER_KEY_LIMIT = 2.25
 SPARE_ROWS = 100
-"""An expansion of a state with k keys reads at most ``ROWS_PER_KEY_LIMIT * k + SPARE_ROWS`` rows."""
+"""An expansion of a state with k keys reads at most ``ROWS_PER_KEY_LIMIT * k + SPARE_ROWS`` rows.
+
+A higher limit stores less and reads more: on the largest shipped room 3 stores 1.18 rows per event and 2.25 stores 1.26.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,23 +33,23 @@ WITH RECURSIVE spans AS (
     WHERE below.id = (SELECT prev_group FROM state_stategroup WHERE id = spans.chain)
 )"""
 
-#: The entries of a group: one index range a chain, and the highest group wins for each key. ``OFFSET 0`` keeps the planner, which
-#: cannot guess how many chains there are, from reading the whole table. State keys differ earlier than types, so they sort first.
+#: The entries of a group: one index range a chain, and the highest group wins for each key; null: the key was removed.
+#: ``OFFSET 0`` keeps the planner, which cannot guess how many chains there are, from reading the whole table. State keys differ
+#: earlier than types, so they sort first.
 _FILTERED = (
     _SPANS
-    + """, entries AS (
-    SELECT DISTINCT ON (state_key, type) type, state_key, event_id
-    FROM spans, LATERAL (
-        SELECT type, state_key, event_id, state_group FROM state_stategroupdelta AS delta
-        WHERE delta.chain = spans.chain AND delta.state_group <= spans.upto {condition}
-        OFFSET 0
-    ) AS read
-    ORDER BY state_key, type, state_group DESC
-)
-SELECT type, state_key, event_id FROM entries WHERE event_id IS NOT NULL
-"""
+    + """
+SELECT DISTINCT ON (state_key, type) type, state_key, event_id
+FROM spans, LATERAL (
+    SELECT type, state_key, event_id, state_group FROM state_stategroupdelta AS delta
+    WHERE delta.chain = spans.chain AND delta.state_group <= spans.upto {condition}
+    OFFSET 0
+) AS read
+ORDER BY state_key, type, state_group DESC"""
 )
 FULL_STATE = _FILTERED.format(condition="")
+#: The same without a filter, planned once in each session (migration 0003).
+_FULL_STATE_PLANNED = "SELECT type, state_key, event_id FROM state_full_state(%(group)s)"
 
 #: The newest entry of a chain at one key: an index range walked backwards up to the first hit.
 _HIT = """
@@ -105,10 +105,7 @@ def full_state(group: int, using: str = "default", only: StateFilter = EVERYTHIN
     if only.is_keys_only and len(only.keys) <= ONE_BY_ONE:
         state = _at_keys([group], only.keys, using).get(group, {})
     else:
-        condition, values = _condition(only)
-        with connections[using].cursor() as cursor:
-            cursor.execute(_FILTERED.format(condition=condition), {"group": group, **values})
-            state = {(event_type, state_key): event_id for event_type, state_key, event_id in cursor.fetchall()}
+        state = _one_pass(group, only, using)
     if not state and not StateGroup.objects.using(using).filter(pk=group).exists():
         raise _unknown(group)
     return state
@@ -144,6 +141,17 @@ def reserve_group_ids(cursor: Any, count: int) -> Sequence[int]:
     """IDs for ``count`` new groups, ascending and not necessarily consecutive; never given back."""
     cursor.execute(_RESERVE, {"count": count})
     return sorted(number for (number,) in cursor)
+
+
+def _one_pass(group: int, only: StateFilter, using: str) -> State:
+    condition, values = _condition(only)
+    query = _FILTERED.format(condition=condition) if condition else _FULL_STATE_PLANNED
+    with connections[using].cursor() as cursor:
+        cursor.execute(query, {"group": group, **values})
+        found = {(event_type, state_key): event_id for event_type, state_key, event_id in cursor.fetchall()}
+    if None in found.values():
+        return {key: event_id for key, event_id in found.items() if event_id is not None}
+    return found
 
 
 # --- filters ----------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from events.room_history import room_history
 from state.deltas import GroupBuilder
 from state.errors import UnknownStateGroup
 from state.filters import EVERYTHING, MEMBER, StateFilter
-from state.store import _AT_KEYS, _FILTERED, ONE_BY_ONE, _condition, entries, full_state, full_states
+from state.store import _AT_KEYS, _FILTERED, FULL_STATE, ONE_BY_ONE, _condition, entries, full_state, full_states
 from tests.room_data import ROOM_NAMES, event_lines
 from tests.stored_rooms import store_groups
 
@@ -151,3 +151,12 @@ def test_many_groups_are_one_query_and_each_row_is_read_once(line, django_assert
     with django_assert_num_queries(1):
         assert len(full_states([*groups, *groups, fork])) == 52
     assert full_states([]) == {}
+
+
+def test_planned_function_is_the_query():
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT prosrc FROM pg_proc WHERE proname = 'state_full_state'")
+        (body,) = cursor.fetchone()
+    assert (
+        FULL_STATE.replace("%(group)s", "wanted").split() == body.partition("QUERY")[2].rpartition(";\nEND")[0].split()
+    )
