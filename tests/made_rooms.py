@@ -65,6 +65,10 @@ class MadeRoom:
         self.events.append(event)
         return event
 
+    def state_after(self, event_id: str) -> dict[tuple[str, str], str]:
+        """The state after an event, as far as it follows from its first prev events: (type, state key) -> event."""
+        return dict(self._states[event_id])
+
     def _auth_events(self, whole: dict[str, Any], state: dict[tuple[str, str], str]) -> list[Any]:
         draft = finish_event(whole, self.version)
         keys = auth_keys(draft, room_version(self.version))

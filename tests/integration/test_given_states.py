@@ -1,0 +1,280 @@
+"""States told from outside: joining through another server, live events above a gap, backfill with a state."""
+
+import pytest
+
+from events.errors import Reason
+from events.models import CurrentStateDelta, Event, EventVisibility, Room
+from events.persist import Incoming, persist
+from events.reading import state_at
+from events.receiving import with_state
+from events.stored_room import forget_kept
+from events.user_timeline import timeline_of
+from state.models import StateGroup
+from tests.made_rooms import ALICE, BOB, EVE, MadeRoom
+from tests.persisted_rooms import current_state, gaps, incoming, leaves, persist_all, ranges, replayed_state
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture(autouse=True)
+def _nothing_kept():
+    """What this process keeps of events would outlive the tables."""
+    yield
+    forget_kept()
+
+
+def public_room(version="10", room_id="!made:a.test"):
+    made = MadeRoom(version, room_id, ruled=True)
+    made.state("m.room.power_levels", "", {"users": {} if version == "12" else {ALICE: 100}})
+    made.state("m.room.join_rules", "", {"join_rule": "public"})
+    return made
+
+
+def state_of(made, event):
+    """The state events before an event, as another server tells them."""
+    by_id = {known.event_id: known for known in made.events}
+    return [by_id[event_id] for event_id in made.state_after(event.prev_event_ids[0]).values()]
+
+
+def told(made, event, **about):
+    """The batch of an event with its state."""
+    return with_state(incoming(event, **about), [state.json for state in state_of(made, event)])
+
+
+def verdict(outcome, event):
+    """What became of one event of a batch."""
+    return next(stored for stored in outcome.stored if stored.event_id == event.event_id)
+
+
+def reasons(outcome):
+    return [refused.error.reason for refused in outcome.refused]
+
+
+# --- joining ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", ["1", "6", "10", "11", "12"])
+def test_join_of_a_room_elsewhere_makes_it_known(version):
+    made = public_room(version)
+    for _ in range(3):
+        made.message()
+    join = made.member(BOB, "join")
+    outcome = persist(told(made, join))
+    assert outcome.refused == []
+    assert not verdict(outcome, join).soft_failed and verdict(outcome, join).rejected_reason is None
+    room = Room.objects.get()
+    assert (room.room_id, room.creator, room.create_event_id) == (made.room_id, ALICE, made.create.event_id)
+    assert not room.current_state_unresolved and not room.visibility_unresolved
+    assert leaves(made.room_id) == [join.event_id]
+    assert gaps(made.room_id) == [join.prev_event_ids[0]]
+    expected = made.state_after(join.event_id)
+    assert current_state(made.room_id) == replayed_state(made.room_id) == state_at(join.event_id).after == expected
+    assert Event.objects.filter(outlier=True).count() == 4
+    assert [entry.event_id for entry in timeline_of(BOB, made.room_id)] == [join.event_id]
+
+
+def test_talk_goes_on_after_the_join():
+    made = public_room()
+    join = made.member(BOB, "join")
+    persist(told(made, join))
+    outcome = persist([incoming(made.message(sender=BOB)), incoming(made.message())])
+    assert [stored.soft_failed for stored in outcome.stored] == [False, False]
+    assert len(timeline_of(BOB, made.room_id)) == 3
+    assert StateGroup.objects.filter(prev_group=None).count() == 1  # the given one is stored in full, once
+
+
+def test_state_goes_in_whole_before_the_event_in_a_batch_of_its_own():
+    made = public_room()
+    made.message()
+    join = made.member(BOB, "join")
+    batch = told(made, join)
+    assert len(persist(batch[:-1]).stored) == 4
+    assert not leaves(made.room_id)
+    outcome = persist(batch)
+    assert [stored.event_id for stored in outcome.stored] == [join.event_id] and len(outcome.duplicates) == 4
+
+
+def test_rejected_events_do_not_count_in_a_given_state():
+    made = public_room()
+    forged = made.send({"type": "m.room.topic", "state_key": "", "sender": EVE, "content": {"topic": "x"}})
+    join = made.member(BOB, "join")
+    outcome = persist(told(made, join))
+    verdicts = {stored.event_id: stored.rejected_reason for stored in outcome.stored}
+    assert verdicts[forged.event_id] is not None and verdicts[join.event_id] is None
+    assert ("m.room.topic", "") not in current_state(made.room_id)
+
+
+def test_join_that_the_state_forbids_is_rejected():
+    made = public_room()
+    made.state("m.room.join_rules", "", {"join_rule": "invite"})
+    join = made.member(BOB, "join")
+    outcome = persist(told(made, join))
+    assert "not invited" in verdict(outcome, join).rejected_reason
+    assert leaves(made.room_id) == [] and current_state(made.room_id) == {}
+
+
+def test_event_that_cannot_be_read_is_refused_alone():
+    made = public_room()
+    join = made.member(BOB, "join")
+    batch = with_state(incoming(join), [b"{", *(state.json for state in state_of(made, join))])
+    outcome = persist(batch)
+    assert reasons(outcome) == [Reason.NOT_JSON] and leaves(made.room_id) == [join.event_id]
+
+
+def test_version_has_to_be_told():
+    with pytest.raises(ValueError, match="room version"):
+        with_state(Incoming(b"{}"), [])
+
+
+def test_repeating_a_join_changes_nothing():
+    made = public_room()
+    join = made.member(BOB, "join")
+    batch = told(made, join)
+    persist(batch)
+    before = list(Event.objects.order_by("pk").values_list()), ranges(made.room_id), StateGroup.objects.count()
+    outcome = persist(batch)
+    assert outcome.stored == [] and len(outcome.duplicates) == 5
+    assert (
+        list(Event.objects.order_by("pk").values_list()),
+        ranges(made.room_id),
+        StateGroup.objects.count(),
+    ) == before
+
+
+# --- a state that cannot be ---------------------------------------------------------------------------------------
+
+
+def test_state_that_cannot_be_is_refused_by_name():
+    made, other = public_room(), public_room(room_id="!other:a.test")
+    topic = made.topic("one")
+    second = made.topic("two", prev=[made.events[3]])
+    message = made.message()
+    missing = made.message()
+    base = [event.event_id for event in made.events[:4]]
+    persist([incoming(event, outlier=True) for event in (*made.events[:-1], *other.events)])
+    for named in (
+        [*base, "$nowhere"],
+        [*base, other.alice.event_id],
+        [*base, message.event_id],
+        [*base, topic.event_id, second.event_id],
+        base[1:],
+        [],
+    ):
+        above = made.message(prev=[missing])
+        fine = made.member(EVE, "join", prev=[made.events[3]])
+        outcome = persist([incoming(above, state_before=named), incoming(fine, outlier=True)])
+        assert reasons(outcome) == [Reason.BAD_STATE], named
+        assert len(outcome.stored) + len(outcome.duplicates) == 1
+    assert not Event.objects.filter(outlier=False).exists()
+
+
+def test_state_that_builds_on_its_own_event_is_a_cycle():
+    made = public_room()
+    topic = made.topic("x")
+    above = made.message(prev=[topic])
+    below = made.send({"type": "m.room.message", "prev_events": ["$missing"]})
+    state = [event.event_id for event in made.events[:4]]
+    strange = made.send({"type": "m.room.name", "state_key": "", "prev_events": [below.event_id]}, prev=[below])
+    persist_all(made.events[:4])
+    outcome = persist([incoming(strange), incoming(below, state_before=[*state, strange.event_id])])
+    assert set(reasons(outcome)) == {Reason.CYCLE}
+    assert persist([incoming(topic), incoming(above)]).refused == []
+
+
+# --- live events above a gap --------------------------------------------------------------------------------------
+
+
+def gapped(made, missing=2):
+    """A stored room, then messages that are not stored; the next event of ``made`` stands above the gap."""
+    persist_all(made.events, 100)
+    return [made.message() for _ in range(missing)]
+
+
+def test_live_event_above_a_gap_needs_its_state():
+    made = public_room()
+    gapped(made)
+    above = made.message()
+    assert reasons(persist([incoming(above)])) == [Reason.MISSING_PREV_EVENTS]
+    outcome = persist(told(made, above))
+    assert verdict(outcome, above).stream_ordering > 0 and not verdict(outcome, above).soft_failed
+    assert gaps(made.room_id) == list(above.prev_event_ids)
+    assert leaves(made.room_id) == sorted([made.events[3].event_id, above.event_id])
+    assert not Room.objects.get().visibility_unresolved
+    assert current_state(made.room_id) == made.state_after(above.event_id)
+
+
+def test_state_above_a_gap_shares_the_groups_that_are_here():
+    made = public_room()
+    gapped(made)
+    before = StateGroup.objects.count()
+    persist(told(made, made.message()))
+    assert StateGroup.objects.count() == before
+    made.topic("new")
+    made.message()
+    persist(told(made, made.message()))
+    assert StateGroup.objects.filter(prev_group=None).count() == 1
+
+
+def test_event_above_a_gap_soft_fails_against_the_current_state():
+    made = public_room()
+    joined = made.member(BOB, "join")
+    ban = made.member(BOB, "ban", sender=ALICE)
+    persist_all(made.events, 100)
+    made.message(prev=[joined], sender=BOB)
+    late = made.message(sender=BOB)
+    outcome = persist(told(made, late))
+    assert verdict(outcome, late).soft_failed and leaves(made.room_id) == [ban.event_id]
+
+
+def test_state_known_from_below_wins_over_a_given_one():
+    made = public_room()
+    topic = made.topic("x")
+    persist_all(made.events, 100)
+    above = made.message()
+    without = [event.event_id for event in made.events[:4]]
+    persist([incoming(above, state_before=without)])
+    assert state_at(above.event_id).after["m.room.topic", ""] == topic.event_id
+
+
+def test_resolution_of_the_given_state_with_the_rooms_own():
+    made = public_room()
+    base = made.events[-1]
+    mine = made.topic("here", prev=[base])
+    persist_all(made.events, 100)
+    made.topic("there", prev=[base])
+    above = made.message()
+    persist(told(made, above))
+    assert leaves(made.room_id) == sorted([mine.event_id, above.event_id])
+    merge = made.message(prev=[mine, above])
+    persist([incoming(merge)])
+    assert leaves(made.room_id) == [merge.event_id]
+    assert state_at(merge.event_id).after == current_state(made.room_id) == replayed_state(made.room_id)
+
+
+# --- old events ---------------------------------------------------------------------------------------------------
+
+
+def test_backfilled_event_with_a_given_state_is_seen_by_whom_it_should():
+    made = public_room()
+    made.state("m.room.history_visibility", "", {"history_visibility": "joined"})
+    made.member(BOB, "join")
+    made.message()
+    said = made.message(sender=BOB)
+    made.member(EVE, "join")
+    join = made.member(EVE, "join")
+    persist(told(made, join))
+    outcome = persist(told(made, said, backfilled=True))
+    place = verdict(outcome, said).stream_ordering
+    assert place < 0 and state_at(said.event_id).after == made.state_after(said.event_id)
+    assert said.event_id in {entry.event_id for entry in timeline_of(BOB, made.room_id)}
+    assert said.event_id not in {entry.event_id for entry in timeline_of(EVE, made.room_id)}
+    assert EventVisibility.objects.filter(first=place, last=place, user_id=BOB).exists()
+    assert leaves(made.room_id) == [join.event_id]
+
+
+def test_changes_of_the_current_state_are_facts():
+    made = public_room()
+    join = made.member(BOB, "join")
+    persist(told(made, join))
+    place = Event.objects.get(event_id=join.event_id).stream_ordering
+    assert {row.stream_ordering for row in CurrentStateDelta.objects.all()} == {place}
