@@ -1,0 +1,258 @@
+"""The ranges of a stored room made anew: after a gap was filled, after an upgrade, or to check them.
+
+They are worked out from what is stored, states of groups included, so states that were given from outside count. Takes time
+and memory in proportion to the room's events and state changes. Assumes the caller's transaction with the room's row locked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from django.db import connections
+
+from events.arrivals import Arrivals
+from events.graph import Leaves, causal_order, is_accepted
+from events.models import EventVisibility, Room
+from events.parsing import ParsedEvent
+from events.redaction_rules import may_redact
+from events.room_states import RoomStates, Stored
+from events.stored_states import parsed_events
+from events.visibility_ranges import Step, VisibilityRanges, VisibilityRow, in_order
+from state.deltas import GroupBuilder, StateKey
+from state.room_versions import room_version
+
+__all__ = ["ranges_anew", "rebuild_visibility", "stored_ranges"]
+
+#: A room's events with a place in the graph, as they came.
+_EVENTS = """
+SELECT e.event_id, e.room_id, e.type, e.state_key, e.sender, e.topological_ordering, e.origin_server_ts, e.membership, e.redacts,
+  e.soft_failed, e.rejected_reason, e.stream_ordering, e.state_group,
+  ARRAY(SELECT edge.prev_event_id FROM events_eventedge edge WHERE edge.event_id = e.event_id)
+FROM events_event e WHERE e.room_id = %s AND NOT e.outlier ORDER BY e.stream_ordering
+"""
+_STATE_EVENTS = """
+SELECT event_id, outlier, soft_failed, rejected_reason, stream_ordering FROM events_event
+WHERE room_id = %s AND state_key IS NOT NULL
+"""
+_TARGETS = """
+SELECT e.event_id, e.type, e.sender FROM events_event redaction JOIN events_event e ON e.event_id = redaction.redacts
+WHERE redaction.room_id = %(room)s AND e.room_id = %(room)s
+"""
+_GROUPS = """
+SELECT g.id, g.prev_group, d.type, d.state_key, d.event_id FROM state_stategroup g
+LEFT JOIN state_stategroupdelta d ON d.chain = g.chain AND d.state_group = g.id
+WHERE g.room_id = %s ORDER BY g.id
+"""
+_DELETE = "DELETE FROM events_eventvisibility WHERE room_id = %s"
+
+
+def rebuild_visibility(room_id: str, using: str = "default") -> bool:
+    """Write the room's ranges anew; false where they cannot be known yet, and then it has none.
+
+    ``Room.visibility_unresolved`` says the same afterwards.
+    """
+    rows = ranges_anew(room_id, using)
+    with connections[using].cursor() as cursor:
+        cursor.execute(_DELETE, [room_id])
+    EventVisibility.objects.using(using).bulk_create(
+        EventVisibility(room_id=room_id, user_id=row.user_id, kind=row.kind, first=row.first, last=row.last)
+        for row in rows or ()
+    )
+    Room.objects.using(using).filter(pk=room_id).update(visibility_unresolved=rows is None)
+    return rows is not None
+
+
+def stored_ranges(room_id: str, using: str = "default") -> list[VisibilityRow]:
+    """The ranges that are stored, by stream positions."""
+    rows = EventVisibility.objects.using(using).filter(room_id=room_id)
+    return in_order(VisibilityRow(*row) for row in rows.values_list("user_id", "kind", "first", "last"))
+
+
+def ranges_anew(room_id: str, using: str = "default") -> list[VisibilityRow] | None:
+    """What the ranges should be, by stream positions; null where the state at a live event is not known."""
+    return _StoredHistory(room_id, using).ranges()
+
+
+@dataclass(slots=True)
+class _Runs:
+    """Ranges of backfilled events: none goes on over an event without state, which may get one of its own later."""
+
+    builder: GroupBuilder
+    events: dict[str, ParsedEvent]
+    rows: list[VisibilityRow] = field(default_factory=list)
+    run: VisibilityRanges | None = None
+
+    def add(self, step: Step | None) -> None:
+        if step is None:
+            self.end()
+            return
+        self.run = self.run or VisibilityRanges(self.builder, self.events)
+        self.run.add(step)
+
+    def end(self) -> None:
+        self.rows += self.run.ended() if self.run is not None else ()
+        self.run = None
+
+
+class _StoredHistory:
+    """A room as stored, read once."""
+
+    def __init__(self, room_id: str, using: str) -> None:
+        room = Room.objects.using(using).get(pk=room_id)
+        self._version = room_version(room.room_version)
+        with connections[using].cursor() as cursor:
+            cursor.execute(_GROUPS, [room_id])
+            builder, numbers, below = _builder(cursor.fetchall())
+            cursor.execute(_STATE_EVENTS, [room_id])
+            told = {event_id: facts for event_id, *facts in cursor.fetchall()}
+            cursor.execute(_TARGETS, {"room": room_id})
+            self._targets = {event_id: (event_type, sender) for event_id, event_type, sender in cursor.fetchall()}
+            cursor.execute(_EVENTS, [room_id])
+            rows = cursor.fetchall()
+        self._graph = [_event(row, room.room_version) for row in rows]
+        content = {
+            event_id: _with_facts(event, *told[event_id])
+            for event_id, event in parsed_events(list(told), using).items()
+        }
+        self._graph = [content.get(event.event_id, event) for event in self._graph]
+        groups = {row[0]: row[-2] for row in rows}
+        after = {event_id: numbers[group] for event_id, group in groups.items() if group is not None}
+        create = content.get(room.create_event_id or "")
+        events: dict[str, ParsedEvent] = {**content, **{event.event_id: event for event in self._graph}}
+        self._states = RoomStates(self._version, [], Stored(events, create, builder, after, lambda _states: None))
+        for event in self._graph:
+            group = groups[event.event_id]
+            if group is not None and event.is_state and is_accepted(event):
+                group = below[group]
+            if group is not None:
+                self._states.before[event.event_id] = numbers[group]
+
+    def ranges(self) -> list[VisibilityRow] | None:
+        """The rows, or null."""
+        lines, events = self._lines(), dict(self._states.events)
+        old = _Runs(self._states.builder, events)
+        live = VisibilityRanges(self._states.builder, events)
+        for event in self._graph:
+            if not is_accepted(event):
+                continue
+            step = self._step(event, lines.get(event.event_id))
+            if event.backfilled:
+                old.add(step)
+            elif step is None:
+                return None
+            else:
+                live.add(step)
+        old.end()
+        return in_order([*old.rows, *live.rows, *live.still_open(), *self._withheld()])
+
+    def _lines(self) -> dict[str, int | None]:
+        """Live event -> the group of the current state when it had come in; an event waits for its prev events."""
+        arrivals = Arrivals(self._states, Leaves())
+        found: dict[str, int | None] = {}
+        for backfilled in (False, True):
+            part = [event for event in self._graph if event.backfilled is backfilled]
+            order, left = causal_order(part)
+            for number in (*order, *left):
+                arrivals.add(part[number])
+                if not backfilled:
+                    found[part[number].event_id] = arrivals.current
+        current = arrivals.finish()
+        last = next((event for event in reversed(self._graph) if is_accepted(event) and not event.backfilled), None)
+        if last is not None and current is not None:  # whoever goes on with the room begins with this line
+            found[last.event_id] = current
+        return found
+
+    def _step(self, event: ParsedEvent, line: int | None) -> Step | None:
+        """Null for an event without state."""
+        after = self._states.after.get(event.event_id)
+        if after is None or event.stream_ordering is None:
+            return None
+        before = self._states.before.get(event.event_id)
+        return Step(event.stream_ordering, event, before, after, after if line is None else line)
+
+    def _withheld(self) -> list[VisibilityRow]:
+        """Redactions that redact nothing."""
+        found = []
+        for event in self._graph:
+            place = event.stream_ordering
+            if place is None or event.redacts is None or not is_accepted(event):
+                continue
+            if not self._redacts_something(event):
+                found.append(VisibilityRow(None, "withheld", place, place))
+        return found
+
+    def _redacts_something(self, redaction: ParsedEvent) -> bool:
+        target_id = redaction.redacts or ""
+        if target_id not in self._targets:
+            return False
+        event_type, sender = self._targets[target_id]
+        target = replace(redaction, event_id=target_id, type=event_type, sender=sender)
+        before = self._states.before.get(redaction.event_id)
+        levels = (
+            self._states.rules.levels(self._states.state(before), self._states.create) if before is not None else None
+        )
+        return may_redact(redaction, target, self._version, levels)
+
+
+def _with_facts(
+    event: ParsedEvent, outlier: bool, soft_failed: bool, rejected_reason: str | None, place: int
+) -> ParsedEvent:
+    return replace(
+        event,
+        json=b"",
+        outlier=outlier,
+        soft_failed=soft_failed,
+        rejected_reason=rejected_reason,
+        stream_ordering=place,
+        rejection_given=True,
+        soft_failure_given=True,
+    )
+
+
+def _event(row: Sequence[Any], version: str) -> ParsedEvent:
+    """An event from its columns, without content: all that is needed of messages."""
+    event_id, room_id, kind, key, sender, depth, at, membership, redacts, soft_failed, reason, place, _, prevs = row
+    event = ParsedEvent(
+        event_id=event_id,
+        room_id=room_id,
+        room_version=version,
+        type=kind,
+        state_key=key,
+        sender=sender,
+        depth=depth,
+        origin_server_ts=at,
+        prev_event_ids=tuple(prevs),
+        auth_event_ids=(),
+        membership=membership,
+        redacts=redacts,
+        relates_to=None,
+        content_hash_matches=True,
+        json=b"",
+        content={},
+    )
+    return _with_facts(event, False, soft_failed, reason, place)
+
+
+def _builder(
+    rows: Sequence[tuple[int, int | None, str | None, str, str | None]],
+) -> tuple[GroupBuilder, dict[int, int], dict[int, int | None]]:
+    """The stored groups in memory: the builder, its number of each group, and the group below each."""
+    changes: dict[int, dict[StateKey, str | None]] = {}
+    below: dict[int, int | None] = {}
+    for group, prev, event_type, state_key, event_id in rows:
+        below[group] = prev
+        delta = changes.setdefault(group, {})
+        if event_type is not None:
+            delta[event_type, state_key] = event_id
+    builder, numbers = GroupBuilder(), dict[int, int]()
+    for group, delta in changes.items():
+        prev = below[group]
+        if prev is None:
+            numbers[group] = builder.add_full(
+                {key: event_id for key, event_id in delta.items() if event_id is not None}
+            )
+        else:
+            numbers[group] = builder.add(numbers[prev], delta)
+    return builder, numbers, below

@@ -1,0 +1,51 @@
+"""The ranges of a stored room, made anew from what is stored, against those that were written."""
+
+import pytest
+from django.db import transaction
+from hypothesis import HealthCheck, given, settings
+
+from events.models import EventVisibility, Room
+from events.parsing import parse_line
+from events.visibility_rebuild import ranges_anew, rebuild_visibility, stored_ranges
+from tests.generated_rooms import forked_rooms
+from tests.made_rooms import MadeRoom
+from tests.room_data import ROOM_NAMES, event_lines
+from tests.stored_rooms import store_room
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.mark.parametrize("room", ROOM_NAMES)
+def test_ranges_of_shipped_rooms_come_out_the_same(room):
+    events = [parse_line(line) for line in event_lines(room)]
+    store_room(events, first_position=-sum(event.backfilled for event in events) or 2)
+    room_id = events[0].room_id
+    before = stored_ranges(room_id)
+    assert len(before) > 3 and ranges_anew(room_id) == before
+
+
+@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(made=forked_rooms())
+def test_ranges_of_generated_rooms_come_out_the_same(made):
+    with transaction.atomic():
+        store_room(made.events, first_position=-sum(event.backfilled for event in made.events) or 2)
+        before = stored_ranges(made.room_id)
+        assert ranges_anew(made.room_id) == before
+        transaction.set_rollback(True)
+
+
+def test_ranges_that_were_lost_are_written_again():
+    made = MadeRoom()
+    made.message()
+    store_room(made.events)
+    before = stored_ranges(made.room_id)
+    EventVisibility.objects.all().delete()
+    assert rebuild_visibility(made.room_id) and stored_ranges(made.room_id) == before
+
+
+def test_room_with_a_live_event_of_unknown_state_keeps_none():
+    made = MadeRoom()
+    made.message(prev=["$gone"])
+    store_room(made.events)
+    assert not rebuild_visibility(made.room_id)
+    assert stored_ranges(made.room_id) == [] and Room.objects.get().visibility_unresolved
