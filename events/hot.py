@@ -20,10 +20,10 @@ import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from events.hot_concerns import Kind
 from events.hot_feed import HotFeed
+from events.hot_stream import At
 from streams import cache_feed, database, writers
 from streams.conf import stream_settings
 from streams.logs import get_logger
@@ -69,13 +69,6 @@ class Look:
         return not self.memberships_changed and self.changed is not None and not self.changed
 
 
-class At(NamedTuple):
-    """Where a stream is fed to; ``generation`` is set for streams in memory."""
-
-    token: VectorToken
-    generation: int | None
-
-
 def look(user_id: str, since: VectorToken, using: str | None = None) -> Look:
     """What may have changed for the user since a position of ``events``.
 
@@ -99,7 +92,7 @@ def rooms_of(user_id: str, using: str | None = None) -> frozenset[str]:
 def rooms_changed_since(rooms: Collection[str], since: VectorToken, using: str | None = None) -> frozenset[str] | None:
     """Those of the rooms in which something may have happened since; None: in any of them. Good up to ``now()`` of before."""
     feed = _feed(using)
-    feed.tokens()
+    feed.positions()
     changed = feed.changed("events", Kind.ROOM, since)
     return None if changed is None else changed & frozenset(rooms)
 
@@ -117,15 +110,15 @@ def now(stream: str = "events", using: str | None = None) -> VectorToken | None:
 
 def positions(using: str | None = None) -> Mapping[str, At]:
     """Up to where the memory of each stream is complete; empty while nothing is heard."""
-    return {name: At(*found) for name, found in _feed(using).tokens().items()}
+    return _feed(using).positions()
 
 
-def news(user_id: str, since: Mapping[str, VectorToken], streams: Sequence[str], using: str | None = None) -> list[str]:
+def news(user_id: str, since: Mapping[str, At], streams: Sequence[str], using: str | None = None) -> list[str]:
     """Those of the streams of which something may concern the user since; a stream without a position always."""
     return _feed(using).concerns(user_id, since, streams)
 
 
-def wait(user_id: str, since: Mapping[str, VectorToken], timeout_seconds: float, using: str | None = None) -> bool:
+def wait(user_id: str, since: Mapping[str, At], timeout_seconds: float, using: str | None = None) -> bool:
     """Block until something may concern the user that these positions do not cover; False when the time is over.
 
     Wakes at once after a commit of this process, and within milliseconds of one in another. Raises ``TooManyWaiters``.
@@ -141,9 +134,7 @@ def wait(user_id: str, since: Mapping[str, VectorToken], timeout_seconds: float,
         feed.leave(waiter)
 
 
-async def await_news(
-    user_id: str, since: Mapping[str, VectorToken], timeout_seconds: float, using: str | None = None
-) -> bool:
+async def await_news(user_id: str, since: Mapping[str, At], timeout_seconds: float, using: str | None = None) -> bool:
     """``wait`` for async code: no thread is kept while it waits."""
     end = time.monotonic() + timeout_seconds
     future: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -22,7 +22,7 @@ from typing import Any
 from events.errors import TooManyWaiters
 from events.hot_concerns import Concern, Kind, concerns_of, followed, rule_of
 from events.hot_rows import TooFarBehind, lane_rows, lanes_of, newest_rows
-from events.hot_stream import HotStream, Lane
+from events.hot_stream import At, HotStream, Lane
 from events.hot_waiters import HotWaiter, HotWaiters
 from events.joined_rooms import joined_rooms, rooms_of_users
 from events.waking import wake
@@ -118,11 +118,11 @@ class HotFeed:
 
     # --- what is remembered -----------------------------------------------------------------------------------------
 
-    def tokens(self) -> dict[str, tuple[VectorToken, int | None]]:
-        """Stream -> (up to where it is fed, its generation if it is in memory); empty while nothing is heard."""
+    def positions(self) -> dict[str, At]:
+        """Up to where each stream is fed; empty while nothing is heard."""
         self._see_own()
         with self._memory:
-            return {name: (stream.token, stream.generation) for name, stream in self._streams.items()}
+            return {name: stream.at for name, stream in self._streams.items()}
 
     def ask(self, user_id: str, since: VectorToken) -> tuple[VectorToken, frozenset[str], frozenset[str] | None, bool]:
         """(Up to where, joined rooms there, those that may have changed, whether memberships may have), as one.
@@ -155,16 +155,17 @@ class HotFeed:
             stream = self._streams.get(stream_name)
             return None if stream is None else stream.changes[kind].changed_since(since)
 
-    def concerns(self, user_id: str, since: Mapping[str, VectorToken], names: Iterable[str]) -> list[str]:
+    def concerns(self, user_id: str, since: Mapping[str, At], names: Iterable[str]) -> list[str]:
         """Those of the streams of which something may concern the user since."""
         rooms = self.ask(user_id, VectorToken(0))[1]
         with self._memory:
             return [name for name in names if self._may_concern(name, user_id, rooms, since.get(name))]
 
-    def _may_concern(self, name: str, user_id: str, rooms: frozenset[str], since: VectorToken | None) -> bool:
+    def _may_concern(self, name: str, user_id: str, rooms: frozenset[str], at: At | None) -> bool:
         stream = self._streams.get(name)
-        if stream is None or since is None:
+        if stream is None or at is None or at.generation != stream.generation:
             return True
+        since = at.token
         if stream.token == since:
             return False
         if stream.changes[Kind.USER].may_have_changed(user_id, since):
@@ -194,14 +195,14 @@ class HotFeed:
 
     # --- those who wait ---------------------------------------------------------------------------------------------
 
-    def wait(self, user_id: str, since: Mapping[str, VectorToken], signal: Any) -> HotWaiter | None:
+    def wait(self, user_id: str, since: Mapping[str, At], signal: Any) -> HotWaiter | None:
         """Wait until something may concern the user that these positions do not cover; None: there is something already.
 
-        Raises ``TooManyWaiters``.
+        While nothing is heard it waits for that: everybody is woken then. Raises ``TooManyWaiters``.
         """
         rooms = self.ask(user_id, VectorToken(0))[1]
         with self._memory:
-            if any(self._may_concern(name, user_id, rooms, since.get(name)) for name in followed()):
+            if self.is_hearing and any(self._may_concern(name, user_id, rooms, since.get(name)) for name in followed()):
                 return None
             waiter = HotWaiter(user_id, rooms, signal)
             if not self._waiters.add(waiter):

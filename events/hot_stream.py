@@ -11,16 +11,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from events.hot_changes import LastChanges
 from events.hot_concerns import Concern, Concerns, Kind
 from streams.tokens import VectorToken
 
-__all__ = ["ONE_LANE", "HotStream", "Lane"]
+__all__ = ["ONE_LANE", "At", "HotStream", "Lane"]
 
 #: The lane of a stream that is read in the order of its IDs, whoever wrote.
 ONE_LANE = ""
+
+
+class At(NamedTuple):
+    """A position in a stream; ``generation`` is set for streams in memory, which have several lives."""
+
+    token: VectorToken
+    generation: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +55,11 @@ class HotStream:
     fed: dict[str, int] = field(default_factory=dict)
     changes: dict[Kind, LastChanges] = field(default_factory=dict)
     token: VectorToken = field(default_factory=lambda: VectorToken(0))
+
+    @property
+    def at(self) -> At:
+        """Up to where it is fed."""
+        return At(self.token, self.generation)
 
     @property
     def in_memory(self) -> bool:

@@ -12,7 +12,7 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
 __all__ = ["Talker", "chatter", "talkers"]
@@ -67,13 +67,10 @@ def talkers(database_url: str, *instances: str) -> Iterator[list[Talker]]:
 
 def _end(process: subprocess.Popen[str]) -> None:
     assert process.stdin is not None and process.stdout is not None
+    process.kill()  # its tables are going to be emptied
+    process.wait()
     process.stdin.close()
-    try:
-        process.wait(30)
-    finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
+    process.stdout.close()
 
 
 def chatter(seed: str, count: int) -> int:
@@ -105,28 +102,20 @@ def chatter(seed: str, count: int) -> int:
     return done
 
 
-def _obey(words: list[str]) -> int:
+def _acts() -> dict[str, Callable[..., int]]:
     from events.creating import LocalRoom
     from streams.catalog import typing_users, writing
 
-    match words:
-        case ["ready"]:
-            return 0
-        case ["send", room, user]:
-            return LocalRoom(room).send(user, "m.room.message", {"body": "x"}).stream_ordering
-        case ["join", room, user]:
-            return LocalRoom(room).join(user).stream_ordering
-        case ["leave", room, user]:
-            return LocalRoom(room).leave(user).stream_ordering
-        case ["invite", room, sender, user]:
-            return LocalRoom(room).invite(sender, user).stream_ordering
-        case ["typing", room, user]:
-            return typing_users.set_typing(room, user, True) or 0
-        case ["receipt", room, user, event]:
-            return writing.add_receipt(room, "m.read", user, event, {"ts": 1})
-        case ["chatter", seed, count]:
-            return chatter(seed, int(count))
-    raise ValueError(words)
+    return {
+        "ready": lambda: 0,
+        "send": lambda room, user: LocalRoom(room).send(user, "m.room.message", {"body": "x"}).stream_ordering,
+        "join": lambda room, user: LocalRoom(room).join(user).stream_ordering,
+        "leave": lambda room, user: LocalRoom(room).leave(user).stream_ordering,
+        "invite": lambda room, sender, user: LocalRoom(room).invite(sender, user).stream_ordering,
+        "typing": lambda room, user: typing_users.set_typing(room, user, True) or 0,
+        "receipt": lambda room, user, event: writing.add_receipt(room, "m.read", user, event, {"ts": 1}),
+        "chatter": lambda seed, count: chatter(seed, int(count)),
+    }
 
 
 def main() -> None:
@@ -135,8 +124,10 @@ def main() -> None:
 
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "replsite.settings")
     django.setup()
+    acts = _acts()
     for line in sys.stdin:
-        number = _obey(line.split())
+        act, *words = line.split()
+        number = acts[act](*words)
         sys.stdout.write(f"{number} {time.monotonic()}\n")
         sys.stdout.flush()
 
