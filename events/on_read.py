@@ -49,25 +49,8 @@ __all__ = [
 IGNORED_USER_LIST = "m.ignored_user_list"
 IGNORED_USERS_LIMIT = 10_000
 
-#: How a user may read rooms; a room that is not stored has no row.
-_ACCESS = """
-SELECT r.room_id, NOT (r.visibility_unresolved OR r.current_state_unresolved), a.user_id IS NOT NULL OR (
-    m.event_id IS NULL AND EXISTS (SELECT FROM events_eventvisibility v
-      WHERE v.room_id = r.room_id AND v.user_id IS NULL AND v.kind = 'peekable' AND v.last IS NULL)
-  ), coalesce(a.peeking, true), EXISTS (
-    SELECT FROM events_event e WHERE e.type = 'm.room.member' AND e.state_key = %(user)s AND e.room_id = r.room_id
-  ), a.cut, a.cut_depth, m.membership, EXISTS (
-    SELECT FROM events_forgottenroom f WHERE f.user_id = %(user)s AND f.room_id = r.room_id AND f.event_id = m.event_id
-  ), j.json
-FROM unnest(%(rooms)s::text[]) AS asked (room_id)
-JOIN events_room r USING (room_id)
-LEFT JOIN events_currentstate m ON m.room_id = r.room_id AND m.type = 'm.room.member' AND m.state_key = %(user)s
-LEFT JOIN events_roomaccess a ON a.room_id = r.room_id AND a.user_id = %(user)s
-LEFT JOIN (
-    events_currentstate p JOIN events_event pe ON pe.event_id = p.event_id AND pe.redacted_by IS NULL
-    JOIN events_eventjson j ON j.event_id = p.event_id
-) ON p.room_id = r.room_id AND p.type = 'm.room.retention' AND p.state_key = ''
-"""
+#: How a user may read rooms; a room that is not stored has no row. The function's plan is kept for the connection.
+_ACCESS = "SELECT * FROM events_access(%(user)s, %(rooms)s::text[])"
 
 
 class Reach(StrEnum):

@@ -15,20 +15,11 @@ from django.db import connections
 
 from events.client_form import StoredForm, client_json, pruned_json
 from events.questions import can_be_stored
+from events.served_sql import SERVED, SERVED_JSON, SERVED_TYPES
 
 __all__ = ["SERVED", "SERVED_JSON", "ServedEvent", "load_events", "served"]
 
-#: The columns of a served event, for a query whose events are ``e`` and whose ``FROM`` goes on with ``SERVED_JSON``.
-#: The redaction is looked up row by row, and only for rows that have one.
-SERVED = """
-e.event_id, e.room_id, j.room_version, e.type, e.state_key, e.sender, e.stream_ordering, e.topological_ordering,
-e.instance_name, e.origin_server_ts, e.redacts, j.json, e.redacted_by,
-(SELECT r.json FROM events_eventjson r WHERE r.event_id = e.redacted_by),
-(SELECT r.redacts FROM events_event r WHERE r.event_id = e.redacted_by),
-(SELECT r.redacted_by IS NOT NULL FROM events_event r WHERE r.event_id = e.redacted_by)
-"""
-SERVED_JSON = "JOIN events_eventjson j ON j.event_id = e.event_id"
-_COLUMNS = 16
+_COLUMNS = len(SERVED_TYPES)
 
 _BY_ID = f"SELECT {SERVED} FROM events_event e {SERVED_JSON} WHERE e.event_id = ANY(%s)"
 _EVENTS_PER_QUERY = 1_000

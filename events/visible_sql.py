@@ -18,7 +18,7 @@ migration makes as the views.
 
 from __future__ import annotations
 
-__all__ = ["ACCESS_ROWS", "MEMBERSHIP_AT", "ROOM_ACCESS", "VISIBLE_EVENT", "is_accepted", "pruned", "sees"]
+__all__ = ["ACCESS", "ACCESS_ROWS", "MEMBERSHIP_AT", "ROOM_ACCESS", "VISIBLE_EVENT", "is_accepted", "pruned", "sees"]
 
 #: A user's membership in a state group: the walk of ``state.store.FULL_STATE`` for one key.
 MEMBERSHIP_AT = """
@@ -81,18 +81,33 @@ def _seen(event: str, access: str) -> str:
     return f"""{is_accepted(event)}
 AND ({access}.cut IS NULL OR ({event}.stream_ordering <= {access}.cut
   AND ({event}.stream_ordering > 0 OR {event}.topological_ordering <= {access}.cut_depth)))
-AND ({event}.type NOT IN ('m.room.redaction', 'm.call.invite') OR NOT EXISTS (
-  SELECT FROM events_eventvisibility v WHERE {_wide(event)} AND v.kind = 'withheld' AND v.first = {event}.stream_ordering))
+AND ({event}.type NOT IN ('m.room.redaction', 'm.call.invite') OR NOT {
+        _some_range(f'''
+  {_wide(event)} AND v.kind = 'withheld' AND v.first = {event}.stream_ordering''')
+    })
 AND (
-  EXISTS (SELECT FROM events_eventvisibility v WHERE {_wide(event)} AND {_covers(event)} AND (
+  {
+        _some_range(f'''{_wide(event)} AND {_covers(event)} AND (
     v.kind = 'world' OR (v.kind = 'shared' AND NOT {access}.peeking)
     OR ({event}.type = 'm.room.history_visibility' AND v.kind IN ('world_before', 'shared_before')
-        AND (v.kind = 'world_before' OR NOT {access}.peeking) AND NOT {_erased(event)})))
+        AND (v.kind = 'world_before' OR NOT {access}.peeking) AND NOT {_erased(event)}))''')
+    }
   OR (
     ({access}.recorded OR NOT {access}.peeking)
-    AND CASE WHEN {access}.peeking AND {_shared(event)} THEN {_joined_at(event, access)} ELSE {_in_own_range(event, access)} END
+    AND CASE WHEN {access}.peeking AND {_shared(event)} THEN {_joined_at(event, access)} ELSE {
+        _in_own_range(event, access)
+    } END
   )
 )"""
+
+
+def _some_range(condition: str) -> str:
+    """Whether there is such a range, the latest looked at first: it is most often the one.
+
+    Not ``EXISTS``: the planner may turn that into one read of the ranges of all rooms.
+    """
+    return f"""coalesce((
+      SELECT true FROM events_eventvisibility v WHERE {condition} ORDER BY v.user_id DESC, v.first DESC LIMIT 1), false)"""
 
 
 def _wide(event: str) -> str:
@@ -104,16 +119,14 @@ def _covers(event: str) -> str:
 
 
 def _shared(event: str) -> str:
-    return f"""EXISTS (
-      SELECT FROM events_eventvisibility v WHERE {_wide(event)} AND v.kind = 'shared' AND {_covers(event)})"""
+    return _some_range(f"{_wide(event)} AND v.kind = 'shared' AND {_covers(event)}")
 
 
 def _in_own_range(event: str, access: str) -> str:
     of_user = f"v.room_id = {event}.room_id AND v.user_id = {access}.user_id"
-    return f"""(EXISTS (
-      SELECT FROM events_eventvisibility v WHERE {of_user} AND v.kind IN ('joined', 'invited', 'shown') AND {_covers(event)}
-    ) AND NOT EXISTS (
-      SELECT FROM events_eventvisibility v WHERE {of_user} AND v.kind = 'hidden' AND v.first = {event}.stream_ordering))"""
+    shown = _some_range(f"{of_user} AND v.kind IN ('joined', 'invited', 'shown') AND {_covers(event)}")
+    hidden = _some_range(f"{of_user} AND v.kind = 'hidden' AND v.first = {event}.stream_ordering")
+    return f"({shown} AND NOT {hidden})"
 
 
 def _erased(event: str) -> str:
@@ -160,6 +173,34 @@ WHERE m.type = 'm.room.member' AND m.membership IS NOT NULL AND (reads.member OR
 UNION ALL
 SELECT NULL, v.room_id, true, false, NULL, NULL, NULL
 FROM events_eventvisibility v WHERE v.user_id IS NULL AND v.kind = 'peekable' AND v.last IS NULL
+"""
+
+#: How a user may read rooms, with the room's retention policy; a room that is not stored has no row. A function because planning
+#: its query takes longer than running it.
+ACCESS = """
+CREATE FUNCTION events_access(asked_user text, asked_rooms text[]) RETURNS TABLE (
+  out_room character varying, known boolean, readable boolean, out_peeking boolean, out_recorded boolean, out_cut bigint,
+  out_cut_depth bigint, out_membership character varying, forgotten boolean, policy bytea
+) LANGUAGE plpgsql STABLE PARALLEL SAFE SET plan_cache_mode = force_generic_plan AS $access$
+BEGIN
+RETURN QUERY
+SELECT r.room_id, NOT (r.visibility_unresolved OR r.current_state_unresolved), a.user_id IS NOT NULL OR (
+    m.event_id IS NULL AND EXISTS (SELECT FROM events_eventvisibility v
+      WHERE v.room_id = r.room_id AND v.user_id IS NULL AND v.kind = 'peekable' AND v.last IS NULL)
+  ), coalesce(a.peeking, true), EXISTS (
+    SELECT FROM events_event e WHERE e.type = 'm.room.member' AND e.state_key = asked_user AND e.room_id = r.room_id
+  ), a.cut, a.cut_depth, m.membership, EXISTS (
+    SELECT FROM events_forgottenroom f WHERE f.user_id = asked_user AND f.room_id = r.room_id AND f.event_id = m.event_id
+  ), j.json
+FROM unnest(asked_rooms) AS asked (room_id)
+JOIN events_room r USING (room_id)
+LEFT JOIN events_currentstate m ON m.room_id = r.room_id AND m.type = 'm.room.member' AND m.state_key = asked_user
+LEFT JOIN events_roomaccess a ON a.room_id = r.room_id AND a.user_id = asked_user
+LEFT JOIN (
+    events_currentstate p JOIN events_event pe ON pe.event_id = p.event_id AND pe.redacted_by IS NULL
+    JOIN events_eventjson j ON j.event_id = p.event_id
+) ON p.room_id = r.room_id AND p.type = 'm.room.retention' AND p.state_key = '';
+END $access$
 """
 
 #: Every event that a user sees, without retention.

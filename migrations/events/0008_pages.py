@@ -1,7 +1,14 @@
+"""Pages of rooms, and who may read them, as functions whose plans are kept."""
+
 from django.db import migrations
+
+from events import page_sql, visible_sql
 
 
 class Migration(migrations.Migration):
     dependencies = [("events", "0007_gaps")]
 
-    operations: list = []
+    operations = [
+        migrations.RunSQL(visible_sql.ACCESS, "DROP FUNCTION events_access(text, text[])"),
+        migrations.RunSQL(f"{page_sql.PAGE_BEFORE}; {page_sql.PAGE_AFTER}", page_sql.DROP_PAGES),
+    ]
