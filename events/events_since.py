@@ -6,13 +6,17 @@ other servers. A room that the user has left is told up to the leave.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import replace
+
 from events import hot
+from events.feeds import Listed, listed_since
 from events.questions import can_be_stored, checked_limit
 from events.sync_answers import NewEvents
 from events.sync_memberships import Memberships, read_memberships
 from events.sync_positions import read_events_token
 from events.sync_token import SyncToken
-from events.sync_windows import Span, Window, Windows
+from events.sync_windows import Span, Window, Windows, looked_at
 from streams.conf import stream_settings
 from streams.one_view import one_view
 from streams.tokens import VectorToken
@@ -21,6 +25,8 @@ __all__ = ["MOST_NEW_EVENTS", "events_since"]
 
 MOST_NEW_EVENTS = 1_000
 """Events of one answer."""
+ROOMS_WORTH_A_FEED = 50
+"""With fewer rooms to look at each of them is asked."""
 
 
 def events_since(
@@ -51,16 +57,35 @@ def events_since(
 
 
 def _read(user_id: str, span: Span, limit: int, changed: frozenset[str] | None, using: str) -> NewEvents:
-    """``changed``: joined rooms that may have something new, when the user's memberships are what they were."""
+    """``changed``: joined rooms that may have something new, when the user's memberships are what they were.
+
+    Many rooms are looked at by the user's feed, if there is one: what is found there is the same.
+    """
     low = span.since or span.now
     with one_view(using) as cursor:
         if changed is None:
-            rooms = _windows(read_memberships(cursor, user_id, span.now, low), span)
+            memberships = read_memberships(cursor, user_id, span.now, low)
+            rooms = _windows(memberships, span)
+            changed = frozenset(room.room_id for room in memberships.of("join") if room.changed_at is None)
         else:
             rooms = [Window(room_id, low.base, span.now.highest) for room_id in sorted(changed)]
-        events, upto = Windows(cursor, user_id, rooms, span, using).in_order(limit)
+        positions: tuple[int, ...] = ()
+        if len(changed) >= ROOMS_WORTH_A_FEED:
+            listed = listed_since(cursor, user_id, changed, (low, span.now), looked_at(limit))
+            if listed is not None:
+                positions, rooms = listed.positions, list(_by_feed(rooms, changed, listed))
+        events, upto = Windows(cursor, user_id, rooms, span, using).in_order(limit, positions)
     token = span.now if upto is None else low.after_partial_read(span.now, upto)
     return NewEvents(tuple(events), token, upto is not None)
+
+
+def _by_feed(rooms: Iterable[Window], steady: Collection[str], listed: Listed) -> Iterator[Window]:
+    """Rooms where the user was all the time are looked at only where the feed lists something."""
+    for window in rooms:
+        if window.room_id not in steady:
+            yield window
+        elif window.room_id in listed.rooms:
+            yield replace(window, listed=True)
 
 
 def _windows(memberships: Memberships, span: Span) -> list[Window]:

@@ -1,6 +1,6 @@
 """The SQL of sync answers, as text: many rooms at once, each with a window of positions.
 
-Windows are rows (room_id, low, high, whole, own_only) given as parameters; they are joined to the access rows of
+Windows are rows (room_id, low, high, whole, own_only, listed) given as parameters; they are joined to the access rows of
 ``events.visible_sql`` by room. A window is ``low < position <= high`` beside what two vector tokens say: nothing that
 ``now`` does not cover, and, unless the room is answered whole, nothing that ``since`` covers. In a window at most ``scanned``
 events are looked at, the newest first (``NEWEST``: in stream order, ``LATEST``: in topological order), so that no room takes
@@ -22,6 +22,7 @@ __all__ = [
     "CURRENT",
     "GAPS",
     "IN_ORDER",
+    "IN_ORDER_LISTED",
     "LATER_CHANGES",
     "LATEST",
     "MEMBERSHIPS",
@@ -33,8 +34,9 @@ __all__ = [
 ]
 
 _WINDOWS = """
-unnest(%(rooms)s::text[], %(lows)s::bigint[], %(highs)s::bigint[], %(wholes)s::boolean[], %(own_only)s::boolean[])
-AS w (room_id, low, high, whole, own_only)
+unnest(%(rooms)s::text[], %(lows)s::bigint[], %(highs)s::bigint[], %(wholes)s::boolean[], %(own_only)s::boolean[],
+  %(listed)s::boolean[])
+AS w (room_id, low, high, whole, own_only, listed)
 """
 _IN_WINDOW = """
 e.room_id = w.room_id AND e.stream_ordering > w.low AND e.stream_ordering <= w.high
@@ -83,14 +85,25 @@ LATEST = _timelines(_TOPOLOGICAL, "e.topological_ordering, e.stream_ordering")
 MORE_NEWEST = _more(_STREAM)
 MORE_LATEST = _more(_TOPOLOGICAL)
 
-#: The oldest events of all windows together, with how many were looked at and where the last of them is.
-IN_ORDER = f"""
-WITH looked_at AS MATERIALIZED (
-  SELECT e.*, a.user_id, a.peeking, a.recorded, a.cut, a.cut_depth, a.kept_since, w.own_only
-  FROM {ACCESS_ROWS} a JOIN {_WINDOWS} ON w.room_id = a.room_id
+_LOOKED_AT = "e.*, a.user_id, a.peeking, a.recorded, a.cut, a.cut_depth, a.kept_since, w.own_only"
+_BY_WINDOWS = f"""
+  SELECT {_LOOKED_AT} FROM {ACCESS_ROWS} a JOIN {_WINDOWS} ON w.room_id = a.room_id AND NOT w.listed
   CROSS JOIN LATERAL (
     SELECT e.* FROM events_event e WHERE {_IN_WINDOW} AND (NOT w.own_only OR {_OWN}) ORDER BY e.stream_ordering LIMIT %(scanned)s
-  ) AS e ORDER BY e.stream_ordering LIMIT %(scanned)s
+  ) AS e
+"""
+_BY_POSITIONS = f"""
+  SELECT {_LOOKED_AT} FROM unnest(%(positions)s::bigint[]) AS place (position)
+  JOIN events_event e ON e.stream_ordering = place.position
+  JOIN {_WINDOWS} ON {_IN_WINDOW} AND w.listed JOIN {ACCESS_ROWS} a ON a.room_id = w.room_id
+  WHERE NOT w.own_only OR {_OWN}
+"""
+
+
+def _in_order(*sources: str) -> str:
+    return f"""
+WITH looked_at AS MATERIALIZED (
+  {" UNION ALL ".join(sources)} ORDER BY stream_ordering LIMIT %(scanned)s
 )
 SELECT {SERVED}, {pruned("e", "e")}, found.count, found.last
 FROM (SELECT count(*) AS count, max(stream_ordering) AS last FROM looked_at) AS found
@@ -99,6 +112,12 @@ LEFT JOIN (
   WHERE {_SHOWN} ORDER BY e.stream_ordering LIMIT %(limit)s
 ) AS e ON true LEFT {SERVED_JSON} ORDER BY e.stream_ordering
 """
+
+
+#: The oldest events of all windows together, with how many were looked at and where the last of them is.
+IN_ORDER = _in_order(_BY_WINDOWS)
+#: The same where the events of listed windows are at given positions (``events.feeds``).
+IN_ORDER_LISTED = _in_order(_BY_WINDOWS, _BY_POSITIONS)
 
 #: The newest gap of each window.
 GAPS = f"""

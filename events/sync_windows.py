@@ -34,7 +34,8 @@ class Span:
 class Window:
     """The part of a room that is looked at: ``low < position <= high``, within the span.
 
-    ``whole``: from the beginning, whatever ``since`` says. ``own_only``: nothing but the user's own memberships.
+    ``whole``: from the beginning, whatever ``since`` says. ``own_only``: nothing but the user's own memberships. ``listed``: a
+    feed tells where its events are.
     """
 
     room_id: str
@@ -42,6 +43,7 @@ class Window:
     high: int
     whole: bool = False
     own_only: bool = False
+    listed: bool = False
 
 
 @dataclass(slots=True)
@@ -106,18 +108,19 @@ class Windows:
             found[room_id].more = True
         return found
 
-    def in_order(self, limit: int) -> tuple[list[ServedEvent], int | None]:
-        """The oldest ``limit`` shown events of all windows, ascending by stream ordering.
+    def in_order(self, limit: int, positions: Sequence[int] = ()) -> tuple[list[ServedEvent], int | None]:
+        """The oldest ``limit`` shown events of all windows, ascending by stream ordering; of listed ones, at ``positions``.
 
         The second value is the position up to which the windows were looked at; null: to their ends.
         """
         if not self.windows:
             return [], None
         scanned = looked_at(limit)
-        more = {"limit": limit + 1, "scanned": scanned}
+        more = {"limit": limit + 1, "scanned": scanned, "positions": list(positions)}
+        text = sql.IN_ORDER_LISTED if positions else sql.IN_ORDER
         found: list[ServedEvent] = []
         last = None
-        for *row, pruned, count, upto in self._rows(sql.IN_ORDER, self._allowed(), {**more, **self._access_values()}):
+        for *row, pruned, count, upto in self._rows(text, self._allowed(), {**more, **self._access_values()}):
             last = upto if count >= scanned else None
             if row[0] is not None:
                 found.append(served(row, pruned=bool(pruned)))
@@ -196,6 +199,7 @@ class Windows:
             "highs": [window.high for window in columns],
             "wholes": [window.whole for window in columns],
             "own_only": [window.own_only for window in columns],
+            "listed": [window.listed for window in columns],
             **(more or {}),
         }
         self._cursor.execute(text, values)

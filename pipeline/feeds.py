@@ -1,0 +1,137 @@
+"""Writes per-user feeds, behind the stream ``events``: a list for each user of this server of what may be new to them.
+
+``write_feeds`` takes a stretch of the stream, in the caller's transaction, whoever brings it: the named reader ``feeds``
+(``pipeline.handlers``, run by ``manage.py runhandlers feeds``) or a micro-batch. Its position is written with the entries, so a
+stretch that comes twice is written once, and one that does not begin where the last one ended is noticed.
+
+An event is listed for everybody of this server who is joined to its room, or whose membership in it changed with or after
+the stretch's first event; a change of a user's membership is listed for that user. So whoever was joined at an event of the
+stretch has it listed, however late the writing is. All events of a room are listed, also those that nobody is shown: readers
+decide, by what holds when they ask.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from events.feeds import FEEDS
+
+__all__ = ["Stretch", "Written", "drop_feeds", "write_feeds"]
+
+#: A feed that grew too long is cut to this part of the limit, so that it is not cut for every event.
+_KEPT = 0.8
+
+_POSITION = "SELECT position FROM events_feedposition WHERE name = %(name)s FOR UPDATE"
+_MOVE = """
+INSERT INTO events_feedposition (name, position) VALUES (%(name)s, %(upto)s)
+ON CONFLICT (name) DO UPDATE SET position = excluded.position
+"""
+#: Whether events lie between two positions: then somebody set the reader to go on behind them.
+_PASSED_OVER = (
+    "SELECT EXISTS (SELECT FROM events_event WHERE stream_ordering > %(low)s AND stream_ordering <= %(high)s)"
+)
+_IN_STRETCH = "stream_ordering > %(low)s AND stream_ordering <= %(upto)s"
+#: Users of this server: their IDs end with its name.
+_LOCAL = "substr({user}, strpos({user}, ':') + 1) = %(server)s"
+#: Entries of a stretch, and how many each user got.
+_WRITE = f"""
+WITH fresh AS MATERIALIZED (
+  SELECT stream_ordering, room_id, type, state_key FROM events_event WHERE {_IN_STRETCH}
+), member AS MATERIALIZED (
+  SELECT c.room_id, c.state_key AS user_id FROM (SELECT DISTINCT room_id FROM fresh) AS room
+  JOIN events_currentstate c USING (room_id)
+  WHERE c.type = 'm.room.member' AND c.membership = 'join' AND {_LOCAL.format(user="c.state_key")}
+  UNION
+  SELECT d.room_id, d.state_key FROM (SELECT DISTINCT room_id FROM fresh) AS room
+  JOIN events_currentstatedelta d USING (room_id)
+  WHERE d.type = 'm.room.member' AND d.stream_ordering > %(low)s AND {_LOCAL.format(user="d.state_key")}
+), entry AS (
+  SELECT member.user_id, fresh.stream_ordering, room_id FROM fresh JOIN member USING (room_id)
+  UNION
+  SELECT state_key, stream_ordering, room_id FROM fresh
+  WHERE type = 'm.room.member' AND state_key IS NOT NULL AND {_LOCAL.format(user="state_key")}
+  UNION
+  SELECT state_key, stream_ordering, room_id FROM events_currentstatedelta
+  WHERE {_IN_STRETCH} AND type = 'm.room.member' AND {_LOCAL.format(user="state_key")}
+), written AS (
+  INSERT INTO events_feedentry (user_id, stream_ordering, room_id) SELECT * FROM entry
+  ON CONFLICT (user_id, stream_ordering) DO NOTHING RETURNING user_id
+)
+INSERT INTO events_feed AS feed (user_id, complete_from, entries) SELECT user_id, %(low)s, count(*) FROM written GROUP BY user_id
+ON CONFLICT (user_id) DO UPDATE SET entries = feed.entries + excluded.entries
+RETURNING user_id, entries, (SELECT count(*) FROM written)
+"""
+#: The newest entries of a user stay; the mark moves to the newest that goes.
+_CUT = """
+WITH cut AS MATERIALIZED (
+  SELECT user_id, (
+    SELECT stream_ordering FROM events_feedentry e WHERE e.user_id = feed.user_id
+    ORDER BY stream_ordering DESC OFFSET %(kept)s LIMIT 1
+  ) AS upto FROM events_feed feed WHERE user_id = ANY(%(users)s)
+), gone AS (
+  DELETE FROM events_feedentry e USING cut WHERE e.user_id = cut.user_id AND e.stream_ordering <= cut.upto
+  RETURNING e.user_id
+), counted AS (SELECT user_id, count(*) AS entries FROM gone GROUP BY user_id)
+UPDATE events_feed feed SET complete_from = cut.upto, entries = feed.entries - counted.entries
+FROM cut JOIN counted USING (user_id) WHERE feed.user_id = cut.user_id
+"""
+_DROP = ("DELETE FROM events_feedentry", "DELETE FROM events_feed", "DELETE FROM events_feedposition")
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """A part of the stream ``events`` of which everything is committed: ``low < position <= upto``."""
+
+    low: int
+    upto: int
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What became of a stretch: entries written, feeds that were cut, whether all feeds began anew."""
+
+    entries: int = 0
+    cut: int = 0
+    began_anew: bool = False
+
+
+def write_feeds(cursor: Any, stretch: Stretch, server_name: str, limit: int) -> Written:
+    """List the events of a stretch; every feed has at most ``limit`` entries afterwards.
+
+    Called with the transaction open in which the caller's own cursor moves. What was listed before changes nothing. Where
+    the stretch leaves out events since the last one all feeds are dropped: they begin anew with it.
+    """
+    low, began_anew = _begin(cursor, stretch)
+    if low >= stretch.upto:
+        return Written()
+    values = {"low": low, "upto": stretch.upto, "server": server_name}
+    cursor.execute(_WRITE, values)
+    rows = cursor.fetchall()
+    long = [user_id for user_id, entries, _ in rows if entries > limit]
+    if long:
+        cursor.execute(_CUT, {"users": long, "kept": max(1, int(limit * _KEPT))})
+    cursor.execute(_MOVE, {"name": FEEDS, "upto": stretch.upto})
+    return Written(rows[0][2] if rows else 0, len(long), began_anew)
+
+
+def drop_feeds(cursor: Any) -> None:
+    """Throw all feeds away: readers ask the rooms until they are there again."""
+    for statement in _DROP:
+        cursor.execute(statement)
+
+
+def _begin(cursor: Any, stretch: Stretch) -> tuple[int, bool]:
+    """Where to begin, and whether feeds had to be dropped."""
+    cursor.execute(_POSITION, {"name": FEEDS})
+    row = cursor.fetchone()
+    if row is None:
+        drop_feeds(cursor)
+        return stretch.low, True
+    if stretch.low <= row[0]:
+        return row[0], False
+    cursor.execute(_PASSED_OVER, {"low": row[0], "high": stretch.low})
+    if not cursor.fetchone()[0]:
+        return row[0], False
+    drop_feeds(cursor)
+    return stretch.low, True
