@@ -1,0 +1,117 @@
+"""Ranges that grow with every batch of ``persist``, against the whole history's, and against the rule."""
+
+import pytest
+from django.db import connection, transaction
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from events.models import Event, EventVisibility, Room
+from events.parsing import ParsedEvent
+from events.persist import persist
+from events.room_history import room_history
+from events.stored_room import forget_kept
+from events.visibility_ranges import in_order
+from events.visibility_rebuild import ranges_anew, stored_ranges
+from tests.generated_rooms import USERS, forked_rooms
+from tests.integration.test_visible_sql import STRANGER, compare
+from tests.made_rooms import ALICE, BOB, MadeRoom
+from tests.persisted_rooms import incoming, persist_all
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_kept():
+    yield
+    forget_kept()
+
+
+def as_they_came(made):
+    """The stored events of a made room with their verdicts, by their positions."""
+    by_id = {event.event_id: event for event in made.events}
+    columns = ("event_id", "rejected_reason", "soft_failed", "stream_ordering")
+    told = {"rejection_given": True, "soft_failure_given": True}
+    for event_id, reason, soft_failed, place in Event.objects.order_by("stream_ordering").values_list(*columns):
+        event = by_id[event_id]
+        known = {name: getattr(event, name) for name in ParsedEvent.__slots__}
+        yield ParsedEvent(
+            **{**known, **told, "rejected_reason": reason, "soft_failed": soft_failed, "stream_ordering": place}
+        )
+
+
+@settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(made=forked_rooms(most_events=20, verdicts=False, backfill=False), batch=st.sampled_from([1, 3, 50]))
+def test_ranges_do_not_depend_on_the_way(made, batch):
+    """One by one, in batches, as a whole history, and made anew: the same rows; and they tell what the rule tells."""
+    with transaction.atomic():
+        persist_all(made.events, batch)
+        events = list(as_they_came(made))
+        places = [event.stream_ordering for event in events]
+        wanted = in_order(
+            row.__class__(row.user_id, row.kind, places[row.first], None if row.last is None else places[row.last])
+            for row in room_history(events).visibility
+        )
+        assert stored_ranges(made.room_id) == wanted == ranges_anew(made.room_id)
+        for user_id in (*USERS, STRANGER):
+            compare(user_id, made.room_id)
+        transaction.set_rollback(True)
+    forget_kept()
+
+
+@settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    made=forked_rooms(most_events=20, verdicts=False, backfill=False),
+    old=st.sets(st.integers(4, 20), max_size=6),
+    batch=st.sampled_from([1, 4]),
+)
+def test_backfilled_events_among_live_ones_are_seen_by_whom_the_rule_lets(made, old, batch):
+    with transaction.atomic():
+        events = [incoming(event, backfilled=number in old) for number, event in enumerate(made.events)]
+        for start in range(0, len(events), batch):
+            persist(events[start : start + batch])
+        for user_id in (*USERS, STRANGER):
+            compare(user_id, made.room_id)
+        transaction.set_rollback(True)
+    forget_kept()
+
+
+def test_message_on_top_writes_no_range():
+    made = MadeRoom(ruled=True)
+    made.state("m.room.join_rules", "", {"join_rule": "public"})
+    for setting in ("joined", "shared", "world_readable", "invited"):
+        made.state("m.room.history_visibility", "", {"history_visibility": setting})
+        made.member(BOB, "join")
+        persist_all([event for event in made.events if not Event.objects.filter(event_id=event.event_id).exists()])
+        before = stored_ranges(made.room_id)
+        persist([incoming(made.message())])
+        assert stored_ranges(made.room_id) == before, setting
+
+
+def test_redaction_before_its_target_is_shown_once_that_is_here():
+    made = MadeRoom(ruled=True)
+    target = made.message()
+    redaction = made.redaction(target, prev=[made.alice])
+    persist_all([event for event in made.events if event is not target])
+    assert EventVisibility.objects.filter(kind="withheld").count() == 1
+    persist([incoming(target)])
+    assert EventVisibility.objects.filter(kind="withheld").count() == 0
+    assert redaction.event_id in Event.objects.values_list("redacted_by", flat=True)
+
+
+def test_gap_that_is_filled_makes_the_ranges_known():
+    """Live events above a gap: nobody knows who sees what until what is below them comes."""
+    made = MadeRoom(ruled=True)
+    made.state("m.room.history_visibility", "", {"history_visibility": "joined"})
+    made.message()
+    below = made.message()
+    above = [made.message(), made.message()]
+    whole = [event for event in made.events if event is not below and event not in above]
+    persist_all(whole)
+    persist([incoming(event, backfilled=True) for event in above])
+    persist([incoming(below, backfilled=True)])
+    assert not Room.objects.get().visibility_unresolved
+    for user_id in (ALICE, STRANGER):
+        compare(user_id, made.room_id)
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT count(*) FROM events_event WHERE state_unresolved")
+        assert cursor.fetchone() == (0,)
