@@ -15,6 +15,7 @@ from django.db import models
 from django.db.models.functions import Now
 
 from events.catalog import BACKFILL, EVENTS
+from events.querysets import CurrentStateQuerySet, EventQuerySet, EventVisibilityQuerySet, RoomQuerySet
 from state.fields import IdentifierField
 from streams.facts import Fact
 from streams.registry import bind
@@ -36,8 +37,8 @@ __all__ = [
     "ForwardExtremity",
     "IgnoredUser",
     "Room",
-    "TimelineGap",
     "RoomAccess",
+    "TimelineGap",
     "VisibleEvent",
 ]
 
@@ -58,6 +59,9 @@ class Room(models.Model):
     content_generation = models.BigIntegerField(
         db_default=0, help_text="raised when stored JSON of the room was rewritten, so that nobody uses what they kept"
     )
+
+    objects = models.Manager()
+    read = RoomQuerySet.as_manager()
 
     class Meta:
         db_table = "events_room"
@@ -102,6 +106,9 @@ class Event(Fact):
     state_group = models.BigIntegerField(
         null=True, help_text="the state after it (rejected: before it); null: an outlier, or state_unresolved"
     )
+
+    objects = models.Manager()
+    read = EventQuerySet.as_manager()
 
     class Meta:
         db_table = "events_event"
@@ -218,6 +225,9 @@ class CurrentState(models.Model):
     event_id = IdentifierField()
     membership = IdentifierField(null=True)
 
+    objects = models.Manager()
+    read = CurrentStateQuerySet.as_manager()
+
     class Meta:
         db_table = "events_currentstate"
         constraints: ClassVar = [
@@ -312,6 +322,9 @@ class EventVisibility(models.Model):
     kind = models.TextField(choices=Kind.choices)
     first = models.BigIntegerField(help_text="stream position of the first event")
     last = models.BigIntegerField(null=True, help_text="stream position of the last event; null: still open")
+
+    objects = models.Manager()
+    read = EventVisibilityQuerySet.as_manager()
 
     class Meta:
         db_table = "events_eventvisibility"

@@ -24,6 +24,7 @@ from typing import ClassVar
 from django.db import models
 
 from state.fields import IdentifierField
+from state.querysets import StateGroupDeltaQuerySet, StateGroupQuerySet
 
 __all__ = ["StateGroup", "StateGroupDelta"]
 
@@ -42,6 +43,9 @@ class StateGroup(models.Model):
     hops = models.SmallIntegerField(help_text="other chains that an expansion reads besides its own")
     keys = models.IntegerField(help_text="entries of the full state")
     rows_to_read = models.IntegerField(help_text="delta rows that an expansion reads")
+
+    objects = models.Manager()
+    read = StateGroupQuerySet.as_manager()
 
     class Meta:
         db_table = "state_stategroup"
@@ -75,6 +79,9 @@ class StateGroupDelta(models.Model):
     type = IdentifierField()
     state_key = IdentifierField()
     event_id = IdentifierField(null=True)
+
+    objects = models.Manager()
+    read = StateGroupDeltaQuerySet.as_manager()
 
     class Meta:
         db_table = "state_stategroupdelta"

@@ -20,6 +20,7 @@
     ├── BadCacheKey              a key of a cached value that is not made of strings
     ├── UnusableFact             content that cannot travel
     ├── FactIsFixed              changing or deleting a fact, or saving one without a reservation
+    ├── NotWritable              writing through a manager that only reads
     ├── SequenceBehind           a stored position lies above the stream's sequence
     ├── SequenceBusy             open transactions keep a sequence from being moved
     ├── WaitTimedOut             a position that somebody waited for did not come in time
@@ -50,6 +51,7 @@ __all__ = [
     "ForeignFact",
     "HandlerFailed",
     "NotTrimmable",
+    "NotWritable",
     "ReaderError",
     "ReaderFenced",
     "ReaderNameTaken",
@@ -156,6 +158,10 @@ class UnusableFact(StreamError, ValueError):
 
 class FactIsFixed(StreamError):
     """A fact was to be changed or deleted, or saved without a reservation."""
+
+
+class NotWritable(StreamError):
+    """Rows cannot be written through a manager that only reads."""
 
 
 class SequenceBehind(StreamError):

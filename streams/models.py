@@ -30,6 +30,7 @@ from streams.catalog.models import (
 from streams.epoch_model import Epoch
 from streams.facts import Fact
 from streams.following_models import LowWaterMark, ParkedFact, ReaderResync, StoredCursor
+from streams.querysets import StreamPositionQuerySet
 from streams.recorded_models import RecordedFact, RecordedGap, RecordedPosition, RecordedServer
 from streams.registry import bind
 from streams.worker_models import FederationAcknowledgement, SyncingUser, UserAddress, WireCount, WorkerConnection
@@ -111,6 +112,9 @@ class StreamPosition(models.Model):
         help_text="single complete IDs that its process keeps above the linear position, while they are many",
     )
     updated_at = models.DateTimeField(db_default=Now())
+
+    objects = models.Manager()
+    read = StreamPositionQuerySet.as_manager()
 
     class Meta:
         db_table = "streams_streamposition"

@@ -1,0 +1,45 @@
+"""Querysets of other services: they answer the usual questions and refuse to write, unless they are asked otherwise.
+
+Every model that others import has such a manager under the name ``read``, beside Django's own ``objects``. Assumes nothing about
+permissions: a role that may only read (``docs/how-to/use-the-models-from-another-service.md``) is the second lock.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Generic, NoReturn, TypeVar
+
+from django.db import models
+
+from streams.errors import NotWritable
+
+__all__ = ["ReadOnlyQuerySet"]
+
+Row = TypeVar("Row", bound=models.Model)
+_WRITES = (
+    "create", "acreate", "bulk_create", "abulk_create", "update", "aupdate", "bulk_update", "abulk_update", "delete", "adelete",
+    "get_or_create", "aget_or_create", "update_or_create", "aupdate_or_create", "select_for_update",
+)  # fmt: skip
+
+
+class ReadOnlyQuerySet(models.QuerySet[Row], Generic[Row]):
+    """Reads like any queryset; whatever writes or locks raises ``NotWritable``."""
+
+    def writable(self) -> models.QuerySet[Row]:
+        """The same rows, to be written: for tests and repairs, in a process that knows what depends on them."""
+        return models.QuerySet(self.model, self.query.chain(), self.db)
+
+
+def _refuse(name: str) -> Any:
+    def refuse(self: ReadOnlyQuerySet[Any], *args: Any, **kwargs: Any) -> NoReturn:
+        raise NotWritable(
+            f"{self.model.__name__}.read.{name}: this manager only reads. Rows come in by persist or by a stream's "
+            f"append; who must write nevertheless says {self.model.__name__}.read.writable()."
+        )
+
+    refuse.__name__ = name
+    refuse.queryset_only = False  # type: ignore[attr-defined]  # Django copies it to the manager
+    return refuse
+
+
+for _name in _WRITES:
+    setattr(ReadOnlyQuerySet, _name, _refuse(_name))
