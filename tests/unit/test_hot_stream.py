@@ -1,0 +1,93 @@
+"""Up to where the memory of a stream shows: after its rows were fed, and by what the slowest writer has announced."""
+
+from __future__ import annotations
+
+from events.hot_concerns import Kind, room_in
+from events.hot_stream import ONE_LANE, HotStream, Lane
+from streams.tokens import VectorToken
+
+
+def stream(**positions: int) -> HotStream:
+    found = HotStream("receipts", room_in(0), 100)
+    found.positions, found.fed = dict(positions), dict(positions)
+    found.begin({})
+    return found
+
+
+def test_it_begins_at_the_linear_position_with_those_ahead():
+    assert stream(a=5, b=9).token == VectorToken.of(5, {"b": 9})
+
+
+def test_a_position_shows_after_its_rows_were_fed():
+    found = stream(a=5, b=5)
+    lane = found.lane("a", 8)
+    assert lane == Lane("receipts", "a", 5, 8)
+    found.heard("a", 8)
+    assert found.token == VectorToken(5)
+    found.advance([lane])
+    assert found.token == VectorToken.of(5, {"a": 8})
+
+
+def test_the_base_follows_the_slowest():
+    found = stream(a=5, b=5)
+    for writer, upto in (("a", 8), ("b", 7)):
+        found.heard(writer, upto)
+        found.advance([Lane("receipts", writer, 5, upto)])
+    assert found.token == VectorToken.of(7, {"a": 8})
+
+
+def test_own_facts_show_before_they_are_announced_but_move_no_base():
+    """Another writer may have joined whose facts lie below, and of whom this process has not heard."""
+    found = stream(a=5)
+    found.advance([Lane("receipts", "a", 5, 9)])
+    assert found.token == VectorToken.of(5, {"a": 9})
+    found.heard("a", 9)
+    found.advance([])
+    assert found.token == VectorToken(9)
+
+
+def test_a_writer_that_comes_is_fed_from_the_base_on():
+    found = stream(a=5)
+    found.positions["b"] = 5
+    assert found.lane("b", 5) is None
+    found.advance([])
+    assert found.token == VectorToken(5)
+    assert found.lane("b", 7) == Lane("receipts", "b", 5, 7)
+
+
+def test_a_writer_that_retires_holds_nothing_back():
+    found = stream(a=5, b=9)
+    del found.positions["a"]
+    found.advance([])
+    assert found.token == VectorToken(9)
+
+
+def test_without_writers_everything_fed_is_complete():
+    found = stream(a=5, b=9)
+    found.positions = {}
+    found.advance([])
+    assert found.token == VectorToken(9)
+
+
+def test_the_base_never_falls():
+    found = stream(a=9)
+    found.positions["b"] = 4
+    found.advance([])
+    assert found.token == VectorToken(9)
+
+
+def test_rows_are_remembered_by_writer():
+    found = stream(a=5, b=5)
+    assert found.note("b", 7, ["!r"]) == [(Kind.ROOM, "!r")]
+    assert found.changes[Kind.ROOM].changed_since(VectorToken(5)) == {"!r"}
+    assert found.changes[Kind.ROOM].changed_since(VectorToken.of(5, {"b": 7})) == frozenset()
+
+
+def test_a_stream_in_memory_is_one_lane():
+    found = HotStream("typing", room_in(0), 100, generation=3)
+    found.fed = {ONE_LANE: 4}
+    found.begin({})
+    found.note("whoever", 6, ["!r"])
+    found.advance([Lane("typing", ONE_LANE, 4, 6)])
+    assert found.at == (VectorToken(6), 3)
+    assert found.changes[Kind.ROOM].changed_since(VectorToken(5)) == {"!r"}
