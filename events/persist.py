@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
-from django.db import connections, transaction
+from django.db import transaction
 
 from events.decoding import decode_event
 from events.errors import EventRefused, Reason
@@ -20,6 +20,7 @@ from events.fields import storable
 from events.models import Room
 from events.parsing import ParsedEvent, parse_event
 from events.room_batch import RoomBatch, RoomChanges
+from events.room_reading import lock_and_read
 from events.room_writes import write_rooms
 from events.stored_room import StoredRoom
 from streams.conf import stream_settings
@@ -165,21 +166,10 @@ def _parsed(incoming: Incoming, event: dict[str, Any], versions: dict[str, str])
 
 # --- storing ----------------------------------------------------------------------------------------------------------
 
-#: A new room may be made by two at once; who comes second waits here.
-_MAKE_ROOM = """
-INSERT INTO events_room (room_id, room_version) SELECT * FROM unnest(%s::text[], %s::text[]) AS new (room_id, room_version)
-ORDER BY room_id ON CONFLICT (room_id) DO NOTHING
-"""
-_LOCK_ROOMS = """
-SELECT room_id, room_version, creator, create_event_id, current_state_unresolved, visibility_unresolved, content_generation
-FROM events_room WHERE room_id = ANY(%s) ORDER BY room_id FOR UPDATE
-"""
-_STORED_ALREADY = "SELECT event_id, outlier, state_unresolved FROM events_event WHERE event_id = ANY(%s)"
-
 
 def _store(parsed: dict[str, _Placed], outcome: PersistOutcome, using: str) -> None:
-    rooms = _locked_rooms([placed.event for placed in parsed.values()], using)
-    known = _stored_already(list(parsed), using)
+    reading = lock_and_read([placed.event for placed in parsed.values()], using)
+    rooms, known = reading.rooms, reading.events
     by_room: dict[str, list[ParsedEvent]] = {}
     given: dict[str, dict[str, Sequence[str]]] = {}
     for event_id, placed in parsed.items():
@@ -200,11 +190,13 @@ def _store(parsed: dict[str, _Placed], outcome: PersistOutcome, using: str) -> N
             if placed.state_before is not None and not event.outlier:
                 given.setdefault(room.room_id, {})[event_id] = placed.state_before
     batches = [
-        (rooms[room_id], RoomBatch(rooms[room_id], by_room[room_id], using, given.get(room_id)))
+        (rooms[room_id], RoomBatch(reading, rooms[room_id], by_room[room_id], using, given.get(room_id)))
         for room_id in sorted(by_room)
     ]
     worked_out = [(room, batch.stored, batch.work_out()) for room, batch in batches]
-    positions = write_rooms(worked_out, {event_id for event_id, facts in known.items() if facts.outlier}, using)
+    positions = write_rooms(
+        worked_out, {event_id for event_id in reading.own & known.keys() if known[event_id].outlier}, using
+    )
     transaction.on_commit(lambda: _keep(worked_out), using=using)
     for room, _, changes in worked_out:
         if changes.filled.more:
@@ -224,27 +216,3 @@ def _keep(worked_out: Sequence[tuple[Room, StoredRoom, RoomChanges]]) -> None:
     for _, stored, changes in worked_out:
         for event in changes.events:
             stored.keep_event(event)
-
-
-def _locked_rooms(events: Sequence[ParsedEvent], using: str) -> dict[str, Room]:
-    """The rooms of the events, locked; makes those that a create event or an outlier begins."""
-    begun = {e.room_id: e.room_version for e in events if e.outlier or e.type == "m.room.create"}
-    if begun:
-        with connections[using].cursor() as cursor:
-            cursor.execute(_MAKE_ROOM, [list(begun), list(begun.values())])
-    wanted = sorted({event.room_id for event in events})
-    with connections[using].cursor() as cursor:
-        cursor.execute(_LOCK_ROOMS, [wanted])
-        return {row[0]: Room(*row) for row in cursor.fetchall()}
-
-
-class _StoredFacts(NamedTuple):
-    outlier: bool
-    state_unresolved: bool
-
-
-def _stored_already(event_ids: Sequence[str], using: str) -> dict[str, _StoredFacts]:
-    """Stored events among these."""
-    with connections[using].cursor() as cursor:
-        cursor.execute(_STORED_ALREADY, [list(event_ids)])
-        return {event_id: _StoredFacts(*facts) for event_id, *facts in cursor.fetchall()}

@@ -15,12 +15,13 @@ from django.db import connections
 
 from events.arrivals import Arrivals
 from events.errors import EventRefused, Reason
-from events.gap_filling import MOST_FILLED, Filled, leaves_instead, ranges_of_filled, unresolved_above
+from events.gap_filling import MOST_FILLED, Filled, leaves_covered, leaves_instead, ranges_of_filled, unresolved_above
 from events.given_states import given_state
 from events.graph import causal_order, is_accepted
 from events.models import CurrentState, Room
 from events.parsing import ParsedEvent
 from events.redaction_rules import may_redact
+from events.room_reading import RoomReading
 from events.room_states import CYCLE, RoomStates, is_create
 from events.room_visibility import history_visibility, membership
 from events.stored_room import StoredEvents, StoredRoom
@@ -32,11 +33,6 @@ from state.room_versions import room_version
 
 __all__ = ["RoomBatch", "RoomChanges"]
 
-_LAST_ACCEPTED = """
-SELECT event_id FROM events_event
-WHERE room_id = %s AND stream_ordering > 0 AND NOT outlier AND NOT soft_failed AND rejected_reason IS NULL
-ORDER BY stream_ordering DESC LIMIT 1
-"""
 _EARLIER_REDACTIONS = """
 SELECT event_id, redacts FROM events_event WHERE redacts = ANY(%s) AND room_id = %s ORDER BY stream_ordering
 """
@@ -64,8 +60,8 @@ class RoomChanges:
     """Stored redactions that had no effect and now have one."""
     redacted: dict[str, str] = field(default_factory=dict)
     """Target -> redaction, of stored and of new targets."""
-    last_accepted: str | None = None
-    """The event that place -1 stands for."""
+    last_position: int | None = None
+    """The position that place -1 stands for: that of the last accepted event before."""
     filled: Filled = field(default_factory=Filled)
     """Stored events whose state has become known."""
     filled_ranges: list[VisibilityRow] = field(default_factory=list)
@@ -83,12 +79,21 @@ class RoomBatch:
     """
 
     def __init__(
-        self, room: Room, events: Sequence[ParsedEvent], using: str, given: Mapping[str, Sequence[str]] | None = None
+        self,
+        reading: RoomReading,
+        room: Room,
+        events: Sequence[ParsedEvent],
+        using: str,
+        given: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
+        self._reading = reading
         self._row = room
         self._given = given or {}
+        self.again: Sequence[str] = ()
+        """Stored events without state that may have one by now."""
         self._using = using
-        self.stored = StoredRoom(room.room_id, using, StoredEvents(using, room.room_id, room.content_generation))
+        events_here = StoredEvents(using, room.room_id, room.content_generation, reading)
+        self.stored = StoredRoom(room.room_id, using, events_here, reading)
         self.changes = RoomChanges()
         self._batch = list(events)
         self.states: RoomStates
@@ -100,9 +105,9 @@ class RoomBatch:
         self._refuse_what_has_no_place(given)
         self.states = self._room_states(given)
         self.states.assign(self._batch)
+        self._fill()
         self._refuse_cycles()
         self._refuse_what_has_no_state()
-        self._fill()
         if self._row.create_event_id is None and self.states.create is not None:
             self.changes.create = self.states.events[self.states.create.event_id]
         order, _ = causal_order(self._batch)
@@ -147,23 +152,24 @@ class RoomBatch:
         return states
 
     def _fill(self) -> None:
-        """Stored events on top of the new ones that have a state now."""
+        """Stored events on top of the new ones that have a state now, and new ones on top of these."""
         states, stored = self.states, self.stored
-        new = {event.event_id for event in self._batch}
-        seeds = [event_id for event_id in states.given if event_id not in new]
-        below = [event_id for event_id in new if event_id in states.after]
-        places = unresolved_above(self._row.room_id, below, seeds, self._using) if below or seeds else {}
+        new = [event.event_id for event in self._batch if not event.outlier]
+        seeds = [*self.again, *(event_id for event_id in states.given if event_id not in new)]
+        referred_to = {prev for prev, _, _ in self._reading.above}
+        filling = any(e in states.after for e in new) and not referred_to.isdisjoint(new)
+        places = unresolved_above(self._row.room_id, new, seeds, self._using) if filling or seeds else {}
         if not places:
             return
         stored.events.load(places)
         found = [stored.events[event_id] for event_id in places]
         stored.events.load([other for event in found for other in event.auth_event_ids])
-        stored.adopt_after({prev for event in found for prev in event.prev_event_ids} - places.keys() - new)
+        stored.adopt_after({prev for event in found for prev in event.prev_event_ids} - places.keys() - set(new))
         again = [
             replace(e, stream_ordering=places[e.event_id], rejection_given=e.rejected_reason is not None) for e in found
         ]
         states.events.update((event.event_id, event) for event in again)
-        states.assign(again)
+        states.assign([*again, *(event for event in self._batch if event.event_id not in states.after)])
         judged = [states.events[event_id] for event_id in places if event_id in states.after]
         self.changes.filled = Filled(
             judged,
@@ -257,6 +263,9 @@ class RoomBatch:
         for event in old:  # they can fill a gap below a leaf, and a room may consist of them
             if not live and not self.stored.leaves:
                 arrivals.add(event)
+        elsewhere = {prev for event in live for prev in event.prev_event_ids}.difference(self.stored.leaves)
+        if len(arrivals.leaves.current) > 1 and self.stored.leaves and (old or elsewhere):
+            arrivals.drop(leaves_covered(list(arrivals.leaves.current), changes.events, self._using))
         self._finish(arrivals, known, steps)
         return steps
 
@@ -327,14 +336,12 @@ class RoomBatch:
     def _stored_ranges(self) -> StoredRanges:
         """Where the stored ranges end: it follows from the last accepted event and the current state."""
         line = self._line_before
-        with connections[self._using].cursor() as cursor:
-            cursor.execute(_LAST_ACCEPTED, [self._row.room_id])
-            row = cursor.fetchone()
-        if row is None or line is None:
+        latest = self._reading.latest.get(self._row.room_id)
+        if latest is None or line is None:
             return StoredRanges(last=-1)
-        self.changes.last_accepted = row[0]
-        self.stored.adopt_after([row[0]])
-        setting = known_visibility(history_visibility(self.states.state(self.stored.after[row[0]])))
+        event_id, self.changes.last_position = latest
+        self.stored.adopt_after([event_id])
+        setting = known_visibility(history_visibility(self.states.state(self.stored.after[event_id])))
         state = self.states.state(line)
         return StoredRanges(
             line=line,
@@ -356,9 +363,7 @@ class RoomBatch:
         """New redactions of stored and new events, and stored redactions of new ones; the first that applies counts."""
         new = {event.event_id: event for event in (*self.changes.filled.events, *self.changes.events)}
         pairs = [(event, event.redacts) for event in new.values() if event.redacts is not None and is_accepted(event)]
-        with connections[self._using].cursor() as cursor:
-            cursor.execute(_EARLIER_REDACTIONS, [list(new), self._row.room_id])
-            earlier = cursor.fetchall()
+        earlier = self._redactions_of(new)
         self.stored.adopt_after([event_id for event_id, _ in earlier])
         pairs = [(self.stored.events[event_id], target) for event_id, target in earlier] + pairs
         self.stored.events.load([target for _, target in pairs])
@@ -372,6 +377,15 @@ class RoomBatch:
         for number, event in enumerate(self.changes.events):
             if event.redacts is not None and is_accepted(event) and event.event_id not in effective:
                 self.changes.ranges.append(VisibilityRow(None, "withheld", number, number))
+
+    def _redactions_of(self, event_ids: Collection[str]) -> list[tuple[str, str]]:
+        """Stored redactions of these events, with their targets, by their positions."""
+        found = [(one, target) for room_id, one, target in self._reading.redactions if room_id == self._row.room_id]
+        if self.changes.filled.events:  # they were not asked for
+            with connections[self._using].cursor() as cursor:
+                cursor.execute(_EARLIER_REDACTIONS, [list(event_ids), self._row.room_id])
+                found = cursor.fetchall()
+        return [(one, target) for one, target in found if target in event_ids]
 
     def _applies(self, redaction: ParsedEvent, target: ParsedEvent) -> bool:
         if not is_accepted(redaction):

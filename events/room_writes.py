@@ -1,13 +1,18 @@
-"""The changes of a batch -> the tables, set by set. Assumes the caller's transaction with the rooms locked."""
+"""The changes of a batch -> the tables, set by set, in one message to the server once positions are reserved.
+
+Assumes the caller's transaction with the rooms locked. What few batches need (new state groups, gaps) takes round trips of its
+own.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
 from django.db import connections
+from django.db.models import Model
 
 from events.catalog import BACKFILL, EVENTS
 from events.gap_filling import write_filled
@@ -28,15 +33,22 @@ from events.stored_room import StoredRoom
 from state.models import StateGroup, StateGroupDelta
 from state.store import reserve_group_ids
 from streams import registry
-from streams.inserts import insert_facts
+from streams.database import Statement, send_together
+from streams.facts import Fact
+from streams.inserts import insert_statements
 from streams.reservations import Reservation
 from streams.writers import current_writer
 
 __all__ = ["write_rooms"]
 
-_FORGET_OUTLIERS = "DELETE FROM events_event WHERE event_id = ANY(%s)"
-_DROP_LEAVES = "DELETE FROM events_forwardextremity WHERE event_id = ANY(%s)"
-_CLOSE_GAPS = "DELETE FROM events_backwardextremity WHERE room_id = %s AND event_id = ANY(%s)"
+_FORGET_OUTLIERS = "DELETE FROM events_event WHERE event_id = ANY(%s::text[])"
+#: A leaf that gives way to another becomes it: one row instead of two.
+_MOVE_LEAVES = """
+UPDATE events_forwardextremity leaf SET event_id = moved.new
+FROM unnest(%s::text[], %s::text[]) AS moved (old, new) WHERE leaf.event_id = moved.old
+"""
+_DROP_LEAVES = "DELETE FROM events_forwardextremity WHERE event_id = ANY(%s::text[])"
+_CLOSE_GAPS = "DELETE FROM events_backwardextremity WHERE room_id = %s AND event_id = ANY(%s::text[])"
 _OPEN_GAPS = """
 INSERT INTO events_backwardextremity (room_id, event_id)
 SELECT %(room)s, prev FROM unnest(%(prevs)s::text[]) AS prev
@@ -47,9 +59,11 @@ _MARK_GAPS = """
 INSERT INTO events_timelinegap (room_id, stream_ordering, instance_name)
 SELECT %s, position, %s FROM unnest(%s::bigint[]) AS position
 """
+_DROP_ALL_STATE = "DELETE FROM events_currentstate WHERE room_id = %s"
+_DROP_RANGES = "DELETE FROM events_eventvisibility WHERE room_id = %s"
 _DROP_STATE = """
 DELETE FROM events_currentstate c USING unnest(%s::text[], %s::text[]) AS gone (type, state_key)
-WHERE c.room_id = %s AND c.type = gone.type AND c.state_key = gone.state_key
+WHERE c.room_id = %s::text AND c.type = gone.type AND c.state_key = gone.state_key
 """
 _PUT_STATE = """
 INSERT INTO events_currentstate (room_id, type, state_key, event_id, membership)
@@ -58,36 +72,71 @@ ON CONFLICT (room_id, type, state_key) DO UPDATE SET event_id = excluded.event_i
 """
 _CLOSE_RANGES = """
 UPDATE events_eventvisibility v SET last = ended.last
-FROM unnest(%(users)s::text[], %(kinds)s::text[], %(lasts)s::bigint[]) AS ended (user_id, kind, last)
-WHERE v.room_id = %(room)s AND v.user_id IS NOT DISTINCT FROM ended.user_id AND v.kind = ended.kind AND v.last IS NULL
+FROM unnest(%s::text[], %s::text[], %s::bigint[]) AS ended (user_id, kind, last)
+WHERE v.room_id = %s::text AND v.user_id IS NOT DISTINCT FROM ended.user_id AND v.kind = ended.kind AND v.last IS NULL
 """
-_UNCUT = "DELETE FROM events_eventvisibility WHERE room_id = %s AND user_id = ANY(%s) AND kind = 'cut' AND last IS NULL"
+_UNCUT = "DELETE FROM events_eventvisibility WHERE room_id = %s AND user_id = ANY(%s::text[]) AND kind = 'cut' AND last IS NULL"
 _SHOW = """
 DELETE FROM events_eventvisibility v USING events_event e
-WHERE e.event_id = ANY(%s) AND v.room_id = e.room_id AND v.user_id IS NULL AND v.kind = 'withheld' AND v.first = e.stream_ordering
+WHERE e.event_id = ANY(%s::text[]) AND v.room_id = e.room_id AND v.user_id IS NULL AND v.kind = 'withheld'
+  AND v.first = e.stream_ordering
 """
 _FLAG_REDACTED = """
 UPDATE events_event SET redacted_by = applied.redaction
 FROM unnest(%s::text[], %s::text[]) AS applied (target, redaction)
 WHERE event_id = applied.target AND redacted_by IS NULL
 """
-_POSITION = "SELECT stream_ordering FROM events_event WHERE event_id = %s"
+#: The columns of rows that are inserted without the stream engine.
+_COLUMNS: dict[type[Model], tuple[str, ...]] = {
+    EventJson: ("event_id", "room_version", "json"),
+    EventAuth: ("event_id", "auth_event_ids"),
+    EventEdge: ("event_id", "prev_event_id"),
+    ForwardExtremity: ("event_id", "room_id"),
+    StateGroup: ("id", "room_id", "prev_group", "chain", "hops", "keys", "rows_to_read"),
+    StateGroupDelta: ("chain", "state_group", "type", "state_key", "event_id"),
+    EventVisibility: ("room_id", "user_id", "kind", "first", "last"),
+}
+_MOST_ROWS = 1_000
 
 
 @dataclass(slots=True)
-class _Rows:
-    """Rows of all rooms by model, written with one statement each."""
+class _Writing:
+    """What is written of all rooms: statements, then rows by model, then statements."""
 
-    by_model: dict[type[Any], list[Any]] = field(default_factory=dict)
-    groups: list[StateGroup] = field(default_factory=list)
+    before: list[Statement] = field(default_factory=list)
+    facts: list[Event | CurrentStateDelta] = field(default_factory=list)
+    rows: dict[type[Model], list[tuple[Any, ...]]] = field(default_factory=dict)
+    after: list[Statement] = field(default_factory=list)
 
-    def add(self, row: Any) -> None:
-        self.by_model.setdefault(type(row), []).append(row)
+    def add(self, model: type[Model], *values: Any) -> None:
+        """A row, in the order of ``_COLUMNS``."""
+        self.rows.setdefault(model, []).append(values)
 
-    def write(self, connection: Any) -> None:
-        StateGroup.objects.using(connection.alias).bulk_create(self.groups)  # keeps the IDs that we chose
-        for model, rows in self.by_model.items():
-            insert_facts(connection, model, rows)
+    def send(self, reservations: Sequence[tuple[Reservation, Sequence[Fact]]], using: str) -> None:
+        """Everything in one message; facts go through their reservations."""
+        if reservations:
+            (reservation, facts), *others = reservations
+
+            def insert(by_model: Mapping[type[Model], Sequence[Fact]]) -> None:
+                for model, rows in by_model.items():
+                    self.before += insert_statements(connections[using], model, rows)
+                self.send(others, using)
+
+            reservation.write_with(insert, *facts)
+            return
+        statements = [*self.before, *self._inserts(), *self.after]
+        if statements:
+            send_together(connections[using], statements)
+
+    def _inserts(self) -> Iterator[Statement]:
+        for model, rows in self.rows.items():
+            columns = _COLUMNS[model]
+            place = f"({', '.join(['%s'] * len(columns))})"
+            head = f"INSERT INTO {model._meta.db_table} ({', '.join(columns)}) VALUES "
+            for first in range(0, len(rows), _MOST_ROWS):
+                part = rows[first : first + _MOST_ROWS]
+                values = [value for row in part for value in row]
+                yield Statement(head + ", ".join([place] * len(part)), values, again=len(part) == 1)
 
 
 def write_rooms(
@@ -97,21 +146,24 @@ def write_rooms(
 
     ``stored_outliers`` are events of the batch that are here as outliers: they move to their new place.
     """
-    with ExitStack() as stack:
+    with ExitStack() as stack, connections[using].cursor() as cursor:
+        groups = [_Groups(cursor, stored, changes) for _, stored, changes in rooms]
         lives, olds = _reserve(stack, [changes for _, _, changes in rooms], using)
         positions = _all_positions(rooms, iter(lives.ids if lives else ()), list(olds.ids) if olds else [])
         if lives is None and olds is None and not any(changes.filled.events for _, _, changes in rooms):
             return positions
-        rows = _Rows()
-        facts, deltas = _write_rooms(rooms, rows, positions, stored_outliers, using)
+        writing = _Writing()
+        writers = [_Room(writing, *room, positions, groups_of) for room, groups_of in zip(rooms, groups, strict=True)]
+        for writer in writers:
+            writer.collect(stored_outliers)
+        reservations = []
         if lives is not None:
-            lives.write(*(fact for fact in facts if fact.stream_ordering > 0), *deltas)
+            reservations.append((lives, [fact for fact in writing.facts if fact.stream_ordering > 0]))
         if olds is not None:
-            olds.write(*(fact for fact in facts if fact.stream_ordering < 0))
-        rows.write(connections[using])
-        with connections[using].cursor() as cursor:
-            for room, stored, changes in rooms:
-                _Room(cursor, room, stored, changes, positions).finish()
+            reservations.append((olds, [fact for fact in writing.facts if fact.stream_ordering < 0]))
+        writing.send(reservations, using)
+        for writer in writers:
+            writer.open_gaps(cursor)
     return positions
 
 
@@ -135,26 +187,6 @@ def _all_positions(
     return found
 
 
-def _write_rooms(
-    rooms: Sequence[tuple[Room, StoredRoom, RoomChanges]],
-    rows: _Rows,
-    positions: dict[str, int],
-    stored_outliers: Collection[str],
-    using: str,
-) -> tuple[list[Event], list[CurrentStateDelta]]:
-    """Make way and collect the rows; returns the facts: events and changes of current states."""
-    facts: list[Event] = []
-    deltas: list[CurrentStateDelta] = []
-    with connections[using].cursor() as cursor:
-        for room, stored, changes in rooms:
-            writer = _Room(cursor, room, stored, changes, positions)
-            writer.make_way(stored_outliers)
-            writer.collect(rows, stored_outliers)
-            facts += writer.facts(rows)
-            deltas += writer.deltas()
-    return facts, deltas
-
-
 def _positions(room_id: str, changes: RoomChanges, ids: Iterator[int], old_ids: list[int]) -> dict[str, int]:
     """Live events in their order; backfilled ones so that the oldest is furthest from zero."""
     old = [event for event in changes.events if event.backfilled]
@@ -164,68 +196,112 @@ def _positions(room_id: str, changes: RoomChanges, ids: Iterator[int], old_ids: 
     return found | {room_id: next(ids)} if changes.own_place else found
 
 
+class _Groups:
+    """New groups that events need, under fresh IDs; those of current states on the way are not stored."""
+
+    def __init__(self, cursor: Any, stored: StoredRoom, changes: RoomChanges) -> None:
+        events = (*(event for event in changes.events if not event.outlier), *changes.filled.events)
+        self._stored = stored
+        self._after = {e.event_id: stored.after[e.event_id] for e in events if e.event_id in stored.after}
+        self._new = sorted(stored.builder.kept(set(self._after.values())) - stored.ids.keys())
+        self._ids = dict(stored.ids)
+        if self._new:
+            self._ids.update(zip(self._new, reserve_group_ids(cursor, len(self._new)), strict=True))
+
+    def of_events(self) -> dict[str, int]:
+        """The group of each event."""
+        return {event_id: self._ids[number] for event_id, number in self._after.items()}
+
+    def add_rows(self, writing: _Writing, room_id: str) -> None:
+        """The rows of the new groups; the state of the last one is kept at hand."""
+        builder, ids = self._stored.builder, self._ids
+        for number, prev, chain, hops, keys, to_read in builder.group_rows(self._new):
+            below = None if prev is None else ids[prev]
+            writing.add(StateGroup, ids[number], room_id, below, self._chain(chain), hops, keys, to_read)
+        for chain, group, event_type, state_key, event_id in builder.delta_rows(self._new):
+            writing.add(StateGroupDelta, self._chain(chain), ids[group], event_type, state_key, event_id)
+        if self._new:
+            self._stored.keep_state(ids[self._new[-1]], self._new[-1])
+
+    def _chain(self, number: int) -> int:
+        return self._stored.chains.get(number, self._ids[number])
+
+
 class _Room:
     """Writing one room."""
 
     def __init__(
-        self, cursor: Any, room: Room, stored: StoredRoom, changes: RoomChanges, positions: dict[str, int]
+        self,
+        writing: _Writing,
+        room: Room,
+        stored: StoredRoom,
+        changes: RoomChanges,
+        positions: dict[str, int],
+        groups: _Groups,
     ) -> None:
-        self._cursor = cursor
+        self._writing = writing
         self._room = room
         self._stored = stored
         self._changes = changes
         self._positions = positions
+        self._groups = groups
         self._graph = [event for event in changes.events if not event.outlier]
 
-    def make_way(self, stored_outliers: Collection[str]) -> None:
+    def collect(self, stored_outliers: Collection[str]) -> None:
+        """Everything of the room."""
+        self._make_way(stored_outliers)
+        self._events(stored_outliers)
+        self._groups.add_rows(self._writing, self._room.room_id)
+        self._state_changes()
+        self._ranges()
+        self._close_gaps()
+        self._current_state()
+        if self._changes.redacted:
+            pairs = self._changes.redacted
+            self._say_after(_FLAG_REDACTED, list(pairs), list(pairs.values()))
+        self._room_row()
+
+    def _say_before(self, text: str, *values: Any) -> None:
+        self._writing.before.append(Statement(text, values))
+
+    def _say_after(self, text: str, *values: Any) -> None:
+        self._writing.after.append(Statement(text, values))
+
+    # --- what makes way, and what is added ----------------------------------------------------------------------
+    def _make_way(self, stored_outliers: Collection[str]) -> None:
         """Remove what is written anew."""
         moved = [event.event_id for event in self._changes.events if event.event_id in stored_outliers]
         if moved:
-            self._cursor.execute(_FORGET_OUTLIERS, [moved])
-        if self._changes.gone_leaves:
-            self._cursor.execute(_DROP_LEAVES, [self._changes.gone_leaves])
+            self._say_before(_FORGET_OUTLIERS, moved)
+        gone, new = self._changes.gone_leaves, self._changes.new_leaves
+        both = min(len(gone), len(new))
+        if both:
+            self._say_before(_MOVE_LEAVES, gone[:both], new[:both])
+        if gone[both:]:
+            self._say_before(_DROP_LEAVES, gone[both:])
+        for leaf in new[both:]:
+            self._writing.add(ForwardExtremity, leaf, self._room.room_id)
         self._end_ranges()
 
-    def collect(self, rows: _Rows, stored_outliers: Collection[str]) -> None:
-        """Rows of the tables that only grow."""
-        for event in self._changes.events:
-            if event.event_id not in stored_outliers:
-                rows.add(EventJson(event_id=event.event_id, room_version=event.room_version, json=event.json))
-                if event.is_state:
-                    rows.add(EventAuth(event_id=event.event_id, auth_event_ids=list(event.auth_event_ids)))
-        for event in self._graph:
-            for prev in event.prev_event_ids:
-                rows.add(EventEdge(event_id=event.event_id, prev_event_id=prev))
-        for leaf in self._changes.new_leaves:
-            rows.add(ForwardExtremity(event_id=leaf, room_id=self._room.room_id))
-        if not self._changes.visibility_unresolved:
-            place = self._place()
-            for row in self._changes.ranges:
-                last = None if row.last is None else place(row.last)
-                rows.add(
-                    EventVisibility(
-                        room_id=self._room.room_id,
-                        user_id=row.user_id,
-                        kind=row.kind,
-                        first=place(row.first),
-                        last=last,
-                    )
-                )
-            for row in self._changes.filled_ranges:
-                where = {"room_id": self._room.room_id, "user_id": row.user_id, "kind": row.kind}
-                rows.add(EventVisibility(first=row.first, last=row.last, **where))
-
-    def facts(self, rows: _Rows) -> Iterable[Event]:
-        """The events; the rows of new groups are added."""
-        groups, redacted = self._collect_groups(rows), self._changes.redacted
+    def _events(self, stored_outliers: Collection[str]) -> None:
+        """The events, their JSON, edges and auth events."""
+        writing, groups, redacted = self._writing, self._groups.of_events(), self._changes.redacted
         write_filled(self._changes.filled, groups, self._stored.using)
         for event in self._changes.events:
             row = event_row(event, redacted.get(event.event_id), groups.get(event.event_id))
-            yield Event(stream_ordering=self._positions[event.event_id], **dict(zip(EVENT_COLUMNS, row, strict=True)))
+            place = self._positions[event.event_id]
+            writing.facts.append(Event(stream_ordering=place, **dict(zip(EVENT_COLUMNS, row, strict=True))))
+            if event.event_id not in stored_outliers:
+                writing.add(EventJson, event.event_id, event.room_version, event.json)
+                if event.is_state:
+                    writing.add(EventAuth, event.event_id, list(event.auth_event_ids))
+        for event in self._graph:
+            for prev in event.prev_event_ids:
+                writing.add(EventEdge, event.event_id, prev)
 
-    def deltas(self) -> list[CurrentStateDelta]:
+    def _state_changes(self) -> None:
         """The changes of the current state as facts."""
-        return [
+        self._writing.facts += [
             CurrentStateDelta(
                 stream_ordering=self._positions[self._key(number)],
                 room_id=self._room.room_id,
@@ -241,59 +317,20 @@ class _Room:
         """What a number's position is found by; a change of state that comes with no event has that of the room."""
         return self._changes.events[number].event_id if number < len(self._changes.events) else self._room.room_id
 
-    def finish(self) -> None:
-        """What is changed in place, after the rows are in."""
-        self._gaps()
-        self._current_state()
-        if self._changes.redacted:
-            pairs = self._changes.redacted
-            self._cursor.execute(_FLAG_REDACTED, [list(pairs), list(pairs.values())])
-        self._room_row()
-
-    # --- groups -------------------------------------------------------------------------------------------------
-    def _collect_groups(self, rows: _Rows) -> dict[str, int]:
-        """New groups that events need, under fresh IDs; those of current states on the way are not stored.
-
-        Returns the group of each event.
-        """
-        stored, builder = self._stored, self._stored.builder
-        graph = [*self._graph, *self._changes.filled.events]
-        after = {e.event_id: stored.after[e.event_id] for e in graph if e.event_id in stored.after}
-        new = sorted(builder.kept(after.values()) - stored.ids.keys())
-        ids = dict(stored.ids)
-        if new:
-            ids.update(zip(new, reserve_group_ids(self._cursor, len(new)), strict=True))
-            chains = stored.chain_of([ids[chain] for _, _, chain, *_ in builder.group_rows(new) if chain in stored.ids])
-            chain_ids = {chain: chains.get(ids[chain], ids[chain]) for _, _, chain, *_ in builder.group_rows(new)}
-            for number, prev, chain, hops, keys, to_read in builder.group_rows(new):
-                rows.groups.append(
-                    StateGroup(
-                        id=ids[number],
-                        room_id=self._room.room_id,
-                        prev_group=None if prev is None else ids[prev],
-                        chain=chain_ids[chain],
-                        hops=hops,
-                        keys=keys,
-                        rows_to_read=to_read,
-                    )
-                )
-            for chain, group, event_type, state_key, event_id in builder.delta_rows(new):
-                where = {"type": event_type, "state_key": state_key, "event_id": event_id}
-                rows.add(StateGroupDelta(chain=chain_ids[chain], state_group=ids[group], **where))
-            stored.keep_state(ids[new[-1]], new[-1])
-        return {event_id: ids[number] for event_id, number in after.items()}
-
     # --- what changes in place ----------------------------------------------------------------------------------
-    def _gaps(self) -> None:
-        here = [event.event_id for event in self._graph]
-        if here:
-            self._cursor.execute(_CLOSE_GAPS, [self._room.room_id, here])
+    def _close_gaps(self) -> None:
+        closed = sorted(self._stored.reading.gaps.intersection(event.event_id for event in self._graph))
+        if closed:
+            self._say_after(_CLOSE_GAPS, self._room.room_id, closed)
+
+    def open_gaps(self, cursor: Any) -> None:
+        """What the events refer to and is not here; once the rows are in."""
         missing = {prev for event in self._graph for prev in event.prev_event_ids if not self._in_graph(prev)}
         if missing:
-            self._cursor.execute(_OPEN_GAPS, {"room": self._room.room_id, "prevs": sorted(missing)})
-            self._mark_gaps({event_id for (event_id,) in self._cursor.fetchall()})
+            cursor.execute(_OPEN_GAPS, {"room": self._room.room_id, "prevs": sorted(missing)})
+            self._mark_gaps(cursor, {event_id for (event_id,) in cursor.fetchall()})
 
-    def _mark_gaps(self, new: set[str]) -> None:
+    def _mark_gaps(self, cursor: Any, new: set[str]) -> None:
         """Where a sync from below meets a gap: at the first live event above it."""
         above: set[int] = set()
         for event in self._graph:
@@ -303,7 +340,7 @@ class _Room:
                 new -= below
         if above:
             writer = current_writer(self._stored.using).name
-            self._cursor.execute(_MARK_GAPS, [self._room.room_id, writer, sorted(above)])
+            cursor.execute(_MARK_GAPS, [self._room.room_id, writer, sorted(above)])
 
     def _in_graph(self, event_id: str) -> bool:
         found: ParsedEvent | None = self._stored.events.get(event_id)
@@ -312,50 +349,52 @@ class _Room:
     def _current_state(self) -> None:
         if self._changes.current_unresolved:
             if not self._room.current_state_unresolved:
-                self._cursor.execute("DELETE FROM events_currentstate WHERE room_id = %s", [self._room.room_id])
+                self._say_after(_DROP_ALL_STATE, self._room.room_id)
             return
         final = {(kind, key): event_id for _, kind, key, event_id, _ in self._changes.state_changes}
         gone = [key for key, event_id in final.items() if event_id is None]
         put = [(*key, event_id) for key, event_id in final.items() if event_id is not None]
         if gone:
-            self._cursor.execute(_DROP_STATE, [[k[0] for k in gone], [k[1] for k in gone], self._room.room_id])
+            self._say_after(_DROP_STATE, [k[0] for k in gone], [k[1] for k in gone], self._room.room_id)
         if put:
             events = self._stored.events
             memberships = [found.membership if (found := events.get(row[2])) else None for row in put]
             columns = [list(column) for column in zip(*put, strict=True)]
-            self._cursor.execute(_PUT_STATE, [[self._room.room_id] * len(put), *columns, memberships])
+            self._say_after(_PUT_STATE, [self._room.room_id] * len(put), *columns, memberships)
 
     def _end_ranges(self) -> None:
         """Before new ranges of the same users come in."""
         changes, room_id = self._changes, self._room.room_id
         if changes.visibility_unresolved:
             if not self._room.visibility_unresolved:
-                self._cursor.execute("DELETE FROM events_eventvisibility WHERE room_id = %s", [room_id])
+                self._say_before(_DROP_RANGES, room_id)
             return
         if changes.closed:
-            place = self._place()
             users, kinds, lasts = zip(*changes.closed, strict=True)
-            where = {"room": room_id, "users": list(users), "kinds": list(kinds), "lasts": [place(n) for n in lasts]}
-            self._cursor.execute(_CLOSE_RANGES, where)
+            self._say_before(_CLOSE_RANGES, list(users), list(kinds), [self._place(n) for n in lasts], room_id)
         if changes.uncut:
-            self._cursor.execute(_UNCUT, [room_id, changes.uncut])
+            self._say_before(_UNCUT, room_id, changes.uncut)
         if changes.now_shown:
-            self._cursor.execute(_SHOW, [changes.now_shown])
+            self._say_before(_SHOW, changes.now_shown)
 
-    def _place(self) -> Callable[[int], int]:
+    def _ranges(self) -> None:
+        changes, room_id = self._changes, self._room.room_id
+        if changes.visibility_unresolved:
+            return
+        for row in changes.ranges:
+            last = None if row.last is None else self._place(row.last)
+            self._writing.add(EventVisibility, room_id, row.user_id, row.kind, self._place(row.first), last)
+        for row in changes.filled_ranges:
+            self._writing.add(EventVisibility, room_id, row.user_id, row.kind, row.first, row.last)
+
+    def _place(self, number: int) -> int:
         """Stream position of an event's number; -1 is the last accepted event before the batch."""
-        before: int | None = None
-
-        def place(number: int) -> int:
-            nonlocal before
-            if number >= 0:
-                return self._positions[self._changes.events[number].event_id]
-            if before is None:
-                self._cursor.execute(_POSITION, [self._changes.last_accepted])
-                before = self._cursor.fetchone()[0]
-            return before
-
-        return place
+        if number >= 0:
+            return self._positions[self._changes.events[number].event_id]
+        before = self._changes.last_position
+        if before is None:
+            raise LookupError(f"{self._room.room_id}: a range goes on where nothing was")
+        return before
 
     def _room_row(self) -> None:
         changes, room = self._changes, self._room

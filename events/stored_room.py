@@ -1,7 +1,8 @@
 """What is stored of a room, as a batch of new events needs it: read once, under the room's lock.
 
-Events and the states of groups never change (but for outliers, which are never kept), so every process keeps the latest
-of them at hand. Assumes the caller's transaction with the room's row locked.
+The content of events and the states of groups never change, so every process keeps the latest of them at hand. Which events
+are here, what became of them and which group they have is always what was read under the lock, so nothing that another
+process did makes what is kept wrong. Assumes the caller's transaction with the room's row locked.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from django.db import connections
 
 from events.graph import Leaves, is_accepted
 from events.parsing import ParsedEvent
+from events.room_reading import EventFacts, GroupFacts, RoomReading
 from events.room_states import Stored
 from events.stored_states import parsed_events
 from state.deltas import GroupBuilder, StateKey, StoredGroup
-from state.models import StateGroup
 from state.store import full_state
 
 __all__ = ["StoredEvents", "StoredRoom", "forget_kept"]
@@ -69,19 +70,17 @@ def forget_kept() -> None:
     _states.clear()
 
 
-#: What is known of stored events beside their JSON.
-_VERDICTS = """
-SELECT event_id, outlier, rejected_reason, soft_failed FROM events_event WHERE event_id = ANY(%s)
+_FACTS = """
+SELECT event_id, outlier, rejected_reason, soft_failed, state_group FROM events_event WHERE event_id = ANY(%s)
 """
 #: The groups after events, with what a builder needs; the last of a chain is found by its delta rows, which every group has.
 _GROUPS = """
-SELECT after.event_id, g.id, hops, rows_to_read, NOT EXISTS (
+SELECT after.event_id, g.id, g.chain, hops, rows_to_read, NOT EXISTS (
     SELECT FROM state_stategroupdelta d WHERE d.chain = g.chain AND d.state_group > g.id
 )
 FROM events_event after JOIN state_stategroup g ON g.id = after.state_group
 WHERE after.event_id = ANY(%s) ORDER BY g.id
 """
-_LEAVES = "SELECT event_id FROM events_forwardextremity WHERE room_id = %s ORDER BY event_id"
 #: State events that these lead to along auth events, themselves not included.
 _AUTH_CHAIN = """
 WITH RECURSIVE chain AS (
@@ -103,45 +102,44 @@ class StoredEvents(MutableMapping[str, ParsedEvent]):
     ``generation`` is another one.
     """
 
-    def __init__(self, using: str, room_id: str = "", generation: int = 0) -> None:
+    def __init__(self, using: str, room_id: str = "", generation: int = 0, reading: RoomReading | None = None) -> None:
         self._using = using
+        self._reading = reading if reading is not None else RoomReading()
         self._kept_under = using, room_id, generation
         self._here: dict[str, ParsedEvent | None] = {}
 
     def load(self, event_ids: Iterable[str]) -> None:
         """Read these at once."""
-        wanted = [event_id for event_id in dict.fromkeys(event_ids) if event_id not in self._here]
+        asked, facts = self._reading.asked, self._reading.events
         missing = []
-        for event_id in wanted:
-            kept = _events.get((self._kept_under, event_id))
-            if kept is not None:
-                self._here[event_id] = kept
-            else:
-                missing.append(event_id)
-        if missing:
-            self._read(missing)
-
-    def _read(self, event_ids: Sequence[str]) -> None:
-        parsed = parsed_events(event_ids, self._using)
-        with connections[self._using].cursor() as cursor:
-            cursor.execute(_VERDICTS, [list(event_ids)])
-            verdicts = {row[0]: row[1:] for row in cursor.fetchall()}
         for event_id in event_ids:
-            if event_id not in verdicts:
+            if event_id in self._here:
+                continue
+            if event_id in asked and event_id not in facts:
                 self._here[event_id] = None
                 continue
-            outlier, reason, soft_failed = verdicts[event_id]
-            found = replace(
-                parsed[event_id],
-                json=b"",
-                outlier=outlier,
-                rejected_reason=reason,
-                soft_failed=soft_failed,
-                rejection_given=True,
-                soft_failure_given=True,
-            )
-            self._here[event_id] = found
-            self._keep(found)
+            kept = _events.get((self._kept_under, event_id))
+            if kept is None:
+                missing.append(event_id)
+            else:
+                self._here[event_id] = _with_facts(kept, facts[event_id]) if event_id in facts else kept
+        if missing:
+            self._read(list(dict.fromkeys(missing)))
+
+    def _read(self, event_ids: Sequence[str]) -> None:
+        known = self._reading.events
+        if unknown := [event_id for event_id in event_ids if event_id not in known]:
+            with connections[self._using].cursor() as cursor:
+                cursor.execute(_FACTS, [unknown])
+                known.update((event_id, EventFacts(*facts)) for event_id, *facts in cursor.fetchall())
+            self._reading.asked.update(unknown)
+        here = [event_id for event_id in event_ids if event_id in known]
+        parsed = parsed_events(here, self._using)
+        self._here.update(dict.fromkeys(event_ids))
+        for event_id in here:
+            event = replace(parsed[event_id], json=b"", rejection_given=True, soft_failure_given=True)
+            self._here[event_id] = event = _with_facts(event, known[event_id])
+            self._keep(event)
 
     def keep_new(self, event: ParsedEvent) -> None:
         """As ``StoredRoom.keep_event``."""
@@ -174,6 +172,14 @@ class StoredEvents(MutableMapping[str, ParsedEvent]):
         return sum(event is not None for event in self._here.values())
 
 
+def _with_facts(event: ParsedEvent, facts: EventFacts) -> ParsedEvent:
+    """The event with what became of it."""
+    told = facts.outlier, facts.rejected_reason, facts.soft_failed
+    if (event.outlier, event.rejected_reason, event.soft_failed) == told:
+        return event
+    return replace(event, outlier=told[0], rejected_reason=told[1], soft_failed=told[2])
+
+
 @dataclass(slots=True)
 class StoredRoom:
     """One room: its events, leaves, and the groups that a batch builds on.
@@ -184,17 +190,18 @@ class StoredRoom:
     room_id: str
     using: str
     events: StoredEvents
+    reading: RoomReading = field(default_factory=RoomReading)
     builder: GroupBuilder = field(default_factory=GroupBuilder)
     leaves: list[str] = field(default_factory=list)
     after: dict[str, int] = field(default_factory=dict)
     ids: dict[int, int] = field(default_factory=dict)
+    chains: dict[int, int] = field(default_factory=dict)
+    """Adopted group's number -> stored ID of its chain."""
     _numbers: dict[int, int] = field(default_factory=dict)
 
     def read(self, batch: Sequence[ParsedEvent]) -> None:
-        """Read what the batch refers to and the room's leaves."""
-        with connections[self.using].cursor() as cursor:
-            cursor.execute(_LEAVES, [self.room_id])
-            self.leaves = [row[0] for row in cursor.fetchall()]
+        """Take what the batch refers to and the room's leaves."""
+        self.leaves = list(self.reading.leaves.get(self.room_id, ()))
         own = {event.event_id for event in batch}
         prevs = {prev for event in batch for prev in event.prev_event_ids} - own
         self.adopt_after({*prevs, *self.leaves})
@@ -202,17 +209,28 @@ class StoredRoom:
 
     def adopt_after(self, event_ids: Collection[str]) -> None:
         """Learn the groups after these events."""
-        missing = [event_id for event_id in event_ids if event_id not in self.after]
+        missing = []
+        for event_id in event_ids:
+            if event_id in self.after:
+                continue
+            facts = self.reading.events.get(event_id)
+            if facts is not None and facts.state_group in self.reading.groups:
+                self._adopt(event_id, facts.state_group, self.reading.groups[facts.state_group])
+            elif event_id not in self.reading.asked or (facts is not None and facts.state_group is not None):
+                missing.append(event_id)
         if not missing:
             return
         with connections[self.using].cursor() as cursor:
             cursor.execute(_GROUPS, [missing])
-            rows = cursor.fetchall()
-        for event_id, group, hops, rows_to_read, is_tip in rows:
-            if group not in self._numbers:
-                number = self.builder.adopt(StoredGroup(self._state(group), hops, rows_to_read, is_tip))
-                self._numbers[group], self.ids[number] = number, group
-            self.after[event_id] = self._numbers[group]
+            for event_id, group, *facts in cursor.fetchall():
+                self._adopt(event_id, group, GroupFacts(*facts))
+
+    def _adopt(self, event_id: str, group: int, facts: GroupFacts) -> None:
+        if group not in self._numbers:
+            stored = StoredGroup(self._state(group), facts.hops, facts.rows_to_read, facts.is_tip)
+            number = self._numbers[group] = self.builder.adopt(stored)
+            self.ids[number], self.chains[number] = group, facts.chain
+        self.after[event_id] = self._numbers[group]
 
     def _state(self, group: int) -> Mapping[StateKey, str]:
         kept = _states.get((self.using, group))
@@ -229,10 +247,6 @@ class StoredRoom:
         """The state of a new group is likely to be asked for next."""
         state = self.builder.expand(number)
         _states.put((self.using, group), state, len(state))
-
-    def chain_of(self, groups: Collection[int]) -> dict[int, int]:
-        """The chains of stored groups."""
-        return dict(StateGroup.objects.using(self.using).filter(id__in=groups).values_list("id", "chain"))
 
     def as_stored(self, create_event_id: str | None) -> Stored:
         """The room as ``RoomStates`` goes on with it."""
@@ -272,9 +286,7 @@ class StoredRoom:
         accepted: set[str] = set()
         level = set(event_ids)
         while level:
-            with connections[self.using].cursor() as cursor:
-                cursor.execute(_EDGES_ABOVE, [sorted(level)])
-                rows = cursor.fetchall()
+            rows = self._edges_above(level)
             level = set()
             for prev, event_id, looked_through in rows:
                 if event_id not in below and looked_through:
@@ -289,3 +301,12 @@ class StoredRoom:
             found |= new
             stack += new
         return found
+
+    def _edges_above(self, event_ids: Set[str]) -> list[tuple[str, str, bool]]:
+        """(event, stored event that refers to it, whether that is looked through)."""
+        rows = [edge for edge in self.reading.above if edge[0] in event_ids]
+        if others := event_ids - self.reading.own:
+            with connections[self.using].cursor() as cursor:
+                cursor.execute(_EDGES_ABOVE, [sorted(others)])
+                rows += cursor.fetchall()
+        return rows

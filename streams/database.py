@@ -9,9 +9,9 @@ from __future__ import annotations
 import hashlib
 import re
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import psycopg2
 from django.db import DatabaseError as DjangoDatabaseError
@@ -20,12 +20,16 @@ from django.db import connections
 
 from streams.conf import stream_settings
 
+if TYPE_CHECKING:
+    from django.db.backends.base.base import BaseDatabaseWrapper
+
 __all__ = [
     "LOCK_HOLDERS",
     "SERVER_KEEPALIVES",
     "DatabaseError",
     "KeptConnection",
     "OperationalError",
+    "Statement",
     "append_key",
     "connection_gone",
     "direct_connection",
@@ -37,6 +41,7 @@ __all__ = [
     "read_in_order",
     "reader_key",
     "recorder_key",
+    "send_together",
     "start_key",
     "trim_key",
     "writer_key",
@@ -135,7 +140,7 @@ def read_in_order(connection: Any) -> None:
 #: Connection -> statement -> how it is called.
 _prepared: weakref.WeakKeyDictionary[Any, dict[str, str]] = weakref.WeakKeyDictionary()
 _MOST_PREPARED = 200
-_PARAMETER = re.compile(r"%\((\w+)\)s|%%")
+_PARAMETER = re.compile(r"%\((\w+)\)s|%s|%%")
 
 
 def execute_prepared(cursor: Any, statement: str, parameters: Mapping[str, Any]) -> None:
@@ -144,26 +149,67 @@ def execute_prepared(cursor: Any, statement: str, parameters: Mapping[str, Any])
     Planning takes longer than the statement in most of ours. Parameters are named; the statement must tell their types. Not
     through a transaction pooler, where the next message may meet another session.
     """
+    cursor.execute(_prepared_call(cursor, statement) or statement, parameters)
+
+
+def _prepared_call(cursor: Any, statement: str) -> str | None:
+    """How the statement is called in this session, which plans it when it is new; null when it prepared enough."""
     known = _prepared.setdefault(cursor.connection, {})
-    if (call := known.get(statement)) is None:
-        if len(known) >= _MOST_PREPARED:  # somebody writes values into statements
-            cursor.execute(statement, parameters)
-            return
-        names: list[str] = []
+    if (call := known.get(statement)) is not None:
+        return call
+    if len(known) >= _MOST_PREPARED:  # somebody writes values into statements
+        return None
+    names: list[str] = []
+    places: list[str] = []
 
-        def numbered(found: re.Match[str]) -> str:
-            if found[1] is None:
-                return "%"
-            if found[1] not in names:
-                names.append(found[1])
-            return f"${names.index(found[1]) + 1}"
+    def numbered(found: re.Match[str]) -> str:
+        if found[0] == "%%":
+            return "%"
+        name = found[1] or str(len(names))  # without a name each is one of its own
+        if name not in names:
+            names.append(name)
+            places.append(found[0])
+        return f"${names.index(name) + 1}"
 
-        text = _PARAMETER.sub(numbered, statement)
-        name = f"replsite_{len(known)}"
-        cursor.execute("SET plan_cache_mode = force_generic_plan")
-        cursor.execute(f"PREPARE {name} AS {text}")
-        call = known[statement] = f"EXECUTE {name}" + (f" ({', '.join(f'%({n})s' for n in names)})" if names else "")
-    cursor.execute(call, parameters)
+    text = _PARAMETER.sub(numbered, statement)
+    name = f"replsite_{len(known)}"
+    cursor.execute("SET plan_cache_mode = force_generic_plan")
+    cursor.execute(f"PREPARE {name} AS {text}")
+    call = known[statement] = f"EXECUTE {name}" + (f" ({', '.join(places)})" if places else "")
+    return call
+
+
+class Statement(NamedTuple):
+    """One of several statements of a message: its text with its values, named or in order.
+
+    ``again``: it is said many times with these very words, so it is worth planning once a session.
+    """
+
+    text: str
+    values: Mapping[str, Any] | Sequence[Any] = ()
+    again: bool = True
+
+
+def send_together(connection: BaseDatabaseWrapper, statements: Sequence[Statement]) -> list[tuple[Any, ...]]:
+    """Send statements in one message over Django's connection, in its open transaction; the rows of the last one.
+
+    Under READ COMMITTED each sees what was committed when it begins. All of them have values of one kind: named ones, by which
+    they may share them, or values in order. Nothing is prepared where a pooler stands between (``DIRECT`` of the alias).
+    """
+    prepares = not connection.settings_dict.get("DIRECT")
+    with connection.cursor() as cursor:
+        texts = [
+            (_prepared_call(cursor, one.text) if prepares and one.again else None) or one.text for one in statements
+        ]
+        named: dict[str, Any] = {}
+        ordered: list[Any] = []
+        for one in statements:
+            if isinstance(one.values, Mapping):
+                named |= one.values
+            else:
+                ordered += one.values
+        cursor.execute("; ".join(texts), named or ordered)
+        return cursor.fetchall() if cursor.description is not None else []
 
 
 class _PreparingCursor(psycopg2.extensions.cursor):

@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any
 from django.db.models import AutoField, Field
 from django.db.models.expressions import DatabaseDefault
 
+from streams.database import Statement
+
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
     from django.db.models import Model
 
-__all__ = ["fields_to_fill", "insert_facts"]
+__all__ = ["fields_to_fill", "insert_facts", "insert_statements"]
 
 _MOST_ROWS = 1_000
 
@@ -36,22 +38,40 @@ def _head(model: type[Model]) -> str:
 
 def insert_facts(connection: BaseDatabaseWrapper, model: type[Model], facts: Sequence[Model]) -> None:
     """Insert rows of one model on that connection. Keys that the database makes are not read back."""
-    head = _head(model)
     with connection.cursor() as cursor:
-        for first in range(0, len(facts), _MOST_ROWS):
-            rows: list[str] = []
-            values: list[Any] = []
-            for fact in facts[first : first + _MOST_ROWS]:
-                rows.append(f"({', '.join(_places(fact, values, connection))})")
-            cursor.execute(head + ", ".join(rows), values)
+        for statement in insert_statements(connection, model, facts):
+            cursor.execute(statement.text, statement.values)
+
+
+def insert_statements(
+    connection: BaseDatabaseWrapper, model: type[Model], facts: Sequence[Model]
+) -> Iterator[Statement]:
+    """The statements that ``insert_facts`` says, for callers that send them with others of their own."""
+    head = _head(model)
+    for first in range(0, len(facts), _MOST_ROWS):
+        rows: list[str] = []
+        values: list[Any] = []
+        for fact in facts[first : first + _MOST_ROWS]:
+            rows.append(f"({', '.join(_places(fact, values, connection))})")
+        yield Statement(head + ", ".join(rows), values, again=len(rows) == 1)
+
+
+#: Values of these types go to the driver as they are.
+_PLAIN = {"TextField": str, "CharField": str, "BigIntegerField": int, "IntegerField": int, "BooleanField": bool}
+
+
+@cache
+def _conversions(model: type[Model]) -> tuple[tuple[str, Field[Any, Any], type | None], ...]:
+    """(attribute, field, type that needs no conversion) of each column to fill."""
+    return tuple((f.attname, f, _PLAIN.get(f.get_internal_type())) for f in fields_to_fill(model))
 
 
 def _places(fact: Model, values: list[Any], connection: BaseDatabaseWrapper) -> Iterator[str]:
     """What stands for each column in the statement; adds the values that go with it."""
-    for field in fields_to_fill(type(fact)):
-        value = getattr(fact, field.attname)
+    for attribute, field, plain in _conversions(type(fact)):
+        value = getattr(fact, attribute)
         if isinstance(value, DatabaseDefault):
             yield "DEFAULT"
         else:
             yield "%s"
-            values.append(field.get_db_prep_save(value, connection))
+            values.append(value if value is None or type(value) is plain else field.get_db_prep_save(value, connection))
