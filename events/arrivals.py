@@ -42,6 +42,14 @@ class Arrivals:
             self.current = self._states.merged(self._groups.counts)
         return event
 
+    def drop(self, leaves: Iterable[str]) -> None:
+        """These are no leaves, as it turns out; one is always left."""
+        gone = [leaf for leaf in leaves if leaf in self.leaves.current]
+        if len(gone) < len(self.leaves.current):
+            for leaf in gone:
+                del self.leaves.current[leaf]
+            self._groups.change(self._states.after, (), gone)
+
     def finish(self) -> int | None:
         """The group of the current state, worked out in any case."""
         self.current = self._states.merged(self._groups.counts)

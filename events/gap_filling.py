@@ -21,6 +21,7 @@ from events.visibility_ranges import Step, VisibilityRanges, VisibilityRow
 __all__ = [
     "MOST_FILLED",
     "Filled",
+    "leaves_covered",
     "leaves_instead",
     "ranges_of_filled",
     "resolvable",
@@ -58,6 +59,19 @@ SELECT stream_ordering FROM events_event WHERE room_id = %s AND stream_ordering 
 _REFERRED_TO = """
 SELECT prev_event_id FROM events_eventedge JOIN events_event e USING (event_id)
 WHERE prev_event_id = ANY(%s) AND NOT e.soft_failed AND e.rejected_reason IS NULL AND NOT e.event_id = ANY(%s)
+"""
+#: Events above these, up to the first live ones.
+_UP_TO_LIVE = """
+WITH RECURSIVE above AS (
+    SELECT edge.prev_event_id AS start, e.event_id,
+        e.stream_ordering > 0 AND NOT e.soft_failed AND e.rejected_reason IS NULL AS live
+    FROM events_eventedge edge JOIN events_event e USING (event_id) WHERE edge.prev_event_id = ANY(%s)
+    UNION
+    SELECT above.start, e.event_id, e.stream_ordering > 0 AND NOT e.soft_failed AND e.rejected_reason IS NULL
+    FROM above JOIN events_eventedge edge ON edge.prev_event_id = above.event_id
+    JOIN events_event e ON e.event_id = edge.event_id
+    WHERE NOT above.live
+) SELECT start, event_id, live FROM above
 """
 _WRITE = """
 UPDATE events_event e SET state_group = filled.state_group, state_unresolved = false, rejected_reason = filled.reason
@@ -152,6 +166,43 @@ def leaves_instead(leaves: Leaves, rejected: Collection[str], events: Mapping[st
         here = [events[prev] for prev in sorted(prevs) if prev in events and not events[prev].outlier]
         leaves.current.update((event.event_id, None) for event in here if is_accepted(event))
         below = [event.event_id for event in here if not is_accepted(event)]
+
+
+def leaves_covered(leaves: Collection[str], batch: Sequence[ParsedEvent], using: str) -> set[str]:
+    """Leaves that old events connect with a live accepted event above, stored or in the judged batch: they are none any more."""
+    children: dict[str, list[ParsedEvent]] = {}
+    for event in batch:
+        for prev in event.prev_event_ids:
+            children.setdefault(prev, []).append(event)
+    covered: set[str] = set()
+    seen: dict[str, set[str]] = {}
+    frontier = {leaf: {leaf} for leaf in leaves}
+    """Where to look further up -> the leaves below."""
+    while frontier:
+        below = dict(frontier)
+        for start, event_id, live in _stored_above(list(frontier), using):
+            below[event_id] = below.get(event_id, set()) | frontier[start]
+            covered |= frontier[start] if live else set()
+        frontier = {}
+        for event_id, under in below.items():
+            for child in children.get(event_id, ()):
+                if _is_live(child):
+                    covered |= under
+                elif new := under - seen.setdefault(child.event_id, set()):
+                    seen[child.event_id] |= new
+                    frontier[child.event_id] = frontier.get(child.event_id, set()) | new
+    return covered
+
+
+def _stored_above(event_ids: list[str], using: str) -> list[tuple[str, str, bool]]:
+    """(start, event above it, whether that is live and accepted)."""
+    with connections[using].cursor() as cursor:
+        cursor.execute(_UP_TO_LIVE, [event_ids])
+        return list(cursor.fetchall())
+
+
+def _is_live(event: ParsedEvent) -> bool:
+    return not event.backfilled and is_accepted(event)
 
 
 def write_filled(filled: Filled, groups: Mapping[str, int], using: str) -> None:
