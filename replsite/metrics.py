@@ -99,7 +99,7 @@ CONNECTIONS = MetricName(
 SYNCING_USERS = MetricName("replsite_syncing_users", (), "Users that sync on some worker now")
 WORKER_USERS = MetricName("replsite_worker_syncing_users", ("worker",), "Users that sync over connections of that name")
 ACKNOWLEDGED = MetricName(
-    "replsite_federation_acknowledged_position", ("instance",), "Federation token that a sender acknowledged"
+    "replsite_federation_acknowledged_position", ("sender",), "Federation token that a sender acknowledged"
 )
 ADDRESSES = MetricName("replsite_user_addresses", (), "Addresses of users that are kept; counted up to 100,000")
 CLOSED = MetricName(

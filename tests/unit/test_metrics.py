@@ -103,7 +103,7 @@ def test_workers_are_exported():
     found = scrape(workers=some_workers())
     assert value(found, "replsite_syncing_users") == 321
     assert value(found, "replsite_worker_syncing_users", worker="worker1") == 320
-    assert value(found, "replsite_federation_acknowledged_position", instance="sender1") == 4_711
+    assert value(found, "replsite_federation_acknowledged_position", sender="sender1") == 4_711
     assert value(found, "replsite_user_addresses") == 654
 
 

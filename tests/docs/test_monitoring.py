@@ -1,0 +1,234 @@
+"""The alert rules and the dashboard: they use what is exported, and each alert fires on what really happens, and only then."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import yaml
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from replsite.cache_metrics import CACHES
+from replsite.metrics import DURATION, OWN, SYNAPSE, UP, WAIT_TIMEOUTS, SnapshotCollector
+from replsite.snapshot_views import CountView, Snapshot
+from replsite.status import ReaderWord, Severity, Verdict, WriterWord
+from tests.session import PROJECT
+from tests.snapshots import NOW, a_reader, a_snapshot, a_stream, a_writer, ago, on_stream, some_workers
+
+FOLDER = PROJECT / "docs" / "monitoring"
+RULES = FOLDER / "replsite-alerts.yaml"
+PAGE = PROJECT / "docs" / "how-to" / "monitor-with-prometheus.md"
+PROMTOOL = shutil.which("promtool")
+EXPORTED = {m.name + ("_total" if m.counter else "") for m in (*OWN, *SYNAPSE, *CACHES)} | {
+    "django_http_requests_latency_seconds_by_view_method_bucket"  # django-prometheus
+}
+_NAME = re.compile(r"\b(?:replsite|synapse|django)_[a-z_]+\b")
+needs_promtool = pytest.mark.skipif(PROMTOOL is None, reason="no promtool here: Debian's package prometheus")
+
+Series = dict[str, dict[int, float]]
+"""Name with labels -> minute -> value."""
+EPOCH = NOW.timestamp()
+
+
+def rules() -> list[dict]:
+    return yaml.safe_load(RULES.read_text())["groups"][0]["rules"]
+
+
+def panels() -> list[dict]:
+    return json.loads((FOLDER / "replsite-dashboard.json").read_text())["panels"]
+
+
+def test_rules_and_panels_use_exported_metrics_only() -> None:
+    expressions = [rule["expr"] for rule in rules()] + [t["expr"] for panel in panels() for t in panel["targets"]]
+    used = {name for expression in expressions for name in _NAME.findall(expression)}
+    assert used - EXPORTED == set()
+
+
+def test_the_dashboard_shows_every_metric_of_streams_and_readers() -> None:
+    used = {name for panel in panels() for target in panel["targets"] for name in _NAME.findall(target["expr"])}
+    for name in ("stream_position", "stream_pending_facts", "reader_lag_seconds", "reader_lag_facts", "writer_status"):
+        assert f"replsite_{name}" in used
+
+
+def test_panels_do_not_overlap_and_have_numbers_of_their_own() -> None:
+    cells: set[tuple[int, int]] = set()
+    for panel in panels():
+        at = panel["gridPos"]
+        own = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
+        assert not own & cells, panel["title"]
+        assert at["x"] + at["w"] <= 24
+        cells |= own
+    assert len({panel["id"] for panel in panels()}) == len(panels())
+
+
+def test_the_page_explains_every_alert() -> None:
+    explained = set(re.findall(r"^\| `(\w+)` \|", PAGE.read_text(), re.MULTILINE))
+    assert explained == {rule["alert"] for rule in rules()}
+
+
+@needs_promtool
+def test_promtool_takes_the_rules() -> None:
+    done = subprocess.run([PROMTOOL, "check", "rules", RULES], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+# --- scenarios ----------------------------------------------------------------------------------------------------
+
+Scene = Callable[[int], Snapshot | None]
+"""Minute -> what the site shows then; None: its database is away."""
+
+
+def well(minute: int) -> Snapshot:
+    """A site where facts come in and are read."""
+    beat = ago(-60 * minute)
+    writer = a_writer(position=10 + minute, facts_written=10 + minute, heartbeat_at=beat)
+    reader = a_reader("sender", on_stream(lag_facts=minute % 2, lag_seconds=0.1))
+    return a_snapshot(a_stream(writer, sequence_value=10 + minute), reader, workers=some_workers())
+
+
+def with_writer(word: WriterWord = WriterWord.WRITING, **changes) -> Scene:
+    status = Verdict(word, Severity.WRONG, "")
+
+    def scene(minute: int) -> Snapshot:
+        beat = {"heartbeat_at": ago(-60 * minute), **changes}
+        return a_snapshot(a_stream(a_writer(status=status, **beat)))
+
+    return scene
+
+
+def with_reader(word: ReaderWord, lag: Callable[[int], int], seconds: float) -> Scene:
+    status = Verdict(word, Severity.WRONG, "")
+
+    def scene(minute: int) -> Snapshot:
+        seen = on_stream(lag_facts=lag(minute), lag_seconds=seconds, status=status)
+        return a_snapshot(a_stream(a_writer(heartbeat_at=ago(-60 * minute))), a_reader("sender", seen))
+
+    return scene
+
+
+def some_cut(minute: int) -> Snapshot:
+    counts = (CountView("closed", "too slow", 1 + minute // 5),)
+    return a_snapshot(workers=some_workers(counts=counts))
+
+
+def blocked(minute: int) -> Snapshot:
+    pending = 60.0 * minute
+    return with_writer(WriterWord.BLOCKED, oldest_pending_seconds=pending, pending_facts=1)(minute)
+
+
+def retired(minute: int) -> Snapshot:
+    return with_writer(WriterWord.RETIRED, heartbeat_at=ago(1_000))(minute)
+
+
+SCENES: dict[str, Scene] = {
+    "ReplsiteDatabaseAway": lambda minute: None if minute > 2 else well(minute),
+    "ReplsiteSequenceBehind": lambda minute: a_snapshot(a_stream(a_writer(position=10), sequence_value=9)),
+    "ReplsiteWriterBlocked": blocked,
+    "ReplsiteWriterGone": with_writer(WriterWord.GONE_WITH_PENDING),
+    "ReplsiteWriterSilent": with_writer(WriterWord.GONE, heartbeat_at=ago(1)),
+    "ReplsiteReaderLate": with_reader(ReaderWord.CATCHING_UP, lambda minute: 1_000 - minute, 45.0),
+    "ReplsiteLagGrows": with_reader(ReaderWord.FALLING_BEHIND, lambda minute: 100 + 50 * minute, 5.0),
+    "ReplsiteReaderStuck": with_reader(ReaderWord.STUCK, lambda _: 10, 5.0),
+    "ReplsiteSlowPeersCut": some_cut,
+    "ReplsiteManyKnownDone": with_writer(known_done_ids=60_000),
+}
+
+
+def samples(snapshot: Snapshot | None) -> dict[str, float]:
+    """What ``/metrics`` shows, as Prometheus writes it."""
+
+    def get() -> Snapshot:
+        if snapshot is None:
+            from django.db import OperationalError
+
+            raise OperationalError("no route to host")
+        return snapshot
+
+    registry = CollectorRegistry()
+    registry.register(SnapshotCollector(get))
+    found = {}
+    for family in text_string_to_metric_families(generate_latest(registry).decode()):
+        for sample in family.samples:
+            labels = ",".join(f"{name}={json.dumps(value)}" for name, value in sorted(sample.labels.items()))
+            found[f"{sample.name}{{{labels}}}"] = sample.value
+    return found
+
+
+def series(scene: Scene, minutes: int, more_labels: str = 'instance="a"') -> Series:
+    found: Series = {}
+    for minute in range(minutes):
+        for name, value in samples(scene(minute)).items():
+            if name.startswith(DURATION.name):
+                continue
+            head, _, labels = name[:-1].partition("{")
+            own = ",".join(part for part in (labels, more_labels) if part)
+            since = EPOCH if head.endswith("_timestamp_seconds") else 0.0  # the clock of promtool begins at 0
+            found.setdefault(f"{head}{{{own}}}", {})[minute] = value - since
+    return found
+
+
+def firing(found: Sequence[Series], minutes: int, tmp_path: Path) -> set[str]:
+    """The alerts that fire in the last minute, by asking promtool of each whether it is silent."""
+    inputs = [
+        {"series": name, "values": " ".join(str(values.get(minute, "_")) for minute in range(minutes))}
+        for one in found
+        for name, values in one.items()
+    ]
+    fired = set()
+    for rule in rules():
+        (tmp_path / "rules.yaml").write_text(RULES.read_text())
+        asked = [{"eval_time": f"{minutes - 1}m", "alertname": rule["alert"], "exp_alerts": []}]
+        tests = [{"interval": "1m", "input_series": inputs, "alert_rule_test": asked}]
+        plan = {"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "tests": tests}
+        (tmp_path / "plan.yaml").write_text(yaml.safe_dump(plan))
+        done = subprocess.run(
+            [PROMTOOL, "test", "rules", "plan.yaml"], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0 or "exp:[" in done.stdout + done.stderr, done.stderr
+        if done.returncode:
+            fired.add(rule["alert"])
+    return fired
+
+
+@needs_promtool
+@pytest.mark.parametrize("alert", SCENES)
+def test_each_alert_fires(alert: str, tmp_path: Path) -> None:
+    assert alert in firing([series(SCENES[alert], 40)], 40, tmp_path)
+
+
+@needs_promtool
+def test_nothing_fires_while_all_is_well(tmp_path: Path) -> None:
+    assert firing([series(well, 40)], 40, tmp_path) == set()
+
+
+@needs_promtool
+def test_a_retired_writer_may_be_silent(tmp_path: Path) -> None:
+    assert firing([series(retired, 40)], 40, tmp_path) == set()
+
+
+@needs_promtool
+def test_processes_that_disagree_for_a_minute_are_told(tmp_path: Path) -> None:
+    behind = series(lambda minute: well(max(minute - 3, 0)), 10, 'instance="b"')
+    assert firing([series(well, 10), behind], 10, tmp_path) >= {"ReplsitePositionsDiffer"}
+
+
+@needs_promtool
+def test_waits_that_time_out_are_told(tmp_path: Path) -> None:
+    name = f'{WAIT_TIMEOUTS.name}_total{{stream="events",instance="a"}}'
+    counts = {name: {minute: float(minute > 7) for minute in range(10)}}
+    assert firing([counts], 10, tmp_path) == {"ReplsiteWaitsTimeOut"}
+
+
+def test_every_alert_has_a_scene() -> None:
+    elsewhere = {"ReplsitePositionsDiffer", "ReplsiteWaitsTimeOut"}
+    assert set(SCENES) | elsewhere == {rule["alert"] for rule in rules()}
+
+
+def test_a_scene_without_a_database_shows_nothing_but_that() -> None:
+    assert {name.partition("{")[0] for name in samples(None)} <= {UP.name, WAIT_TIMEOUTS.name + "_total"}
