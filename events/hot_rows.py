@@ -13,7 +13,7 @@ from events.hot_stream import ONE_LANE, Lane
 from streams.declaration import FactTable, StreamDeclaration
 from streams.positions import linear_position
 from streams.queries import FactRow, order_sql, token_sql
-from streams.readers import StoredPosition, rows_between
+from streams.readers import StoredPosition, rows_between, rows_that_are_there
 from streams.trim_marks import trim_mark
 
 __all__ = ["MOST_ROWS", "Newest", "TooFarBehind", "lane_rows", "lanes_of", "newest_rows"]
@@ -46,8 +46,9 @@ def lane_rows(cursor: Any, declaration: StreamDeclaration, lane: Lane) -> list[F
     """All rows of a lane; raises ``TooFarBehind``, and ``ResyncNeeded`` when some were trimmed."""
     found: list[FactRow] = []
     after = lane.after
+    read = rows_between if declaration.trimmable else rows_that_are_there
     while after < lane.upto:
-        rows, after = rows_between(cursor, declaration, lane.writer or None, after, lane.upto, ROWS_PER_READ)
+        rows, after = read(cursor, declaration, lane.writer or None, after, lane.upto, ROWS_PER_READ)
         found += rows
         if len(found) > MOST_ROWS:
             raise TooFarBehind

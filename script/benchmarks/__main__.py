@@ -9,7 +9,7 @@ import sys
 import tempfile
 from importlib import import_module
 
-NAMES = ("appends", "broadcast", "idle", "latency", "catchup", "state", "persist")
+NAMES = ("appends", "broadcast", "idle", "latency", "catchup", "state", "persist", "hot")
 
 
 def main() -> int:
