@@ -19,7 +19,9 @@ import pytest
 from django.db import connection
 
 from streams.models import StreamPosition
+from tests.made_rooms import MadeRoom
 from tests.session import PROJECT
+from tests.stored_rooms import store_room
 
 PAGE = (PROJECT / "docs/how-to/use-the-models-from-another-service.md").read_text()
 SETTINGS = """
@@ -104,6 +106,25 @@ def test_second_site_reads_the_models_with_the_documented_role(second_site):
     done = second_site.run(block("python", "# read"))
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["w1 42", "0 0", "0 0"]
+
+
+def test_second_site_asks_the_usual_questions(second_site):
+    made = MadeRoom()
+    made.topic("x")
+    made.message()
+    store_room(made.events)
+    StreamPosition.objects.create(stream="events", instance_name="w1", position=42)
+    with connection.cursor() as cursor:
+        cursor.execute(block("sql-more").replace("history_reader", second_site.role))
+    done = second_site.run(block("python", "# ask"))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[:4] == [
+        "events can be read up to 42",
+        f"{made.room_id} has 1 members",
+        "m.room.message changed [] of 2",
+        "m.room.topic changed ['m.room.topic'] of 2",
+    ]
+    assert "Room.read.writable()" in done.stdout.splitlines()[4]
 
 
 def test_apps_come_from_the_wheel(second_site):
