@@ -23,7 +23,7 @@ from events.parsing import ParsedEvent
 from events.redaction_rules import may_redact
 from events.room_reading import RoomReading
 from events.room_states import CYCLE, RoomStates, is_create
-from events.room_visibility import history_visibility, membership
+from events.room_visibility import HISTORY_VISIBILITY, history_visibility, membership
 from events.stored_room import StoredEvents, StoredRoom
 from events.visibility_ranges import Step, StoredRanges, VisibilityRanges, VisibilityRow, open_ranges, wide_ranges
 from events.visibility_rules import known_visibility
@@ -312,7 +312,8 @@ class RoomBatch:
     def _see(self, steps: Sequence[Step]) -> None:
         """Ranges go on for live events; backfilled ones have ranges of their own, which end with the batch."""
         changes, builder, events = self.changes, self.states.builder, self.states.events
-        if self._row.visibility_unresolved or changes.visibility_unresolved or changes.filled.live:
+        moved = changes.filled.live or self._moved_between_events()
+        if self._row.visibility_unresolved or changes.visibility_unresolved or moved:
             changes.visibility_to_rebuild = not (changes.visibility_unresolved or changes.current_unresolved)
             changes.visibility_unresolved = True
             return
@@ -332,6 +333,11 @@ class RoomBatch:
         if live is not None:
             changes.ranges += [*live.rows, *live.still_open()]
             changes.closed, changes.uncut = live.closed, live.uncut
+
+    def _moved_between_events(self) -> bool:
+        """The line has moved to a state in which others are members, or may read, without an event of the stream."""
+        changed = {kind for number, kind, *_ in self.changes.state_changes if number == len(self.changes.events)}
+        return not changed.isdisjoint(("m.room.member", HISTORY_VISIBILITY[0]))
 
     def _stored_ranges(self) -> StoredRanges:
         """Where the stored ranges end: it follows from the last accepted event and the current state."""

@@ -30,6 +30,7 @@ from events.parsing import ParsedEvent
 from events.room_batch import RoomChanges
 from events.room_history import EVENT_COLUMNS, event_row
 from events.stored_room import StoredRoom
+from events.visibility_rebuild import rebuild_visibility
 from state.models import StateGroup, StateGroupDelta
 from state.store import reserve_group_ids
 from streams import registry
@@ -164,6 +165,9 @@ def write_rooms(
         writing.send(reservations, using)
         for writer in writers:
             writer.open_gaps(cursor)
+        for room, _, changes in rooms:
+            if changes.visibility_to_rebuild:
+                rebuild_visibility(room.room_id, using)
     return positions
 
 

@@ -4,7 +4,8 @@ import random
 
 import pytest
 
-from events.errors import Reason, StateUnresolved
+from events.errors import NotReadable, Reason, StateUnresolved
+from events.explaining import Explanation, explain_visibility
 from events.models import Event, Room
 from events.persist import persist
 from events.reading import state_at
@@ -267,3 +268,58 @@ def test_leaf_that_turns_out_rejected_gives_way():
 def test_verdict_is_told():
     _, gap, _ = with_gap()
     assert verdict(backfill(gap[3]), gap[3]).rejected_reason is None
+
+
+# --- ranges against the rule --------------------------------------------------------------------------------------
+
+
+def random_history(seed):
+    """(made, live batches, old events): a room with changes of members and of the setting, of which parts come late."""
+    choose = random.Random(seed)
+    made = closed_room()
+    for number in range(24):
+        kind = choose.choice(["say", "say", "join", "leave", "setting", "topic"])
+        prev = [choose.choice(made.events[4:][-3:])] if choose.random() < 0.3 else None
+        if kind in ("join", "leave"):
+            made.member(choose.choice([BOB, EVE]), kind, prev=prev)
+        elif kind == "setting":
+            value = choose.choice(["joined", "shared", "invited", "world_readable"])
+            made.state("m.room.history_visibility", "", {"history_visibility": value}, prev=prev)
+        elif kind == "topic":
+            made.topic(f"{number}", prev=prev)
+        else:
+            made.message(prev=prev)
+    last = made.message()
+    below = {event.event_id for event in made.events}
+    assert last.event_id in below
+    return made, choose
+
+
+def assert_ranges_tell_what_the_rule_tells(made, user):
+    answers = explain_visibility(user, [event.event_id for event in made.events])
+    shown = {answer.event_id for answer in answers if isinstance(answer, Explanation) and answer.seen}
+    try:
+        assert seen(made, user) == shown
+    except NotReadable:
+        assert shown == set()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_ranges_of_rooms_with_gaps_tell_what_the_rule_tells(seed):
+    made, choose = random_history(seed)
+    here = 5 + choose.randrange(8)
+    persist_all(made.events[:here], 100)
+    above = made.events[here + 8 :]
+    for event in above:
+        missing = [
+            prev for prev in event.prev_event_ids if not Event.objects.filter(event_id=prev, outlier=False).exists()
+        ]
+        persist(told(made, event) if missing else [incoming(event)])
+    old = made.events[here : here + 8]
+    choose.shuffle(old)
+    for start in range(0, len(old), 3):
+        assert backfill(*old[start : start + 3]).refused == []
+        for user in (ALICE, BOB, EVE, "@stranger:d.test"):
+            assert_ranges_tell_what_the_rule_tells(made, user)
+    assert unresolved(made) == set() and not Room.objects.get().visibility_unresolved
+    assert current_state(made.room_id) == replayed_state(made.room_id)
