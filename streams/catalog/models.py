@@ -147,6 +147,7 @@ class PushRuleChange(Fact):
 
     class Meta(Fact.Meta):
         db_table = "streams_pushrulechange"
+        indexes: ClassVar = [models.Index(fields=["user_id"], name="streams_pushrule_user")]
 
     def __str__(self) -> str:
         return f"{self.stream_id} {self.user_id}"
@@ -163,6 +164,7 @@ class PusherChange(Fact):
 
     class Meta(Fact.Meta):
         db_table = "streams_pusherchange"
+        indexes: ClassVar = [models.Index(fields=["user_id"], name="streams_pusher_user")]
 
     def __str__(self) -> str:
         return f"{self.stream_id} {self.user_id} {self.app_id}"
@@ -176,6 +178,7 @@ class DeviceListChange(Fact):
 
     class Meta(Fact.Meta):
         db_table = "streams_devicelistchange"
+        indexes: ClassVar = [models.Index(fields=["entity"], name="streams_devicelist_entity")]
 
     def __str__(self) -> str:
         return f"{self.stream_id} {self.entity}"
@@ -189,6 +192,7 @@ class ToDeviceMessage(Fact):
 
     class Meta(Fact.Meta):
         db_table = "streams_todevicemessage"
+        indexes: ClassVar = [models.Index(fields=["entity"], name="streams_todevice_entity")]
 
     def __str__(self) -> str:
         return f"{self.stream_id} {self.entity}"
@@ -221,6 +225,7 @@ class TagChange(Fact):
 
     class Meta(Fact.Meta):
         db_table = "streams_tagchange"
+        indexes: ClassVar = [models.Index(fields=["user_id"], name="streams_tag_user")]
 
     def __str__(self) -> str:
         return f"{self.stream_id} {self.user_id} {self.room_id}"
@@ -236,6 +241,7 @@ class AccountDataChange(Fact):
 
     class Meta(Fact.Meta):
         db_table = "streams_accountdatachange"
+        indexes: ClassVar = [models.Index(fields=["user_id"], name="streams_accountdata_user")]
 
     def __str__(self) -> str:
         return f"{self.stream_id} {self.user_id} {self.data_type}"
@@ -255,6 +261,7 @@ class GroupChange(Fact):
 
     class Meta(Fact.Meta):
         db_table = "streams_groupchange"
+        indexes: ClassVar = [models.Index(fields=["user_id"], name="streams_group_user")]
 
     def __str__(self) -> str:
         return f"{self.stream_id} {self.group_id} {self.user_id}"
@@ -268,6 +275,7 @@ class UserSignatureChange(Fact):
 
     class Meta(Fact.Meta):
         db_table = "streams_usersignaturechange"
+        indexes: ClassVar = [models.Index(fields=["user_id"], name="streams_usersignature_user")]
 
     def __str__(self) -> str:
         return f"{self.stream_id} {self.user_id}"

@@ -16,13 +16,15 @@ from django.db import connections
 from events import hot
 from events.creating import LocalRoom, create_room
 from events.errors import BadQuestion
-from events.hot_concerns import CONCERNS_NOBODY, followed
+from events.hot_concerns import CONCERNS_NOBODY, Kind, followed
 from events.sync import asynced, resync_user, sync
-from events.sync_streams import providers
+from events.sync_circle import Circle
+from events.sync_streams import Question, providers
 from streams import registry
 from streams.catalog import typing_users, writing
 from streams.catalog.models import Presence
 from streams.errors import EpochChanged, TokenError
+from streams.tokens import VectorToken
 from tests.async_waiting import wait_for
 from tests.room_talker import USERS, Talker, chatter, talkers
 from tests.sync_client import SyncClient, check_matches
@@ -488,3 +490,32 @@ def test_an_async_caller_that_is_cancelled_leaves(room):
 
     in_a_loop(talk)
     assert hot.waiting() == 0
+
+
+# --- cost -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [name for name, found in providers().items() if found.kind is Kind.USER])
+def test_what_a_stream_holds_of_a_user_is_found_by_an_index(room, name):
+    table = registry.get(name).declaration.tables[0].name
+    question = Question(None, ALICE, Circle(frozenset()), VectorToken(10**9))
+    provider = providers()[name]
+    with session() as cursor:
+        cursor.execute("BEGIN")
+        cursor.execute("SET LOCAL enable_seqscan = off")
+        cursor.execute("EXPLAIN " + provider._sql(question), provider._parameters(question))
+        plan = "\n".join(row[0] for row in cursor.fetchall())
+        cursor.execute("ROLLBACK")
+    assert f"on {table}" in plan
+    assert "Index Cond: (" in plan
+
+
+def test_nothing_new_costs_a_constant_number_of_queries(room, django_assert_max_num_queries):
+    client = SyncClient(ALICE)
+    with django_assert_max_num_queries(4):
+        client.sync()
+    for _ in range(5):
+        create_room(ALICE)
+        client.sync()
+        with django_assert_max_num_queries(4):
+            client.sync()
