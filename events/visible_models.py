@@ -45,10 +45,9 @@ class IgnoredUser(models.Model):
 
 
 class RoomAccess(models.Model):
-    """View: a user may read a room now, and how far. Rooms that the user may not read have no row.
+    """View: a user with a membership may read a room now, and how far. Rooms that the user may not read have no row.
 
-    ``user_id`` null: everybody who has no membership in the room, which is world readable then. Ask with a ``user_id``, a
-    ``room_id``, or both.
+    Ask with a user, a room, or both.
     """
 
     pk = models.CompositePrimaryKey("user_id", "room_id")
@@ -66,15 +65,15 @@ class RoomAccess(models.Model):
         db_table = "events_roomaccess"
 
     def __str__(self) -> str:
-        return f"{self.user_id or 'everybody'} {self.room_id}"
+        return f"{self.user_id} {self.room_id}"
 
 
 class VisibleEvent(models.Model):
-    """View: a user sees an event, row by row; join it by ``event_id`` or ``stream_ordering``.
+    """View: a user sees an event, row by row, for all who have a membership in the room's current state.
 
-    ``redacted``: serve the pruned form. ``user_id`` null stands for everybody without a membership in a world-readable room.
-    Ask with a user or an event, best with a room too: the view is worked out when it is read. Retention (``events.on_read``)
-    is not in it, because it depends on the time; everything else is.
+    ``redacted``: serve the pruned form. Ask with a user or an event, best with a room or a stretch of positions too: the view is
+    worked out when it is read. Retention is not in it, because it depends on the time and on settings
+    (``events.on_read``), nor are strangers in world-readable rooms; everything else is.
     """
 
     pk = models.CompositePrimaryKey("user_id", "event_id")
@@ -93,4 +92,4 @@ class VisibleEvent(models.Model):
         db_table = "events_visibleevent"
 
     def __str__(self) -> str:
-        return f"{self.user_id or 'everybody'} {self.event_id}"
+        return f"{self.user_id} {self.event_id}"

@@ -151,28 +151,26 @@ def _joined_at(event: str, access: str) -> str:
       ELSE coalesce(events_membership_at({event}.state_group, {access}.user_id) = 'join', false) END"""
 
 
-#: How every user with a membership in a room's current state may read it; the user null stands for everybody else.
-ROOM_ACCESS = """
+#: Whether a user reads a room by their membership: joined, or left without forgetting it.
+_READS = """(m.membership = 'join' OR (m.membership = 'leave' AND NOT coalesce((
+  SELECT true FROM events_forgottenroom f
+  WHERE f.user_id = m.state_key AND f.room_id = m.room_id AND f.event_id = m.event_id), false)))"""
+
+#: How every user with a membership in a room's current state may read it. Flat, so that a query may begin with a user, a room or
+#: an event.
+ROOM_ACCESS = f"""
 CREATE VIEW events_roomaccess AS
-SELECT m.state_key AS user_id, m.room_id, NOT reads.member AS peeking, true AS recorded,
-  CASE WHEN m.membership = 'leave' AND reads.member THEN cut.first END AS cut,
-  CASE WHEN m.membership = 'leave' AND reads.member THEN cut.depth END AS cut_depth,
-  NULL::bigint AS kept_since
+SELECT m.state_key AS user_id, m.room_id, NOT {_READS} AS peeking, true AS recorded,
+  cut.first AS cut, cut.depth AS cut_depth, NULL::bigint AS kept_since
 FROM events_currentstate m
-CROSS JOIN LATERAL (SELECT m.membership = 'join' OR (m.membership = 'leave' AND NOT EXISTS (
-    SELECT FROM events_forgottenroom f WHERE f.user_id = m.state_key AND f.room_id = m.room_id AND f.event_id = m.event_id
-  )) AS member) AS reads
 LEFT JOIN LATERAL (
   SELECT v.first, e.topological_ordering AS depth FROM events_eventvisibility v
   JOIN events_event e ON e.stream_ordering = v.first
   WHERE v.room_id = m.room_id AND v.user_id = m.state_key AND v.kind = 'cut' ORDER BY v.first DESC LIMIT 1
-) AS cut ON m.membership = 'leave'
-WHERE m.type = 'm.room.member' AND m.membership IS NOT NULL AND (reads.member OR EXISTS (
-  SELECT FROM events_eventvisibility v
-  WHERE v.room_id = m.room_id AND v.user_id IS NULL AND v.kind = 'peekable' AND v.last IS NULL))
-UNION ALL
-SELECT NULL, v.room_id, true, false, NULL, NULL, NULL
-FROM events_eventvisibility v WHERE v.user_id IS NULL AND v.kind = 'peekable' AND v.last IS NULL
+) AS cut ON m.membership = 'leave' AND {_READS}
+WHERE m.type = 'm.room.member' AND m.membership IS NOT NULL AND ({_READS} OR {
+    _some_range("v.room_id = m.room_id AND v.user_id IS NULL AND v.kind = 'peekable' AND v.last IS NULL")
+})
 """
 
 #: How a user may read rooms, with the room's retention policy; a room that is not stored has no row. A function because planning
@@ -203,13 +201,13 @@ LEFT JOIN (
 END $access$
 """
 
-#: Every event that a user sees, without retention.
+#: Every event that a user with a membership sees, without retention.
 VISIBLE_EVENT = f"""
 CREATE VIEW events_visibleevent AS
 SELECT a.user_id, e.room_id, e.event_id, e.stream_ordering, e.topological_ordering, e.type, e.state_key, e.sender,
   e.redacted_by IS NOT NULL OR {pruned()} AS redacted
 FROM events_event e JOIN events_roomaccess a ON a.room_id = e.room_id
 WHERE {_seen("e", "a")}
-AND (e.state_key IS NOT NULL OR a.user_id IS NULL OR NOT EXISTS (
-  SELECT FROM events_ignoreduser i WHERE i.user_id = a.user_id AND i.ignored_user_id = e.sender))
+AND (e.state_key IS NOT NULL OR coalesce((
+  SELECT false FROM events_ignoreduser i WHERE i.user_id = a.user_id AND i.ignored_user_id = e.sender), true))
 """
