@@ -12,6 +12,8 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Any
 
+from streams.invalidations import ROOM_STATE
+
 __all__ = [
     "CONCERNS_NOBODY",
     "RESYNC_USER",
@@ -69,9 +71,11 @@ def _of_events(row: Any) -> Iterable[Concern]:
 
 
 def _of_caches(row: Any) -> Iterable[Concern]:
-    """Only the marks that ask for a whole answer."""
+    """The marks that ask for a whole answer, and users whose membership changed without an event (``invalidate_room_state``)."""
     if row[0] == RESYNC_USER:
         yield from ((Kind.USER, user) for user in row[1] or ())
+    elif row[0] == ROOM_STATE:
+        yield from ((Kind.USER, user) for user in (row[1] or ())[1:])
 
 
 def _by_place(kind: Kind, place: int) -> Concerns:

@@ -42,6 +42,8 @@ __all__ = ["HotFeed"]
 log = get_logger(__name__)
 START_SECONDS = 10.0
 Positions = dict[str, dict[str, StoredPosition]]
+#: Streams whose rows about a user make the rooms that are remembered of that user old.
+_ABOUT_MEMBERSHIPS = ("events", "caches")
 #: (stream, lane) -> position up to which it is to be fed.
 Reaches = dict[tuple[str, str], int]
 
@@ -408,7 +410,7 @@ class HotFeed:
             concerns: set[Concern] = set()
             for stream, lane, rows in read:
                 found = {concern for row in rows for concern in stream.note(row.writer, row.token, row.row)}
-                if stream.name == "events":
+                if stream.name in _ABOUT_MEMBERSHIPS:
                     for kind, entity in found:
                         if kind is Kind.USER:
                             self._rooms.drop((entity,))

@@ -11,8 +11,9 @@ from django.test import override_settings
 
 from events import hot
 from events.creating import LocalRoom, create_room
-from events.models import CurrentStateDelta, Event
+from events.models import CurrentState, CurrentStateDelta, Event
 from streams import registry
+from streams.caching import invalidate_room_state
 from streams.errors import WaitTimedOut
 from streams.tokens import VectorToken, in_range
 from tests.room_talker import USERS, Talker, chatter, talkers
@@ -227,6 +228,16 @@ def test_rooms_are_those_of_the_position_and_not_newer(room, other, monkeypatch)
     monkeypatch.undo()
     hot.forget_feeds()
     wait_until(lambda: hot.rooms_of(BOB) == {room.room_id}, 20)
+
+
+def test_rooms_of_users_that_somebody_names_are_read_again(room):
+    """Current state that vanishes without an event (a purged room, a state that is no longer known) is told so."""
+    assert hot.rooms_of(ALICE) == {room.room_id}
+    CurrentState.objects.filter(room_id=room.room_id).delete()
+    invalidate_room_state(room.room_id, [BOB])
+    assert hot.rooms_of(ALICE) == {room.room_id}
+    invalidate_room_state(room.room_id, [ALICE])
+    assert hot.rooms_of(ALICE) == frozenset()
 
 
 # --- losing track ---------------------------------------------------------------------------------------------------

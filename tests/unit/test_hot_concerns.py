@@ -23,6 +23,8 @@ MEMBER = ["$1", ROOM, "m.room.member", ALICE, None, None, "join", False]
         ("events", ["state", [ROOM, "m.room.name", "", "$1"]], {(Kind.ROOM, ROOM)}),
         ("caches", ["resync_user", [ALICE, "@bob:x"], 1], {(Kind.USER, ALICE), (Kind.USER, "@bob:x")}),
         ("caches", ["resync_user", None, 1], set()),
+        ("caches", ["cs_cache_fake", [ROOM, ALICE], 1], {(Kind.USER, ALICE)}),
+        ("caches", ["cs_cache_fake", None, 1], set()),
         ("caches", ["get_user", [ALICE], 1], set()),
         ("presence", [ALICE, "online", 0, 0, 0, None, True], {(Kind.CONTACT, ALICE)}),
         ("typing", [ROOM, [ALICE]], {(Kind.ROOM, ROOM)}),
