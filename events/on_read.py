@@ -16,7 +16,7 @@ State tells what a user may see of an event (``events.visible_sql``); this modul
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -36,7 +36,9 @@ __all__ = [
     "IGNORED_USER_LIST",
     "Access",
     "Reach",
+    "access_of",
     "access_parameters",
+    "checked",
     "forget_room",
     "ignored_users_in",
     "max_lifetime_ms",
@@ -116,31 +118,35 @@ def read_access(
     ``now_ms`` is the time that retention counts from, by default the present.
     """
     now_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
-    configured = stream_settings()
     with connections[using].cursor() as cursor:
         cursor.execute(_ACCESS, {"user": user_id, "rooms": sorted(set(room_ids))})
         rows = cursor.fetchall()
-    found = {}
-    for room_id, known, readable, *about, policy in rows:
-        kept = max_lifetime_ms(policy, configured)
-        since = None if kept is None or kept >= now_ms else now_ms - kept
-        peeking, recorded, cut, cut_depth, membership, forgotten = about
-        found[room_id] = Access(
-            room_id, known, known and readable, peeking, recorded, cut, cut_depth, membership, forgotten, since
-        )
-    return found
+    return {row[0]: access_of(row, now_ms) for row in rows}
 
 
-def readable_room(user_id: str, room_id: str, using: str = "default", now_ms: int | None = None) -> Access:
-    """How the user may read the room; raises ``UnknownRoom``, and ``NotReadable`` where they may not."""
-    access = read_access(user_id, [room_id], using, now_ms).get(room_id)
+def access_of(row: Sequence[Any], now_ms: int) -> Access:
+    """The access in a row of the function ``events_access``."""
+    room_id, known, readable, peeking, recorded, cut, cut_depth, membership, forgotten, policy = row
+    kept = max_lifetime_ms(policy, stream_settings())
+    since = None if kept is None or kept >= now_ms else now_ms - kept
+    readable = known and readable
+    return Access(room_id, known, readable, peeking, recorded, cut, cut_depth, membership, forgotten, since)
+
+
+def checked(access: Access | None, user_id: str, room_id: str) -> Access:
+    """The access; raises ``UnknownRoom`` where there is none, and ``NotReadable`` where the user may not read."""
     if access is None:
-        raise UnknownRoom(f"There is no room {room_id}.")
+        raise UnknownRoom(f"There is no room {room_id!r:.300}.")
     if not access.known:
         raise NotReadable(f"Who sees what in {room_id} is not known: events below others are missing.")
     if not access.readable:
         raise NotReadable(f"{user_id} may not read {room_id}: not a member, and the room is not world readable.")
     return access
+
+
+def readable_room(user_id: str, room_id: str, using: str = "default", now_ms: int | None = None) -> Access:
+    """How the user may read the room; raises ``UnknownRoom``, and ``NotReadable`` where they may not."""
+    return checked(read_access(user_id, [room_id], using, now_ms).get(room_id), user_id, room_id)
 
 
 def access_parameters(user_id: str, accesses: Iterable[Access]) -> dict[str, Any]:

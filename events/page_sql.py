@@ -16,8 +16,10 @@ import re
 from events.served_sql import SERVED, SERVED_JSON, SERVED_TYPES
 from events.visible_sql import pruned, sees
 
-__all__ = ["DROP_PAGES", "PAGE_AFTER", "PAGE_BEFORE", "ROWS_READ", "call_of"]
+__all__ = ["DROP_PAGES", "FOR_NOBODY", "FOR_USER", "LARGEST", "PAGE_AFTER", "PAGE_BEFORE", "ROWS_READ"]
 
+LARGEST = 2**63 - 1
+"""Above every position."""
 ROWS_READ = 1_000
 """Rows of a room that are looked at for one page."""
 
@@ -36,25 +38,29 @@ _PARAMETERS = {
     "positions": "bigint[]",
     "wanted": "integer",
 }
+_AT_WRITER = "coalesce((%(positions)s)[array_position(%(writers)s, e.instance_name)], %(base)s)"
 
 
-def _page(beyond: str, order: str) -> str:
+def _page(*, back: bool, sees: str, pruned: str) -> str:
     """The query: events, whether each is pruned for the user, and the last place that was read when the page is not full.
 
-    (``topological``, ``stream``) is the place beyond which the page begins. ``base``, ``writers`` and ``positions`` are a
-    vector token that covers the events: all of them up to the base, those of a named writer up to its position.
+    (``topological``, ``stream``) is the place beyond which the page begins. ``base``, ``writers`` and ``positions`` are a vector
+    token: going back, it covers the events of the page, all up to the base and those of a named writer up to its position; going
+    on, it covers none of them.
     """
+    beyond, order = ("<", "DESC") if back else (">", "ASC")
+    highest = "(SELECT max(top) FROM unnest(%(positions)s || %(base)s) AS top)"
+    bounds = f"least(%(cut)s, {highest})" if back else f"least(%(cut)s, {LARGEST}) AND stream_ordering > %(base)s"
     rows = f"""SELECT * FROM events_event
     WHERE room_id = %(room)s AND (topological_ordering, stream_ordering) {beyond} (%(topological)s, %(stream)s)
-      AND stream_ordering <= least(%(cut)s, (SELECT max(top) FROM unnest(%(positions)s || %(base)s) AS top))
+      AND stream_ordering <= {bounds}
     ORDER BY topological_ordering {order}, stream_ordering {order}"""
     return f"""
 WITH page AS MATERIALIZED (
-  SELECT e.*, {pruned()} AS pruned FROM ({rows} LIMIT {ROWS_READ}) AS e CROSS JOIN (SELECT
+  SELECT e.*, {pruned} AS pruned FROM ({rows} LIMIT {ROWS_READ}) AS e CROSS JOIN (SELECT
     %(user_id)s AS user_id, %(peeking)s AS peeking, %(recorded)s AS recorded, %(cut)s AS cut, %(cut_depth)s AS cut_depth,
     %(kept_since)s AS kept_since) AS a
-  WHERE e.stream_ordering <= coalesce((%(positions)s)[array_position(%(writers)s, e.instance_name)], %(base)s)
-    AND {sees()}
+  WHERE e.stream_ordering {"<=" if back else ">"} {_AT_WRITER} AND {sees}
   ORDER BY e.topological_ordering {order}, e.stream_ordering {order} LIMIT %(wanted)s
 ), last AS MATERIALIZED (
   SELECT * FROM ({rows} OFFSET {ROWS_READ - 1} LIMIT 1) AS row WHERE (SELECT count(*) FROM page) < %(wanted)s
@@ -76,13 +82,24 @@ RETURN QUERY {query};
 END $page$"""
 
 
-def call_of(function: str) -> str:
-    """The query that calls one of the functions, with named parameters."""
-    return f"SELECT * FROM {function}({', '.join(f'%({name})s' for name in _PARAMETERS)})"
+def _for_user(function: str) -> str:
+    """The call, with who may read the room in the same query: both are of one moment."""
+    access = {name: f"access.out_{name}" for name in ("peeking", "recorded", "cut", "cut_depth")}
+    wanted = "CASE WHEN access.known AND access.readable THEN %(wanted)s ELSE 0 END"
+    values = {name: f"%({name})s" for name in _PARAMETERS} | access | {"wanted": wanted}
+    return f"""SELECT access.*, page.* FROM events_access(%(user_id)s, ARRAY[%(room)s]) AS access
+LEFT JOIN LATERAL {function}({", ".join(values.values())}) AS page ON true"""
 
 
-PAGE_BEFORE = _function("events_page_before", _page("<", "DESC"))
+_SHOWN_AT_ALL = "NOT e.outlier AND NOT e.soft_failed AND e.rejected_reason IS NULL"
+
+PAGE_BEFORE = _function("events_page_before", _page(back=True, sees=sees(), pruned=pruned()))
 """Makes the function that goes back in time: newest first."""
-PAGE_AFTER = _function("events_page_after", _page(">", "ASC"))
+PAGE_AFTER = _function("events_page_after", _page(back=False, sees=sees(), pruned=pruned()))
 """Makes the function that goes on in time: oldest first."""
 DROP_PAGES = "DROP FUNCTION events_page_before; DROP FUNCTION events_page_after"
+
+FOR_USER = {True: _for_user("events_page_before"), False: _for_user("events_page_after")}
+"""Going back or not -> the query of a page as a user sees it: columns of ``events_access``, then of the page."""
+FOR_NOBODY = {back: _page(back=back, sees=_SHOWN_AT_ALL, pruned="false") for back in (True, False)}
+"""Going back or not -> the query of a page that is not filtered for a user."""

@@ -10,6 +10,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from events.errors import BadToken, NotReadable, UnknownRoom
 from events.reading import TimelineEntry, timeline
+from events.serving import ServedEvent
 from events.user_timeline import timeline_of
 from streams.conf import stream_settings
 
@@ -52,7 +53,9 @@ class Command(BaseCommand):
             self.stdout.write(json.dumps(line, separators=(",", ":")))
 
 
-def _entries(user_id: str | None, room_id: str, limit: int, before: str | None) -> Sequence[TimelineEntry]:
+def _entries(
+    user_id: str | None, room_id: str, limit: int, before: str | None
+) -> Sequence[TimelineEntry | ServedEvent]:
     alias = stream_settings().database
     if user_id is None:
         return timeline(room_id, limit, before, alias)
