@@ -64,7 +64,7 @@ def _read(user_id: str, span: Span, limit: int, changed: frozenset[str] | None, 
     low = span.since or span.now
     with one_view(using) as cursor:
         if changed is None:
-            memberships = read_memberships(cursor, user_id, span.now, low)
+            memberships = read_memberships(user_id, span.now, low, using)
             rooms = _windows(memberships, span)
             changed = frozenset(room.room_id for room in memberships.of("join") if room.changed_at is None)
         else:
@@ -74,7 +74,7 @@ def _read(user_id: str, span: Span, limit: int, changed: frozenset[str] | None, 
             listed = listed_since(cursor, user_id, changed, (low, span.now), looked_at(limit))
             if listed is not None:
                 positions, rooms = listed.positions, list(_by_feed(rooms, changed, listed))
-        events, upto = Windows(cursor, user_id, rooms, span, using).in_order(limit, positions)
+        events, upto = Windows(user_id, rooms, span, using).in_order(limit, positions)
     token = span.now if upto is None else low.after_partial_read(span.now, upto)
     return NewEvents(tuple(events), token, upto is not None)
 

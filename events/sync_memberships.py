@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from events.sync_queries import rows
 from events.sync_sql import MEMBERSHIP_CHANGES, MEMBERSHIPS, OUT_OF_BAND, with_tokens
 from streams.tokens import VectorToken
 
@@ -54,18 +55,15 @@ class Memberships:
         return sorted((r for r in self.rooms.values() if r.changed_at is not None), key=lambda r: r.room_id)
 
 
-def read_memberships(cursor: Any, user_id: str, now: VectorToken, since: VectorToken | None = None) -> Memberships:
+def read_memberships(user_id: str, now: VectorToken, since: VectorToken | None, using: str) -> Memberships:
     """The user's memberships at ``now``; without ``since`` nothing of them counts as changed."""
     found = Memberships()
-    cursor.execute(MEMBERSHIPS, {"user_id": user_id})
-    for room_id, membership, event_id in cursor.fetchall():
+    for room_id, membership, event_id in rows(MEMBERSHIPS, {"user_id": user_id}, using):
         found.rooms[room_id] = Standing(room_id, membership, event_id, before=membership)
     changes, values = with_tokens(MEMBERSHIP_CHANGES, now, since or now)
-    cursor.execute(changes, {**values, "user_id": user_id})
-    _take_in(found, cursor.fetchall())
+    _take_in(found, rows(changes, {**values, "user_id": user_id}, using))
     out_of_band, values = with_tokens(OUT_OF_BAND, now, since or now)
-    cursor.execute(out_of_band, {**values, "user_id": user_id})
-    for room_id, event_id, membership, position, old in cursor.fetchall():
+    for room_id, event_id, membership, position, old in rows(out_of_band, {**values, "user_id": user_id}, using):
         known = found.rooms.setdefault(room_id, Standing(room_id))
         if known.membership is None and known.changed_at is None:
             changed_at = None if old else position

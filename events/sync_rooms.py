@@ -18,6 +18,7 @@ from events.serving import ServedEvent, load_events
 from events.sync_answers import InitialSync, PendingRoom, RoomsSince, SyncRoom
 from events.sync_memberships import Memberships, Standing, read_memberships
 from events.sync_positions import current_token, events_token, read_events_token, read_token, room_text, token_text
+from events.sync_queries import rows
 from events.sync_sql import ACTIVITY, with_tokens
 from events.sync_token import SyncToken
 from events.sync_windows import LOWEST, Span, StateChanges, Timeline, Window, Windows
@@ -74,14 +75,14 @@ def initial_sync(
     upto = read_events_token(now)
     if not can_be_stored(user_id):
         return InitialSync((), (), (), now, None)
-    with one_view(alias) as cursor:
-        memberships = read_memberships(cursor, user_id, upto)
-        active = _by_activity(cursor, [room.room_id for room in memberships.of("join")], upto, place, rooms + 1)
+    with one_view(alias):
+        memberships = read_memberships(user_id, upto, None, alias)
+        active = _by_activity([room.room_id for room in memberships.of("join")], upto, (place, rooms + 1), alias)
         page = [Window(room_id, LOWEST, upto.highest, whole=True) for room_id, _ in active[:rooms]]
-        windows = Windows(cursor, user_id, page, Span(upto), alias)
+        windows = Windows(user_id, page, Span(upto), alias)
         answers = _answers(windows, dict.fromkeys(windows.windows, "join"), events, topological=True)
         pending = memberships.of("invite", "knock") if after is None else []
-        invited, knocked = _pending(cursor, pending, alias)
+        invited, knocked = _pending(pending, alias)
     next_page = f"{active[rooms - 1][1]}:{token_text(now, alias)}" if len(active) > rooms else None
     return InitialSync(tuple(answers), invited, knocked, now, next_page)
 
@@ -105,14 +106,16 @@ def rooms_since(
     span = Span(now, read_events_token(since, alias).meet(now))
     if not can_be_stored(user_id):
         return RoomsSince()
-    with one_view(alias) as cursor:
-        memberships = read_memberships(cursor, user_id, now, span.since)
+    with one_view(alias):
+        memberships = read_memberships(user_id, now, span.since, alias)
         joined = _joined_windows(memberships, span, changed_rooms)
-        windows = Windows(cursor, user_id, [*joined, *_left_windows(memberships, span)], span, alias)
+        windows = Windows(user_id, [*joined, *_left_windows(memberships, span)], span, alias)
+        if changed_rooms is None:
+            windows.drop_quiet()
         standing = {room_id: memberships.rooms[room_id].membership or "leave" for room_id in windows.windows}
         answers = _answers(windows, standing, limit)
         pending = [room for room in memberships.of("invite", "knock") if room.changed_at is not None]
-        invited, knocked = _pending(cursor, pending, alias)
+        invited, knocked = _pending(pending, alias)
     here = tuple(room for room in answers if room.membership == "join" and _has_anything(room))
     return RoomsSince(here, tuple(room for room in answers if room.membership != "join"), invited, knocked)
 
@@ -133,13 +136,14 @@ def _page(after: object, using: str) -> tuple[int, SyncToken]:
 
 
 def _by_activity(
-    cursor: Any, rooms: Sequence[str], now: VectorToken, place: int, limit: int
+    room_ids: Sequence[str], now: VectorToken, page: tuple[int, int], using: str
 ) -> Sequence[tuple[str, int]]:
-    """(room, position of its last event), newest first: a position is of one event, so no two rooms share a place."""
+    """(room, position of its last event), newest first: a position is of one event, so no two rooms share a place.
+
+    ``page``: the place to begin below, and how many.
+    """
     text, values = with_tokens(ACTIVITY, now)
-    cursor.execute(text, {**values, "rooms": list(rooms), "place": place, "limit": limit})
-    found: Sequence[tuple[str, int]] = cursor.fetchall()
-    return found
+    return rows(text, {**values, "rooms": list(room_ids), "place": page[0], "limit": page[1]}, using)
 
 
 def _joined_windows(memberships: Memberships, span: Span, changed: Collection[str] | None) -> list[Window]:
@@ -220,15 +224,13 @@ def _prev_batch(windows: Windows, timeline: Timeline, limited: bool, *, topologi
 # --- invites and knocks -----------------------------------------------------------------------------------------------
 
 
-def _pending(
-    cursor: Any, rooms: Sequence[Standing], using: str
-) -> tuple[tuple[PendingRoom, ...], tuple[PendingRoom, ...]]:
+def _pending(standings: Sequence[Standing], using: str) -> tuple[tuple[PendingRoom, ...], tuple[PendingRoom, ...]]:
     """Invites and knocks with stripped state."""
-    if not rooms:
+    if not standings:
         return (), ()
-    events = load_events([room.event_id for room in rooms if room.event_id is not None], using)
-    known = [(room, events[room.event_id]) for room in rooms if room.event_id in events]
-    stripped = _stripped_states(cursor, [event for room, event in known if not room.out_of_band], using)
+    events = load_events([room.event_id for room in standings if room.event_id is not None], using)
+    known = [(room, events[room.event_id]) for room in standings if room.event_id in events]
+    stripped = _stripped_states([event for room, event in known if not room.out_of_band], using)
     found: dict[str, list[PendingRoom]] = {"invite": [], "knock": []}
     for room, event in known:
         membership = str(room.membership)
@@ -237,15 +239,14 @@ def _pending(
     return tuple(found["invite"]), tuple(found["knock"])
 
 
-def _stripped_states(cursor: Any, memberships: Sequence[ServedEvent], using: str) -> dict[str, list[Mapping[str, Any]]]:
+def _stripped_states(memberships: Sequence[ServedEvent], using: str) -> dict[str, list[Mapping[str, Any]]]:
     """What an invited user may know of each room, and who it is that invites."""
     found: dict[str, list[Mapping[str, Any]]] = {event.room_id: [] for event in memberships}
     asked = {"rooms": [e.room_id for e in memberships], "senders": [e.sender for e in memberships]}
-    cursor.execute(_STRIPPED_STATE, {**asked, "types": list(_STRIPPED)})
-    rows = cursor.fetchall()
-    events = load_events([event_id for _, event_id in rows], using)
+    entries = rows(_STRIPPED_STATE, {**asked, "types": list(_STRIPPED)}, using)
+    events = load_events([event_id for _, event_id in entries], using)
     own = {event.event_id for event in memberships}
-    for room_id, event_id in sorted(rows):
+    for room_id, event_id in sorted(entries):
         if event_id in events and event_id not in own:
             found[room_id].append(_stripped(events[event_id]))
     return found

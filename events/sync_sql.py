@@ -25,6 +25,7 @@ __all__ = [
     "IN_ORDER_LISTED",
     "LATER_CHANGES",
     "LATEST",
+    "LIVELY",
     "MEMBERSHIPS",
     "MEMBERSHIP_CHANGES",
     "MORE_LATEST",
@@ -42,6 +43,11 @@ _IN_WINDOW = """
 e.room_id = w.room_id AND e.stream_ordering > w.low AND e.stream_ordering <= w.high
 AND {now:e} AND (w.whole OR NOT {since:e})
 """
+#: The same, as no index on positions can answer it: the room is read from its top, and what is new lies there.
+_IN_WINDOW_OF_ROOM = """
+e.room_id = w.room_id AND e.stream_ordering + 0 > w.low AND e.stream_ordering + 0 <= w.high
+AND ({now:e}) IS TRUE AND (w.whole OR NOT {since:e})
+"""
 #: The user's own membership: sent along wherever the user is.
 _OWN = """
 (e.type = 'm.room.member' AND e.state_key = a.user_id AND NOT e.soft_failed AND e.rejected_reason IS NULL
@@ -56,22 +62,22 @@ _IS_CURRENT = f"""
 _SHOWN = f"(CASE WHEN w.own_only THEN {_OWN} ELSE ({sees()}) OR {_OWN} OR {_IS_CURRENT} END)"
 
 
-def _timelines(order: str, back: str) -> str:
+def _timelines(order: str, back: str, window: str = _IN_WINDOW) -> str:
     return f"""
 SELECT {SERVED}, e.pruned, e.state_group FROM {ACCESS_ROWS} a JOIN {_WINDOWS} ON w.room_id = a.room_id
 CROSS JOIN LATERAL (
   SELECT e.*, {pruned()} AS pruned FROM (
-    SELECT e.* FROM events_event e WHERE {_IN_WINDOW} ORDER BY {order} LIMIT %(scanned)s
+    SELECT e.* FROM events_event e WHERE {window} ORDER BY {order} LIMIT %(scanned)s
   ) AS e WHERE {_SHOWN} ORDER BY {order} LIMIT %(limit)s
 ) AS e {SERVED_JSON}
 ORDER BY e.room_id, {back}
 """
 
 
-def _more(order: str) -> str:
+def _more(order: str, window: str = _IN_WINDOW) -> str:
     return f"""
 SELECT w.room_id FROM {_WINDOWS}
-WHERE EXISTS (SELECT FROM events_event e WHERE {_IN_WINDOW} ORDER BY {order} OFFSET %(scanned)s LIMIT 1)
+WHERE EXISTS (SELECT FROM events_event e WHERE {window} ORDER BY {order} OFFSET %(scanned)s LIMIT 1)
 """
 
 
@@ -80,10 +86,10 @@ _TOPOLOGICAL = "e.topological_ordering DESC, e.stream_ordering DESC"
 #: The newest events of each window that the user is shown, ascending by stream ordering.
 NEWEST = _timelines(_STREAM, "e.stream_ordering")
 #: The last events of each window in topological order, ascending.
-LATEST = _timelines(_TOPOLOGICAL, "e.topological_ordering, e.stream_ordering")
+LATEST = _timelines(_TOPOLOGICAL, "e.topological_ordering, e.stream_ordering", _IN_WINDOW_OF_ROOM)
 #: Windows with more events than are looked at.
 MORE_NEWEST = _more(_STREAM)
-MORE_LATEST = _more(_TOPOLOGICAL)
+MORE_LATEST = _more(_TOPOLOGICAL, _IN_WINDOW_OF_ROOM)
 
 _LOOKED_AT = "e.*, a.user_id, a.peeking, a.recorded, a.cut, a.cut_depth, a.kept_since, w.own_only"
 _BY_WINDOWS = f"""
@@ -118,6 +124,11 @@ LEFT JOIN (
 IN_ORDER = _in_order(_BY_WINDOWS)
 #: The same where the events of listed windows are at given positions (``events.feeds``).
 IN_ORDER_LISTED = _in_order(_BY_WINDOWS, _BY_POSITIONS)
+
+#: Windows with any event.
+LIVELY = f"""
+SELECT w.room_id FROM {_WINDOWS} WHERE EXISTS (SELECT FROM events_event e WHERE {_IN_WINDOW})
+"""
 
 #: The newest gap of each window.
 GAPS = f"""

@@ -12,12 +12,13 @@ from typing import Any
 from events import sync_sql as sql
 from events.on_read import Access, access_parameters, read_access
 from events.serving import ServedEvent, served
+from events.sync_queries import rows
 from state.store import entries
 from streams.tokens import VectorToken
 
 __all__ = ["LOWEST", "Span", "StateChanges", "Timeline", "Window", "Windows", "looked_at"]
 
-LOWEST = -(2**63)
+LOWEST = -(2**63) + 1
 StateKey = tuple[str, str]
 _NEVER_SHOWN = "m.room.aliases"
 
@@ -73,13 +74,19 @@ def looked_at(limit: int) -> int:
 class Windows:
     """Reads for one user; the windows are of different rooms."""
 
-    def __init__(self, cursor: Any, user_id: str, windows: Sequence[Window], span: Span, using: str) -> None:
-        self._cursor, self._user_id = cursor, user_id
+    def __init__(self, user_id: str, windows: Sequence[Window], span: Span, using: str) -> None:
+        self._user_id = user_id
         self.span, self.using = span, using
         self.windows = {window.room_id: window for window in windows}
         self._access: dict[str, Access] = {}
 
     # --- timelines ------------------------------------------------------------------------------------------------
+    def drop_quiet(self) -> None:
+        """Let go of the windows without any event, visible or not; whole ones stay."""
+        asked = [window for window in self.windows.values() if not window.whole]
+        lively = {room_id for (room_id,) in self._rows(sql.LIVELY, asked)} if asked else set()
+        self.windows = {room_id: w for room_id, w in self.windows.items() if w.whole or room_id in lively}
+
     def after_gaps(self) -> set[str]:
         """Let the windows begin above the newest gap in them; returns the rooms that have one."""
         asked = [window for window in self.windows.values() if not window.whole and not window.own_only]
@@ -148,8 +155,8 @@ class Windows:
     def _whole_states(self, found: Mapping[str, StateChanges], windows: Sequence[Window]) -> None:
         if not windows:
             return
-        self._cursor.execute(sql.CURRENT, {"rooms": [window.room_id for window in windows]})
-        for room_id, kind, key, event_id in self._cursor.fetchall():
+        asked = {"rooms": [window.room_id for window in windows]}
+        for room_id, kind, key, event_id in rows(sql.CURRENT, asked, self.using):
             found[room_id].entries[kind, key] = event_id
         for room_id, kind, key, event_id in self._rows(sql.LATER_CHANGES, windows):
             if event_id is None:
@@ -163,8 +170,7 @@ class Windows:
         firsts = [timelines[room_id].events[0].event_id for room_id in keys if keys[room_id]]
         if not firsts:
             return {}
-        self._cursor.execute(sql.BEFORE, {"events": firsts})
-        groups = dict(self._cursor.fetchall())
+        groups = dict(rows(sql.BEFORE, {"events": firsts}, self.using))
         wanted = {key for found in keys.values() for key in found}
         states = entries([group for group in groups.values() if group is not None], wanted, self.using)
         return {
@@ -202,9 +208,7 @@ class Windows:
             "listed": [window.listed for window in columns],
             **(more or {}),
         }
-        self._cursor.execute(text, values)
-        found: Sequence[tuple[Any, ...]] = self._cursor.fetchall()
-        return found
+        return rows(text, values, self.using)
 
 
 def _keys(events: Collection[ServedEvent]) -> set[StateKey]:
