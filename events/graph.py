@@ -8,7 +8,7 @@ edges.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
 __all__ = ["Leaves", "Node", "backward_extremities", "causal_order", "cycles", "is_accepted"]
@@ -44,6 +44,8 @@ def causal_order(
     With ``auth`` the auth events of an event come first too, and so do those that ``also`` names for it. Events that are not
     among ``nodes`` do not matter.
     """
+    if len(nodes) == 1 and not also:  # an event does not name itself (``events.fields``)
+        return [0], []
     children, waiting = _edges(nodes, auth, also or {})
     ready = [number for number, count in enumerate(waiting) if count == 0]
     order: list[int] = []
@@ -62,6 +64,8 @@ def cycles(
 ) -> list[int]:
     """Of the indexes that ``causal_order`` has left over, those on a cycle or between two; the others lie above."""
     staying = set(left)
+    if not staying:
+        return []
     children, _ = _edges(nodes, auth, also or {})
     parents: dict[int, list[int]] = {number: [] for number in staying}
     above = dict.fromkeys(staying, 0)
@@ -106,11 +110,19 @@ class Leaves:
     """The forward extremities of a room while its events arrive one by one, in any order."""
 
     def __init__(
-        self, current: Iterable[str] = (), reached: Iterable[str] = (), looked_through: Iterable[Node] = ()
+        self,
+        current: Iterable[str] = (),
+        reached: Iterable[str] = (),
+        look_through: Callable[[Collection[str]], Iterable[Node]] = lambda _: (),
     ) -> None:
-        """To go on with a stored room: its leaves, events to come that accepted ones refer to, events looked through."""
+        """To go on with a stored room: its leaves, and events to come that accepted ones refer to.
+
+        ``look_through`` finds the stored events among these that are rejected or soft-failed, with all such that they lead to. It
+        is asked only when an accepted event stands on them: a long chain of them costs nothing until then.
+        """
         self._reached = set(reached)
-        self._here: dict[str, Node] = {node.event_id: node for node in looked_through}
+        self._look_through = look_through
+        self._here: dict[str, Node] = {}
         self.current: dict[str, None] = dict.fromkeys(current)
 
     def add(self, node: Node) -> tuple[bool, list[str]]:
@@ -132,9 +144,10 @@ class Leaves:
         gone = []
         below = [node]
         while below:
-            for prev in below.pop().prev_event_ids:
-                if prev in self._reached:
-                    continue
+            new = [prev for prev in below.pop().prev_event_ids if prev not in self._reached]
+            if unknown := [prev for prev in new if prev not in self._here]:
+                self._here.update((found.event_id, found) for found in self._look_through(unknown))
+            for prev in new:
                 self._reached.add(prev)
                 if prev in self.current:
                     del self.current[prev]

@@ -161,6 +161,8 @@ def _parsed(incoming: Incoming, event: dict[str, Any], versions: dict[str, str])
         content = event.get("content")
         version = content.get("room_version", "1") if isinstance(content, dict) else "1"
     parsed = parse_event(incoming.json, event, version, incoming.event_id)
+    if not (incoming.outlier or incoming.backfilled):
+        return parsed
     return replace(parsed, outlier=incoming.outlier, stream_ordering=-1 if incoming.backfilled else None)
 
 
@@ -168,7 +170,8 @@ def _parsed(incoming: Incoming, event: dict[str, Any], versions: dict[str, str])
 
 
 def _store(parsed: dict[str, _Placed], outcome: PersistOutcome, using: str) -> None:
-    reading = lock_and_read([placed.event for placed in parsed.values()], using)
+    building = any(_may_build(placed) for placed in parsed.values())
+    reading = lock_and_read([placed.event for placed in parsed.values()], using, building=building)
     rooms, known = reading.rooms, reading.events
     by_room: dict[str, list[ParsedEvent]] = {}
     given: dict[str, dict[str, Sequence[str]]] = {}
@@ -210,6 +213,12 @@ def _store(parsed: dict[str, _Placed], outcome: PersistOutcome, using: str) -> N
                     event.event_id, event.room_id, positions[event.event_id], event.rejected_reason, event.soft_failed
                 )
             )
+
+
+def _may_build(placed: _Placed) -> bool:
+    """Whether the event may need a state group of its own; at most the usual message on one event does not."""
+    event = placed.event
+    return event.is_state or len(event.prev_event_ids) != 1 or event.backfilled or placed.state_before is not None
 
 
 def _keep(worked_out: Sequence[tuple[Room, StoredRoom, RoomChanges]]) -> None:

@@ -36,10 +36,12 @@ _READ = f"""
 WITH leaf AS MATERIALIZED (
     SELECT room_id, event_id FROM events_forwardextremity WHERE room_id = ANY(%(rooms)s::text[])
 ), latest AS MATERIALIZED (
+    -- Pairs are compared, so that no plan walks along the positions of all rooms.
     SELECT asked.room_id, last.event_id, last.stream_ordering FROM unnest(%(rooms)s::text[]) AS asked (room_id), LATERAL (
         SELECT event_id, stream_ordering FROM events_event e
-        WHERE e.room_id = asked.room_id AND stream_ordering > 0 AND NOT outlier AND NOT soft_failed AND rejected_reason IS NULL
-        ORDER BY stream_ordering DESC LIMIT 1
+        WHERE (e.room_id, stream_ordering) > (asked.room_id, 0) AND (e.room_id, stream_ordering) <= (asked.room_id, {2**63 - 1})
+          AND NOT outlier AND NOT soft_failed AND rejected_reason IS NULL
+        ORDER BY e.room_id DESC, stream_ordering DESC LIMIT 1
     ) AS last
 ), base AS MATERIALIZED (
     SELECT %(prevs)s::text[] || ARRAY(SELECT event_id FROM leaf) || ARRAY(SELECT event_id FROM latest) AS ids
@@ -53,8 +55,9 @@ SELECT
     (SELECT json_agg(json_build_array(room_id, event_id) ORDER BY event_id) FROM leaf)::text,
     (SELECT json_agg(json_build_array(room_id, event_id, stream_ordering)) FROM latest)::text,
     (SELECT json_agg(json_build_array(event_id, outlier, rejected_reason, soft_failed, state_group)) FROM here)::text,
-    (SELECT json_agg(json_build_array(g.id, g.chain, g.hops, g.rows_to_read, NOT EXISTS (
-         SELECT FROM state_stategroupdelta d WHERE d.chain = g.chain AND d.state_group > g.id)))
+    (SELECT json_agg(json_build_array(g.id, g.chain, g.hops, g.rows_to_read,
+         %(building)s::boolean AND NOT EXISTS (
+             SELECT FROM state_stategroupdelta d WHERE d.chain = g.chain AND d.state_group > g.id)))
      FROM state_stategroup g
      WHERE g.id = ANY(ARRAY(SELECT state_group FROM here WHERE event_id = ANY((SELECT ids FROM base)::text[]))))::text,
     (SELECT json_agg(json_build_array(edge.prev_event_id, edge.event_id,
@@ -117,8 +120,13 @@ class RoomReading:
     """Own events that are noted as missing."""
 
 
-def lock_and_read(events: Collection[ParsedEvent], using: str, rooms: Collection[str] = ()) -> RoomReading:
-    """Lock the rooms of the events, and ``rooms``, and read them; makes those that a create event or an outlier begins."""
+def lock_and_read(
+    events: Collection[ParsedEvent], using: str, rooms: Collection[str] = (), *, building: bool = True
+) -> RoomReading:
+    """Lock the rooms of the events, and ``rooms``, and read them; makes those that a create event or an outlier begins.
+
+    ``building`` is false where no state groups are going to be made: then nobody looks which ones are tips.
+    """
     begun = {e.room_id: e.room_version for e in events if e.outlier or e.type == "m.room.create"}
     own = {event.event_id for event in events}
     prevs = {prev for event in events for prev in event.prev_event_ids} - own
@@ -130,6 +138,7 @@ def lock_and_read(events: Collection[ParsedEvent], using: str, rooms: Collection
         "own": sorted(own),
         "prevs": sorted(prevs),
         "auths": sorted(auths),
+        "building": building,
     }
     made = [Statement(_MAKE_ROOM, values)] if begun else []
     found = send_together(connections[using], [*made, Statement(_LOCK_ROOMS, values), Statement(_READ, values)])

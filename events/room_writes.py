@@ -34,6 +34,7 @@ from events.visibility_rebuild import rebuild_visibility
 from state.models import StateGroup, StateGroupDelta
 from state.store import reserve_group_ids
 from streams import registry
+from streams.appends import append_facts
 from streams.database import Statement, send_together
 from streams.facts import Fact
 from streams.inserts import insert_statements
@@ -125,9 +126,13 @@ class _Writing:
 
             reservation.write_with(insert, *facts)
             return
-        statements = [*self.before, *self._inserts(), *self.after]
+        statements = self.statements()
         if statements:
             send_together(connections[using], statements)
+
+    def statements(self) -> list[Statement]:
+        """Everything but facts."""
+        return [*self.before, *self._inserts(), *self.after]
 
     def _inserts(self) -> Iterator[Statement]:
         for model, rows in self.rows.items():
@@ -147,6 +152,8 @@ def write_rooms(
 
     ``stored_outliers`` are events of the batch that are here as outliers: they move to their new place.
     """
+    if len(rooms) == 1 and _needs_no_position(rooms[0][2]):
+        return _write_lone(*rooms[0], stored_outliers, using)
     with ExitStack() as stack, connections[using].cursor() as cursor:
         groups = [_Groups(cursor, stored, changes) for _, stored, changes in rooms]
         lives, olds = _reserve(stack, [changes for _, _, changes in rooms], using)
@@ -168,6 +175,28 @@ def write_rooms(
         for room, _, changes in rooms:
             if changes.visibility_to_rebuild:
                 rebuild_visibility(room.room_id, using)
+    return positions
+
+
+def _needs_no_position(changes: RoomChanges) -> bool:
+    """Whether it is one live event whose position nothing but its own row tells, as with most messages."""
+    told = changes.state_changes or changes.ranges or changes.closed or changes.own_place
+    again = changes.filled.events or changes.filled_ranges or changes.visibility_to_rebuild
+    return len(changes.events) == 1 and not changes.events[0].backfilled and not (told or again)
+
+
+def _write_lone(
+    room: Room, stored: StoredRoom, changes: RoomChanges, stored_outliers: Collection[str], using: str
+) -> dict[str, int]:
+    """Such an event takes its position in the message that writes everything."""
+    positions: dict[str, int] = {}
+    writing = _Writing()
+    with connections[using].cursor() as cursor:
+        writer = _Room(writing, room, stored, changes, positions, _Groups(cursor, stored, changes))
+        writer.collect(stored_outliers)
+        (position,) = append_facts(registry.get(EVENTS.name), writing.facts, using, writing.statements())
+        positions[changes.events[0].event_id] = position
+        writer.open_gaps(cursor)
     return positions
 
 
@@ -293,7 +322,7 @@ class _Room:
         write_filled(self._changes.filled, groups, self._stored.using)
         for event in self._changes.events:
             row = event_row(event, redacted.get(event.event_id), groups.get(event.event_id))
-            place = self._positions[event.event_id]
+            place: Any = self._positions.get(event.event_id)  # null: given when it is inserted
             writing.facts.append(Event(stream_ordering=place, **dict(zip(EVENT_COLUMNS, row, strict=True))))
             if event.event_id not in stored_outliers:
                 writing.add(EventJson, event.event_id, event.room_version, event.json)

@@ -89,6 +89,28 @@ WITH RECURSIVE chain AS (
     SELECT unnest(auth.auth_event_ids) FROM chain JOIN events_eventauth auth USING (event_id)
 ) SELECT event_id FROM chain
 """
+#: Events that these lead to through rejected and soft-failed ones, of which they are some.
+_LOOKED_THROUGH = """
+WITH RECURSIVE down AS (
+    SELECT unnest(%(tops)s::text[]) COLLATE "C" AS event_id
+    UNION
+    SELECT prev.event_id FROM down JOIN events_eventedge edge USING (event_id)
+    JOIN events_event prev ON prev.event_id = edge.prev_event_id
+    WHERE NOT prev.outlier AND (prev.soft_failed OR prev.rejected_reason IS NOT NULL)
+) SELECT event_id FROM down
+"""
+#: The same upwards: the edges above these, and above all that are looked through.
+_ALL_ABOVE = """
+WITH RECURSIVE up AS (
+    SELECT edge.prev_event_id, edge.event_id, e.soft_failed OR e.rejected_reason IS NOT NULL AS looked_through
+    FROM events_eventedge edge JOIN events_event e USING (event_id) WHERE edge.prev_event_id = ANY(%s)
+    UNION
+    SELECT edge.prev_event_id, edge.event_id, e.soft_failed OR e.rejected_reason IS NOT NULL
+    FROM up JOIN events_eventedge edge ON edge.prev_event_id = up.event_id
+    JOIN events_event e ON e.event_id = edge.event_id
+    WHERE up.looked_through
+) SELECT prev_event_id, event_id, looked_through FROM up
+"""
 _EDGES_ABOVE = """
 SELECT edge.prev_event_id, edge.event_id, event.soft_failed OR event.rejected_reason IS NOT NULL
 FROM events_eventedge edge JOIN events_event event USING (event_id) WHERE edge.prev_event_id = ANY(%s)
@@ -150,14 +172,17 @@ class StoredEvents(MutableMapping[str, ParsedEvent]):
             _events.put((self._kept_under, event.event_id), event)
 
     def __getitem__(self, event_id: str) -> ParsedEvent:
-        self.load([event_id])
+        if event_id not in self._here:
+            self.load([event_id])
         found = self._here[event_id]
         if found is None:
             raise KeyError(event_id)
         return found
 
     def __contains__(self, event_id: object) -> bool:
-        return isinstance(event_id, str) and self.get(event_id) is not None
+        if event_id not in self._here and isinstance(event_id, str):
+            self.load([event_id])
+        return self._here.get(event_id) is not None  # type: ignore[call-overload]
 
     def __setitem__(self, event_id: str, event: ParsedEvent) -> None:
         self._here[event_id] = event
@@ -264,40 +289,35 @@ class StoredRoom:
     # --- leaves -------------------------------------------------------------------------------------------------
     def leaves_below(self, batch: Sequence[ParsedEvent]) -> Leaves:
         """The leaves, with everything known that the batch may touch."""
-        own = {event.event_id for event in batch}
-        through = self._looked_through(batch, own)
-        return Leaves(self.leaves, self._reached([*own, *through]), through.values())
+        return Leaves(self.leaves, self._reached({event.event_id for event in batch}), self._looked_through)
 
-    def _looked_through(self, batch: Sequence[ParsedEvent], own: Set[str]) -> dict[str, ParsedEvent]:
-        """Stored events below the batch that are rejected or soft-failed."""
-        found: dict[str, ParsedEvent] = {}
-        level = {prev for event in batch for prev in event.prev_event_ids} - own
-        while level:
-            self.events.load(level)
-            here = [self.events[event_id] for event_id in sorted(level) if event_id in self.events]
-            new = [event for event in here if not event.outlier and not is_accepted(event)]
-            found.update((event.event_id, event) for event in new)
-            level = {prev for event in new for prev in event.prev_event_ids} - found.keys() - own
-        return found
+    def _looked_through(self, event_ids: Collection[str]) -> list[ParsedEvent]:
+        """The rejected and soft-failed ones of these, and all such below them."""
+        self.events.load(event_ids)
+        here = [self.events[event_id] for event_id in event_ids if event_id in self.events]
+        tops = [event.event_id for event in here if not event.outlier and not is_accepted(event)]
+        if not tops:
+            return []
+        with connections[self.using].cursor() as cursor:
+            cursor.execute(_LOOKED_THROUGH, {"tops": tops})
+            found = [event_id for (event_id,) in cursor.fetchall()]
+        self.events.load(found)
+        return [self.events[event_id] for event_id in found]
 
-    def _reached(self, event_ids: Sequence[str]) -> set[str]:
+    def _reached(self, event_ids: Set[str]) -> set[str]:
         """Those of these events that a stored accepted event refers to, through others that are not if need be."""
+        rows = self._edges_above(event_ids)
+        if through := [event_id for _, event_id, looked_through in rows if looked_through]:
+            with connections[self.using].cursor() as cursor:
+                cursor.execute(_ALL_ABOVE, [through])
+                rows += cursor.fetchall()
         below: dict[str, set[str]] = {}
-        accepted: set[str] = set()
-        level = set(event_ids)
-        while level:
-            rows = self._edges_above(level)
-            level = set()
-            for prev, event_id, looked_through in rows:
-                if event_id not in below and looked_through:
-                    level.add(event_id)
-                below.setdefault(event_id, set()).add(prev)
-                if not looked_through:
-                    accepted.add(event_id)
+        for prev, event_id, _ in rows:
+            below.setdefault(event_id, set()).add(prev)
         found: set[str] = set()
-        stack = list(accepted)
+        stack = [event_id for _, event_id, looked_through in rows if not looked_through]
         while stack:
-            new = below.get(stack.pop(), set()) - found
+            new = below.pop(stack.pop(), set()) - found
             found |= new
             stack += new
         return found

@@ -70,16 +70,22 @@ class Doubt:
     exchange_is_over: bool
 
 
-def append_facts(stream: Stream, facts: Sequence[Fact], using: str | None) -> list[int]:
+def append_facts(
+    stream: Stream, facts: Sequence[Fact], using: str | None, beside: Sequence[database.Statement] = ()
+) -> list[int]:
     """Append facts of one row each, in the caller's transaction or one of their own; their IDs (positive), ascending.
 
-    Refuses facts that cannot be appended before anything is reserved: ``BadCount``, ``ForeignFact``.
+    ``beside`` are statements with values in order that go with the message, before the facts, and whose answers nobody needs;
+    the caller has a transaction open then. Refuses facts that cannot be appended before anything is done: ``BadCount``,
+    ``ForeignFact``.
     """
     check_new_facts(stream, facts)
     alias = using or stream_settings().database
     message = None if has_effects(stream) else _message(facts, connections[alias])
-    if message is not None:
-        appending = _Appending(stream, alias)
+    if message is None and beside:
+        database.send_together(connections[alias], beside)
+    elif message is not None:
+        appending = _Appending(stream, alias, beside)
         ids = appending.run(message)
         if ids:
             sign, name = stream.declaration.sign, appending.tenure.name
@@ -174,7 +180,7 @@ def _message(facts: Sequence[Fact], connection: BaseDatabaseWrapper) -> _Message
     return _Message(model, given or (), len(facts), values)
 
 
-_LOCK = "SELECT pg_advisory_xact_lock_shared(%s); "
+_LOCK = "SELECT pg_advisory_xact_lock_shared(%s::bigint)"
 _HELD = (
     "FROM streams_instance AS held WHERE held.name = %s AND held.lease = %s"
     " AND current_setting('transaction_isolation') = 'read committed'"
@@ -184,7 +190,7 @@ _NOT_LATE = " AND pg_try_advisory_xact_lock_shared(%s)"
 
 @cache
 def _sql(stream: Stream, model: type[Fact], columns: tuple[int, ...], count: int, *, alone: bool) -> str:
-    """The message; parameters: append lock, then as they stand: values, name, lease, lock of the message (``alone``).
+    """The statement after the lock; parameters as they stand: values, name, lease, lock of the message (``alone``).
 
     Several facts take their IDs from an array by number, so that which fact has which ID is not left to the plan.
     """
@@ -210,7 +216,7 @@ def _sql(stream: Stream, model: type[Fact], columns: tuple[int, ...], count: int
             f"{insert}SELECT {minus}taken.ids[given.n], taken.name{given} FROM taken, given"
         )
     number = "" if alone else ", pg_current_xact_id()::text::bigint"
-    return f'{_LOCK}{body} RETURNING {minus}"{id_column}"{number}'
+    return f'{body} RETURNING {minus}"{id_column}"{number}'
 
 
 # --- sending it ---------------------------------------------------------------------------------------------------
@@ -219,8 +225,9 @@ def _sql(stream: Stream, model: type[Fact], columns: tuple[int, ...], count: int
 class _Appending:
     """One append on one connection."""
 
-    def __init__(self, stream: Stream, alias: str) -> None:
+    def __init__(self, stream: Stream, alias: str, beside: Sequence[database.Statement] = ()) -> None:
         self.stream = stream
+        self.beside = beside
         self.connection = connections[alias]
         self.writer: WriterProcess = current_writer(alias)
         self.tenure: Tenure
@@ -237,10 +244,10 @@ class _Appending:
 
     def _send(self, message: _Message, *lock_of_message: int) -> list[tuple[int, ...]]:
         sql = _sql(self.stream, message.model, message.columns, message.count, alone=bool(lock_of_message))
-        key = database.append_key(self.tenure.name)
-        with self.connection.cursor() as cursor:
-            cursor.execute(sql, [key, *message.values, self.tenure.name, self.tenure.lease, *lock_of_message])
-            return cursor.fetchall()
+        again = bool(self.beside) and message.count == 1  # whoever appends so does it often
+        values = [*message.values, self.tenure.name, self.tenure.lease, *lock_of_message]
+        lock = database.Statement(_LOCK, [database.append_key(self.tenure.name)], again)
+        return database.send_together(self.connection, [*self.beside, lock, database.Statement(sql, values, again)])
 
     def _in_callers_transaction(self, message: _Message) -> list[int]:
         """Nothing is committed by the message, so an error leaves nothing behind, whether its answer came or not."""

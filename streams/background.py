@@ -172,6 +172,8 @@ class Background:
             self._find_heads(cursor, now)
             self._share_positions()
             self._announce(cursor, now)
+            if self._writer.control.notifies:  # our own word comes back with the answer: no turn of its own for that
+                self._hear(cursor)
             if now >= self._beat_due:
                 self._beat_due = now + stream_settings().heartbeat_seconds
                 self._forget_ended()
