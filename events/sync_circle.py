@@ -11,7 +11,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from events.sync_memberships import read_memberships
+from events.joined_rooms import joined_rooms
 from streams.tokens import VectorToken
 
 __all__ = ["Circle", "circle_at", "circle_between"]
@@ -68,24 +68,19 @@ class Circle:
 
 def circle_at(cursor: Any, user_id: str, now: VectorToken) -> Circle:
     """As of one position."""
-    memberships = read_memberships(cursor, user_id, now)
-    return Circle(frozenset(room.room_id for room in memberships.of("join")))
+    return Circle(joined_rooms(cursor, user_id, now))
 
 
 def circle_between(cursor: Any, user_id: str, since: VectorToken, now: VectorToken) -> Circle:
     """As of ``now``, with what changed since."""
-    memberships = read_memberships(cursor, user_id, now, since)
-    rooms = frozenset(room.room_id for room in memberships.of("join"))
-    come = frozenset(room.room_id for room in memberships.of("join") if room.joined_anew)
-    then = frozenset(room.room_id for room in memberships.rooms.values() if room.before == "join")
+    rooms, then = joined_rooms(cursor, user_id, now), joined_rooms(cursor, user_id, since)
     window = {"base": since.base, "entries": json.dumps(dict(since.entries))}
-    moved = come | (then - rooms)
-    cursor.execute(_PERHAPS, {**window, "rooms": sorted(rooms | then), "moved": sorted(moved)})
+    cursor.execute(_PERHAPS, {**window, "rooms": sorted(rooms | then), "moved": sorted(rooms ^ then)})
     perhaps = sorted({row[0] for row in cursor.fetchall()} - {user_id})
     if not perhaps:
-        return Circle(rooms, come, then - rooms)
+        return Circle(rooms, rooms - then, then - rooms)
     cursor.execute(_SHARED, {**window, "users": perhaps, "rooms_now": sorted(rooms), "rooms_then": sorted(then)})
     shared = cursor.fetchall()
     users_come = frozenset(user for user, now_shared, then_shared in shared if now_shared and not then_shared)
     users_gone = frozenset(user for user, now_shared, then_shared in shared if then_shared and not now_shared)
-    return Circle(rooms, come, then - rooms, users_come, users_gone)
+    return Circle(rooms, rooms - then, then - rooms, users_come, users_gone)

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -26,11 +27,19 @@ DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 USE_TZ = True
 """
 
+#: Blocks of the part about sync.
+SYNC = ("basket", "shop/apps.py", "use_sync")
+
 
 def blocks() -> dict[str, str]:
     """Blocks of code by the name in their first line."""
     found = re.findall(r"```python\n# (\S+)\n(.*?)```", PAGE.read_text(), re.S)
     return dict(found)
+
+
+def shown() -> list[str]:
+    """What the page says is printed."""
+    return re.findall(r"```text\n(.*?)```", PAGE.read_text(), re.S)
 
 
 class Shop:
@@ -59,22 +68,30 @@ class Shop:
         )
 
 
-@pytest.fixture
-def shop(tmp_path: Path, database_url: str) -> Iterator[Shop]:
+@contextmanager
+def made_shop(folder: Path, database_url: str, *, syncs: bool) -> Iterator[Shop]:
+    """The project with its tables, in a schema of its own; with what the part about sync adds."""
     from django.db import connection
 
     given = blocks()
-    (tmp_path / "shop" / "migrations").mkdir(parents=True)
-    for folder in ("shop", "shop/migrations"):
-        (tmp_path / folder / "__init__.py").touch()
-    (tmp_path / "settings.py").write_text(SETTINGS + given["settings.py"])
-    (tmp_path / "shop" / "models.py").write_text(given["shop/models.py"])
-    made = Shop(tmp_path, f"{database_url}?options=-csearch_path%3Dadd_a_stream")
+    settings, models = SETTINGS + given["settings.py"], given["shop/models.py"]
+    sequences = given["shop/migrations/0002_sequence.py"]
+    (folder / "shop" / "migrations").mkdir(parents=True)
+    for package in ("shop", "shop/migrations"):
+        (folder / package / "__init__.py").touch()
+    if syncs:
+        settings = settings.replace('["streams", "shop"]', '["streams", "state", "events", "shop"]')
+        models += given["basket"]
+        sequences = sequences.replace("[CreateS", '[CreateStreamSequence("shop_basket"), CreateS')
+        (folder / "shop" / "apps.py").write_text(given["shop/apps.py"])
+    (folder / "settings.py").write_text(settings)
+    (folder / "shop" / "models.py").write_text(models)
+    made = Shop(folder, f"{database_url}?options=-csearch_path%3Dadd_a_stream")
     with connection.cursor() as cursor:
         cursor.execute("CREATE SCHEMA add_a_stream")
     try:
         made.run("-m", "django", "makemigrations", "shop")
-        (tmp_path / "shop" / "migrations" / "0002_sequence.py").write_text(given["shop/migrations/0002_sequence.py"])
+        (folder / "shop" / "migrations" / "0002_sequence.py").write_text(sequences)
         made.run("-m", "django", "migrate")
         yield made
     finally:
@@ -82,18 +99,26 @@ def shop(tmp_path: Path, database_url: str) -> Iterator[Shop]:
             cursor.execute("DROP SCHEMA add_a_stream CASCADE")
 
 
+@pytest.fixture
+def shop(tmp_path: Path, database_url: str) -> Iterator[Shop]:
+    with made_shop(tmp_path, database_url, syncs=False) as made:
+        yield made
+
+
 def test_the_page_takes_less_than_thirty_lines() -> None:
-    own = {name: text for name, text in blocks().items() if name != "use"}
+    own = {name: text for name, text in blocks().items() if name not in ("use", *SYNC)}
     lines = [line for text in own.values() for line in text.splitlines() if line.strip()]
     assert len(lines) < 30, lines
 
 
 def test_the_page_works(shop: Shop) -> None:
-    output = shop.script(blocks()["use"])
-    shown = re.search(r"```text\n(.*?)```", PAGE.read_text(), re.S)
-    assert shown is not None
-    assert output == shown.group(1)
+    assert shop.script(blocks()["use"]) == shown()[0]
     assert "orders" in shop.run("-m", "django", "check_streams", "--json")
+
+
+def test_sync_brings_it(tmp_path: Path, database_url: str) -> None:
+    with made_shop(tmp_path, database_url, syncs=True) as shop:
+        assert shop.script(blocks()["use_sync"]) == shown()[1]
 
 
 def test_another_process_forgets_what_it_kept(shop: Shop) -> None:
