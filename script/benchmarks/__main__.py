@@ -9,7 +9,20 @@ import sys
 import tempfile
 from importlib import import_module
 
-NAMES = ("appends", "broadcast", "idle", "latency", "catchup", "state", "persist", "hot")
+NAMES = (
+    "appends",
+    "broadcast",
+    "idle",
+    "latency",
+    "catchup",
+    "state",
+    "persist",
+    "hot",
+    "sync",
+    "feeds",
+    "page",
+    "visibility",
+)
 
 
 def main() -> int:
