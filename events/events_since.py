@@ -6,12 +6,13 @@ other servers. A room that the user has left is told up to the leave.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from events import hot
 from events.feeds import Listed, listed_since
 from events.questions import can_be_stored, checked_limit
+from events.serving import ServedEvent
 from events.sync_answers import NewEvents
 from events.sync_memberships import Memberships, read_memberships
 from events.sync_positions import read_events_token
@@ -27,6 +28,7 @@ MOST_NEW_EVENTS = 1_000
 """Events of one answer."""
 ROOMS_WORTH_A_FEED = 50
 """With fewer rooms to look at each of them is asked."""
+Found = tuple[list[ServedEvent], int | None]
 
 
 def events_since(
@@ -62,30 +64,51 @@ def _read(user_id: str, span: Span, limit: int, changed: frozenset[str] | None, 
     Many rooms are looked at by the user's feed, if there is one: what is found there is the same.
     """
     low = span.since or span.now
-    with one_view(using) as cursor:
+    with one_view(using):
         if changed is None:
             memberships = read_memberships(user_id, span.now, low, using)
             rooms = _windows(memberships, span)
             changed = frozenset(room.room_id for room in memberships.of("join") if room.changed_at is None)
         else:
             rooms = [Window(room_id, low.base, span.now.highest) for room_id in sorted(changed)]
-        positions: tuple[int, ...] = ()
+        listed = None
         if len(changed) >= ROOMS_WORTH_A_FEED:
-            listed = listed_since(cursor, user_id, changed, (low, span.now), looked_at(limit))
-            if listed is not None:
-                positions, rooms = listed.positions, list(_by_feed(rooms, changed, listed))
-        events, upto = Windows(user_id, rooms, span, using).in_order(limit, positions)
+            listed = listed_since(user_id, changed, (low, span.now), looked_at(limit), using)
+        reader = _Reader(user_id, span, using)
+        if listed is None:
+            events, upto = reader.read(rooms, limit)
+        else:
+            events, upto = reader.read_listed([w for w in rooms if w.room_id not in changed], listed, limit)
     token = span.now if upto is None else low.after_partial_read(span.now, upto)
     return NewEvents(tuple(events), token, upto is not None)
 
 
-def _by_feed(rooms: Iterable[Window], steady: Collection[str], listed: Listed) -> Iterator[Window]:
-    """Rooms where the user was all the time are looked at only where the feed lists something."""
-    for window in rooms:
-        if window.room_id not in steady:
-            yield window
-        elif window.room_id in listed.rooms:
-            yield replace(window, listed=True)
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """The oldest events of some rooms that a user is shown, and up to where was looked; null: to the end."""
+
+    user_id: str
+    span: Span
+    using: str
+
+    def read(self, rooms: Sequence[Window], limit: int, positions: Sequence[int] = ()) -> Found:
+        return Windows(self.user_id, rooms, self.span, self.using).in_order(limit, positions)
+
+    def read_listed(self, rooms: Sequence[Window], listed: Listed, limit: int) -> Found:
+        """With the events of other rooms at listed places: nearly always the first of them are enough."""
+        few = limit + 1 + max(10, limit // 4)
+        if len(listed.places) > few:
+            part = listed.first(few)
+            end = part.places[-1][0]
+            events, upto = self._at(part, [replace(w, high=min(w.high, end)) for w in rooms if w.low < end], limit)
+            if len(events) == limit and upto == events[-1].stream_ordering:  # and there are more up to the end
+                return events, upto
+        return self._at(listed, rooms, limit)
+
+    def _at(self, listed: Listed, rooms: Sequence[Window], limit: int) -> Found:
+        low, high = (self.span.since or self.span.now).base, self.span.now.highest
+        places = [Window(room_id, low, high, listed=True) for room_id in sorted(listed.rooms)]
+        return self.read([*rooms, *places], limit, listed.positions)
 
 
 def _windows(memberships: Memberships, span: Span) -> list[Window]:

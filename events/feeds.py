@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any
 
+from events.sync_queries import rows as query_rows
 from streams.tokens import VectorToken
 
 __all__ = ["FEEDS", "LONGEST_TAIL", "Listed", "listed_since"]
@@ -21,52 +21,71 @@ FEEDS = "feeds"
 LONGEST_TAIL = 2_000
 """A feed is no help when more events than these came after it was written: of all rooms, most are not the user's."""
 
-_FEED = """
-SELECT p.position FROM events_feed f CROSS JOIN events_feedposition p
-WHERE f.user_id = %(user_id)s AND f.complete_from <= %(since)s AND p.name = %(name)s
+_ENTRIES = """
+SELECT p.position, e.stream_ordering, e.room_id FROM events_feed f CROSS JOIN events_feedposition p
+LEFT JOIN LATERAL (
+  SELECT stream_ordering, room_id FROM events_feedentry e
+  WHERE e.user_id = f.user_id AND e.stream_ordering > %(after)s AND e.stream_ordering <= least(p.position, %(upto)s)
+  ORDER BY stream_ordering LIMIT %(limit)s
+) AS e ON true
+WHERE f.user_id = %(user_id)s AND f.complete_from <= %(since)s AND p.name = %(name)s ORDER BY e.stream_ordering
 """
-_LISTED = """
-(SELECT room_id, stream_ordering, false FROM events_feedentry
- WHERE user_id = %(user_id)s AND stream_ordering > %(since)s AND stream_ordering <= least(%(position)s, %(upto)s)
-   AND room_id = ANY(%(rooms)s)
- ORDER BY stream_ordering LIMIT %(limit)s)
-UNION ALL
-(SELECT room_id, stream_ordering, true FROM events_event
- WHERE stream_ordering > greatest(%(position)s, %(since)s) AND stream_ordering <= %(upto)s
- ORDER BY stream_ordering LIMIT %(tail)s)
+_TAIL = """
+SELECT stream_ordering, room_id FROM events_event WHERE stream_ordering > %(after)s AND stream_ordering <= %(upto)s
+ORDER BY stream_ordering LIMIT %(limit)s
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """Where the oldest events of the asked rooms are, at least ``limit`` of all together, or all there are."""
+    """Where the oldest events of the asked rooms are: (position, room), ascending."""
 
-    positions: tuple[int, ...]
-    rooms: frozenset[str]
+    places: tuple[tuple[int, str], ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.places)
+
+    @property
+    def positions(self) -> list[int]:
+        """The positions alone."""
+        return [position for position, _ in self.places]
+
+    @property
+    def rooms(self) -> frozenset[str]:
+        """The rooms of all places."""
+        return frozenset(room_id for _, room_id in self.places)
+
+    def first(self, count: int) -> Listed:
+        """The first of them."""
+        return Listed(self.places[:count])
 
 
 def listed_since(
-    cursor: Any, user_id: str, rooms: Collection[str], span: tuple[VectorToken, VectorToken], limit: int
+    user_id: str, rooms: Collection[str], span: tuple[VectorToken, VectorToken], limit: int, using: str
 ) -> Listed | None:
     """What happened in these rooms between two tokens, by the user's feed and the tail beyond it; null when it cannot tell.
 
-    The user must have been joined to the rooms all the time in between. ``cursor`` is one that sees everything that the
-    second token covers (``streams.one_view``).
+    The oldest ``limit`` places, or all there are. The user must have been joined to the rooms all the time in between. Called
+    in a view that holds everything that the second token covers (``streams.one_view``).
     """
     since, now = span
-    values: dict[str, Any] = {"user_id": user_id, "name": FEEDS, "since": since.base, "upto": now.highest}
-    cursor.execute(_FEED, values)
-    row = cursor.fetchone()
-    if row is None:
-        return None
-    cursor.execute(
-        _LISTED, values | {"position": row[0], "limit": limit, "tail": LONGEST_TAIL + 1, "rooms": list(rooms)}
-    )
-    found = cursor.fetchall()
-    places = [(position, room_id) for room_id, position, is_tail in found if not is_tail]
-    if len(places) < limit:
-        if len(found) - len(places) > LONGEST_TAIL:
+    values = {"user_id": user_id, "name": FEEDS, "since": since.base, "upto": now.highest, "limit": limit}
+    asked, after = frozenset(rooms), since.base
+    places: list[tuple[int, str]] = []
+    while True:
+        found = query_rows(_ENTRIES, values | {"after": after}, using)
+        if not found:
             return None
-        asked = frozenset(rooms)
-        places += [(position, room_id) for room_id, position, is_tail in found if is_tail and room_id in asked]
-    return Listed(tuple(sorted(position for position, _ in places)), frozenset(room_id for _, room_id in places))
+        written = found[0][0]
+        entries = [(position, room_id) for _, position, room_id in found if position is not None]
+        places += [place for place in entries if place[1] in asked]
+        if len(places) >= limit:
+            return Listed(tuple(places[:limit]))
+        if len(entries) < limit:
+            break
+        after = entries[-1][0]
+    tail = query_rows(_TAIL, values | {"after": max(written, since.base), "limit": LONGEST_TAIL + 1}, using)
+    if len(tail) > LONGEST_TAIL:
+        return None
+    places += [place for place in tail if place[1] in asked]
+    return Listed(tuple(places[:limit]))

@@ -76,7 +76,13 @@ WITH cut AS MATERIALIZED (
 UPDATE events_feed feed SET complete_from = cut.upto, entries = feed.entries - counted.entries
 FROM cut JOIN counted USING (user_id) WHERE feed.user_id = cut.user_id
 """
-_DROP = ("DELETE FROM events_feedentry", "DELETE FROM events_feed", "DELETE FROM events_feedposition")
+#: The position first: whoever writes feeds holds it.
+_DROP = ("DELETE FROM events_feedposition", "DELETE FROM events_feed", "DELETE FROM events_feedentry")
+_LOCK = "SELECT FROM events_feedposition WHERE name = %(name)s FOR UPDATE"
+_DROP_ONE = (
+    "DELETE FROM events_feed WHERE user_id = %(user)s",
+    "DELETE FROM events_feedentry WHERE user_id = %(user)s",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +121,12 @@ def write_feeds(cursor: Any, stretch: Stretch, server_name: str, limit: int) -> 
     return Written(rows[0][2] if rows else 0, len(long), began_anew)
 
 
-def drop_feeds(cursor: Any) -> None:
-    """Throw all feeds away: readers ask the rooms until they are there again."""
-    for statement in _DROP:
-        cursor.execute(statement)
+def drop_feeds(cursor: Any, user_id: str | None = None) -> None:
+    """Throw all feeds away, or one: readers ask the rooms until it is there again. Called with the transaction open."""
+    if user_id is not None:
+        cursor.execute(_LOCK, {"name": FEEDS})
+    for statement in _DROP if user_id is None else _DROP_ONE:
+        cursor.execute(statement, {"user": user_id})
 
 
 def _begin(cursor: Any, stretch: Stretch) -> tuple[int, bool]:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import io
+import json
 import random
 
 import pytest
+from django.core.management import call_command
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
@@ -49,8 +52,7 @@ def write(upto=None, low=None, limit=MANY):
 
 def listed(user, token, rooms, now=None, limit=100):
     """Positions that the feed tells of these rooms."""
-    with connection.cursor() as cursor:
-        found = listed_since(cursor, user, [room.room_id for room in rooms], (token, now or here()), limit)
+    found = listed_since(user, [room.room_id for room in rooms], (token, now or here()), limit, "default")
     return None if found is None else list(found.positions)
 
 
@@ -249,9 +251,9 @@ def test_feed_reads_no_room_in_which_nothing_happened(room, monkeypatch):
     looked_at = []
     plain = module.Windows
 
-    def windows(cursor, user_id, found, *rest):
+    def windows(user_id, found, *rest):
         looked_at.append([window.room_id for window in found])
-        return plain(cursor, user_id, found, *rest)
+        return plain(user_id, found, *rest)
 
     monkeypatch.setattr(module, "Windows", windows)
     events_since(BOB, token, now=here())
@@ -332,7 +334,7 @@ def test_random_histories(seed, monkeypatch):
     def counted(*arguments):
         nonlocal with_feed
         found = plain(*arguments)
-        with_feed += found is not None and bool(found.positions)
+        with_feed += bool(found)
         return found
 
     monkeypatch.setattr(module, "listed_since", counted)
@@ -342,3 +344,27 @@ def test_random_histories(seed, monkeypatch):
             low, high = history.span()
             answer(user, low, monkeypatch, now=high, limit=history.dice.choice([1, 3, 100]))
     assert with_feed >= 10  # or nothing was tested
+
+
+# --- purge feeds ------------------------------------------------------------------------------------------------------
+
+
+def purge(**options):
+    out = io.StringIO()
+    call_command("purge", "feeds", stdout=out, **options)
+    return out.getvalue().strip()
+
+
+def test_purge_feeds_of_one_user_and_of_all(room, monkeypatch):
+    token = here()
+    said = talk(room, 2)
+    write(low=token.base)
+    assert purge(dry_run=True) == "2 feeds with 4 entries would be deleted"
+    assert purge(user=BOB) == "feeds: 1 -> 0, entries: 2 -> 0"
+    assert (listed(BOB, token, [room]), listed(ANN, token, [room])) == (None, positions(*said))
+    said += talk(room, 1)
+    write()
+    assert Feed.objects.get(user_id=BOB).entries == 1
+    assert ids(answer(BOB, token, monkeypatch, now=here()).events) == said
+    found = json.loads(purge(json=True))
+    assert found == {"feeds": 2, "entries": 4, "feeds_left": 0, "entries_left": 0, "dry_run": False}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 from django.core.management import call_command
-from django.db import connection
 
 from events.creating import NewEvent, create_room
 from events.events_since import events_since
@@ -43,8 +42,7 @@ def positions(event_ids):
 
 
 def listed(user, token, room):
-    with connection.cursor() as cursor:
-        found = listed_since(cursor, user, [room.room_id], (token, here()), 100)
+    found = listed_since(user, [room.room_id], (token, here()), 100, "default")
     return None if found is None else list(found.positions)
 
 

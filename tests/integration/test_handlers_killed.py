@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from django.core.management import CommandError, call_command
 
 from streams.models import ParkedFact
 from tests import session as test_session
@@ -141,7 +142,8 @@ def test_unusable_arguments(start, command, words):
     assert (status, words in err) == (2, True), err
 
 
-def test_without_handlers_runhandlers_says_how_to_declare_one(run_manage):
-    done = run_manage("runhandlers")
-    assert done.returncode == 2
-    assert "streams.follow.handles" in done.stderr
+def test_without_handlers_runhandlers_says_how_to_declare_one(monkeypatch):
+    monkeypatch.setattr("streams.management.commands.runhandlers.readers", list)
+    with pytest.raises(CommandError, match=r"streams\.follow\.handles") as raised:
+        call_command("runhandlers")
+    assert raised.value.returncode == 2
