@@ -18,7 +18,7 @@ from events.on_read import Access, Reach, read_access
 from events.redaction_rules import may_redact
 from events.room_visibility import HISTORY_VISIBILITY, Viewer, history_visibility, membership, sight_of
 from events.stored_states import StoredStates
-from events.visibility_rules import Answer, Verdict, for_client, known_visibility
+from events.visibility_rules import Answer, Rule, Verdict, for_client, known_visibility
 from state.auth_rules import AuthRules
 from state.auth_selection import CREATE, JOIN_RULES, POWER_LEVELS, State
 from state.models import StateGroup
@@ -41,7 +41,7 @@ class Explanation:
     event_id: str
     allowed: bool
     pruned: bool
-    rule: str
+    rule: Rule
     membership: str | None
     history_visibility: str | None
     state_group: int | None
@@ -130,12 +130,12 @@ class _Round:
 
     def _verdict(self, event: Event, after: State | None, access: Access) -> Verdict:
         if event.rejected_reason is not None:
-            return Verdict(Answer.HIDDEN, "rejected")
+            return Verdict(Answer.HIDDEN, Rule.REJECTED)
         before = after
         if event.state_key is not None and event.state_group is not None:
             before = self._states.state(self._below[event.state_group])
         if event.redacts is not None and not self._redacts_something(event, before):
-            return Verdict(Answer.HIDDEN, "redaction_without_effect")
+            return Verdict(Answer.HIDDEN, Rule.REDACTION_WITHOUT_EFFECT)
         viewer = Viewer(self._user_id, access.peeking, self._ignored, self._erased)
         sight = sight_of(event, viewer, before, after)
         expired = access.kept_since is not None and event.origin_server_ts < access.kept_since

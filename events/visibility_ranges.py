@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from events.parsing import ParsedEvent
 from events.room_states import GroupState
 from events.room_visibility import HISTORY_VISIBILITY, Viewer, history_visibility, sight_of
-from events.visibility_rules import CALL_INVITE, HISTORY_VISIBILITIES, admits, for_client, known_visibility
+from events.visibility_rules import CALL_INVITE, HISTORY_VISIBILITIES, Rule, admits, for_client, known_visibility
 from state.deltas import GroupBuilder
 
 __all__ = [
@@ -166,7 +166,10 @@ class VisibilityRanges:
         left = self._move_line(step)
         if setting not in _ROOM_WIDE:
             self._judge(step, before, after, left)
-        if step.event.type == CALL_INVITE and for_client(sight_of(step.event, _NOBODY, before, after)).rule == "type":
+        if (
+            step.event.type == CALL_INVITE
+            and for_client(sight_of(step.event, _NOBODY, before, after)).rule is Rule.TYPE
+        ):
             self._single(None, "withheld", step)
 
     def still_open(self) -> list[VisibilityRow]:

@@ -18,6 +18,7 @@ __all__ = [
     "CALL_INVITE",
     "HISTORY_VISIBILITIES",
     "Answer",
+    "Rule",
     "Sight",
     "Verdict",
     "admits",
@@ -44,12 +45,38 @@ class Answer(StrEnum):
     HIDDEN = "hidden"
 
 
+class Rule(StrEnum):
+    """What decided, in stable words (``docs/reference/visibility.md``); those of clients in the order in which they are asked."""
+
+    REJECTED = "rejected"
+    REDACTION_WITHOUT_EFFECT = "redaction_without_effect"
+    SOFT_FAILED = "soft_failed"
+    TYPE = "type"
+    IGNORED_SENDER = "ignored_sender"
+    RETENTION = "retention"
+    ALWAYS_INCLUDED = "always_included"
+    OWN_MEMBERSHIP = "own_membership"
+    OUTLIER = "outlier"
+    OWN_LEAVE = "own_leave"
+    JOINED = "joined"
+    WORLD_READABLE = "world_readable"
+    SHARED = "shared"
+    INVITED = "invited"
+    NOT_VISIBLE = "not_visible"
+    ERASED_SENDER = "erased_sender"
+    STATE_UNKNOWN = "state_unknown"
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The answer and the rule that it comes from, in a stable word."""
+    """The answer and the rule that it comes from."""
 
     answer: Answer
-    rule: str
+    rule: Rule
+
+
+_OWN_OUTLIER = Verdict(Answer.FULL, Rule.OWN_MEMBERSHIP)
+_OUTLIER = Verdict(Answer.HIDDEN, Rule.OUTLIER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,31 +129,31 @@ def for_client(sight: Sight) -> Verdict:
     if (hidden := _never(sight)) is not None:
         return Verdict(Answer.HIDDEN, hidden)
     if sight.always_included:
-        return Verdict(Answer.FULL, "always_included")
+        return Verdict(Answer.FULL, Rule.ALWAYS_INCLUDED)
     if sight.outlier:
-        return Verdict(Answer.FULL, "own_membership") if sight.own else Verdict(Answer.HIDDEN, "outlier")
+        return _OWN_OUTLIER if sight.own else _OUTLIER
     rule = admits(sight)
     if rule is None:
-        return Verdict(Answer.HIDDEN, "not_visible")
-    if sight.sender_erased and (_seen_as(sight) != "join" or rule == "own_leave"):
+        return Verdict(Answer.HIDDEN, Rule.NOT_VISIBLE)
+    if sight.sender_erased and (_seen_as(sight) != "join" or rule is Rule.OWN_LEAVE):
         return Verdict(Answer.REDACTED, rule)
     return Verdict(Answer.FULL, rule)
 
 
-def _never(sight: Sight) -> str | None:
+def _never(sight: Sight) -> Rule | None:
     """Why nobody, or not this user, sees the event wherever they stand."""
     if sight.soft_failed:
-        return "soft_failed"
+        return Rule.SOFT_FAILED
     if sight.event_type in _NEVER_SHOWN or (sight.event_type == CALL_INVITE and sight.public_room):
-        return "type"
+        return Rule.TYPE
     if sight.is_state:
         return None
     if sight.sender_ignored:
-        return "ignored_sender"
-    return "retention" if sight.expired else None
+        return Rule.IGNORED_SENDER
+    return Rule.RETENTION if sight.expired else None
 
 
-def admits(sight: Sight) -> str | None:
+def admits(sight: Sight) -> Rule | None:
     """What in the room's state lets the viewer see the event; null: nothing does.
 
     Those who are invited see what comes while invited members may read, also the change to that, not the change away. A
@@ -137,11 +164,11 @@ def admits(sight: Sight) -> str | None:
     visibility = effective_visibility(sight.visibility, sight.visibility_before, changes=changes)
     left = sight.membership == "leave" and sight.own_before in ("join", "invite")
     admitted = {
-        "own_leave": sight.own and left,
-        "joined": membership == "join",
-        "world_readable": visibility == "world_readable",
-        "shared": visibility == "shared" and not sight.peeking,
-        "invited": known_visibility(sight.visibility) == "invited" and membership == "invite",
+        Rule.OWN_LEAVE: sight.own and left,
+        Rule.JOINED: membership == "join",
+        Rule.WORLD_READABLE: visibility == "world_readable",
+        Rule.SHARED: visibility == "shared" and not sight.peeking,
+        Rule.INVITED: known_visibility(sight.visibility) == "invited" and membership == "invite",
     }
     return next((rule for rule, holds in admitted.items() if holds), None)
 
@@ -155,13 +182,13 @@ def for_server(
 ) -> Verdict:
     """What another server sees; ``memberships`` are those of its users after the event."""
     if sender_erased:
-        return Verdict(Answer.REDACTED, "erased_sender")
+        return Verdict(Answer.REDACTED, Rule.ERASED_SENDER)
     if not state_known:
-        return Verdict(Answer.REDACTED, "state_unknown")
+        return Verdict(Answer.REDACTED, Rule.STATE_UNKNOWN)
     setting = known_visibility(visibility)
     if setting in ("world_readable", "shared"):
-        return Verdict(Answer.FULL, setting)
+        return Verdict(Answer.FULL, Rule(setting))
     enough = {"join", "invite"} if setting == "invited" else {"join"}
     if enough & set(memberships):
-        return Verdict(Answer.FULL, setting)
-    return Verdict(Answer.REDACTED, "not_visible")
+        return Verdict(Answer.FULL, Rule(setting))
+    return Verdict(Answer.REDACTED, Rule.NOT_VISIBLE)

@@ -1,0 +1,70 @@
+"""The page of who sees an event, and why, lists exactly the words of the code, in their order."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from events.models import EventVisibility
+from events.on_read import Reach
+from events.visibility_rules import Answer, Rule, Sight, for_client, for_server
+
+PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "visibility.md").read_text()
+
+
+def section(title):
+    """The rows of the table under a heading: their cells."""
+    text = PAGE.split(f"## {title}\n")[1].split("\n## ")[0]
+    return [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in re.findall(r"^\| `.*$", text, re.MULTILINE)
+    ]
+
+
+@pytest.mark.parametrize(
+    "title, words",
+    [
+        ("What decides", list(Rule)),
+        ("How a user gets at an event", list(Reach)),
+        ("Kinds of ranges", EventVisibility.Kind.values),
+    ],
+)
+def test_tables_list_the_words_of_the_code(title, words):
+    assert [row[0].strip("`") for row in section(title)] == [str(word) for word in words]
+
+
+SIGHTS = {
+    Rule.SOFT_FAILED: Sight(soft_failed=True, sender_ignored=True),
+    Rule.TYPE: Sight(event_type="m.room.aliases", always_included=True),
+    Rule.IGNORED_SENDER: Sight(sender_ignored=True, expired=True, membership="join"),
+    Rule.RETENTION: Sight(expired=True, membership="join", always_included=True),
+    Rule.ALWAYS_INCLUDED: Sight(always_included=True, outlier=True),
+    Rule.OWN_MEMBERSHIP: Sight(outlier=True, own=True),
+    Rule.OUTLIER: Sight(outlier=True, visibility="world_readable"),
+    Rule.OWN_LEAVE: Sight(own=True, own_before="join", membership="leave", visibility="world_readable"),
+    Rule.JOINED: Sight(membership="join", visibility="world_readable"),
+    Rule.WORLD_READABLE: Sight(visibility="world_readable", peeking=True),
+    Rule.SHARED: Sight(),
+    Rule.INVITED: Sight(visibility="invited", membership="invite"),
+    Rule.NOT_VISIBLE: Sight(visibility="joined", membership="invite"),
+}
+
+
+@pytest.mark.parametrize("rule", SIGHTS)
+def test_rule_decides_as_the_page_says(rule):
+    """Also before those below it, and with an erased sender."""
+    answers = {row[0].strip("`"): row[2] for row in section("What decides")}
+    verdict = for_client(SIGHTS[rule])
+    assert verdict.rule is rule
+    assert (verdict.answer is Answer.HIDDEN) is answers[rule].startswith("hidden")
+    erased = for_client(Sight(**{**_fields(SIGHTS[rule]), "sender_erased": True}))
+    assert (erased.answer is Answer.REDACTED) is ("pruned" in answers[rule])
+
+
+def _fields(sight):
+    return {name: getattr(sight, name) for name in sight.__slots__}
+
+
+def test_other_servers_get_the_pruned_form_as_the_page_says():
+    assert for_server("shared", ["join"], sender_erased=True).rule is Rule.ERASED_SENDER
+    assert for_server("shared", [], sender_erased=False, state_known=False).rule is Rule.STATE_UNKNOWN
+    assert {for_server(s, [], sender_erased=False).answer for s in ("joined", "invited")} == {Answer.REDACTED}
