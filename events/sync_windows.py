@@ -208,7 +208,7 @@ class Windows:
             "listed": [window.listed for window in columns],
             **(more or {}),
         }
-        return rows(text, values, self.using)
+        return rows(text, values, self.using, by_index="scanned" in values)
 
 
 def _keys(events: Collection[ServedEvent]) -> set[StateKey]:

@@ -1,0 +1,145 @@
+"""A first sync, and what is new since: against their limits, and against an indexed read of as many rows in the same run.
+
+* *initial sync*: the last 20 events of each of 100 rooms with state and memberships, all of it read from the tables; limit 50 ms.
+  The peer reads the same events and state events, 20 newest events and the current state of each room by their indexes, asks
+  nothing about who may see them, and makes nothing of the rows but tuples.
+* *rooms since*: one message in one of 1,000 rooms; the peer is an index probe of each room for something new.
+* *events since*: for a user of 1,000 rooms with nothing new (0.1 ms) and with one new event (2 ms); the peer as above.
+
+Wall-clock medians in milliseconds; *cpu* is that of this process.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+
+from django.db import connection, transaction
+
+from events import hot
+from events.creating import LocalRoom, NewEvent, RoomSetup, create_room
+from events.events_since import events_since
+from events.sync_positions import events_token
+from events.sync_rooms import initial_sync, rooms_since
+from script.benchmarks.report import Report
+from streams import writers
+from streams.tokens import VectorToken
+
+ROOMS, FIRST_ROOMS = 1_000, 100
+MESSAGES, EVENTS = 40, 20
+ROUNDS = 30
+ALICE, BOB = "@alice:bench", "@bob:bench"
+LIMITS = {"initial sync": 50.0, "events since, nothing new": 0.1, "events since, one new": 2.0}
+TEXT = "m.room.message"
+
+_NEWEST = """
+SELECT e.*, j.json FROM unnest(%(rooms)s::text[]) AS r (room_id) CROSS JOIN LATERAL (
+  SELECT * FROM events_event e WHERE e.room_id = r.room_id
+  ORDER BY e.topological_ordering DESC, e.stream_ordering DESC LIMIT %(events)s
+) AS e JOIN events_eventjson j USING (event_id)
+"""
+_STATE = """
+SELECT e.*, j.json FROM events_currentstate c JOIN events_event e USING (event_id) JOIN events_eventjson j USING (event_id)
+WHERE c.room_id = ANY(%(rooms)s)
+"""
+_ANYTHING = """
+SELECT r.room_id FROM unnest(%(rooms)s::text[]) AS r (room_id)
+WHERE EXISTS (SELECT FROM events_event e WHERE e.room_id = r.room_id AND e.stream_ordering > %(since)s)
+"""
+
+
+def make_rooms() -> list[str]:
+    """Rooms of Alice; Bob is in the first of them, where more is said."""
+    found = []
+    for number in range(ROOMS):
+        with transaction.atomic():
+            room = create_room(
+                ALICE, setup=RoomSetup(state=[NewEvent(ALICE, "m.room.name", {"name": str(number)}, "")])
+            )
+            if number < FIRST_ROOMS:
+                room.join(BOB)
+                room.add(
+                    [NewEvent(ALICE, TEXT, {"msgtype": "m.text", "body": f"message {n}"}) for n in range(MESSAGES)]
+                )
+        found.append(room.room_id)
+    with connection.cursor() as cursor:
+        cursor.execute("ANALYZE")
+    return found
+
+
+def measured(report: Report, name: str, ours: Callable[[], object], peer: Callable[[], object]) -> None:
+    """Medians of alternating calls."""
+    times: dict[str, list[float]] = {"ours": [], "peer": [], "cpu": []}
+    ours(), peer()
+    for _ in range(ROUNDS):
+        for key, work in (("ours", ours), ("peer", peer)):
+            begun, cpu = time.perf_counter(), time.process_time()
+            work()
+            times[key].append((time.perf_counter() - begun) * 1000)
+            if key == "ours":
+                times["cpu"].append((time.process_time() - cpu) * 1000)
+    middle = {key: statistics.median(found) for key, found in times.items()}
+    limit = LIMITS.get(name)
+    report.add(
+        what=name,
+        ours_ms=round(middle["ours"], 3),
+        cpu_ms=round(middle["cpu"], 3),
+        peer_ms=round(middle["peer"], 3),
+        ratio=middle["ours"] / middle["peer"],
+        limit_ms=limit if limit is not None else "",
+        of_limit=middle["ours"] / limit if limit is not None else "",
+    )
+
+
+def read(text: str, **values: object) -> int:
+    """Run a peer's query."""
+    with connection.cursor() as cursor:
+        cursor.execute(text, values)
+        return len(cursor.fetchall())
+
+
+def peer_of_first_sync(rooms: list[str]) -> None:
+    """The same rows, by their indexes."""
+    read(_NEWEST, rooms=rooms, events=EVENTS)
+    read(_STATE, rooms=rooms)
+
+
+def say(room_id: str) -> tuple[VectorToken, VectorToken]:
+    """One message; the positions before and after it."""
+    before = events_token()
+    LocalRoom(room_id).send(ALICE, TEXT, {"msgtype": "m.text", "body": "news"})
+    return before, events_token()
+
+
+def expect(holds: bool, what: str) -> None:
+    """What is measured must be what is meant."""
+    if not holds:
+        raise RuntimeError(f"this benchmark measures something else: {what} does not hold")
+
+
+def main() -> None:
+    """Make the rooms, measure, report."""
+    title = f"syncs: {FIRST_ROOMS} rooms x {EVENTS} events, and a user of {ROOMS} rooms"
+    columns = ["what", "ours_ms", "cpu_ms", "peer_ms", "ratio", "limit_ms", "of_limit"]
+    writers.use_instance("bench-{n}")
+    report = Report("sync", title, columns)
+    rooms = make_rooms()
+    first = rooms[:FIRST_ROOMS]
+    answer = initial_sync(BOB, FIRST_ROOMS, EVENTS)
+    whole = [room for room in answer.rooms if len(room.timeline) == EVENTS and room.limited and room.state]
+    expect(len(whole) == FIRST_ROOMS, "every room is told in full")
+    measured(report, "initial sync", lambda: initial_sync(BOB, FIRST_ROOMS, EVENTS), lambda: peer_of_first_sync(first))
+    before, after = say(rooms[ROOMS // 2])
+    expect(len(events_since(ALICE, before).events) == 1, "one event is new")
+    anything = {"rooms": rooms, "since": before.base}
+    measured(report, "rooms since, one new", lambda: rooms_since(ALICE, before), lambda: read(_ANYTHING, **anything))
+    measured(report, "events since, one new", lambda: events_since(ALICE, before), lambda: read(_ANYTHING, **anything))
+    nothing = {"rooms": rooms, "since": after.base}
+    measured(
+        report, "events since, nothing new", lambda: events_since(ALICE, after), lambda: read(_ANYTHING, **nothing)
+    )
+    expect(events_since(ALICE, after).events == (), "nothing is new")
+    hot.forget_feeds()
+    writers.retire_all()
+    report.finish()
