@@ -7,7 +7,6 @@ server on the way can have written, goes out what this server adds itself, and t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -19,8 +18,7 @@ from state.room_versions import room_version
 __all__ = ["StoredForm", "client_json", "pruned_json"]
 
 
-@dataclass(frozen=True, slots=True)
-class StoredForm:
+class StoredForm(msgspec.Struct, frozen=True):
     """An event's bytes with what is known of them.
 
     ``pruned``: only what a redaction leaves is given out. ``redacted_by``: the redaction that applies; ``because``: the same
@@ -75,6 +73,7 @@ _STORED = msgspec.json.Decoder(_Stored)
 _UNSIGNED = msgspec.json.Decoder(_Unsigned)
 _ANY = msgspec.json.Decoder()
 _ENCODE = msgspec.json.Encoder().encode
+_NOTHING = _Unsigned()
 
 
 def client_json(event: StoredForm) -> bytes:
@@ -105,11 +104,11 @@ def pruned_json(json: bytes, version: str) -> bytes:
 
 def _known_unsigned(unsigned: msgspec.Raw | msgspec.UnsetType) -> _Unsigned:
     if unsigned is msgspec.UNSET:
-        return _Unsigned()
+        return _NOTHING
     try:
         return _UNSIGNED.decode(unsigned)
     except msgspec.ValidationError:  # it may be anything: nobody signs it
-        return _Unsigned()
+        return _NOTHING
 
 
 def _rewritten(event: StoredForm) -> dict[str, Any]:

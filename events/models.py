@@ -329,7 +329,7 @@ class EventVisibility(models.Model):
     class Meta:
         db_table = "events_eventvisibility"
         indexes: ClassVar = [
-            models.Index(fields=["room_id", "user_id", "first"], name="events_eventvisibility_range"),
+            models.Index(fields=["room_id", "user_id", "kind", "first"], name="events_eventvisibility_range"),
             models.Index(fields=["user_id", "room_id"], name="events_eventvisibility_user"),
             models.Index(
                 fields=["room_id", "user_id"],

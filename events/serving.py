@@ -7,7 +7,6 @@ one query, redactions included. Nothing here asks who may see an event: that is 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -25,9 +24,8 @@ _BY_ID = f"SELECT {SERVED} FROM events_event e {SERVED_JSON} WHERE e.event_id = 
 _EVENTS_PER_QUERY = 1_000
 
 
-@dataclass(frozen=True, slots=True)
-class ServedEvent:
-    """An event on its way out.
+class ServedEvent(msgspec.Struct, frozen=True):
+    """An event on its way out (a frozen struct: a page makes a hundred, and dataclasses take four times as long).
 
     ``json`` is what is stored, byte for byte. ``writer`` and ``stream_ordering`` are its position, (``topological_ordering``,
     ``stream_ordering``) its place in the room: whoever gets events out of order can put them in order. ``redacted_by``: a
@@ -85,7 +83,7 @@ class ServedEvent:
 
     def as_pruned(self) -> ServedEvent:
         """The same for a reader who gets the pruned form only."""
-        return replace(self, pruned=True)
+        return msgspec.structs.replace(self, pruned=True)
 
 
 def served(row: Sequence[Any], *, pruned: bool = False) -> ServedEvent:

@@ -81,52 +81,49 @@ def _seen(event: str, access: str) -> str:
     return f"""{is_accepted(event)}
 AND ({access}.cut IS NULL OR ({event}.stream_ordering <= {access}.cut
   AND ({event}.stream_ordering > 0 OR {event}.topological_ordering <= {access}.cut_depth)))
-AND ({event}.type NOT IN ('m.room.redaction', 'm.call.invite') OR NOT {
-        _some_range(f'''
-  {_wide(event)} AND v.kind = 'withheld' AND v.first = {event}.stream_ordering''')
-    })
+AND ({event}.type NOT IN ('m.room.redaction', 'm.call.invite') OR NOT {_single(_WIDE, "withheld", event)})
 AND (
-  {
-        _some_range(f'''{_wide(event)} AND {_covers(event)} AND (
-    v.kind = 'world' OR (v.kind = 'shared' AND NOT {access}.peeking)
-    OR ({event}.type = 'm.room.history_visibility' AND v.kind IN ('world_before', 'shared_before')
-        AND (v.kind = 'world_before' OR NOT {access}.peeking) AND NOT {_erased(event)}))''')
-    }
+  ({_in_range(_WIDE, "shared", event)} AND NOT {access}.peeking) OR {_in_range(_WIDE, "world", event)}
+  OR ({event}.type = 'm.room.history_visibility' AND NOT {_erased(event)} AND (
+    {_single(_WIDE, "world_before", event)} OR ({_single(_WIDE, "shared_before", event)} AND NOT {access}.peeking)))
   OR (
     ({access}.recorded OR NOT {access}.peeking)
-    AND CASE WHEN {access}.peeking AND {_shared(event)} THEN {_joined_at(event, access)} ELSE {
-        _in_own_range(event, access)
-    } END
+    AND CASE WHEN {access}.peeking AND {_in_range(_WIDE, "shared", event)} THEN {_joined_at(event, access)}
+      ELSE {_in_own_range(event, access)} END
   )
 )"""
 
 
-def _some_range(condition: str) -> str:
-    """Whether there is such a range, the latest looked at first: it is most often the one.
+_WIDE = "IS NULL"
 
-    Not ``EXISTS``: the planner may turn that into one read of the ranges of all rooms.
+
+def _some_range(condition: str) -> str:
+    """Whether there is such a range. Not ``EXISTS``: the planner may turn that into one read of the ranges of all rooms."""
+    return f"coalesce((SELECT true FROM events_eventvisibility v WHERE {condition} LIMIT 1), false)"
+
+
+def _in_range(user: str, kind: str, event: str) -> str:
+    """Whether a range of that kind covers the event.
+
+    The ranges of one user and kind follow each other, so the last that begins before the event tells; ``EXISTS`` would look
+    at all that begin before it.
     """
     return f"""coalesce((
-      SELECT true FROM events_eventvisibility v WHERE {condition} ORDER BY v.user_id DESC, v.first DESC LIMIT 1), false)"""
+      SELECT v.last IS NULL OR v.last >= {event}.stream_ordering FROM events_eventvisibility v
+      WHERE v.room_id = {event}.room_id AND v.user_id {user} AND v.kind = '{kind}' AND v.first <= {event}.stream_ordering
+      ORDER BY v.user_id DESC, v.first DESC LIMIT 1), false)"""
 
 
-def _wide(event: str) -> str:
-    return f"v.room_id = {event}.room_id AND v.user_id IS NULL"
-
-
-def _covers(event: str) -> str:
-    return f"v.first <= {event}.stream_ordering AND (v.last IS NULL OR v.last >= {event}.stream_ordering)"
-
-
-def _shared(event: str) -> str:
-    return _some_range(f"{_wide(event)} AND v.kind = 'shared' AND {_covers(event)}")
+def _single(user: str, kind: str, event: str) -> str:
+    """Whether there is such a row for this event alone."""
+    return _some_range(f"""v.room_id = {event}.room_id AND v.user_id {user} AND v.kind = '{kind}'
+      AND v.first = {event}.stream_ordering""")
 
 
 def _in_own_range(event: str, access: str) -> str:
-    of_user = f"v.room_id = {event}.room_id AND v.user_id = {access}.user_id"
-    shown = _some_range(f"{of_user} AND v.kind IN ('joined', 'invited', 'shown') AND {_covers(event)}")
-    hidden = _some_range(f"{of_user} AND v.kind = 'hidden' AND v.first = {event}.stream_ordering")
-    return f"({shown} AND NOT {hidden})"
+    own = f"= {access}.user_id"
+    return f"""(({_in_range(own, "joined", event)} OR {_in_range(own, "invited", event)} OR {_single(own, "shown", event)})
+      AND NOT {_single(own, "hidden", event)})"""
 
 
 def _erased(event: str) -> str:

@@ -1,6 +1,6 @@
 """Pages of rooms, and who may read them, as functions whose plans are kept."""
 
-from django.db import migrations
+from django.db import migrations, models
 
 from events import page_sql, visible_sql
 
@@ -9,6 +9,11 @@ class Migration(migrations.Migration):
     dependencies = [("events", "0007_gaps")]
 
     operations = [
+        migrations.RemoveIndex("eventvisibility", "events_eventvisibility_range"),
+        migrations.AddIndex(
+            "eventvisibility",
+            models.Index(fields=["room_id", "user_id", "kind", "first"], name="events_eventvisibility_range"),
+        ),
         migrations.RunSQL(visible_sql.ACCESS, "DROP FUNCTION events_access(text, text[])"),
         migrations.RunSQL(f"{page_sql.PAGE_BEFORE}; {page_sql.PAGE_AFTER}", page_sql.DROP_PAGES),
     ]
