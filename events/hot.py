@@ -22,7 +22,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from events.hot_concerns import Kind
-from events.hot_feed import HotFeed
+from events.hot_feed import HotFeed, HotFigures
 from events.hot_stream import At
 from streams import cache_feed, database, writers
 from streams.conf import stream_settings
@@ -34,6 +34,7 @@ __all__ = [
     "At",
     "Look",
     "await_news",
+    "figures",
     "forget_feeds",
     "look",
     "may_have_changed",
@@ -152,6 +153,12 @@ async def await_news(user_id: str, since: Mapping[str, At], timeout_seconds: flo
     return True
 
 
+def figures(using: str | None = None) -> HotFigures | None:
+    """How much this process remembers, who waits and what happened; None when nothing was asked yet."""
+    feed = _feeds.get(using or stream_settings().database)
+    return None if feed is None else feed.figures()
+
+
 def waiting(using: str | None = None) -> int:
     """How many callers wait in this process."""
     feed = _feeds.get(using or stream_settings().database)
@@ -202,7 +209,7 @@ def _own_moved(using: str) -> None:
 
 def _before_advance(using: str, pokes: Sequence[Poke]) -> None:
     feed = _feeds.get(using)
-    if feed is None:
+    if feed is None or not feed.is_hearing:  # then it says nothing wrong; its own thread begins anew
         return
     try:
         feed.heard(pokes)

@@ -16,7 +16,9 @@ microseconds, never while a query runs, so that questions do not wait for the fe
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from events.errors import TooManyWaiters
@@ -37,7 +39,7 @@ from streams.readers import StoredPosition, stored_positions
 from streams.tokens import VectorToken
 from streams.writers import current_writer
 
-__all__ = ["HotFeed"]
+__all__ = ["HotFeed", "HotFigures"]
 
 log = get_logger(__name__)
 START_SECONDS = 10.0
@@ -46,6 +48,16 @@ Positions = dict[str, dict[str, StoredPosition]]
 _ABOUT_MEMBERSHIPS = ("events", "caches")
 #: (stream, lane) -> position up to which it is to be fed.
 Reaches = dict[tuple[str, str], int]
+
+
+@dataclass(frozen=True, slots=True)
+class HotFigures:
+    """How much a process remembers, who waits, and what happened: ``woken``, ``refused``, and why a memory began anew."""
+
+    waiting: int
+    users: int
+    entries: Mapping[str, int]
+    counts: Mapping[str, int]
 
 
 class _Restored(Exception):
@@ -58,7 +70,7 @@ class _Listener(PokeListener):
         self._feed = feed
 
     def lost(self) -> None:
-        self._feed.forget()
+        self._feed.lost()
 
     def nudged(self) -> None:
         if self._feed.is_hearing:
@@ -80,6 +92,7 @@ class HotFeed:
         self._feeding = threading.RLock()
         self._asking = threading.Lock()
         self._begun = threading.Event()
+        self._counts: Counter[str] = Counter()
         self._streams: dict[str, HotStream] = {}
         self._rooms = CacheStore(self._limit)
         self._waiters = HotWaiters(settings.hot_waiter_limit)
@@ -110,6 +123,11 @@ class HotFeed:
             self._feeding_connection.close()
         with self._asking:
             self._asking_connection.close()
+
+    def lost(self) -> None:
+        """The connection is gone, and pokes with it."""
+        self._counts["connection"] += 1
+        self.forget()
 
     def forget(self) -> None:
         """Nothing is known any more, until the newest rows are read again."""
@@ -208,11 +226,18 @@ class HotFeed:
                 return None
             waiter = HotWaiter(user_id, rooms, signal)
             if not self._waiters.add(waiter):
+                self._counts["refused"] += 1
                 raise TooManyWaiters(
                     f"{len(self._waiters)} wait in this process already (REPLSITE_HOT_WAITER_LIMIT); ask again in a moment, or "
                     f"of another process."
                 )
             return waiter
+
+    def figures(self) -> HotFigures:
+        """How much there is."""
+        with self._memory:
+            entries = {name: sum(map(len, stream.changes.values())) for name, stream in self._streams.items()}
+            return HotFigures(len(self._waiters), len(self._rooms), entries, Counter(self._counts))
 
     def leave(self, waiter: HotWaiter) -> None:
         """It waits no more."""
@@ -245,14 +270,15 @@ class HotFeed:
                     self._look(cursor, None)
         except _Restored:
             log.warning("hot.restored", database=self.using)
-            self._fail()
+            self._fail("restored")
         except BaseException:
-            self._fail()
+            self._fail("error")
             raise
         self._begun.set()
 
-    def _fail(self) -> None:
+    def _fail(self, reason: str) -> None:
         """What was read may be incomplete: forget, and have the listener's thread begin anew."""
+        self._counts[reason] += 1
         self.forget()
         self._listener.nudge()
 
@@ -264,7 +290,7 @@ class HotFeed:
             with self._feeding, self._feeding_connection.cursor() as cursor:
                 self._feed(cursor, self._own_reaches())
         except BaseException:
-            self._fail()
+            self._fail("error")
             raise
 
     def _see_own(self) -> None:
@@ -384,6 +410,7 @@ class HotFeed:
             try:
                 read.append((stream, lane, lane_rows(cursor, registry.get(name).declaration, lane)))
             except (ResyncNeeded, TooFarBehind) as error:
+                self._counts["trimmed" if isinstance(error, ResyncNeeded) else "behind"] += 1
                 log.warning("hot.began_anew", stream=name, writer=writer, reason=str(error) or "too far behind")
                 self._replace(cursor, name, stored_positions(cursor, [name]).get(name, {}))
         rooms_of_contacts = self._rooms_of_contacts(cursor, read)
@@ -425,5 +452,8 @@ class HotFeed:
             users = {entity for kind, entity in concerns if kind is not Kind.ROOM}
             rooms = {entity for kind, entity in concerns if kind is Kind.ROOM}
             if rooms_of_contacts is None:  # somebody began to wait just now
-                return self._waiters.take_all()
-            return self._waiters.take(users, rooms.union(*rooms_of_contacts.values()))
+                taken = self._waiters.take_all()
+            else:
+                taken = self._waiters.take(users, rooms.union(*rooms_of_contacts.values()))
+            self._counts["woken"] += len(taken)
+            return taken

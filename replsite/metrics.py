@@ -27,6 +27,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 from replsite.cache_metrics import CacheCollector
+from replsite.hot_metrics import HotCollector
 from replsite.metric_name import MetricName
 from replsite.shared_snapshot import SHARED
 from replsite.snapshot_views import ReaderStreamView, ReaderView, Snapshot, StreamView, WorkersView
@@ -332,6 +333,7 @@ _CLUSTER = CollectorRegistry()
 _CLUSTER.register(SnapshotCollector())
 _CACHES = CollectorRegistry()
 _CACHES.register(CacheCollector())
+_CACHES.register(HotCollector())
 
 
 def metrics_view(request: HttpRequest) -> HttpResponse:

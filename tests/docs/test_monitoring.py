@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from replsite.cache_metrics import CACHES
+from replsite.hot_metrics import HOT
 from replsite.metrics import DURATION, OWN, SYNAPSE, UP, WAIT_TIMEOUTS, SnapshotCollector
 from replsite.snapshot_views import CountView, Snapshot
 from replsite.status import ReaderWord, Severity, Verdict, WriterWord
@@ -25,7 +26,7 @@ FOLDER = PROJECT / "docs" / "monitoring"
 RULES = FOLDER / "replsite-alerts.yaml"
 PAGE = PROJECT / "docs" / "how-to" / "monitor-with-prometheus.md"
 PROMTOOL = shutil.which("promtool")
-EXPORTED = {m.name + ("_total" if m.counter else "") for m in (*OWN, *SYNAPSE, *CACHES)} | {
+EXPORTED = {m.name + ("_total" if m.counter else "") for m in (*OWN, *SYNAPSE, *CACHES, *HOT)} | {
     "django_http_requests_latency_seconds_by_view_method_bucket"  # django-prometheus
 }
 _NAME = re.compile(r"\b(?:replsite|synapse|django)_[a-z_]+\b")

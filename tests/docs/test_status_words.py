@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from replsite.cache_metrics import CACHES
+from replsite.hot_metrics import HOT
 from replsite.metrics import OWN, SYNAPSE
 from replsite.status import HealthWord, ReaderWord, WriterWord
 
@@ -30,7 +31,8 @@ def test_every_status_word_is_explained(heading, words):
 
 
 @pytest.mark.parametrize(
-    ("heading", "metrics"), [("Our names", OWN), ("Names of Synapse", SYNAPSE), ("Cached functions", CACHES)]
+    ("heading", "metrics"),
+    [("Our names", OWN), ("Names of Synapse", SYNAPSE), ("Cached functions", CACHES), ("Hot caches", HOT)],
 )
 def test_every_metric_is_explained_with_its_labels(heading, metrics):
     named = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -14,6 +15,7 @@ from events.creating import LocalRoom, create_room
 from events.models import CurrentState, CurrentStateDelta, Event
 from streams import registry
 from streams.caching import invalidate_room_state
+from streams.database import KeptConnection
 from streams.errors import WaitTimedOut
 from streams.tokens import VectorToken, in_range
 from tests.room_talker import USERS, Talker, chatter, talkers
@@ -208,10 +210,16 @@ def test_a_question_asks_no_query_when_the_rooms_are_known(room, monkeypatch):
     create_room(BOB)
     hot.look(ALICE, since)
 
+    asking, direct = threading.current_thread(), KeptConnection.cursor
+
+    def not_here(kept: KeptConnection) -> object:
+        assert threading.current_thread() is not asking, "a query"
+        return direct(kept)
+
     def refuse(*_: object) -> None:
         raise AssertionError("a query")
 
-    monkeypatch.setattr("streams.database.KeptConnection.cursor", refuse)
+    monkeypatch.setattr(KeptConnection, "cursor", not_here)
     monkeypatch.setattr("django.db.backends.utils.CursorWrapper.execute", refuse)
     assert hot.look(ALICE, since).nothing
     assert hot.rooms_changed_since([room.room_id], since) == frozenset()

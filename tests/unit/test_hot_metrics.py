@@ -1,0 +1,39 @@
+"""What a scrape says of the hot caches."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, generate_latest
+
+from events.hot_feed import HotFigures
+from replsite.hot_metrics import HOT, HotCollector
+
+
+def scrape(figures: HotFigures | None) -> set[str]:
+    registry = CollectorRegistry()
+    registry.register(HotCollector(lambda: figures))
+    lines = generate_latest(registry).decode().splitlines()
+    return {line for line in lines if not line.startswith("#") and "_created" not in line}
+
+
+def test_figures_are_exported():
+    found = scrape(HotFigures(2, 3, {"events": 7}, {"woken": 5, "refused": 1, "connection": 4}))
+    assert found == {
+        "replsite_hot_waiters 2.0",
+        "replsite_hot_woken_total 5.0",
+        "replsite_hot_refused_total 1.0",
+        "replsite_hot_users 3.0",
+        'replsite_hot_entries{stream="events"} 7.0',
+        'replsite_hot_begun_anew_total{reason="connection"} 4.0',
+        'replsite_hot_begun_anew_total{reason="restored"} 0.0',
+        'replsite_hot_begun_anew_total{reason="trimmed"} 0.0',
+        'replsite_hot_begun_anew_total{reason="behind"} 0.0',
+        'replsite_hot_begun_anew_total{reason="error"} 0.0',
+    }
+
+
+def test_nothing_is_said_where_nobody_asked():
+    assert scrape(None) == set()
+
+
+def test_all_names_are_described():
+    assert {family.name for family in HotCollector().describe()} == {metric.name for metric in HOT}
