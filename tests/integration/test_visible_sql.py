@@ -73,6 +73,27 @@ def test_shipped_rooms(room):
         compare(user_id, room_id)
 
 
+def test_view_reads_by_indexes_what_is_asked():
+    """A page of a room stops after its rows; one event, a user's newest events and a join begin with what is given."""
+    events = [parse_line(line) for line in event_lines("large_v10")]
+    store_room(events)
+    room_id = events[0].room_id
+    with connection.cursor() as cursor:
+        cursor.execute("ANALYZE")
+    member = CurrentState.objects.filter(room_id=room_id, membership="join").order_by("state_key")[50].state_key
+    mine = VisibleEvent.objects.filter(user_id=member)
+    page = mine.filter(room_id=room_id).order_by("-topological_ordering", "-stream_ordering")[:100].explain()
+    assert "Index Scan Backward using events_event_timeline" in page and "Sort Key: e." not in page
+    asked = {
+        "page": page,
+        "newest": mine.filter(stream_ordering__gt=6_600).order_by("stream_ordering")[:50].explain(),
+        "who sees an event": VisibleEvent.objects.filter(event_id=events[-1].event_id).explain(),
+        "join": Event.objects.filter(event_id__in=mine.filter(stream_ordering__gt=6_600).values("event_id")).explain(),
+    }
+    for name, plan in asked.items():
+        assert "Seq Scan on events_event " not in plan and "Seq Scan on events_currentstate" not in plan, (name, plan)
+
+
 @settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(made=forked_rooms())
 def test_generated_rooms(made):
