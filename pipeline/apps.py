@@ -10,3 +10,11 @@ class PipelineConfig(AppConfig):
     label = "pipeline"
     verbose_name = "Pipeline"
     default_auto_field = "django.db.models.BigAutoField"
+
+    def ready(self) -> None:
+        """Make the kinds of job and the subjects of maintenance commands known."""
+        from pipeline.feed_commands import register_feeds  # noqa: PLC0415 - models are loaded now
+        from pipeline.kinds import register_kinds  # noqa: PLC0415
+
+        register_feeds()
+        register_kinds()

@@ -4,6 +4,8 @@ PipelineError
     JavaMissing            no Java for Spark
     UnusableArguments      a path or option that cannot be used (exit status 2)
     JobRunning             another process works on the job
+    JobCancelled           somebody asked for the end of the job
+    UnknownJob             there is no such job, or kind of job
     SourceChanged          an input file is not what the job began with
     LedgerMismatch         a batch does not continue where the table's ledger ends
     QueryRunning           another process runs the query
@@ -13,12 +15,14 @@ from __future__ import annotations
 
 __all__ = [
     "JavaMissing",
+    "JobCancelled",
     "JobRunning",
     "LedgerMismatch",
     "PipelineError",
     "QueryRunning",
     "SourceChanged",
     "SparkFailed",
+    "UnknownJob",
     "UnusableArguments",
 ]
 
@@ -37,6 +41,14 @@ class UnusableArguments(PipelineError):
 
 class JobRunning(PipelineError):
     """Another living process works on the job."""
+
+
+class JobCancelled(PipelineError):
+    """Somebody asked for the end of the job; what it has done stays."""
+
+
+class UnknownJob(PipelineError):
+    """There is no job of that number, or no kind of that name."""
 
 
 class SourceChanged(PipelineError):

@@ -9,26 +9,49 @@ import os
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from enum import StrEnum
 from typing import Any
 
+from django.db import connections
 from django.db.models.functions import Now
 
+from pipeline.errors import UnknownJob
 from pipeline.models import Job, JobState
 from streams.database import direct_connection
+from streams.maintenance import asked_by
 
 __all__ = [
+    "CancelOutcome",
     "JobLock",
     "abandoned_jobs",
     "begin_job",
+    "cancel_job",
+    "end_cancelled_job",
     "fail_job",
     "finish_job",
     "hold_lock",
+    "killed_jobs",
     "resumable_job",
     "show_progress",
 ]
 
 _LOCK = "SELECT pg_try_advisory_lock(hashtextextended('replsite.job:' || %s::text, 0))"
 _UNLOCK = "SELECT pg_advisory_unlock(hashtextextended('replsite.job:' || %s::text, 0))"
+#: Running jobs whose lock nobody holds. A lock's key is shown in two halves.
+_KILLED = """
+SELECT id FROM pipeline_job job WHERE state = 'running' AND NOT EXISTS (
+    SELECT FROM pg_locks held
+    WHERE held.locktype = 'advisory' AND held.objsubid = 1 AND held.granted
+      AND held.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+      AND (held.classid::bigint << 32) | held.objid::bigint = hashtextextended('replsite.job:' || job.id::text, 0)
+)
+"""
+_ASK_TO_END = """
+UPDATE pipeline_job SET cancel_asked_by = %(by)s, updated_at = clock_timestamp(),
+    state = CASE WHEN state = 'queued' THEN 'cancelled' ELSE state END,
+    finished_at = CASE WHEN state = 'queued' THEN clock_timestamp() END
+WHERE id = %(job)s AND state IN ('queued', 'running') RETURNING state
+"""
 
 
 class JobLock:
@@ -64,9 +87,11 @@ def begin_job(lock: JobLock, kind: str, arguments: Mapping[str, Any], using: str
     job = Job.objects.using(using).create(
         kind=kind,
         arguments=dict(arguments),
+        asked_by=asked_by(),
         state=JobState.RUNNING,
         host=socket.gethostname(),
         process_id=os.getpid(),
+        started_at=Now(),
     )
     lock.take(job.pk)
     return job
@@ -110,3 +135,44 @@ def finish_job(job: int, summary: Mapping[str, Any], using: str) -> None:
 def fail_job(job: int, error: str, using: str) -> None:
     """The job ended early; it can be resumed."""
     show_progress(job, using, state=JobState.FAILED, error=error[:2000], finished_at=Now())
+
+
+def killed_jobs(using: str) -> set[int]:
+    """Jobs that their rows call running, and that no process works on."""
+    with connections[using].cursor() as cursor:
+        cursor.execute(_KILLED)
+        return {row[0] for row in cursor.fetchall()}
+
+
+class CancelOutcome(StrEnum):
+    """What became of the wish to end a job."""
+
+    CANCELLED = "cancelled"
+    ASKED = "asked to end"
+    OVER = "over already"
+
+
+def cancel_job(job: int, by: str, using: str) -> CancelOutcome:
+    """End a job that waits, or whose process was killed; ask one at work to stop at its next step.
+
+    Raises ``UnknownJob``.
+    """
+    with connections[using].cursor() as cursor:
+        cursor.execute(_ASK_TO_END, {"job": job, "by": by})
+        row = cursor.fetchone()
+    if row is None:
+        if not Job.objects.using(using).filter(pk=job).exists():
+            raise UnknownJob(f"There is no job {job}. manage.py jobs lists them.")
+        return CancelOutcome.OVER
+    if row[0] == JobState.CANCELLED:
+        return CancelOutcome.CANCELLED
+    if job not in killed_jobs(using):
+        return CancelOutcome.ASKED
+    end_cancelled_job(job, using)
+    return CancelOutcome.CANCELLED
+
+
+def end_cancelled_job(job: int, using: str) -> None:
+    """The job has stopped because somebody asked for it; what it has done stays."""
+    running = Job.objects.using(using).filter(pk=job, state=JobState.RUNNING)
+    running.update(state=JobState.CANCELLED, finished_at=Now(), updated_at=Now())

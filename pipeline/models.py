@@ -16,38 +16,60 @@ __all__ = ["BatchLedger", "ImportedRoom", "Job", "JobState", "QuarantinedLine", 
 
 
 class JobState(models.TextChoices):
-    """Where a job is: ``queued -> running -> done | failed``; a failed or abandoned one may run again by ``--resume``."""
+    """Where a job is: ``queued -> running -> done | failed | cancelled``; a failed or abandoned one may run again."""
 
     QUEUED = "queued", "queued"
     RUNNING = "running", "running"
     DONE = "done", "done"
     FAILED = "failed", "failed"
+    CANCELLED = "cancelled", "cancelled"
 
 
 class Job(models.Model):
-    """One run of bulk work. A job in state ``running`` whose advisory lock nobody holds was killed."""
+    """One run of bulk work. A job in state ``running`` whose advisory lock nobody holds was killed.
+
+    ``queued_at`` is null for a job that a command began by itself; a queued one is run by ``manage.py runjobs``.
+    """
 
     kind = models.TextField(help_text="the command")
     state = models.TextField(choices=JobState.choices, db_default=JobState.RUNNING)
     arguments = models.JSONField(default=dict)
+    asked_by = models.TextField(db_default="", help_text="user, or user and host of the command")
     stage = models.TextField(db_default="")
+    unit = models.TextField(db_default="", help_text="what done and total count")
     done = models.BigIntegerField(db_default=0, help_text="of the stage, in its own unit")
     total = models.BigIntegerField(null=True)
     rate = models.FloatField(null=True, help_text="per second, in this stage")
     host = models.TextField(db_default="")
     process_id = models.BigIntegerField(null=True)
+    attempts = models.SmallIntegerField(db_default=0, help_text="how often runjobs has begun it")
     error = models.TextField(db_default="")
+    before = models.JSONField(null=True, help_text="figures before the work")
+    after = models.JSONField(null=True, help_text="the same figures after it")
     summary = models.JSONField(null=True)
-    started_at = models.DateTimeField(db_default=Now())
+    queued_at = models.DateTimeField(null=True)
+    started_at = models.DateTimeField(null=True)
     updated_at = models.DateTimeField(db_default=Now())
     finished_at = models.DateTimeField(null=True)
+    cancel_asked_by = models.TextField(db_default="", help_text="who wants it ended; it stops at its next step")
 
     class Meta:
         db_table = "pipeline_job"
         ordering: ClassVar = ["-id"]
+        permissions: ClassVar = [("cancel_job", "Can cancel jobs"), ("queue_job", "Can queue jobs")]
+        indexes: ClassVar = [
+            models.Index(fields=["id"], name="pipeline_job_open", condition=models.Q(state__in=["queued", "running"])),
+        ]
 
     def __str__(self) -> str:
         return f"{self.kind} {self.pk}: {self.state}"
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Time left of the stage by its rate; null where that cannot be told."""
+        if self.state != JobState.RUNNING or not self.rate or self.total is None:
+            return None
+        return max(self.total - self.done, 0) / self.rate
 
 
 class QuarantinedLine(models.Model):

@@ -10,15 +10,9 @@ from datetime import datetime
 
 from replsite.dashboard.page import Cell, Column, Group, Row
 from replsite.wording import duration
+from streams.terminal import printable
 
-__all__ = ["cells_of", "lines_of", "printable", "rows_of"]
-
-
-def printable(text: str) -> str:
-    """The text with control characters, line ends and the like written as escapes."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+__all__ = ["cells_of", "lines_of", "rows_of"]
 
 
 def _said(cell: Cell, now: datetime) -> str:

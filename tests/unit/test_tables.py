@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from replsite.dashboard.page import READERS, STREAMS, live_page_data
-from replsite.tables import lines_of, printable
+from replsite.tables import lines_of
 from tests.snapshots import NOW, a_reader, a_snapshot, a_stream, a_writer
 
 
@@ -26,7 +26,3 @@ def test_names_cannot_steer_the_terminal():
     lines = lines_of(READERS, page["readers"], NOW)
     assert len(lines) == 3
     assert "\\x1b[2J\\nowned\\x9b" in lines[1]
-
-
-def test_ordinary_names_are_left_alone():
-    assert printable("Zoë 日本 <b>") == "Zoë 日本 <b>"

@@ -24,11 +24,12 @@ from replsite.dashboard.page import Group as PageGroup
 from replsite.snapshot import limits, take_snapshot
 from replsite.snapshot_views import Snapshot, WorkersView, as_json
 from replsite.status import HealthWord
-from replsite.tables import lines_of, printable, rows_of
+from replsite.tables import lines_of, rows_of
 from replsite.trends import History
 from replsite.writer_actions import WriterActions
 from streams import database
 from streams.errors import UnknownWriter
+from streams.terminal import printable
 
 EXAMPLES = """examples:
   manage.py streams                  everything once, worst first

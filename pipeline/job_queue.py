@@ -1,0 +1,109 @@
+"""The queue of jobs: ``manage.py runjobs`` carries out, one after another, what the admin or another service left.
+
+Any number of processes may serve it; a job is begun by one of them. One that was killed with its process is queued again, at
+most ``MOST_ATTEMPTS`` times. Assumes that a job's work is good to be repeated (``pipeline.job_runs``).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import TextIO
+
+from django.db import connections
+from django.db.models import F
+from django.db.models.functions import Now
+
+from pipeline.errors import JobCancelled
+from pipeline.job_runs import QUEUE_CHANNEL, carry_out, take_over
+from pipeline.jobs import JobLock, hold_lock, killed_jobs
+from pipeline.models import Job, JobState
+from streams.logs import get_logger
+from streams.notifications import NotifyListener
+
+__all__ = ["MOST_ATTEMPTS", "JobServer", "requeue_killed"]
+
+log = get_logger(__name__)
+MOST_ATTEMPTS = 3
+#: A killed job is noticed after so long; a queued one at once.
+_LOOK_SECONDS = 10.0
+
+
+def requeue_killed(lock: JobLock, using: str) -> list[int]:
+    """Queue the jobs again whose process was killed; those that were begun too often have failed."""
+    found = []
+    for job in sorted(killed_jobs(using)):
+        row = Job.objects.using(using).filter(pk=job, queued_at__isnull=False, state=JobState.RUNNING)
+        if not row.exists() or not lock.take(job):
+            continue
+        if row.filter(attempts__gte=MOST_ATTEMPTS).update(
+            state=JobState.FAILED, error=f"killed {MOST_ATTEMPTS} times", finished_at=Now(), updated_at=Now()
+        ):
+            log.error("job.given_up", job=job, attempts=MOST_ATTEMPTS)
+        elif row.update(state=JobState.QUEUED, stage="", updated_at=Now()):
+            log.warning("job.queued_again", job=job, why="its process was killed")
+            found.append(job)
+        lock.give_back(job)
+    return found
+
+
+class JobServer:
+    """Serves the queue until it is stopped, or until it is empty."""
+
+    def __init__(self, using: str, stream: TextIO, say: Callable[[str], object]) -> None:
+        self._using = using
+        self._stream = stream
+        self._say = say
+        self._heard = threading.Event()
+        self._stopping = False
+        self.done = self.failed = 0
+
+    def stop(self) -> None:
+        """Take no further job; from any thread or a signal handler."""
+        self._stopping = True
+        self._heard.set()
+
+    def run(self, *, once: bool) -> None:
+        """Carry out what is queued; then wait for more, unless ``once``."""
+        listener = NotifyListener(QUEUE_CHANNEL, str, lambda _: self._heard.set(), self._using, "jobs")
+        listener.start()
+        try:
+            with hold_lock(self._using) as lock:
+                while not self._stopping:
+                    self._heard.clear()
+                    requeue_killed(lock, self._using)
+                    if self._serve_next(lock):
+                        continue
+                    if once:
+                        return
+                    connections[self._using].close()
+                    self._heard.wait(_LOOK_SECONDS)
+        finally:
+            listener.stop()
+
+    def _serve_next(self, lock: JobLock) -> bool:
+        """Carry out the oldest job that nobody else has; whether there was one."""
+        queued = Job.objects.using(self._using).filter(state=JobState.QUEUED).order_by("pk")
+        for number in list(queued.values_list("pk", flat=True)[:100]):
+            job = take_over(lock, number, self._using)
+            if job is not None:
+                self._carry_out(job)
+                lock.give_back(job.pk)
+                return True
+        return False
+
+    def _carry_out(self, job: Job) -> None:
+        Job.objects.using(self._using).filter(pk=job.pk).update(attempts=F("attempts") + 1)
+        begun = time.monotonic()
+        self._say(f"job {job.pk}: {job.kind}, asked for by {job.asked_by}")
+        try:
+            carry_out(job, self._using, self._stream)
+        except JobCancelled as error:
+            self._say(f"job {job.pk}: {error}")
+        except Exception as error:  # noqa: BLE001 - the next job must not suffer from this one; the row has the reason
+            self.failed += 1
+            self._say(f"job {job.pk}: failed: {error}")
+        else:
+            self.done += 1
+            self._say(f"job {job.pk}: done in {time.monotonic() - begun:.1f} s")

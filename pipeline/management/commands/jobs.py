@@ -1,0 +1,131 @@
+"""``manage.py jobs``: the jobs of this site, what became of them, and ``jobs cancel``, ``jobs queue``, ``jobs kinds``.
+
+Exit status 0; 1: there is no such job, or it was over before it could be cancelled; 2: unusable arguments.
+"""
+
+from __future__ import annotations
+
+import json
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.db import DatabaseError
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from pipeline.errors import UnknownJob, UnusableArguments
+from pipeline.job_runs import job_kinds, queue_job
+from pipeline.job_views import JobView, job_views
+from pipeline.jobs import CancelOutcome, cancel_job
+from streams import database
+from streams.conf import stream_settings
+from streams.maintenance import asked_by
+from streams.terminal import printable
+
+__all__ = ["Command"]
+
+EXAMPLES = """examples:
+  manage.py jobs                              the newest 20, what is at work first
+  manage.py jobs --json | jq 'select(.state == "failed")'
+  manage.py jobs kinds                        what can be queued
+  manage.py jobs queue censor '{"days": 7}'   for manage.py runjobs
+  manage.py jobs cancel 12                    it stops at its next step
+"""
+_STYLES = {"running": "blue", "done": "green", "failed": "bold red", "killed": "bold red", "cancelled": "yellow"}
+_MOST = 1_000
+_MOST_OF_ERROR = 200
+
+
+class Command(BaseCommand):
+    """Lists jobs, queues and cancels them."""
+
+    help = "List the jobs of this site; cancel one, or queue one for manage.py runjobs."
+
+    def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> Any:
+        """Keep the examples as they are typed."""
+        kwargs |= {"epilog": EXAMPLES, "formatter_class": RawDescriptionHelpFormatter}
+        return super().create_parser(prog_name, subcommand, **kwargs)
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """Declare the options and the actions."""
+        _list_options(parser)
+        actions = parser.add_subparsers(dest="action", metavar="ACTION")
+        cancel = actions.add_parser("cancel", help="end a job that waits; ask one at work to stop at its next step")
+        cancel.add_argument("job", type=int, metavar="JOB")
+        queue = actions.add_parser("queue", help="leave a job for manage.py runjobs")
+        queue.add_argument("kind", metavar="KIND")
+        queue.add_argument("arguments", nargs="?", default="{}", metavar="JSON", help="an object; default: {}")
+        actions.add_parser("kinds", help="what can be queued")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Do what the action says."""
+        using = stream_settings().database
+        try:
+            match options["action"]:
+                case "cancel":
+                    self._cancel(options["job"], using)
+                case "queue":
+                    job = queue_job(options["kind"], _object(options["arguments"]), asked_by(), using)
+                    self.stdout.write(f"job {job.pk} is queued; manage.py runjobs carries it out")
+                case "kinds":
+                    for name, kind in job_kinds().items():
+                        self.stdout.write(f"{name}: {kind.help}")
+                case _:
+                    self._list(options["limit"], options["json"], using)
+        except UnusableArguments as error:
+            raise CommandError(str(error), returncode=2) from error
+        except UnknownJob as error:
+            raise CommandError(str(error), returncode=1) from error
+        except (DatabaseError, database.DatabaseError) as error:
+            raise CommandError(database.explain(error), returncode=1) from error
+
+    def _cancel(self, job: int, using: str) -> None:
+        outcome = cancel_job(job, asked_by(), using)
+        if outcome is CancelOutcome.OVER:
+            raise CommandError(f"job {job} was over already; nothing was cancelled.", returncode=1)
+        self.stdout.write(
+            f"job {job} is {outcome}" if outcome is CancelOutcome.CANCELLED else f"job {job} was {outcome}"
+        )
+
+    def _list(self, limit: int, as_json: bool, using: str) -> None:
+        if not 1 <= limit <= _MOST:
+            raise UnusableArguments(f"--limit must be from 1 to {_MOST:,}, not {limit}.")
+        views = job_views(limit, using)
+        if as_json:
+            for view in views:
+                self.stdout.write(json.dumps(view.as_json(), ensure_ascii=False))
+        elif views:
+            self._table(views)
+        else:
+            self.stdout.write("No job has ever run here.")
+
+    def _table(self, views: Sequence[JobView]) -> None:
+        if not self.stdout.isatty():
+            for view in views:
+                self.stdout.write("  ".join(part for part in view.cells() if part))
+            return
+        table = Table("job", "kind", "state", "progress", "asked by", "began", "took")
+        for view in views:
+            job, kind, word, *rest = view.cells()
+            table.add_row(job, Text(kind), Text(word, _STYLES.get(word, "")), *map(Text, rest))
+            if view.error:
+                table.add_row("", "", "", Text(printable(view.error)[:_MOST_OF_ERROR]))
+        Console().print(table)
+
+
+def _list_options(parser: ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+    parser.add_argument("--limit", type=int, default=20, metavar="N", help="the newest N (default: 20)")
+
+
+def _object(text: str) -> Mapping[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise UnusableArguments(f"The arguments are no JSON: {error}.") from error
+    if not isinstance(found, dict):
+        raise UnusableArguments('The arguments must be a JSON object, such as {"days": 7}.')
+    return found

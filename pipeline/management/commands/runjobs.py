@@ -1,0 +1,47 @@
+"""``manage.py runjobs``: carries out the jobs that the admin or another service queued, one after another.
+
+Several may run at once. It ends with SIGTERM after the job at hand; a job that is killed with it is begun again by the next one.
+Exit status 0: stopped, or with ``--once`` all jobs are done; 1: with ``--once`` one failed; or the database is away.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.db import DatabaseError
+
+from pipeline.job_queue import JobServer
+from streams import database, writers
+from streams.conf import stream_settings
+from streams.errors import StreamError
+
+__all__ = ["Command"]
+
+
+class Command(BaseCommand):
+    """Serves the queue of jobs."""
+
+    help = "Carry out queued jobs until SIGTERM or Ctrl-C. Example: manage.py runjobs --once"
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """Declare the options."""
+        parser.add_argument("--once", action="store_true", help="end when nothing is queued")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Serve, and give the writer's name back at the end."""
+        writers.use_instance("runjobs-{n}")
+        server = JobServer(stream_settings().database, sys.stderr, self.stdout.write)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: server.stop())
+        try:
+            server.run(once=options["once"])
+            writers.retire_all()
+        except (DatabaseError, database.DatabaseError) as error:
+            raise CommandError(database.explain(error), returncode=1) from error
+        except StreamError as error:
+            raise CommandError(str(error), returncode=1) from error
+        if options["once"] and server.failed:
+            sys.exit(1)

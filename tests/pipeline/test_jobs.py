@@ -1,0 +1,306 @@
+"""Jobs as rows: how they run, are queued, cancelled, killed and begun again; what commands and rows tell of them."""
+
+from __future__ import annotations
+
+import io
+import json
+import signal
+import sys
+import textwrap
+import threading
+from contextlib import contextmanager
+
+import pytest
+from django.db import connection
+
+from pipeline import job_runs
+from pipeline.errors import JobCancelled, UnknownJob, UnusableArguments
+from pipeline.job_queue import MOST_ATTEMPTS, JobServer, requeue_killed
+from pipeline.job_runs import queue_job, run_job
+from pipeline.job_views import job_views
+from pipeline.jobs import CancelOutcome, begin_job, cancel_job, hold_lock, killed_jobs
+from pipeline.models import Job, JobState
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+class Steps:
+    """A kind of job that takes ``steps`` steps, and calls ``at`` before each."""
+
+    help = "Take some steps."
+
+    def __init__(self, at=lambda step: None) -> None:
+        self.at = at
+        self.taken = []
+
+    def check(self, arguments):
+        if not isinstance(arguments.get("steps", 3), int):
+            raise UnusableArguments("steps must be a number")
+        return {"steps": 3, **arguments}
+
+    def run(self, run):
+        run.note_before({"rows": 10})
+        with run.stage("walk", run.arguments["steps"], "steps") as count:
+            for step in range(run.arguments["steps"]):
+                self.at(step)
+                self.taken.append(step)
+                count.add()
+        run.note_after({"rows": 7})
+        return {"taken": len(self.taken)}
+
+
+@pytest.fixture
+def kind(monkeypatch):
+    """``kind(at)`` is known as the kind ``walk``."""
+    monkeypatch.setattr(job_runs, "_LOOK_SECONDS", 0.0)
+
+    def known(at=lambda step: None) -> Steps:
+        steps = Steps(at)
+        monkeypatch.setitem(job_runs._kinds, "walk", steps)
+        return steps
+
+    return known
+
+
+def serve(*, once=True) -> JobServer:
+    server = JobServer("default", io.StringIO(), lambda text: None)
+    server.run(once=once)
+    return server
+
+
+@contextmanager
+def at_work():
+    """A job of another process: running, with its lock held."""
+    with hold_lock("default") as lock:
+        yield begin_job(lock, "walk", {"steps": 1}, "default")
+
+
+def test_a_job_tells_its_figures_before_and_after_and_how_it_ended(kind):
+    kind()
+    assert run_job("walk", {}, stream=io.StringIO()) == {"taken": 3}
+    job = Job.objects.get()
+    assert (job.state, job.arguments, job.summary) == (JobState.DONE, {"steps": 3}, {"taken": 3})
+    assert (job.before, job.after, job.done, job.total, job.unit) == ({"rows": 10}, {"rows": 7}, 3, 3, "steps")
+    assert job.started_at <= job.finished_at
+    assert job.asked_by
+
+
+def test_a_job_that_fails_says_why(kind):
+    def fail(step):
+        raise ValueError("the disk is full")
+
+    kind(fail)
+    with pytest.raises(ValueError, match="disk"):
+        run_job("walk", {}, stream=io.StringIO())
+    assert Job.objects.values_list("state", "error").get() == (JobState.FAILED, "the disk is full")
+
+
+def test_unknown_kinds_and_unusable_arguments_leave_no_job(kind):
+    kind()
+    with pytest.raises(UnknownJob, match="walk"):
+        queue_job("fly", {}, "ann")
+    with pytest.raises(UnusableArguments):
+        queue_job("walk", {"steps": "many"}, "ann")
+    assert not Job.objects.exists()
+
+
+def test_queued_jobs_are_carried_out_in_their_order(kind):
+    steps = kind()
+    jobs = [queue_job("walk", {"steps": number}, "ann").pk for number in (1, 2)]
+    assert serve().done == 2
+    assert steps.taken == [0, 0, 1]
+    assert list(Job.objects.order_by("finished_at").values_list("pk", flat=True)) == jobs
+    assert set(Job.objects.values_list("state", "asked_by")) == {(JobState.DONE, "ann")}
+
+
+def test_a_job_that_fails_does_not_keep_the_next_one(kind):
+    kind(lambda step: 1 / 0)
+    queue_job("walk", {}, "ann")
+    queue_job("check streams", {}, "ann")
+    server = serve()
+    assert (server.done, server.failed) == (1, 1)
+
+
+def test_a_queued_job_begins_at_once_where_somebody_waits(kind):
+    kind()
+    server = JobServer("default", io.StringIO(), lambda text: None)
+    thread = threading.Thread(target=server.run, kwargs={"once": False})
+    thread.start()
+    try:
+        job = queue_job("walk", {}, "ann")
+        wait_until(lambda: Job.objects.get(pk=job.pk).state == JobState.DONE, 8)
+    finally:
+        server.stop()
+        thread.join(20)
+    assert not thread.is_alive()
+
+
+def test_two_servers_carry_out_each_job_once(kind):
+    steps = kind()
+    for _ in range(6):
+        queue_job("walk", {"steps": 1}, "ann")
+    servers = [JobServer("default", io.StringIO(), lambda text: None) for _ in range(2)]
+
+    def run(server):
+        server.run(once=True)
+        connection.close()
+
+    threads = [threading.Thread(target=run, args=(server,)) for server in servers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert sum(server.done for server in servers) == len(steps.taken) == 6
+
+
+def test_a_job_that_waits_is_cancelled_at_once(kind):
+    steps = kind()
+    job = queue_job("walk", {}, "ann")
+    assert cancel_job(job.pk, "bob", "default") is CancelOutcome.CANCELLED
+    assert serve().done == 0
+    assert steps.taken == []
+    assert cancel_job(job.pk, "bob", "default") is CancelOutcome.OVER
+
+
+def test_a_job_at_work_ends_at_its_next_step(kind):
+    def cancel(step):
+        if step == 1:
+            assert cancel_job(Job.objects.get().pk, "bob", "default") is CancelOutcome.ASKED
+
+    steps = kind(cancel)
+    with pytest.raises(JobCancelled, match="bob"):
+        run_job("walk", {"steps": 100}, stream=io.StringIO())
+    assert steps.taken == [0, 1]
+    job = Job.objects.get()
+    assert (job.state, job.cancel_asked_by) == (JobState.CANCELLED, "bob")
+    assert job.finished_at is not None
+
+
+def test_a_living_job_is_never_taken_for_a_killed_one():
+    with at_work() as job:
+        assert killed_jobs("default") == set()
+        assert cancel_job(job.pk, "bob", "default") is CancelOutcome.ASKED
+    assert killed_jobs("default") == {job.pk}
+    assert job_views(10, "default")[0].word == "killed"
+
+
+def test_a_killed_job_is_cancelled_at_once():
+    with at_work() as job:
+        pass
+    assert cancel_job(job.pk, "bob", "default") is CancelOutcome.CANCELLED
+    assert Job.objects.get().state == JobState.CANCELLED
+
+
+def test_an_unknown_job_cannot_be_cancelled():
+    with pytest.raises(UnknownJob, match="4711"):
+        cancel_job(4711, "bob", "default")
+
+
+def killed(job: Job, attempts: int) -> None:
+    Job.objects.filter(pk=job.pk).update(state=JobState.RUNNING, attempts=attempts)
+
+
+def test_a_queued_job_that_was_killed_is_begun_again(kind):
+    steps = kind()
+    job = queue_job("walk", {}, "ann")
+    killed(job, 1)
+    assert serve().done == 1
+    assert steps.taken == [0, 1, 2]
+    assert Job.objects.get().attempts == 2
+
+
+def test_a_job_that_is_killed_again_and_again_is_given_up(kind):
+    kind()
+    killed(queue_job("walk", {}, "ann"), MOST_ATTEMPTS)
+    assert serve().done == 0
+    job = Job.objects.get()
+    assert (job.state, job.error) == (JobState.FAILED, "killed 3 times")
+
+
+def test_a_job_that_a_command_began_is_not_begun_again_by_the_queue():
+    with at_work():
+        pass
+    with hold_lock("default") as lock:
+        assert requeue_killed(lock, "default") == []
+    assert Job.objects.get().state == JobState.RUNNING
+
+
+def test_figures_of_before_stay_when_a_job_goes_on(kind):
+    kind()
+    job = queue_job("walk", {}, "ann")
+    Job.objects.filter(pk=job.pk).update(before={"rows": 99})
+    serve()
+    assert Job.objects.get().before == {"rows": 99}
+
+
+# --- commands -----------------------------------------------------------------------------------------------------
+
+
+def test_the_command_queues_lists_and_runs(run_manage):
+    done = run_manage("jobs", "queue", "check streams")
+    assert (done.returncode, "is queued" in done.stdout) == (0, True), done.stderr
+    done = run_manage("runjobs", "--once")
+    assert (done.returncode, "done in" in done.stdout) == (0, True), done.stderr
+    listed = json.loads(run_manage("jobs", "--json").stdout)
+    assert (listed["state"], listed["kind"], listed["summary"]["wrong"]) == ("done", "check streams", {})
+    assert listed["summary"]["streams"] >= 16
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        (["cancel", "99"], 1, "no job 99"),
+        (["queue", "fly"], 1, "no kind"),
+        (["queue", "censor", "{"], 2, "no JSON"),
+        (["queue", "censor", '{"days": -1}'], 2, "days"),
+        (["queue", "censor", '{"weeks": 1}'], 2, "weeks"),
+        (["--limit", "0"], 2, "--limit"),
+    ],
+)
+def test_what_the_command_cannot_do_is_said_in_one_line(arguments, status, said):
+    from django.core.management import CommandError, call_command
+
+    with pytest.raises(CommandError, match=said) as raised:
+        call_command("jobs", *arguments)
+    assert raised.value.returncode == status
+
+
+_KILLED_AT_WORK = textwrap.dedent("""
+    import io, sys
+    import django
+    django.setup()
+    from pipeline import job_runs
+    from pipeline.job_queue import JobServer
+
+    class Sleep:
+        help = ""
+        def check(self, arguments): return arguments
+        def run(self, run):
+            print("begun", flush=True)
+            sys.stdin.read()
+    job_runs.register("sleep", Sleep())
+    JobServer("default", io.StringIO(), lambda text: None).run(once=True)
+""")
+
+
+def test_kill_nine_of_the_process_leaves_a_job_that_the_next_one_does(monkeypatch, database_url):
+    import os
+    import subprocess
+
+    steps = Steps()
+    monkeypatch.setitem(job_runs._kinds, "sleep", steps)
+    queue_job("sleep", {"steps": 1}, "ann")
+    process = subprocess.Popen(
+        [sys.executable, "-c", _KILLED_AT_WORK], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        env={**os.environ, "DATABASE_URL": database_url, "DJANGO_SETTINGS_MODULE": "replsite.settings"},
+    )  # fmt: skip
+    try:
+        assert process.stdout.readline() == "begun\n"
+        process.send_signal(signal.SIGKILL)
+    finally:
+        process.kill()
+        process.communicate()
+    wait_until(lambda: killed_jobs("default"), 20)
+    assert serve().done == 1
+    assert steps.taken == [0]
