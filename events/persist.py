@@ -103,8 +103,12 @@ class _Placed:
     state_before: Sequence[str] | None
 
 
-def _parse(batch: Sequence[Incoming], outcome: PersistOutcome, using: str) -> dict[str, _Placed]:
-    """The events by ID; of several with one ID the first, but rather one with a place in the graph."""
+def _parse(batch: Sequence[Incoming], outcome: PersistOutcome, using: str) -> list[_Placed]:
+    """The events, each once.
+
+    Of several with one ID and room version the first, but rather one as its sender made it (pruned and tampered ones have the
+    same ID), and rather one with a place in the graph.
+    """
     decoded: list[tuple[int, Incoming, dict[str, Any]]] = []
     for place, incoming in enumerate(batch):
         try:
@@ -112,19 +116,23 @@ def _parse(batch: Sequence[Incoming], outcome: PersistOutcome, using: str) -> di
         except EventRefused as error:
             outcome.refused.append(RefusedEvent(place, error))
     versions = _versions(decoded, using)
-    found: dict[str, _Placed] = {}
+    found: dict[tuple[str, str], _Placed] = {}
     for place, incoming, event in decoded:
         try:
             parsed = _parsed(incoming, event, versions)
         except EventRefused as error:
             outcome.refused.append(RefusedEvent(place, error))
             continue
-        earlier = found.get(parsed.event_id)
-        if earlier is not None:
+        key = parsed.event_id, parsed.room_version
+        if key in found:
             outcome.duplicates.append(parsed.event_id)
-        if earlier is None or (earlier.event.outlier and not parsed.outlier):
-            found[parsed.event_id] = _Placed(place, parsed, incoming.state_before)
-    return found
+        if key not in found or _worth(parsed) > _worth(found[key].event):
+            found[key] = _Placed(place, parsed, incoming.state_before)
+    return list(found.values())
+
+
+def _worth(event: ParsedEvent) -> tuple[bool, bool]:
+    return not event.outlier, event.content_hash_matches
 
 
 def _versions(decoded: Sequence[tuple[int, Incoming, dict[str, Any]]], using: str) -> dict[str, str]:
@@ -169,19 +177,22 @@ def _parsed(incoming: Incoming, event: dict[str, Any], versions: dict[str, str])
 # --- storing ----------------------------------------------------------------------------------------------------------
 
 
-def _store(parsed: dict[str, _Placed], outcome: PersistOutcome, using: str) -> None:
-    building = any(_may_build(placed) for placed in parsed.values())
-    reading = lock_and_read([placed.event for placed in parsed.values()], using, building=building)
+def _store(parsed: Sequence[_Placed], outcome: PersistOutcome, using: str) -> None:
+    building = any(_may_build(placed) for placed in parsed)
+    reading = lock_and_read([placed.event for placed in parsed], using, building=building)
     rooms, known = reading.rooms, reading.events
     by_room: dict[str, list[ParsedEvent]] = {}
     given: dict[str, dict[str, Sequence[str]]] = {}
-    for event_id, placed in parsed.items():
+    places: dict[str, int] = {}
+    for placed in parsed:
         event, room = placed.event, rooms.get(placed.event.room_id)
+        event_id = event.event_id
         if event_id in known and (event.outlier or not known[event_id].outlier):
             outcome.duplicates.append(event_id)
             if known[event_id].state_unresolved and placed.state_before is not None:
                 by_room.setdefault(event.room_id, [])
                 given.setdefault(event.room_id, {})[event_id] = placed.state_before
+                places.setdefault(event_id, placed.place)
         elif room is None:
             error = EventRefused(Reason.UNKNOWN_ROOM, f"no room {event.room_id} is stored: begin with its create event")
             outcome.refused.append(RefusedEvent(placed.place, error))
@@ -190,6 +201,7 @@ def _store(parsed: dict[str, _Placed], outcome: PersistOutcome, using: str) -> N
             outcome.refused.append(RefusedEvent(placed.place, EventRefused(Reason.WRONG_ROOM_VERSION, detail)))
         else:
             by_room.setdefault(room.room_id, []).append(event)
+            places[event_id] = placed.place
             if placed.state_before is not None and not event.outlier:
                 given.setdefault(room.room_id, {})[event_id] = placed.state_before
     batches = [
@@ -205,7 +217,7 @@ def _store(parsed: dict[str, _Placed], outcome: PersistOutcome, using: str) -> N
         if changes.filled.more:
             outcome.unfinished_rooms.append(room.room_id)
         for event, error in changes.refused:
-            outcome.refused.append(RefusedEvent(parsed[event.event_id].place, error))
+            outcome.refused.append(RefusedEvent(places[event.event_id], error))
         for event in changes.events:
             outcome.bad_content_hashes += not event.content_hash_matches
             outcome.stored.append(

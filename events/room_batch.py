@@ -215,27 +215,41 @@ class RoomBatch:
         """In a room whose state is known, a live event does not lose it."""
         if self._row.current_state_unresolved or not self.stored.leaves:
             return
-        kept = []
-        for event in self._batch:
-            known = event.outlier or event.backfilled or event.event_id in self.states.after or not event.prev_event_ids
-            if known:
-                kept.append(event)
-            else:
-                detail = (
-                    "the state at its prev events is not known: give it as state_before, or store what is below them"
-                )
-                self.changes.refused.append((event, EventRefused(Reason.MISSING_PREV_EVENTS, detail)))
-        self._batch = kept
+        detail = "the state at its prev events is not known: give it as state_before, or store what is below them"
+        self._refuse_each(
+            [
+                (event, EventRefused(Reason.MISSING_PREV_EVENTS, detail))
+                for event in self._batch
+                if self._is_live(event) and event.event_id not in self.states.after and event.prev_event_ids
+            ]
+        )
 
     def _refuse_cycles(self) -> None:
-        kept = []
-        for event in self._batch:
-            judged = self.states.events[event.event_id]
-            if judged.rejected_reason == CYCLE:
-                self.changes.refused.append((event, EventRefused(Reason.CYCLE, CYCLE)))
-            else:
-                kept.append(judged)
-        self._batch = kept
+        """Events on cycles, and live ones that stand on them."""
+        self._batch = [self.states.events[event.event_id] for event in self._batch]
+        bad = [(event, EventRefused(Reason.CYCLE, CYCLE)) for event in self._batch if event.rejected_reason == CYCLE]
+        if not bad:
+            return
+        self._refuse_each(bad)
+        gone = {event.event_id for event, _ in bad}
+        above = []
+        for number in causal_order(self._batch)[0]:
+            event = self._batch[number]
+            below = gone.intersection(event.prev_event_ids)
+            if below and self._is_live(event) and event.event_id not in self.states.given:
+                detail = f"{min(below)} was refused, and nothing stands on it"
+                above.append((event, EventRefused(Reason.MISSING_PREV_EVENTS, detail)))
+                gone.add(event.event_id)
+        self._refuse_each(above)
+
+    def _refuse_each(self, refused: Sequence[tuple[ParsedEvent, EventRefused]]) -> None:
+        """They are not stored, and count for nothing in what follows."""
+        self.changes.refused += refused
+        gone = {event.event_id for event, _ in refused}
+        self._batch = [event for event in self._batch if event.event_id not in gone]
+        for event_id in gone:
+            del self.states.events[event_id]
+            self.states.after.pop(event_id, None)
 
     # --- arrival ------------------------------------------------------------------------------------------------
     def _arrive(

@@ -16,6 +16,7 @@ from django.db import connections
 
 from events.models import Room
 from events.parsing import ParsedEvent
+from events.room_states import is_create
 from streams.database import Statement, send_together
 
 __all__ = ["EventFacts", "GroupFacts", "RoomReading", "lock_and_read"]
@@ -127,7 +128,7 @@ def lock_and_read(
 
     ``building`` is false where no state groups are going to be made: then nobody looks which ones are tips.
     """
-    begun = {e.room_id: e.room_version for e in events if e.outlier or e.type == "m.room.create"}
+    begun = {e.room_id: e.room_version for e in sorted(events, key=is_create) if e.outlier or is_create(e)}
     own = {event.event_id for event in events}
     prevs = {prev for event in events for prev in event.prev_event_ids} - own
     auths = {other for event in events for other in event.auth_event_ids} - own - prevs
@@ -149,7 +150,7 @@ def _reading(row: Sequence[str | None], own: set[str], asked: set[str]) -> RoomR
     rooms, leaves, latest, events, groups, above, redactions, gaps = (_array(text) for text in row)
     found = RoomReading(own=frozenset(own), gaps=frozenset(gaps), asked=asked)
     for values in rooms:
-        found.rooms[values[0]] = Room(**dict(zip(_ROOM_COLUMNS, values, strict=True)))
+        found.rooms[values[0]] = Room.from_db(None, _ROOM_COLUMNS, values)
     for room_id, event_id in leaves:
         found.leaves.setdefault(room_id, []).append(event_id)
     found.latest = {room_id: (event_id, position) for room_id, event_id, position in latest}
