@@ -8,18 +8,23 @@ from tests.made_rooms import ALICE, BOB, EVE, MadeRoom
 
 SETTINGS = ["world_readable", "shared", "invited", "joined", "nonsense"]
 USERS = (ALICE, BOB, EVE)
+_MEMBER = st.tuples(
+    st.just("member"),
+    st.sampled_from([BOB, EVE]),
+    st.sampled_from(["join", "leave", "invite", "ban", "knock", "join", "leave"]),
+    st.sampled_from([None, ALICE]),
+)
+_SETTING = st.tuples(st.just("setting"), st.sampled_from(SETTINGS))
+_MESSAGE = st.just(("message",))
 ACTS = st.one_of(
-    st.just(("message",)),
+    _MESSAGE,
+    _MEMBER,
+    _SETTING,
+    _MEMBER,
+    _MESSAGE,
     st.just(("call",)),
     st.just(("redaction",)),
-    st.tuples(st.just("setting"), st.sampled_from(SETTINGS)),
     st.tuples(st.just("rule"), st.sampled_from(["public", "invite"])),
-    st.tuples(
-        st.just("member"),
-        st.sampled_from([BOB, EVE]),
-        st.sampled_from(["join", "invite", "leave", "ban", "knock"]),
-        st.sampled_from([ALICE, None]),
-    ),
 )
 
 
@@ -32,8 +37,11 @@ def forked_rooms(draw, most_events=25, verdicts=True, backfill=True):
     """
     made = MadeRoom(ruled=not verdicts)
     made.state("m.room.power_levels", "", {"users": {ALICE: 100}, "users_default": 50})
+    made.state("m.room.join_rules", "", {"join_rule": "public"})
+    made.state("m.room.history_visibility", "", {"history_visibility": draw(st.sampled_from(SETTINGS[::-1]))})
+    made.member(BOB, "join")
     step = st.tuples(ACTS, st.sets(st.integers(1, 4), min_size=1, max_size=2), st.integers(0, 9))
-    acts = draw(st.lists(step, max_size=most_events))
+    acts = draw(st.lists(step, min_size=most_events // 3, max_size=most_events))
     old = draw(st.sampled_from([0, 0, len(acts) // 3, len(acts)])) if backfill else 0
     for number, (act, back, flag) in enumerate(acts):
         prev = [made.events[-min(n, len(made.events) - 1)] for n in back]
