@@ -210,7 +210,12 @@ class HotFeed:
         with self._asking, self._asking_connection.cursor() as cursor:
             stored = stored_positions(cursor, ["events"]).get("events", {})
             base = linear_position(stored.values(), registry.get("events").declaration.empty_position)
-            now = VectorToken.of(base, {writer: at.position for writer, at in stored.items()})
+            positions = {writer: at.position for writer, at in stored.items()}
+            writer = current_writer(self.using)
+            tracker = writer.trackers.get("events") if writer.has_lock else None
+            if tracker is not None:  # own facts need not be announced yet
+                positions[writer.name] = max(positions.get(writer.name, 0), tracker.own_maximum)
+            now = VectorToken.of(base, positions)
             return now, joined_rooms(cursor, user_id, now), None, True
 
     # --- those who wait ---------------------------------------------------------------------------------------------

@@ -42,7 +42,6 @@ from streams.conf import stream_settings
 from streams.epochs import current_epoch
 from streams.errors import WaitTimedOut
 from streams.one_view import one_view
-from streams.positions import linear_position, positions_to_show
 from streams.readers import stored_positions
 from streams.tokens import VectorToken
 
@@ -267,17 +266,19 @@ def _token(at: Mapping[str, At], epoch: str) -> SyncToken:
 
 
 def _stored_positions(using: str) -> Mapping[str, At]:
-    """While nothing is heard: where the streams are by their tables."""
-    names = [name for name in followed() if registry.find(name) is not None]
-    with connections[using].cursor() as cursor:
-        stored = stored_positions(cursor, names)
+    """While nothing is heard: where the streams are by their tables, and by what this process wrote itself."""
     found: dict[str, At] = {}
-    for name in names:
-        of_stream, declaration = stored.get(name, {}), registry.get(name).declaration
-        linear = linear_position(of_stream.values(), declaration.empty_position)
-        if declaration.in_memory:
-            generation = max((at.generation for at in of_stream.values()), default=0)
-            found[name] = At(VectorToken(linear), generation)
-        else:
-            found[name] = At(VectorToken.of(linear, positions_to_show(of_stream, linear)), None)
+    for name in followed():
+        if (stream := registry.find(name)) is not None:
+            now = stream.current(using)
+            if stream.declaration.in_memory:
+                found[name] = At(VectorToken(now.linear), _generation(name, using))
+            else:
+                found[name] = At(now.token(), None)
     return found
+
+
+def _generation(name: str, using: str) -> int:
+    with connections[using].cursor() as cursor:
+        stored = stored_positions(cursor, [name]).get(name, {})
+    return max((at.generation for at in stored.values()), default=0)

@@ -285,6 +285,15 @@ def test_nothing_is_remembered_while_nothing_is_heard(room):
     assert found[3]
 
 
+def test_own_commits_are_seen_while_nothing_is_remembered(room):
+    since = hot.look(ALICE, START).now
+    sent = room.send(ALICE, "m.room.message", {})
+    now, rooms, *_ = hot._feed(None)._ask_the_tables(ALICE)
+    assert since.before_or_equal(now)
+    assert now.covers("master", sent.stream_ordering)
+    assert rooms == {room.room_id}
+
+
 def test_a_position_that_fell_makes_everything_be_forgotten(room):
     """As a restored database would show it to a process that was not noticed to be cut off."""
     room.send(ALICE, "m.room.message", {})

@@ -23,6 +23,7 @@ from events.sync_streams import Question, providers
 from streams import registry
 from streams.catalog import typing_users, writing
 from streams.catalog.models import Presence
+from streams.epochs import begin_epoch
 from streams.errors import EpochChanged, TokenError
 from streams.tokens import VectorToken
 from tests.async_waiting import wait_for
@@ -312,6 +313,30 @@ def test_a_token_of_another_epoch_is_refused(room):
     token = SyncClient(ALICE).token
     with pytest.raises(EpochChanged):
         sync(ALICE, token.partition("@")[0] + "@other2other")
+
+
+def test_tokens_of_an_epoch_that_begins_meanwhile_are_good(room):
+    old = SyncClient(ALICE)
+    with session() as cursor:
+        begin_epoch(cursor, "a test")
+    with pytest.raises(EpochChanged):
+        old.sync()
+    fresh = SyncClient(ALICE)
+    room.send(ALICE, "m.room.message", {"body": "x"})
+    assert fresh.sync().rooms
+
+
+def test_what_is_new_is_told_while_nothing_is_heard(room, monkeypatch):
+    client = SyncClient(ALICE)
+    feed = hot._feed(None)
+    feed.forget()
+    monkeypatch.setattr(feed, "heard", lambda pokes: None)
+    writing.push_rules_changed(ALICE)
+    sent = room.send(ALICE, "m.room.message", {"body": "x"})
+    answer = client.sync()
+    assert client.events[-1] == sent.event_id
+    assert set(answer.streams) == {"push_rules"}
+    assert not client.sync()
 
 
 @pytest.mark.parametrize("token", ["", "x", "events-1", "events-1@", "events-x@abc", "\0", "events-5" * 5000, 5])
