@@ -91,8 +91,9 @@ class _Reader:
     span: Span
     using: str
 
-    def read(self, rooms: Sequence[Window], limit: int, positions: Sequence[int] = ()) -> Found:
-        return Windows(self.user_id, rooms, self.span, self.using).in_order(limit, positions)
+    def read(self, rooms: Sequence[Window], limit: int, listed: Listed | None = None) -> Found:
+        places = listed.places if listed is not None else ()
+        return Windows(self.user_id, rooms, self.span, self.using).in_order(limit, places)
 
     def read_listed(self, rooms: Sequence[Window], listed: Listed, limit: int) -> Found:
         """With the events of other rooms at listed places: nearly always the first of them are enough."""
@@ -108,7 +109,7 @@ class _Reader:
     def _at(self, listed: Listed, rooms: Sequence[Window], limit: int) -> Found:
         low, high = (self.span.since or self.span.now).base, self.span.now.highest
         places = [Window(room_id, low, high, listed=True) for room_id in sorted(listed.rooms)]
-        return self.read([*rooms, *places], limit, listed.positions)
+        return self.read([*rooms, *places], limit, listed)
 
 
 def _windows(memberships: Memberships, span: Span) -> list[Window]:

@@ -1,6 +1,6 @@
 """The SQL of sync answers, as text: many rooms at once, each with a window of positions.
 
-Windows are rows (room_id, low, high, whole, own_only, listed) given as parameters; they are joined to the access rows of
+Windows are rows (room_id, low, high, whole, own_only) given as parameters; they are joined to the access rows of
 ``events.visible_sql`` by room. A window is ``low < position <= high`` beside what two vector tokens say: nothing that
 ``now`` does not cover, and, unless the room is answered whole, nothing that ``since`` covers. In a window at most ``scanned``
 events are looked at, the newest first (``NEWEST``: in stream order, ``LATEST``: in topological order), so that no room takes
@@ -35,9 +35,8 @@ __all__ = [
 ]
 
 _WINDOWS = """
-unnest(%(rooms)s::text[], %(lows)s::bigint[], %(highs)s::bigint[], %(wholes)s::boolean[], %(own_only)s::boolean[],
-  %(listed)s::boolean[])
-AS w (room_id, low, high, whole, own_only, listed)
+unnest(%(rooms)s::text[], %(lows)s::bigint[], %(highs)s::bigint[], %(wholes)s::boolean[], %(own_only)s::boolean[])
+AS w (room_id, low, high, whole, own_only)
 """
 _IN_WINDOW = """
 e.room_id = w.room_id AND e.stream_ordering > w.low AND e.stream_ordering <= w.high
@@ -91,15 +90,20 @@ MORE_LATEST = _more(_TOPOLOGICAL, _OF_ROOM)
 
 _LOOKED_AT = "e.*, a.user_id, a.peeking, a.recorded, a.cut, a.cut_depth, a.kept_since, w.own_only"
 _BY_WINDOWS = f"""
-  SELECT {_LOOKED_AT} FROM {ACCESS_ROWS} a JOIN {_WINDOWS} ON w.room_id = a.room_id AND NOT w.listed
+  SELECT {_LOOKED_AT} FROM {ACCESS_ROWS} a JOIN {_WINDOWS} ON w.room_id = a.room_id
   CROSS JOIN LATERAL (
     SELECT e.* FROM events_event e WHERE {_IN_WINDOW} AND (NOT w.own_only OR {_OWN}) ORDER BY e.stream_ordering LIMIT %(scanned)s
   ) AS e
 """
-_BY_POSITIONS = f"""
-  SELECT {_LOOKED_AT} FROM unnest(%(positions)s::bigint[]) AS place (position)
-  JOIN events_event e ON e.stream_ordering = place.position
-  JOIN {_WINDOWS} ON {_IN_WINDOW} AND w.listed JOIN {ACCESS_ROWS} a ON a.room_id = w.room_id
+#: Each place brings its window and access row along, so there is nothing to join but the event.
+_BY_PLACES = f"""
+  SELECT {_LOOKED_AT} FROM (
+    SELECT given.*, false AS whole, %(user_id)s::text COLLATE "C" AS user_id FROM unnest(
+      %(place_positions)s::bigint[], %(place_rooms)s::text[], %(place_lows)s::bigint[], %(place_highs)s::bigint[],
+      %(place_own_only)s::boolean[], %(place_peeking)s::boolean[], %(place_recorded)s::boolean[],
+      %(place_cuts)s::bigint[], %(place_cut_depths)s::bigint[], %(place_kept_since)s::bigint[]
+    ) AS given (position, room_id, low, high, own_only, peeking, recorded, cut, cut_depth, kept_since)
+  ) AS a JOIN LATERAL (SELECT a.*) AS w ON true JOIN events_event e ON e.stream_ordering = a.position AND {_IN_WINDOW}
   WHERE NOT w.own_only OR {_OWN}
 """
 
@@ -120,8 +124,8 @@ LEFT JOIN (
 
 #: The oldest events of all windows together, with how many were looked at and where the last of them is.
 IN_ORDER = _in_order(_BY_WINDOWS)
-#: The same where the events of listed windows are at given positions (``events.feeds``).
-IN_ORDER_LISTED = _in_order(_BY_WINDOWS, _BY_POSITIONS)
+#: The same, with events at given places (``events.feeds``) beside those of windows.
+IN_ORDER_LISTED = _in_order(_BY_WINDOWS, _BY_PLACES)
 
 #: Windows with any event.
 LIVELY = f"""

@@ -115,19 +115,21 @@ class Windows:
             found[room_id].more = True
         return found
 
-    def in_order(self, limit: int, positions: Sequence[int] = ()) -> tuple[list[ServedEvent], int | None]:
-        """The oldest ``limit`` shown events of all windows, ascending by stream ordering; of listed ones, at ``positions``.
+    def in_order(self, limit: int, places: Sequence[tuple[int, str]] = ()) -> tuple[list[ServedEvent], int | None]:
+        """The oldest ``limit`` shown events of all windows, ascending by stream ordering.
 
+        Of listed windows only the events at ``places`` (position, room) are looked at.
         The second value is the position up to which the windows were looked at; null: to their ends.
         """
         if not self.windows:
             return [], None
         scanned = looked_at(limit)
-        more = {"limit": limit + 1, "scanned": scanned, "positions": list(positions)}
-        text = sql.IN_ORDER_LISTED if positions else sql.IN_ORDER
+        windows = [window for window in self._allowed() if not window.listed]
+        more = {"limit": limit + 1, "scanned": scanned, **self._access_values(), **self._place_values(places)}
+        text = sql.IN_ORDER_LISTED if places else sql.IN_ORDER
         found: list[ServedEvent] = []
         last = None
-        for *row, pruned, count, upto in self._rows(text, self._allowed(), {**more, **self._access_values()}):
+        for *row, pruned, count, upto in self._rows(text, windows, more):
             last = upto if count >= scanned else None
             if row[0] is not None:
                 found.append(served(row, pruned=bool(pruned)))
@@ -194,6 +196,26 @@ class Windows:
     def _access_values(self) -> dict[str, Any]:
         return access_parameters(self._user_id, self._access.values())
 
+    def _place_values(self, places: Sequence[tuple[int, str]]) -> dict[str, Any]:
+        """Places with their windows and how the user may read the rooms."""
+        found = [
+            (position, self.windows[room_id], self._access[room_id])
+            for position, room_id in places
+            if room_id in self._access
+        ]
+        return {
+            "place_positions": [position for position, _, _ in found],
+            "place_rooms": [window.room_id for _, window, _ in found],
+            "place_lows": [window.low for _, window, _ in found],
+            "place_highs": [window.high for _, window, _ in found],
+            "place_own_only": [window.own_only for _, window, _ in found],
+            "place_peeking": [access.peeking for _, _, access in found],
+            "place_recorded": [access.recorded for _, _, access in found],
+            "place_cuts": [access.cut for _, _, access in found],
+            "place_cut_depths": [access.cut_depth for _, _, access in found],
+            "place_kept_since": [access.kept_since for _, _, access in found],
+        }
+
     def _rows(
         self, text: str, windows: Iterable[Window], more: Mapping[str, Any] | None = None
     ) -> Sequence[tuple[Any, ...]]:
@@ -205,7 +227,6 @@ class Windows:
             "highs": [window.high for window in columns],
             "wholes": [window.whole for window in columns],
             "own_only": [window.own_only for window in columns],
-            "listed": [window.listed for window in columns],
             **(more or {}),
         }
         return rows(text, values, self.using, by_index="scanned" in values)
