@@ -10,6 +10,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from django.db import connection
 
@@ -123,6 +124,18 @@ def timed(work: Callable[[], int]) -> float:
     return 1000 * (time.perf_counter() - begun)
 
 
+def cpu_ms(work: Callable[[], int]) -> float:
+    """CPU of this process and of its database session for one page: steadier than time on a machine that others use."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_backend_pid()")
+        session = Path(f"/proc/{cursor.fetchone()[0]}/schedstat")
+    own, server = time.process_time(), int(session.read_text().split()[0])
+    for _ in range(ROUNDS):
+        work()
+    own, server = time.process_time() - own, int(session.read_text().split()[0]) - server
+    return (1000 * own + server / 1e6) / ROUNDS
+
+
 def measure(report: Report, case: Case, place: tuple[int, int], where: str) -> None:
     """A row: pages and bare reads in turn."""
     token = None if place == _NEWEST else f"t{place[0]}-{place[1]}"
@@ -149,6 +162,8 @@ def measure(report: Report, case: Case, place: tuple[int, int], where: str) -> N
         limit=LIMIT_MS,
         peer=statistics.median(bare),
         ratio=median_ratio(mine, bare),
+        cpu=cpu_ms(ours),
+        peer_cpu=cpu_ms(peer),
         ok="yes" if p50 <= LIMIT_MS else "NO",
     )
 
@@ -156,7 +171,7 @@ def measure(report: Report, case: Case, place: tuple[int, int], where: str) -> N
 def main() -> None:
     """Pages from the newest event and from the middle of the history."""
     writers.use_instance("bench-{n}")
-    columns = ["room", "where", "p50", "p95", "limit", "peer", "ratio", "ok"]
+    columns = ["room", "where", "p50", "p95", "limit", "peer", "ratio", "cpu", "peer_cpu", "ok"]
     report = Report("page", f"milliseconds for a page of {PAGE} events with their JSON, as a user sees it", columns)
     found = cases()
     with connection.cursor() as cursor:
