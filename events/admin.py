@@ -1,11 +1,24 @@
-"""Rooms, events and who may see them in the admin, read-only. Edges have a composite key, so they are shown with their event."""
+"""Rooms, events and who may see them in the admin, read-only.
+
+Tables with a composite key (edges, …) are shown with what they belong to.
+"""
 
 from __future__ import annotations
 
+from typing import Any
+
+from django.apps import apps
 from django.contrib import admin
-from django.utils.html import format_html, format_html_join
+from django.contrib.admin.utils import unquote
+from django.core.exceptions import PermissionDenied
+from django.db.models import CompositePrimaryKey
+from django.http import Http404, HttpRequest, HttpResponse
+from django.urls import path
+from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
+from events.admin_event import event_page
+from events.admin_room import room_page
 from events.json_for_people import json_for_people
 from events.models import (
     BackwardExtremity,
@@ -14,7 +27,6 @@ from events.models import (
     ErasedUser,
     Event,
     EventAuth,
-    EventEdge,
     EventJson,
     EventVisibility,
     ForwardExtremity,
@@ -22,35 +34,57 @@ from events.models import (
     TimelineGap,
 )
 from streams.admin import FactAdmin
+from streams.conf import stream_settings
+from streams.facts import Fact
 from streams.read_only_admin import ReadOnlyAdmin
 
 __all__ = ["EventAdmin", "EventJsonAdmin", "RoomAdmin"]
-
-_NOT_HERE = "not here"
 
 
 def _preformatted(text: str) -> SafeString:
     return format_html('<pre style="white-space: pre-wrap; overflow-wrap: anywhere">{}</pre>', text)
 
 
-def _lines(values: object) -> SafeString:
-    return format_html_join("", "<div>{}</div>", ((value,) for value in values)) or SafeString("-")  # type: ignore[attr-defined]
+class _PageAdmin(ReadOnlyAdmin):
+    """An admin with a page of its own around Django's list of columns; Django's alone where the site's templates are not."""
+
+    page_template = ""
+
+    @property
+    def change_form_template(self) -> Any:  # type: ignore[override]  # Django takes the first template that there is
+        """The page, or Django's."""
+        return [self.page_template, "admin/change_form.html"]
+
+    def page_context(self, request: HttpRequest, row: Any) -> dict[str, Any]:
+        """What the page shows besides the columns."""
+        raise NotImplementedError
+
+    def render_change_form(self, request: HttpRequest, context: dict[str, Any], *args: Any, **more: Any) -> Any:
+        """Django's page with ours in it; the permission to view was checked before."""
+        if (row := more.get("obj")) is not None:
+            context |= self.page_context(request, row)
+        return super().render_change_form(request, context, *args, **more)
 
 
 @admin.register(Room)
-class RoomAdmin(ReadOnlyAdmin):
-    """Rooms that we hold events of."""
+class RoomAdmin(_PageAdmin):
+    """Rooms that we hold events of: leaves, gaps, members, current state, and the last events as a graph."""
 
+    page_template = "events/room_page.html"
     list_display = ("room_id", "room_version", "creator", "current_state_unresolved", "visibility_unresolved")
     ordering = ("room_id",)
     search_fields = ("room_id__exact",)
 
+    def page_context(self, request: HttpRequest, row: Any) -> dict[str, Any]:
+        """See ``events.admin_room``."""
+        return room_page(row, request.GET.dict(), stream_settings().database)
+
 
 @admin.register(Event)
-class EventAdmin(FactAdmin):
-    """Events, newest first, with their JSON, edges and state group."""
+class EventAdmin(_PageAdmin, FactAdmin):
+    """Events, newest first; each with its JSON, edges, state and who may see it."""
 
-    readonly_fields = ("json", "previous_events")
+    page_template = "events/event_page.html"
 
     def get_list_display(self, request: object) -> tuple[str, ...]:
         """What tells an event at a glance."""
@@ -63,17 +97,25 @@ class EventAdmin(FactAdmin):
         """Exact ones, each with an index."""
         return ("event_id__exact", "room_id__exact")
 
-    @admin.display(description="JSON")
-    def json(self, event: Event) -> SafeString:
-        """The stored bytes, indented."""
-        stored = EventJson.objects.filter(event_id=event.event_id).values_list("json", flat=True).first()
-        return _preformatted(_NOT_HERE if stored is None else json_for_people(stored))
+    def page_context(self, request: HttpRequest, row: Any) -> dict[str, Any]:
+        """See ``events.admin_event``."""
+        return event_page(row, request.GET.dict(), stream_settings().database)
 
-    @admin.display(description="previous events")
-    def previous_events(self, event: Event) -> SafeString:
-        """Its edges to earlier events."""
-        edges = EventEdge.objects.filter(event_id=event.event_id).order_by("prev_event_id")
-        return _lines(edges.values_list("prev_event_id", flat=True)[:200])
+    def get_urls(self) -> list[Any]:
+        """The exact bytes beside the pages."""
+        own = path("<path:object_id>/json/", self.admin_site.admin_view(self.json_view), name="events_event_json")
+        return [own, *super().get_urls()]
+
+    def json_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
+        """The stored bytes as they are; browsers are told not to take them for a page."""
+        event = self.get_object(request, unquote(object_id))
+        if not self.has_view_permission(request, event):
+            raise PermissionDenied
+        stored = EventJson.objects.filter(event_id=event.event_id).first() if event is not None else None
+        if stored is None:
+            raise Http404("There is no such event, or its JSON is not here.")
+        headers = {"Content-Security-Policy": "sandbox; default-src 'none'", "X-Content-Type-Options": "nosniff"}
+        return HttpResponse(bytes(stored.json), content_type="application/json", headers=headers)
 
 
 @admin.register(EventJson)
@@ -157,3 +199,8 @@ class ErasedUserAdmin(ReadOnlyAdmin):
     list_display = ("user_id", "erased_at")
     ordering = ("user_id",)
     search_fields = ("user_id__exact",)
+
+
+for _model in apps.get_app_config("events").get_models():
+    if not admin.site.is_registered(_model) and not isinstance(_model._meta.pk, CompositePrimaryKey):
+        admin.site.register(_model, FactAdmin if issubclass(_model, Fact) else ReadOnlyAdmin)

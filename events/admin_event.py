@@ -1,0 +1,212 @@
+"""What the admin's page of an event shows, read in a bounded number of queries whatever the event holds.
+
+Everything is plain text and numbers: the template escapes it. Nothing is cut without saying so.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from django.urls import reverse
+
+from events.admin_links import EventLink, event_links, room_url, shown, verdict_words
+from events.errors import ReadingError
+from events.explaining import Explanation, explain_visibility
+from events.json_for_people import json_for_people
+from events.models import Event, EventEdge, EventJson, EventVisibility
+from events.redaction_rules import prune
+from events.states_at import StateAt, state_at
+from events.visibility_words import answer_in_words, reasons_in_words
+from state.deltas import StateKey
+from state.errors import StateError, UnknownRoomVersion
+from state.room_versions import room_version
+
+__all__ = ["MOST_JSON", "event_page", "event_user"]
+
+MOST_JSON = 20_000
+"""Characters of JSON on the page; the rest is a link away."""
+_MOST_EDGES = 50
+_MOST_RANGES = 50
+_STATE_PER_PAGE = 100
+_LONGEST_USER = 255
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A text that may have been cut."""
+
+    shown: str
+    cut: int
+    """Characters that are left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """Events that this one leads to; ``more``: there are others."""
+
+    title: str
+    links: Sequence[EventLink]
+    more: bool
+    nothing: str
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """An entry of a state, or a change of one."""
+
+    type: str
+    state_key: str
+    after: EventLink | None
+    before: EventLink | None = None
+
+
+def event_page(event: Event, asked: Mapping[str, str], using: str) -> dict[str, Any]:
+    """The context of the page; ``asked`` are the parameters of the address: ``user`` and ``state_page``."""
+    stored = EventJson.objects.using(using).filter(event_id=event.event_id).first()
+    content = _decoded(stored)
+    sides = _edges(event, content, using)
+    state, trouble = _state(event, using)
+    page, pages, entries = _state_page(state, asked.get("state_page"))
+    changes = sorted(state.changes.items()) if state is not None else []
+    named = [event_id for _, ids, _, _ in sides for event_id in ids]
+    named += [event_id for _, pair in changes for event_id in pair if event_id is not None]
+    named += [event_id for _, event_id in entries]
+    named += [event_id for event_id in (event.redacted_by, event.redacts) if event_id is not None]
+    links = event_links(named, using)
+    redacted = links[event.redacted_by] if event.redacted_by is not None else None
+    return {
+        "event": event,
+        "title_words": f"{shown(event.type, 100)} {shown(event.state_key, 100)}".strip(),
+        "words": verdict_words(event) or ["accepted"],
+        "room_url": room_url(event.room_id),
+        "redacted_by": redacted,
+        "redacts": links[event.redacts] if event.redacts is not None else None,
+        "json": _json(stored),
+        "pruned": _pruned(stored, content),
+        "json_url": reverse("admin:events_event_json", args=[event.pk]),
+        "json_bytes": len(stored.json) if stored is not None else 0,
+        "sides": [Links(title, [links[i] for i in ids], more, nothing) for title, ids, more, nothing in sides],
+        "state": state,
+        "state_trouble": trouble,
+        "changes": [_change(key, pair, links) for key, pair in changes],
+        "entries": [Entry(shown(key[0]), shown(key[1]), links[event_id]) for key, event_id in entries],
+        "entries_count": len(state.after) if state is not None and state.after is not None else 0,
+        "state_page": page,
+        "state_pages": pages,
+        "state_open": "state_page" in asked,
+        "ranges": list(EventVisibility.read.using(using).covering(event.room_id, event.stream_ordering)[:_MOST_RANGES]),
+        "ranges_more": _MOST_RANGES,
+        **event_user(event, asked.get("user", ""), using),
+    }
+
+
+def event_user(event: Event, user: str, using: str) -> dict[str, Any]:
+    """Whether a user may see the event, in words; nothing where nobody was asked about."""
+    user = user.strip()
+    if not user:
+        return {"user": ""}
+    if (
+        len(user.encode(errors="replace")) > _LONGEST_USER
+        or "\0" in user
+        or not user.startswith("@")
+        or ":" not in user
+    ):
+        return {"user": shown(user), "user_error": "A user ID looks like @ann:example.org and has at most 255 bytes."}
+    (found,) = explain_visibility(user, [event.event_id], using)
+    if not isinstance(found, Explanation):
+        return {"user": user, "user_error": str(found)}
+    return {"user": user, "answer": answer_in_words(found), "seen": found.seen, "reasons": reasons_in_words(found)}
+
+
+# --- JSON -------------------------------------------------------------------------------------------------------------
+
+
+def _decoded(stored: EventJson | None) -> dict[str, Any] | None:
+    try:
+        content = json.loads(bytes(stored.json)) if stored is not None else None
+    except (ValueError, RecursionError):
+        return None
+    return content if isinstance(content, dict) else None
+
+
+def _json(stored: EventJson | None) -> Text | None:
+    return _cut(json_for_people(stored.json)) if stored is not None else None
+
+
+def _pruned(stored: EventJson | None, content: dict[str, Any] | None) -> Text | None:
+    """What is left of the event when it is redacted; null where it cannot be told."""
+    if stored is None or content is None:
+        return None
+    try:
+        pruned = prune(content, room_version(stored.room_version))
+    except UnknownRoomVersion:
+        return None
+    return _cut(json_for_people(json.dumps(pruned).encode()))
+
+
+def _cut(text: str) -> Text:
+    return Text(text[:MOST_JSON], max(len(text) - MOST_JSON, 0))
+
+
+# --- graph ------------------------------------------------------------------------------------------------------------
+
+
+def _edges(event: Event, content: dict[str, Any] | None, using: str) -> list[tuple[str, list[str], bool, str]]:
+    """(title, event IDs, whether there are more, what to say when there are none) of each side of the graph."""
+    edges = EventEdge.objects.using(using)
+    below = edges.filter(event_id=event.event_id).order_by("prev_event_id")
+    above = edges.filter(prev_event_id=event.event_id).order_by("event_id")
+    auth = _auth_events(content)
+    return [
+        (
+            "Builds on",
+            *_first(below.values_list("prev_event_id", flat=True)),
+            "nothing: it begins the room, or is an outlier",
+        ),
+        ("Built on by", *_first(above.values_list("event_id", flat=True)), "nothing yet"),
+        ("Auth events", *_first(auth), "none listed"),
+    ]
+
+
+def _first(ids: Any) -> tuple[list[str], bool]:
+    found = list(ids[: _MOST_EDGES + 1])
+    return found[:_MOST_EDGES], len(found) > _MOST_EDGES
+
+
+def _auth_events(content: dict[str, Any] | None) -> list[str]:
+    """The IDs that the event lists itself; in the first room versions each comes with a hash."""
+    listed = content.get("auth_events") if content is not None else None
+    found = [
+        item[0] if isinstance(item, list) and item else item for item in (listed if isinstance(listed, list) else [])
+    ]
+    return [event_id for event_id in found if isinstance(event_id, str) and "\0" not in event_id]
+
+
+# --- state ------------------------------------------------------------------------------------------------------------
+
+
+def _state(event: Event, using: str) -> tuple[StateAt | None, str]:
+    try:
+        found = state_at(event.event_id, using)
+    except (ReadingError, StateError) as error:
+        return None, str(error)
+    return (found, "") if found.after is not None else (None, "An outlier has no place in the graph, so no state.")
+
+
+def _state_page(state: StateAt | None, asked: str | None) -> tuple[int, int, list[tuple[StateKey, str]]]:
+    """(page, pages, entries) of the state after the event."""
+    if state is None or state.after is None:
+        return 1, 1, []
+    keys = sorted(state.after)
+    pages = max(1, -(-len(keys) // _STATE_PER_PAGE))
+    number = int(asked) if asked is not None and asked.isascii() and asked.isdigit() and len(asked) < 9 else 1
+    page = min(max(number, 1), pages)
+    return page, pages, [(key, state.after[key]) for key in keys[(page - 1) * _STATE_PER_PAGE : page * _STATE_PER_PAGE]]
+
+
+def _change(key: StateKey, pair: tuple[str | None, str | None], links: Mapping[str, EventLink]) -> Entry:
+    before, after = (links[event_id] if event_id is not None else None for event_id in pair)
+    return Entry(shown(key[0]), shown(key[1]), after, before)

@@ -1,0 +1,74 @@
+"""Events and rooms as links on admin pages: what an event is, in a few words, and where its page is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from django.contrib.admin.utils import quote
+from django.urls import reverse
+
+from events.models import Event
+
+__all__ = ["EventLink", "event_links", "event_url", "room_url", "shown", "verdict_words"]
+
+_COLUMNS = (
+    "stream_ordering", "event_id", "type", "state_key", "sender", "outlier", "rejected_reason", "soft_failed", "redacted_by",
+)  # fmt: skip
+_EVENTS_PER_QUERY = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class EventLink:
+    """An event by its ID; without an address it is not here."""
+
+    event_id: str
+    url: str | None = None
+    about: str = ""
+    words: tuple[str, ...] = ()
+
+
+def event_links(event_ids: Iterable[str], using: str) -> dict[str, EventLink]:
+    """A link for each of these events, whether it is here or not; one query for a thousand."""
+    wanted = list(dict.fromkeys(event_ids))
+    found = {event_id: EventLink(event_id) for event_id in wanted}
+    for start in range(0, len(wanted), _EVENTS_PER_QUERY):
+        part = wanted[start : start + _EVENTS_PER_QUERY]
+        for event in Event.objects.using(using).filter(event_id__in=part).only(*_COLUMNS):
+            found[event.event_id] = link_of(event)
+    return found
+
+
+def link_of(event: Event) -> EventLink:
+    """A link to an event that is at hand."""
+    key = f" {shown(event.state_key, 60)}" if event.state_key else ""
+    about = f"{shown(event.type, 60)}{key} by {shown(event.sender, 60)}"
+    return EventLink(event.event_id, event_url(event.stream_ordering), about, tuple(verdict_words(event)))
+
+
+def verdict_words(event: Event) -> list[str]:
+    """What is special about an event, the most telling first; nothing for an ordinary one."""
+    found = {
+        "rejected": event.rejected_reason is not None,
+        "soft-failed": event.soft_failed,
+        "outlier": event.outlier,
+        "redacted": event.redacted_by is not None,
+        "backfilled": event.stream_ordering < 0,
+    }
+    return [word for word, holds in found.items() if holds]
+
+
+def event_url(stream_ordering: int) -> str:
+    """The page of an event."""
+    return reverse("admin:events_event_change", args=[quote(stream_ordering)])
+
+
+def room_url(room_id: str) -> str:
+    """The page of a room."""
+    return reverse("admin:events_room_change", args=[quote(room_id)])
+
+
+def shown(text: str | None, most: int = 200) -> str:
+    """Text that may come from anybody, as it can stand on a page: control characters made visible, cut when it is long."""
+    clean = "".join(char if char.isprintable() else f"\\u{ord(char):04x}" for char in text or "")
+    return clean if len(clean) <= most else f"{clean[: most - 1]}…"

@@ -1,0 +1,211 @@
+"""The last events of a room as a drawn graph: rows, lanes and lines (pure).
+
+A row for each event, the newest on top, and every event above the events that it builds on. A lane is a column that a line to an
+earlier event runs down in; a fork has several lanes, a merge ends them. Whoever draws it chooses shapes and words; here are
+places only, in the units of an SVG.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+__all__ = ["MOST_LANES", "Kind", "Node", "Picture", "PictureEvent", "draw"]
+
+MOST_LANES = 16
+"""More lines side by side share the last lane."""
+_LINES_PER_EVENT = 20
+_ROW, _LANE, _MARGIN = 30, 20, 18
+
+
+class Kind(StrEnum):
+    """What an event is in the picture; each kind has a shape and a word of its own."""
+
+    MESSAGE = "message"
+    STATE = "state"
+    SOFT_FAILED = "soft-failed"
+    REJECTED = "rejected"
+    OUTLIER = "outlier"
+
+
+@dataclass(frozen=True, slots=True)
+class PictureEvent:
+    """An event to be drawn; ``place`` is (topological, stream), which decides where the graph leaves a choice."""
+
+    event_id: str
+    prev_event_ids: Sequence[str]
+    kind: Kind
+    place: tuple[int, int]
+    is_leaf: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A drawn event; ``older`` and ``missing`` count the events below it that are not in the picture, or not here at all."""
+
+    event: PictureEvent
+    row: int
+    lane: int
+    older: int
+    missing: int
+
+    @property
+    def x(self) -> int:
+        """The middle of its shape."""
+        return _x(self.lane)
+
+    @property
+    def y(self) -> int:
+        """The middle of its shape."""
+        return _y(self.row)
+
+    @property
+    def stub(self) -> str:
+        """The line towards what is not in the picture, as an SVG path; empty where there is nothing."""
+        return f"M{self.x} {self.y}v{_ROW // 2}" if self.older or self.missing else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """Nodes from top to bottom, lines between them as SVG paths, and the size of it all without the words."""
+
+    nodes: Sequence[Node]
+    lines: Sequence[str]
+    lanes: int
+
+    @property
+    def words_x(self) -> int:
+        """Where the words beside the graph begin."""
+        return _x(self.lanes)
+
+    @property
+    def height(self) -> int:
+        """The height of the drawing."""
+        return _y(len(self.nodes))
+
+    @property
+    def summary(self) -> str:
+        """What there is to see, for those who do not see it."""
+        ids = {node.event.event_id for node in self.nodes}
+        above: dict[str, int] = {}
+        for node in self.nodes:
+            for prev in set(node.event.prev_event_ids) & ids:
+                above[prev] = above.get(prev, 0) + 1
+        counts = {
+            "leaf|leaves": sum(node.event.is_leaf for node in self.nodes),
+            "fork": sum(number > 1 for number in above.values()),
+            "merge": sum(len(node.event.prev_event_ids) > 1 for node in self.nodes),
+            "soft-failed": sum(node.event.kind is Kind.SOFT_FAILED for node in self.nodes),
+            "rejected": sum(node.event.kind is Kind.REJECTED for node in self.nodes),
+            "outlier": sum(node.event.kind is Kind.OUTLIER for node in self.nodes),
+        }
+        return ", ".join(_counted(number, word) for word, number in counts.items() if number) or "one line of events"
+
+
+def draw(events: Sequence[PictureEvent], missing: Collection[str] = ()) -> Picture:
+    """Lay the events out; ``missing`` are prev events that are not stored. Takes time in proportion to events and edges."""
+    order = _order(events)
+    rows = {event.event_id: row for row, event in enumerate(order)}
+    lanes = _Lanes(rows)
+    nodes = [lanes.place(event, row, set(missing)) for row, event in enumerate(order)]
+    places = {node.event.event_id: node for node in nodes}
+    lines = [_path(places[above], lane, places[below]) for above, lane, below in lanes.lines]
+    return Picture(nodes, lines, lanes.used)
+
+
+def _order(events: Sequence[PictureEvent]) -> list[PictureEvent]:
+    """Every event above those that it builds on; otherwise the later place first. Events in a circle break it anywhere."""
+    by_id = {event.event_id: event for event in events}
+    above = dict.fromkeys(by_id, 0)
+    for event in by_id.values():
+        for prev in set(event.prev_event_ids) & by_id.keys():
+            above[prev] += 1
+    left = dict(by_id)
+    ready = [(*_descending(event), event.event_id) for event in by_id.values() if not above[event.event_id]]
+    heapq.heapify(ready)
+    found: list[PictureEvent] = []
+    while left:
+        event_id = heapq.heappop(ready)[-1] if ready else min(left, key=lambda name: _descending(left[name]))
+        if event_id not in left:
+            continue
+        event = left.pop(event_id)
+        found.append(event)
+        for prev in set(event.prev_event_ids) & left.keys():
+            above[prev] -= 1
+            if not above[prev]:
+                heapq.heappush(ready, (*_descending(left[prev]), prev))
+    return found
+
+
+def _descending(event: PictureEvent) -> tuple[int, int]:
+    return -event.place[0], -event.place[1]
+
+
+class _Lanes:
+    """Which lane is taken by a line on its way down, and to which event."""
+
+    def __init__(self, rows: Mapping[str, int]) -> None:
+        self._rows = rows
+        self._taken: dict[int, str] = {}
+        self.lines: list[tuple[str, int, str]] = []
+        self.used = 1
+
+    def place(self, event: PictureEvent, row: int, missing: Collection[str]) -> Node:
+        """The node of an event; the lines that led to it end, and its own begin."""
+        mine = sorted(lane for lane, target in self._taken.items() if target == event.event_id)
+        lane = mine[0] if mine else self._free()
+        for ended in mine:
+            del self._taken[ended]
+        self.used = max(self.used, lane + 1)
+        below = [prev for prev in dict.fromkeys(event.prev_event_ids) if self._rows.get(prev, -1) > row]
+        for prev in below[:_LINES_PER_EVENT]:
+            self._begin(event.event_id, lane, prev)
+        outside = [prev for prev in dict.fromkeys(event.prev_event_ids) if prev not in self._rows]
+        gone = sum(prev in missing for prev in outside)
+        drawn_not = max(len(below) - _LINES_PER_EVENT, 0)
+        return Node(event, row, lane, len(outside) - gone + drawn_not, gone)
+
+    def _begin(self, event_id: str, own: int, prev: str) -> None:
+        lane = (
+            own
+            if own not in self._taken
+            else next((taken for taken, target in self._taken.items() if target == prev), self._free())
+        )
+        self._taken.setdefault(lane, prev)
+        self.used = max(self.used, lane + 1)
+        self.lines.append((event_id, lane, prev))
+
+    def _free(self) -> int:
+        return next((lane for lane in range(MOST_LANES - 1) if lane not in self._taken), MOST_LANES - 1)
+
+
+def _path(above: Node, lane: int, below: Node) -> str:
+    """Down from one event in its lane to the other, bent only beside the two."""
+    start, end, x = (above.x, above.y), (below.x, below.y), _x(lane)
+    if below.row == above.row + 1:
+        return f"M{start[0]} {start[1]}" + _bend(start, end)
+    first, last = (x, above.y + _ROW), (x, below.y - _ROW)
+    return f"M{start[0]} {start[1]}{_bend(start, first)}V{last[1]}{_bend(last, end)}"
+
+
+def _bend(start: tuple[int, int], end: tuple[int, int]) -> str:
+    if start[0] == end[0]:
+        return f"V{end[1]}"
+    middle = (start[1] + end[1]) // 2
+    return f"C{start[0]} {middle} {end[0]} {middle} {end[0]} {end[1]}"
+
+
+def _x(lane: int) -> int:
+    return _MARGIN + lane * _LANE
+
+
+def _y(row: int) -> int:
+    return _MARGIN + row * _ROW
+
+
+def _counted(number: int, word: str) -> str:
+    one, _, many = word.partition("|")
+    plural = many or (one if one in (Kind.SOFT_FAILED, Kind.REJECTED) else f"{one}s")
+    return f"{number} {one if number == 1 else plural}"

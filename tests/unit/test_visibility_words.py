@@ -1,0 +1,66 @@
+"""Every rule of visibility has a sentence, and the answer says first what becomes of the event."""
+
+import ast
+import inspect
+from types import SimpleNamespace
+
+import pytest
+
+from events import explaining, visibility_rules
+from events.on_read import Reach
+from events.visibility_words import REACHES, RULES, answer_in_words, reasons_in_words
+
+
+def explained(**about):
+    values = {"allowed": True, "pruned": False, "reachable": True, "rule": "joined", "reach": Reach.MEMBER}
+    more = {"membership": "join", "history_visibility": "shared", "redacted_by": None}
+    return SimpleNamespace(**{**values, **more, **about})
+
+
+def rules_in(module):
+    """Words given to ``Verdict`` or returned or listed as rules for clients."""
+    tree, found = ast.parse(inspect.getsource(module)), set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Verdict":
+            found |= {inner.value for inner in ast.walk(node.args[1]) if isinstance(inner, ast.Constant)}
+        if isinstance(node, ast.FunctionDef) and node.name in ("admits", "_never"):
+            found |= {
+                leaf.value
+                for inner in ast.walk(node)
+                if isinstance(inner, ast.Return | ast.Dict)
+                for leaf in (inner.keys if isinstance(inner, ast.Dict) else ast.walk(inner))
+                if isinstance(leaf, ast.Constant) and isinstance(leaf.value, str)
+            }
+    return found
+
+
+def test_every_rule_for_clients_has_a_sentence():
+    server_only = {"erased_sender", "state_unknown"}
+    known = (rules_in(visibility_rules) | rules_in(explaining)) - server_only
+    assert {"soft_failed", "joined", "rejected", "own_leave"} <= known
+    assert known - RULES.keys() == set()
+
+
+def test_every_way_to_get_at_an_event_has_a_sentence():
+    assert set(REACHES) == {str(reach) for reach in Reach}
+
+
+@pytest.mark.parametrize(
+    "about, begins",
+    [
+        ({}, "Shown."),
+        ({"allowed": False}, "Hidden"),
+        ({"reachable": False}, "Out of reach"),
+        ({"pruned": True}, "Shown in pruned form: the sender"),
+        ({"redacted_by": "$r"}, "Shown in pruned form: the event is redacted"),
+        ({"allowed": False, "reachable": False, "redacted_by": "$r"}, "Hidden"),
+    ],
+)
+def test_answer_says_what_becomes_of_the_event(about, begins):
+    assert answer_in_words(explained(**about)).startswith(begins)
+
+
+def test_reasons_name_the_rule_first_and_the_state_at_the_event():
+    reasons = reasons_in_words(explained(rule="shared", membership=None))
+    assert reasons[0] == RULES["shared"] and reasons[-1] == "At the event: membership none, history visibility shared."
+    assert len(reasons_in_words(explained(history_visibility=None))) == 2
