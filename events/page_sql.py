@@ -82,6 +82,10 @@ RETURN QUERY {query};
 END $page$"""
 
 
+def _typed(query: str) -> str:
+    return re.sub(r"%[(]([a-z_]+)[)]s", lambda found: f"{found[0]}::{_PARAMETERS[found[1]]}", query)
+
+
 def _for_user(function: str) -> str:
     """The call, with who may read the room in the same query: both are of one moment."""
     access = {name: f"access.out_{name}" for name in ("peeking", "recorded", "cut", "cut_depth")}
@@ -101,5 +105,5 @@ DROP_PAGES = "DROP FUNCTION events_page_before; DROP FUNCTION events_page_after"
 
 FOR_USER = {True: _for_user("events_page_before"), False: _for_user("events_page_after")}
 """Going back or not -> the query of a page as a user sees it: columns of ``events_access``, then of the page."""
-FOR_NOBODY = {back: _page(back=back, sees=_SHOWN_AT_ALL, pruned="false") for back in (True, False)}
+FOR_NOBODY = {back: _typed(_page(back=back, sees=_SHOWN_AT_ALL, pruned="false")) for back in (True, False)}
 """Going back or not -> the query of a page that is not filtered for a user."""

@@ -89,7 +89,7 @@ def timeline(
     """
     if before is not None and after is not None:
         raise BadQuestion("Give before (going back) or after (going on), not both.")
-    start = start_of(after or before, back=after is None, using=using)
+    start = start_of(before if after is None else after, back=after is None, using=using)
     return _page(room_id, user_id, checked_limit(limit, PAGE_LIMIT), start, using)
 
 
