@@ -257,7 +257,7 @@ class RoomBatch:
     ) -> list[Step]:
         """Number the events: backfilled, live, outliers; returns the steps of accepted ones."""
         changes, states = self.changes, self.states
-        leaves = self.stored.leaves_below([*old, *live])
+        leaves = self.stored.leaves_below(live if self.stored.leaves else [*old, *live])
         leaves_instead(leaves, changes.filled.rejected, states.events, self._using)
         arrivals = Arrivals(states, leaves, here=[prev for event in live for prev in event.prev_event_ids])
         known = arrivals.current if not self._row.current_state_unresolved else None

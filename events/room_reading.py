@@ -62,7 +62,7 @@ SELECT
      FROM state_stategroup g
      WHERE g.id = ANY(ARRAY(SELECT state_group FROM here WHERE event_id = ANY((SELECT ids FROM base)::text[]))))::text,
     (SELECT json_agg(json_build_array(edge.prev_event_id, edge.event_id,
-         event.soft_failed OR event.rejected_reason IS NOT NULL))
+         event.soft_failed OR event.rejected_reason IS NOT NULL OR event.stream_ordering < 0))
      FROM events_eventedge edge JOIN events_event event USING (event_id)
      WHERE edge.prev_event_id = ANY(%(own)s::text[]))::text,
     (SELECT json_agg(json_build_array(room_id, event_id, redacts) ORDER BY stream_ordering) FROM events_event

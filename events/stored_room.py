@@ -102,17 +102,19 @@ WITH RECURSIVE down AS (
 #: The same upwards: the edges above these, and above all that are looked through.
 _ALL_ABOVE = """
 WITH RECURSIVE up AS (
-    SELECT edge.prev_event_id, edge.event_id, e.soft_failed OR e.rejected_reason IS NOT NULL AS looked_through
+    SELECT edge.prev_event_id, edge.event_id,
+        e.soft_failed OR e.rejected_reason IS NOT NULL OR e.stream_ordering < 0 AS looked_through
     FROM events_eventedge edge JOIN events_event e USING (event_id) WHERE edge.prev_event_id = ANY(%s)
     UNION
-    SELECT edge.prev_event_id, edge.event_id, e.soft_failed OR e.rejected_reason IS NOT NULL
+    SELECT edge.prev_event_id, edge.event_id, e.soft_failed OR e.rejected_reason IS NOT NULL OR e.stream_ordering < 0
     FROM up JOIN events_eventedge edge ON edge.prev_event_id = up.event_id
     JOIN events_event e ON e.event_id = edge.event_id
     WHERE up.looked_through
 ) SELECT prev_event_id, event_id, looked_through FROM up
 """
 _EDGES_ABOVE = """
-SELECT edge.prev_event_id, edge.event_id, event.soft_failed OR event.rejected_reason IS NOT NULL
+SELECT edge.prev_event_id, edge.event_id,
+    event.soft_failed OR event.rejected_reason IS NOT NULL OR event.stream_ordering < 0
 FROM events_eventedge edge JOIN events_event event USING (event_id) WHERE edge.prev_event_id = ANY(%s)
 """
 
@@ -305,7 +307,10 @@ class StoredRoom:
         return [self.events[event_id] for event_id in found]
 
     def _reached(self, event_ids: Set[str]) -> set[str]:
-        """Those of these events that a stored accepted event refers to, through others that are not if need be."""
+        """Those of these events that a stored live accepted event refers to, through others if need be.
+
+        A backfilled event that nothing above refers to covers no leaf.
+        """
         rows = self._edges_above(event_ids)
         if through := [event_id for _, event_id, looked_through in rows if looked_through]:
             with connections[self.using].cursor() as cursor:
