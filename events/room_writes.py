@@ -154,8 +154,8 @@ def write_rooms(
     """
     if len(rooms) == 1 and _needs_no_position(rooms[0][2]):
         return _write_lone(*rooms[0], stored_outliers, using)
-    with ExitStack() as stack, connections[using].cursor() as cursor:
-        groups = [_Groups(cursor, stored, changes) for _, stored, changes in rooms]
+    with ExitStack() as stack:
+        groups = [_Groups(using, stored, changes) for _, stored, changes in rooms]
         lives, olds = _reserve(stack, [changes for _, _, changes in rooms], using)
         positions = _all_positions(rooms, iter(lives.ids if lives else ()), list(olds.ids) if olds else [])
         if lives is None and olds is None and not any(changes.filled.events for _, _, changes in rooms):
@@ -171,7 +171,7 @@ def write_rooms(
             reservations.append((olds, [fact for fact in writing.facts if fact.stream_ordering < 0]))
         writing.send(reservations, using)
         for writer in writers:
-            writer.open_gaps(cursor)
+            writer.open_gaps(using)
         for room, _, changes in rooms:
             if changes.visibility_to_rebuild:
                 rebuild_visibility(room.room_id, using)
@@ -191,12 +191,11 @@ def _write_lone(
     """Such an event takes its position in the message that writes everything."""
     positions: dict[str, int] = {}
     writing = _Writing()
-    with connections[using].cursor() as cursor:
-        writer = _Room(writing, room, stored, changes, positions, _Groups(cursor, stored, changes))
-        writer.collect(stored_outliers)
-        (position,) = append_facts(registry.get(EVENTS.name), writing.facts, using, writing.statements())
-        positions[changes.events[0].event_id] = position
-        writer.open_gaps(cursor)
+    writer = _Room(writing, room, stored, changes, positions, _Groups(using, stored, changes))
+    writer.collect(stored_outliers)
+    (position,) = append_facts(registry.get(EVENTS.name), writing.facts, using, writing.statements())
+    positions[changes.events[0].event_id] = position
+    writer.open_gaps(using)
     return positions
 
 
@@ -232,14 +231,15 @@ def _positions(room_id: str, changes: RoomChanges, ids: Iterator[int], old_ids: 
 class _Groups:
     """New groups that events need, under fresh IDs; those of current states on the way are not stored."""
 
-    def __init__(self, cursor: Any, stored: StoredRoom, changes: RoomChanges) -> None:
+    def __init__(self, using: str, stored: StoredRoom, changes: RoomChanges) -> None:
         events = (*(event for event in changes.events if not event.outlier), *changes.filled.events)
         self._stored = stored
         self._after = {e.event_id: stored.after[e.event_id] for e in events if e.event_id in stored.after}
         self._new = sorted(stored.builder.kept(set(self._after.values())) - stored.ids.keys())
         self._ids = dict(stored.ids)
         if self._new:
-            self._ids.update(zip(self._new, reserve_group_ids(cursor, len(self._new)), strict=True))
+            with connections[using].cursor() as cursor:
+                self._ids.update(zip(self._new, reserve_group_ids(cursor, len(self._new)), strict=True))
 
     def of_events(self) -> dict[str, int]:
         """The group of each event."""
@@ -356,12 +356,13 @@ class _Room:
         if closed:
             self._say_after(_CLOSE_GAPS, self._room.room_id, closed)
 
-    def open_gaps(self, cursor: Any) -> None:
+    def open_gaps(self, using: str) -> None:
         """What the events refer to and is not here; once the rows are in."""
         missing = {prev for event in self._graph for prev in event.prev_event_ids if not self._in_graph(prev)}
         if missing:
-            cursor.execute(_OPEN_GAPS, {"room": self._room.room_id, "prevs": sorted(missing)})
-            self._mark_gaps(cursor, {event_id for (event_id,) in cursor.fetchall()})
+            with connections[using].cursor() as cursor:
+                cursor.execute(_OPEN_GAPS, {"room": self._room.room_id, "prevs": sorted(missing)})
+                self._mark_gaps(cursor, {event_id for (event_id,) in cursor.fetchall()})
 
     def _mark_gaps(self, cursor: Any, new: set[str]) -> None:
         """Where a sync from below meets a gap: at the first live event above it."""

@@ -36,7 +36,7 @@ from streams import database
 from streams.conf import stream_settings
 from streams.effects import has_effects
 from streams.errors import BadCount, ForeignFact
-from streams.inserts import fields_to_fill
+from streams.inserts import PLAIN_VALUES, fields_to_fill
 from streams.reservations import LARGEST_COUNT, OpenTransaction, Reservation
 from streams.writers import Tenure, WriterProcess, current_writer
 
@@ -141,13 +141,15 @@ class _Column:
     attribute: str
     field: Field[Any, Any]
     place: str
+    plain: type | None
+    """Values of this type need no conversion."""
 
 
 @cache
 def _content(model: type[Fact]) -> tuple[_Column, ...]:
     ours = {model.id_field, "instance_name"}
     return tuple(
-        _Column(field.attname, field, f"%s::{_type(field)}")
+        _Column(field.attname, field, f"%s::{_type(field)}", PLAIN_VALUES.get(field.get_internal_type()))
         for field in fields_to_fill(model)
         if field.attname not in ours
     )
@@ -176,7 +178,10 @@ def _message(facts: Sequence[Fact], connection: BaseDatabaseWrapper) -> _Message
         if given is not None and set_here != given:
             return None
         given = set_here
-        values += [content[n].field.get_db_prep_save(row[n], connection) for n in set_here]
+        for n in set_here:
+            value, column = row[n], content[n]
+            plain = value is None or type(value) is column.plain
+            values.append(value if plain else column.field.get_db_prep_save(value, connection))
     return _Message(model, given or (), len(facts), values)
 
 

@@ -43,7 +43,7 @@ LEAVE_SECONDS = 1.0
 #: So many locks of lost messages are kept under one lease; the server's table of locks is not large.
 MOST_LOCKS_KEPT = 200
 #: Announcements follow each other no faster than this; the first after a pause goes out at once.
-ANNOUNCE_GAP_SECONDS = 0.002
+ANNOUNCE_GAP_SECONDS = 0.005
 
 _ANNOUNCE = """
 WITH given AS (

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
     from django.db.models import Model
 
-__all__ = ["fields_to_fill", "insert_facts", "insert_statements"]
+__all__ = ["PLAIN_VALUES", "fields_to_fill", "insert_facts", "insert_statements"]
 
 _MOST_ROWS = 1_000
 
@@ -57,13 +57,13 @@ def insert_statements(
 
 
 #: Values of these types go to the driver as they are.
-_PLAIN = {"TextField": str, "CharField": str, "BigIntegerField": int, "IntegerField": int, "BooleanField": bool}
+PLAIN_VALUES = {"TextField": str, "CharField": str, "BigIntegerField": int, "IntegerField": int, "BooleanField": bool}
 
 
 @cache
 def _conversions(model: type[Model]) -> tuple[tuple[str, Field[Any, Any], type | None], ...]:
     """(attribute, field, type that needs no conversion) of each column to fill."""
-    return tuple((f.attname, f, _PLAIN.get(f.get_internal_type())) for f in fields_to_fill(model))
+    return tuple((f.attname, f, PLAIN_VALUES.get(f.get_internal_type())) for f in fields_to_fill(model))
 
 
 def _places(fact: Model, values: list[Any], connection: BaseDatabaseWrapper) -> Iterator[str]:
