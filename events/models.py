@@ -331,11 +331,6 @@ class EventVisibility(models.Model):
         indexes: ClassVar = [
             models.Index(fields=["room_id", "user_id", "kind", "first"], name="events_eventvisibility_range"),
             models.Index(fields=["user_id", "room_id"], name="events_eventvisibility_user"),
-            models.Index(
-                fields=["room_id", "user_id"],
-                name="events_eventvisibility_now",
-                condition=models.Q(kind__in=["cut", "peekable"]),
-            ),
         ]
         constraints: ClassVar = [
             models.CheckConstraint(

@@ -136,14 +136,6 @@ class Migration(migrations.Migration):
                 name="events_event_member",
             ),
         ),
-        migrations.AddIndex(
-            model_name="eventvisibility",
-            index=models.Index(
-                condition=models.Q(("kind__in", ["cut", "peekable"])),
-                fields=["room_id", "user_id"],
-                name="events_eventvisibility_now",
-            ),
-        ),
         migrations.RunSQL(_PEEKABLE, _NOT_PEEKABLE),
         migrations.RunSQL(visible_sql.MEMBERSHIP_AT, "DROP FUNCTION events_membership_at(bigint, text)"),
         migrations.RunSQL(visible_sql.ROOM_ACCESS, "DROP VIEW events_roomaccess"),

@@ -19,7 +19,7 @@ import pytest
 from django.db import connection
 
 from streams.models import StreamPosition
-from tests.made_rooms import MadeRoom
+from tests.made_rooms import ALICE, MadeRoom
 from tests.session import PROJECT
 from tests.stored_rooms import store_room
 
@@ -125,6 +125,19 @@ def test_second_site_asks_the_usual_questions(second_site):
         "m.room.topic changed ['m.room.topic'] of 2",
     ]
     assert "Room.read.writable()" in done.stdout.splitlines()[4]
+
+
+def test_second_site_joins_who_sees_what(second_site):
+    made = MadeRoom()
+    made.message()
+    last = made.message()
+    store_room(made.events)
+    with connection.cursor() as cursor:
+        cursor.execute(block("sql-join").replace("history_reader", second_site.role))
+    done = second_site.run(block("python", "# join"))
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0] == f"{last.event_id} whole" and lines[3:] == ["2 messages", f"[{ALICE!r}] see the newest event"]
 
 
 def test_apps_come_from_the_wheel(second_site):
