@@ -107,18 +107,18 @@ def event_user(event: Event, user: str, using: str) -> dict[str, Any]:
     """Whether a user may see the event, in words; nothing where nobody was asked about."""
     user = user.strip()
     if not user:
-        return {"user": ""}
+        return {"asked_user": ""}
     if (
         len(user.encode(errors="replace")) > _LONGEST_USER
         or "\0" in user
         or not user.startswith("@")
         or ":" not in user
     ):
-        return {"user": shown(user), "user_error": "A user ID looks like @ann:example.org and has at most 255 bytes."}
+        return {"asked_user": shown(user), "user_error": "A user ID looks like @ann:example.org and has at most 255 bytes."}
     (found,) = explain_visibility(user, [event.event_id], using)
     if not isinstance(found, Explanation):
-        return {"user": user, "user_error": str(found)}
-    return {"user": user, "answer": answer_in_words(found), "seen": found.seen, "reasons": reasons_in_words(found)}
+        return {"asked_user": user, "user_error": str(found)}
+    return {"asked_user": user, "answer": answer_in_words(found), "seen": found.seen, "reasons": reasons_in_words(found)}
 
 
 # --- JSON -------------------------------------------------------------------------------------------------------------
