@@ -22,6 +22,7 @@ from events.sync_queries import rows
 from events.sync_sql import ACTIVITY, with_tokens
 from events.sync_token import SyncToken
 from events.sync_windows import LOWEST, Span, StateChanges, Timeline, Window, Windows
+from streams.collector_pause import collector_paused
 from streams.conf import stream_settings
 from streams.one_view import one_view
 from streams.tokens import VectorToken
@@ -75,7 +76,7 @@ def initial_sync(
     upto = read_events_token(now)
     if not can_be_stored(user_id):
         return InitialSync((), (), (), now, None)
-    with one_view(alias):
+    with one_view(alias), collector_paused():
         memberships = read_memberships(user_id, upto, None, alias)
         active = _by_activity([room.room_id for room in memberships.of("join")], upto, (place, rooms + 1), alias)
         page = [Window(room_id, LOWEST, upto.highest, whole=True) for room_id, _ in active[:rooms]]
@@ -106,7 +107,7 @@ def rooms_since(
     span = Span(now, read_events_token(since, alias).meet(now))
     if not can_be_stored(user_id):
         return RoomsSince()
-    with one_view(alias):
+    with one_view(alias), collector_paused():
         memberships = read_memberships(user_id, now, span.since, alias)
         joined = _joined_windows(memberships, span, changed_rooms)
         windows = Windows(user_id, [*joined, *_left_windows(memberships, span)], span, alias)
