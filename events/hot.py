@@ -19,10 +19,10 @@ import os
 import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 
 from events.hot_concerns import Kind
-from events.hot_feed import HotFeed, HotFigures
+from events.hot_feed import HotFeed
+from events.hot_memory import HotFigures, Look
 from events.hot_stream import At
 from streams import cache_feed, database, writers
 from streams.conf import stream_settings
@@ -51,32 +51,13 @@ __all__ = [
 log = get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Look:
-    """What may have changed for a user up to ``now``, as one."""
-
-    now: VectorToken
-    """Up to where in ``events`` the answer is good."""
-    rooms: frozenset[str]
-    """The rooms that the user is joined to, exactly at ``now``."""
-    changed: frozenset[str] | None
-    """Those of them in which something may have happened since; None: in any of them."""
-    memberships_changed: bool
-    """Whether the user's membership of any room may have changed since: joins, leaves, invites, also of rooms unknown here."""
-
-    @property
-    def nothing(self) -> bool:
-        """Nothing happened that concerns the user."""
-        return not self.memberships_changed and self.changed is not None and not self.changed
-
-
 def look(user_id: str, since: VectorToken, using: str | None = None) -> Look:
     """What may have changed for the user since a position of ``events``.
 
     From memory; the first question about a user reads the rooms on a connection of its own, so never with the eyes of
     the caller's transaction.
     """
-    return Look(*_feed(using).ask(user_id, since))
+    return _feed(using).ask(user_id, since)
 
 
 def may_have_changed(user_id: str, since: VectorToken, using: str | None = None) -> frozenset[str] | None:

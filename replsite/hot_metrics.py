@@ -11,7 +11,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from events import hot
-from events.hot_feed import HotFigures
+from events.hot_memory import HotFigures
 from replsite.metric_name import MetricName
 
 __all__ = ["HOT", "HotCollector"]

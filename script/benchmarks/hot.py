@@ -103,8 +103,8 @@ def nothing_new(report: Report, rooms: list[str], other: LocalRoom) -> None:
 def elsewhere(since: VectorToken, number: int) -> None:
     """As if so many other rooms had changed after that position: the list of changes is long then."""
     feed = hot._feed(None)
-    with feed._memory:
-        events = feed._streams["events"]
+    with feed.memory._lock:
+        events = feed.memory.streams["events"]
         for n in range(number):
             events.note("bench", since.highest + 1 + n, ["ev", ["$", f"!e{n}", "m.x", None, None, None, None, False]])
 

@@ -278,20 +278,20 @@ def test_what_happened_while_the_connection_was_lost_is_not_missed(room, other):
 def test_nothing_is_remembered_while_nothing_is_heard(room):
     since = hot.look(ALICE, START).now
     feed = hot._feed(None)
-    feed.forget()
+    feed.memory.forget()
     found = feed.ask(ALICE, since)
-    assert found[1] == {room.room_id}
-    assert found[2] is None
-    assert found[3]
+    assert found.rooms == {room.room_id}
+    assert found.changed is None
+    assert found.memberships_changed
 
 
 def test_own_commits_are_seen_while_nothing_is_remembered(room):
     since = hot.look(ALICE, START).now
     sent = room.send(ALICE, "m.room.message", {})
-    now, rooms, *_ = hot._feed(None)._ask_the_tables(ALICE)
-    assert since.before_or_equal(now)
-    assert now.covers("master", sent.stream_ordering)
-    assert rooms == {room.room_id}
+    found = hot._feed(None)._ask_the_tables(ALICE)
+    assert since.before_or_equal(found.now)
+    assert found.now.covers("master", sent.stream_ordering)
+    assert found.rooms == {room.room_id}
 
 
 def test_a_position_that_fell_makes_everything_be_forgotten(room):
@@ -301,11 +301,11 @@ def test_a_position_that_fell_makes_everything_be_forgotten(room):
     feed = hot._feed(None)
     registry.get("events").wait_for(since, 20.0)
     wait_until(lambda: registry.get("events").current().linear >= since.base, 20)
-    before = feed._streams
+    before = feed.memory.streams
     with session() as cursor:
         cursor.execute("UPDATE streams_streamposition SET position = 1 WHERE stream = 'events'")
         cursor.execute("SELECT pg_notify('replsite_streams', 'events master')")
-    wait_until(lambda: feed.is_hearing and feed._streams is not before, 20)
+    wait_until(lambda: feed.is_hearing and feed.memory.streams is not before, 20)
 
 
 def test_trimmed_rows_are_answered_with_maybe(room):

@@ -329,7 +329,7 @@ def test_tokens_of_an_epoch_that_begins_meanwhile_are_good(room):
 def test_what_is_new_is_told_while_nothing_is_heard(room, monkeypatch):
     client = SyncClient(ALICE)
     feed = hot._feed(None)
-    feed.forget()
+    feed.memory.forget()
     monkeypatch.setattr(feed, "heard", lambda pokes: None)
     writing.push_rules_changed(ALICE)
     sent = room.send(ALICE, "m.room.message", {"body": "x"})
@@ -455,8 +455,8 @@ def test_what_concerns_others_wakes_nobody(room, other):
     wait_until(lambda: hot.waiting() == 1)
     looks: list[int] = []
     feed = hot._feed(None)
-    take = feed._waiters.take
-    feed._waiters.take = lambda users, rooms: looks.append(len(taken := take(users, rooms))) or taken  # type: ignore[method-assign]
+    take = feed.memory._waiters.take
+    feed.memory._waiters.take = lambda users, rooms: looks.append(len(taken := take(users, rooms))) or taken  # type: ignore[method-assign]
     other.do("send", elsewhere.room_id, CAROL)
     for foreign in FOREIGN.values():
         foreign(elsewhere.room_id)
