@@ -50,6 +50,9 @@ def forked_rooms(draw, most_events=25, verdicts=True, backfill=True):
         if number < old:
             flags["stream_ordering"] = -1
         _act(made, act, prev, flags)
+    if draw(st.booleans()):  # readable by strangers at last, some of whom were members once
+        made.state("m.room.history_visibility", "", {"history_visibility": "world_readable"})
+        made.member(BOB, draw(st.sampled_from(["ban", "leave"])), sender=ALICE)
     before = [event for event in made.events if event.backfilled]
     made.events = [*before, *(event for event in made.events if not event.backfilled)]
     return made
