@@ -2,7 +2,8 @@
 
 ``send ROOM USER``, ``join ROOM USER``, ``leave ROOM USER``, ``invite ROOM SENDER USER`` print the position of the event and when
 it was committed (``time.monotonic``, which processes of one machine share); ``typing ROOM USER`` and ``receipt ROOM USER EVENT``
-likewise. ``chatter SEED COUNT`` does as many random things of users ``@u0:x`` … in all rooms there are, and prints how many.
+likewise. ``persist FILE SIZE`` stores the events of a file, one a line, in batches. ``chatter SEED COUNT`` does as many random
+things of users ``@u0:x`` … in all rooms there are, and prints how many.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 __all__ = ["Talker", "chatter", "talkers"]
 
@@ -102,6 +104,15 @@ def chatter(seed: str, count: int) -> int:
     return done
 
 
+def persist_file(path: str, size: int) -> int:
+    """Store the events of a file, of rooms that are stored; returns how many were."""
+    from events.persist import Incoming, persist
+
+    lines = Path(path).read_bytes().splitlines()
+    batches = [[Incoming(line) for line in lines[n : n + size]] for n in range(0, len(lines), size)]
+    return sum(len(persist(batch).stored) for batch in batches)
+
+
 def _acts() -> dict[str, Callable[..., int]]:
     from events.creating import LocalRoom
     from streams.catalog import typing_users, writing
@@ -114,6 +125,7 @@ def _acts() -> dict[str, Callable[..., int]]:
         "invite": lambda room, sender, user: LocalRoom(room).invite(sender, user).stream_ordering,
         "typing": lambda room, user: typing_users.set_typing(room, user, True) or 0,
         "receipt": lambda room, user, event: writing.add_receipt(room, "m.read", user, event, {"ts": 1}),
+        "persist": lambda path, size: persist_file(path, int(size)),
         "chatter": lambda seed, count: chatter(seed, int(count)),
     }
 
