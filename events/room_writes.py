@@ -83,6 +83,11 @@ DELETE FROM events_eventvisibility v USING events_event e
 WHERE e.event_id = ANY(%s::text[]) AND v.room_id = e.room_id AND v.user_id IS NULL AND v.kind = 'withheld'
   AND v.first = e.stream_ordering
 """
+#: Redactions that turned out to be rejected count no longer.
+_UNFLAG = """
+UPDATE events_event e SET redacted_by = NULL FROM events_event redaction
+WHERE redaction.event_id = ANY(%s::text[]) AND e.event_id = redaction.redacts AND e.redacted_by = redaction.event_id
+"""
 _FLAG_REDACTED = """
 UPDATE events_event SET redacted_by = applied.redaction
 FROM unnest(%s::text[], %s::text[]) AS applied (target, redaction)
@@ -289,6 +294,8 @@ class _Room:
         self._ranges()
         self._close_gaps()
         self._current_state()
+        if self._changes.filled.rejected:
+            self._say_after(_UNFLAG, self._changes.filled.rejected)
         if self._changes.redacted:
             pairs = self._changes.redacted
             self._say_after(_FLAG_REDACTED, list(pairs), list(pairs.values()))

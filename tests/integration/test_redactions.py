@@ -270,3 +270,44 @@ def test_writers_that_store_targets_and_redactions_at_once_miss_none():
         thread.join(120)
     assert errors == []
     assert flags(*messages) == [redaction.event_id for redaction in redactions]
+
+
+# --- gaps ---------------------------------------------------------------------------------------------------------
+
+
+def backfill(*events):
+    for event in events:
+        outcome = persist([incoming(event, backfilled=True)])
+        assert outcome.refused == []
+
+
+def test_redaction_above_a_gap_counts_when_its_state_is_known():
+    made = public_room()
+    message = made.message(sender=BOB)
+    between = made.message()
+    redaction = made.redaction(message, sender=MOD)
+    persist_all([event for event in made.events if event not in (between, redaction)])
+    backfill(redaction)
+    assert flags(message) == [None]
+    backfill(between)
+    assert flags(message) == [redaction.event_id]
+
+
+@pytest.mark.parametrize("second", [False, True])
+def test_redaction_that_is_rejected_when_its_state_is_known_no_longer_counts(second):
+    made = public_room()
+    joined = made.member(EVE, "join")
+    message = made.message(sender=EVE)
+    ban = made.member(EVE, "ban", sender=ALICE)
+    auth = [made.create.event_id, made.events[2].event_id, joined.event_id]
+    parts = {"type": "m.room.redaction", "sender": EVE, "redacts": message.event_id, "auth_events": auth}
+    redaction = made.send(parts, prev=[ban])
+    persist_all([event for event in made.events if event not in (ban, redaction)])
+    backfill(redaction)
+    assert flags(message) == [redaction.event_id]
+    other = made.redaction(message, sender=MOD, prev=[message])
+    if second:
+        persist([incoming(other)])
+    backfill(ban)
+    assert Event.objects.get(event_id=redaction.event_id).rejected_reason
+    assert flags(message) == [other.event_id if second else None]
