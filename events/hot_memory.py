@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from events.hot_concerns import Concern, Kind, followed
+from events.hot_rooms import RoomsOfUsers
 from events.hot_stream import At, HotStream, Lane
 from events.hot_waiters import HotWaiter, HotWaiters
-from streams.cache_store import MISSING, CacheStore, Ticket
+from streams.cache_store import MISSING, Ticket
 from streams.tokens import VectorToken
 
 __all__ = ["HotFigures", "HotMemory", "Look", "Read"]
@@ -62,7 +63,7 @@ class HotMemory:
         self.is_kept = False
         self.streams: Mapping[str, HotStream] = {}
         self._lock = threading.Lock()
-        self._rooms = CacheStore(limit)
+        self._rooms = RoomsOfUsers(limit)
         self._waiters = HotWaiters(waiter_limit)
         self._counts: Counter[str] = Counter()
 

@@ -237,6 +237,14 @@ def test_random_acts_in_three_processes_lose_and_repeat_nothing(database_url):
         assert not client.sync()
 
 
+def test_a_full_answer_has_all_rooms_however_many_a_page_holds(room, monkeypatch):
+    rooms = {room.room_id, *(create_room(ALICE).room_id for _ in range(4))}
+    monkeypatch.setattr("events.sync.MOST_ROOMS", 2)
+    answer = sync(ALICE)
+    assert [found.room_id for found in answer.rooms.joined] == list({found.room_id: 1 for found in answer.rooms.joined})
+    assert {found.room_id for found in answer.rooms.joined} == rooms
+
+
 # --- tokens ---------------------------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,61 @@
+"""Rooms of users: bounded by users and by rooms, and never older than a change of membership."""
+
+from __future__ import annotations
+
+from events.hot_rooms import ROOMS_PER_USER, RoomsOfUsers
+from streams.cache_store import MISSING
+
+
+def put(store: RoomsOfUsers, user: str, number: int) -> frozenset[str]:
+    rooms = frozenset(f"!{n}" for n in range(number))
+    assert store.finish(store.begin((user,)), rooms)
+    return rooms
+
+
+def test_rooms_are_kept():
+    store = RoomsOfUsers(10)
+    rooms = put(store, "@a:x", 3)
+    assert store.get(("@a:x",)) is rooms
+    assert store.rooms == 3
+
+
+def test_users_are_bounded():
+    store = RoomsOfUsers(2)
+    for user in ("@a:x", "@b:x", "@c:x"):
+        put(store, user, 1)
+    assert store.get(("@a:x",)) is MISSING
+    assert len(store) == 2
+
+
+def test_rooms_are_bounded():
+    store = RoomsOfUsers(10)
+    for number in range(10):
+        put(store, f"@{number}:x", 4 * ROOMS_PER_USER)
+        assert store.rooms <= 10 * ROOMS_PER_USER
+    assert store.get(("@9:x",)) is not MISSING
+    assert store.get(("@0:x",)) is MISSING
+
+
+def test_users_that_are_read_again_take_no_more_room():
+    store = RoomsOfUsers(10)
+    put(store, "@quiet:x", 1)
+    for _ in range(100):
+        store.drop(("@a:x",))
+        put(store, "@a:x", 2 * ROOMS_PER_USER)
+        store.get(("@quiet:x",))
+    assert store.get(("@quiet:x",)) is not MISSING
+    assert store.rooms == 2 * ROOMS_PER_USER + 1
+
+
+def test_a_user_with_more_rooms_than_fit_is_not_kept_for_ever():
+    store = RoomsOfUsers(2)
+    store.finish(store.begin(("@a:x",)), frozenset(map(str, range(3 * ROOMS_PER_USER))))
+    assert store.rooms == 0
+
+
+def test_rooms_of_before_a_change_are_not_kept():
+    store = RoomsOfUsers(10)
+    ticket = store.begin(("@a:x",))
+    store.drop(("@a:x",))
+    assert not store.finish(ticket, frozenset({"!old"}))
+    assert store.get(("@a:x",)) is MISSING
