@@ -1,5 +1,7 @@
 """Ranges that grow with every batch of ``persist``, against the whole history's, and against the rule."""
 
+from itertools import pairwise
+
 import pytest
 from django.db import connection, transaction
 from hypothesis import HealthCheck, given, settings
@@ -39,6 +41,16 @@ def as_they_came(made):
         )
 
 
+def overlaps(rows):
+    """Ranges of one user and kind that cover a position twice: the predicate looks at the last that begins before an event."""
+    by_kind = {}
+    for row in rows:
+        by_kind.setdefault((row.user_id, row.kind), []).append(row)
+    for found in by_kind.values():
+        found.sort(key=lambda row: row.first)
+        yield from (pair for pair in pairwise(found) if pair[0].last is None or pair[0].last >= pair[1].first)
+
+
 @settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(made=forked_rooms(most_events=20, verdicts=False, backfill=False), batch=st.sampled_from([1, 3, 50]))
 def test_ranges_do_not_depend_on_the_way(made, batch):
@@ -69,6 +81,7 @@ def test_backfilled_events_among_live_ones_are_seen_by_whom_the_rule_lets(made, 
         events = [incoming(event, backfilled=number in old) for number, event in enumerate(made.events)]
         for start in range(0, len(events), batch):
             persist(events[start : start + batch])
+        assert list(overlaps(stored_ranges(made.room_id))) == []
         for user_id in (*USERS, STRANGER):
             compare(user_id, made.room_id)
         transaction.set_rollback(True)
