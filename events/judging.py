@@ -3,17 +3,27 @@
 An event is *rejected* when it may not stand on its own auth events or on the state before it. It is *soft-failed* when it may
 not stand on the room's current state, which is asked only where it does not build on that. What was decided by another
 server and told with the event is taken over.
+
+What it is judged by is looked at as it is when the event comes in: a redacted power level event has lost its ``invite`` level by
+then (before room version 11), and with it what that forbade. State resolution looks at events as they were sent.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from events.parsing import ParsedEvent
+from events.redaction_rules import may_redact, prune_content
 from state.auth_rules import AuthRules
-from state.auth_selection import CREATE, State, state_key_of
+from state.auth_selection import CREATE, POWER_LEVELS, AuthEvent, State, state_key_of
+from state.deltas import StateKey
+from state.room_versions import RoomVersion
 
-__all__ = ["REFUSED_BY_AUTH_EVENTS", "REFUSED_BY_STATE", "Judge"]
+__all__ = ["PRUNED_TYPES", "REFUSED_BY_AUTH_EVENTS", "REFUSED_BY_STATE", "Judge"]
+
+PRUNED_TYPES = (POWER_LEVELS[0], "m.room.third_party_invite")
+"""State of which a redaction takes something away that the rules ask for."""
 
 REFUSED_BY_AUTH_EVENTS = "auth events"
 REFUSED_BY_STATE = "state before"
@@ -34,6 +44,8 @@ class Judge:
         self._events = events
         self._create = create
         self._trusting = trusting
+        self.redacted: set[str] = set()
+        """Events of ``PRUNED_TYPES`` that are redacted by now."""
 
     def rejection(self, event: ParsedEvent, before: State | None) -> str | None:
         """Why the event is rejected; null: it is accepted. ``before`` is null where the state is not known."""
@@ -41,13 +53,25 @@ class Judge:
             return event.rejected_reason
         if reason := self._by_auth_events(event):
             return f"{REFUSED_BY_AUTH_EVENTS}: {reason}"
-        if before is not None and (reason := self._rules.refusal(event, before)):
+        if before is not None and (reason := self._rules.refusal(event, self._as_it_is(before))):
             return f"{REFUSED_BY_STATE}: {reason}"
         return None
 
     def soft_fails(self, event: ParsedEvent, current: State) -> bool:
         """Whether the event may not stand on the current state."""
-        return self._rules.refusal(event, current) is not None
+        return self._rules.refusal(event, self._as_it_is(current)) is not None
+
+    def note_redaction(self, redaction: ParsedEvent, before: State | None) -> None:
+        """An accepted redaction came in, on top of that state: what it redacts counts for less from now on."""
+        target = self._events.get(redaction.redacts or "")
+        if target is None or target.type not in PRUNED_TYPES:
+            return
+        levels = self._rules.levels(before, self._create) if before is not None else None
+        if may_redact(redaction, target, self._rules.version, levels):
+            self.redacted.add(target.event_id)
+
+    def _as_it_is(self, state: State) -> State:
+        return _Redacted(state, self.redacted, self._rules.version) if self.redacted else state
 
     def _by_auth_events(self, event: ParsedEvent) -> str | None:
         """What the listed auth events say; nothing where some of them are not here."""
@@ -60,4 +84,19 @@ class Judge:
         if self._rules.version.room_id_is_create_hash and self._create is not None:
             state[CREATE] = self._create
         complete = len(here) == len(event.auth_event_ids) and (CREATE in state or event.type == "m.room.create")
-        return self._rules.refusal(event, state) if complete else None
+        return self._rules.refusal(event, self._as_it_is(state)) if complete else None
+
+
+class _Redacted:
+    """A state of which some events are redacted."""
+
+    def __init__(self, state: State, redacted: set[str], version: RoomVersion) -> None:
+        self._state = state
+        self._redacted = redacted
+        self._version = version
+
+    def get(self, key: StateKey, /) -> AuthEvent | None:
+        found = self._state.get(key)
+        if not isinstance(found, ParsedEvent) or found.event_id not in self._redacted:
+            return found
+        return replace(found, content=prune_content(found.type, found.content, self._version))

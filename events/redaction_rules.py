@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from state.power_levels import PowerLevels
 from state.room_versions import RoomVersion
 
-__all__ = ["may_redact", "prune"]
+__all__ = ["may_redact", "prune", "prune_content"]
 
 _KEPT_TOP_LEVEL = frozenset(
     {"event_id", "type", "room_id", "sender", "state_key", "content", "hashes", "signatures", "depth"}
@@ -27,21 +27,21 @@ def prune(event: Mapping[str, Any], version: RoomVersion) -> dict[str, Any]:
     """The redacted form of a federation event; ``unsigned`` keeps what this server added itself."""
     kept = _KEPT_TOP_LEVEL if version.newer_redactions else _KEPT_TOP_LEVEL | _KEPT_BEFORE_VERSION_11
     pruned = {key: value for key, value in event.items() if key in kept}
-    pruned["content"] = _prune_content(event, version)
+    pruned["content"] = prune_content(event.get("type"), event.get("content"), version)
     unsigned = event.get("unsigned")
     if isinstance(unsigned, dict):
         pruned["unsigned"] = {key: unsigned[key] for key in _KEPT_UNSIGNED if key in unsigned}
     return pruned
 
 
-def _prune_content(event: Mapping[str, Any], version: RoomVersion) -> dict[str, Any]:
-    content = event.get("content")
+def prune_content(event_type: Any, content: Any, version: RoomVersion) -> dict[str, Any]:
+    """The content that is left of an event of that type."""
     if not isinstance(content, dict):
         return {}
-    if event.get("type") == "m.room.create" and version.newer_redactions:
+    if event_type == "m.room.create" and version.newer_redactions:
         return content
-    pruned = {key: content[key] for key in _kept_content_keys(event.get("type"), version) if key in content}
-    if event.get("type") == "m.room.member" and version.newer_redactions:
+    pruned = {key: content[key] for key in _kept_content_keys(event_type, version) if key in content}
+    if event_type == "m.room.member" and version.newer_redactions:
         invite = content.get("third_party_invite")
         if isinstance(invite, dict):
             pruned["third_party_invite"] = {"signed": invite["signed"]} if "signed" in invite else {}

@@ -18,6 +18,7 @@ from events.errors import EventRefused, Reason
 from events.gap_filling import MOST_FILLED, Filled, leaves_covered, leaves_instead, ranges_of_filled, unresolved_above
 from events.given_states import given_state
 from events.graph import causal_order, is_accepted
+from events.judging import PRUNED_TYPES
 from events.models import CurrentState, Room
 from events.parsing import ParsedEvent
 from events.redaction_rules import may_redact
@@ -36,6 +37,8 @@ __all__ = ["RoomBatch", "RoomChanges"]
 _EARLIER_REDACTIONS = """
 SELECT event_id, redacts FROM events_event WHERE redacts = ANY(%s) AND room_id = %s ORDER BY stream_ordering
 """
+_JUDGED_BY_PRUNED = ("m.room.member", *PRUNED_TYPES)
+"""What asks the rules for something that a redaction takes away."""
 _BASES = 3
 """Groups of leaves that a given state is compared with, so that it takes few rows."""
 
@@ -147,6 +150,8 @@ class RoomBatch:
             stored = replace(stored, create=batch.get(create_id) or self.stored.events[create_id])
         states = RoomStates(room_version(self._row.room_version), self._batch, stored)
         states.given.update(given)
+        if any(event.type in _JUDGED_BY_PRUNED for event in self._batch):
+            states.judge.redacted |= self.stored.redacted(PRUNED_TYPES)
         groups = {self.stored.after[leaf] for leaf in self.stored.leaves if leaf in self.stored.after}
         states.bases = sorted(groups)[-_BASES:] if given else ()
         return states
@@ -382,10 +387,19 @@ class RoomBatch:
     def _redact(self) -> None:
         """New redactions of stored and new events, and stored redactions of new ones; the first that applies counts."""
         new = {event.event_id: event for event in (*self.changes.filled.events, *self.changes.events)}
-        pairs = [(event, event.redacts) for event in new.values() if event.redacts is not None and is_accepted(event)]
-        earlier = self._redactions_of(new)
+        effective, earlier = self._effective(new)
+        self.changes.now_shown = [event_id for event_id in earlier if event_id in effective]
+        for number, event in enumerate(self.changes.events):
+            if _redacts(event) and event.event_id not in effective:
+                self.changes.ranges.append(VisibilityRow(None, "withheld", number, number))
+
+    def _effective(self, new: Mapping[str, ParsedEvent]) -> tuple[set[str], list[str]]:
+        """Flags targets; returns the redactions that have an effect, and which of those that were looked at are stored ones."""
+        freed = [new[event_id].redacts or "" for event_id in self.changes.filled.rejected]
+        earlier = self._redactions_of({*new, *freed})
         self.stored.adopt_after([event_id for event_id, _ in earlier])
-        pairs = [(self.stored.events[event_id], target) for event_id, target in earlier] + pairs
+        pairs = [(new.get(event_id) or self.stored.events[event_id], target) for event_id, target in earlier]
+        pairs += [(event, event.redacts or "") for event in new.values() if _redacts(event)]
         self.stored.events.load([target for _, target in pairs])
         effective = set()
         for redaction, target_id in pairs:
@@ -393,10 +407,7 @@ class RoomBatch:
             if target is not None and self._applies(redaction, target):
                 self.changes.redacted.setdefault(target_id, redaction.event_id)
                 effective.add(redaction.event_id)
-        self.changes.now_shown = [event_id for event_id, _ in earlier if event_id in effective]
-        for number, event in enumerate(self.changes.events):
-            if event.redacts is not None and is_accepted(event) and event.event_id not in effective:
-                self.changes.ranges.append(VisibilityRow(None, "withheld", number, number))
+        return effective, [event_id for event_id, _ in earlier]
 
     def _redactions_of(self, event_ids: Collection[str]) -> list[tuple[str, str]]:
         """Stored redactions of these events, with their targets, by their positions."""
@@ -413,3 +424,8 @@ class RoomBatch:
         group = self.states.before.get(redaction.event_id, self.stored.after.get(redaction.event_id))
         levels = self.states.rules.levels(self.states.state(group), self.states.create) if group is not None else None
         return may_redact(redaction, target, self.states.version, levels)
+
+
+def _redacts(event: ParsedEvent) -> bool:
+    """Whether it is an accepted redaction of something."""
+    return event.redacts is not None and is_accepted(event)

@@ -135,6 +135,8 @@ class RoomStates:
         if before is None:
             return
         self.before[event.event_id] = before
+        if event.redacts is not None and verdict is None:
+            self.judge.note_redaction(event, self.state(before))
         if event.state_key is None or verdict is not None:
             self.after[event.event_id] = before
         else:

@@ -112,6 +112,11 @@ WITH RECURSIVE up AS (
     WHERE up.looked_through
 ) SELECT prev_event_id, event_id, looked_through FROM up
 """
+#: Redacted events of a room that the rules look at, of which the JSON is not pruned yet.
+_REDACTED = """
+SELECT event_id FROM events_event
+WHERE room_id = %s AND redacted_by IS NOT NULL AND censored_at IS NULL AND type = ANY(%s)
+"""
 _EDGES_ABOVE = """
 SELECT edge.prev_event_id, edge.event_id,
     event.soft_failed OR event.rejected_reason IS NOT NULL OR event.stream_ordering < 0
@@ -287,6 +292,12 @@ class StoredRoom:
             cursor.execute(_AUTH_CHAIN, [sorted(named)])
             named.update(row[0] for row in cursor.fetchall())
         self.events.load(sorted(named))
+
+    def redacted(self, types: Sequence[str]) -> set[str]:
+        """Stored events of these types that are redacted."""
+        with connections[self.using].cursor() as cursor:
+            cursor.execute(_REDACTED, [self.room_id, list(types)])
+            return {event_id for (event_id,) in cursor.fetchall()}
 
     # --- leaves -------------------------------------------------------------------------------------------------
     def leaves_below(self, batch: Sequence[ParsedEvent]) -> Leaves:
