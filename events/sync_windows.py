@@ -186,11 +186,12 @@ class Windows:
         self._access = read_access(self._user_id, list(self.windows), self.using)
         for room_id, access in self._access.items():
             window = self.windows[room_id]
-            if not access.known:  # nobody knows who sees what there
+            if (
+                not access.known or access.forgotten
+            ):  # nobody knows who sees what there, or the user wants to know no more
                 self.windows[room_id] = replace(window, own_only=True)
+            if not access.readable:  # banned, or out: by what the user saw while being there
                 self._access[room_id] = replace(access, known=True, readable=True, peeking=True)
-            elif not access.readable:  # banned: by what the user saw while being there
-                self._access[room_id] = replace(access, readable=True, peeking=True)
         return list(self.windows.values())
 
     def _access_values(self) -> dict[str, Any]:

@@ -9,6 +9,8 @@ from django.test.utils import CaptureQueriesContext
 from events.creating import NewEvent, RoomSetup, create_room
 from events.errors import BadQuestion
 from events.models import CurrentState, Event, IgnoredUser, TimelineGap
+from events.on_read import forget_room
+from events.persist import Incoming, persist
 from events.reading import state_at
 from events.sync_answers import RoomsSince
 from events.sync_rooms import initial_sync
@@ -17,6 +19,7 @@ from events.sync_windows import looked_at
 from streams.epochs import current_epoch
 from streams.errors import TokenError
 from streams.tokens import VectorToken
+from tests.made_rooms import ALICE, MadeRoom
 from tests.syncing import first, here, ids, only, since
 
 pytestmark = pytest.mark.django_db
@@ -377,6 +380,29 @@ def test_an_invite_taken_back_within_one_answer_is_not_told_as_an_invite():
     answer = since(BOB, token)
     assert answer.invited == ()
     assert only(answer.left).room_id == other.room_id
+
+
+def test_an_invite_from_another_server_comes_with_what_that_told():
+    made = MadeRoom(room_id="!elsewhere:b.test", ruled=True)
+    name = {"type": "m.room.name", "state_key": "", "content": {"name": "there"}, "sender": ALICE}
+    told = [name, "no event", {"type": 5, "content": {}}, {**name, "more": "than stripped"}]
+    parts = {"type": "m.room.member", "state_key": BOB, "content": {"membership": "invite"}}
+    invite = made.send({**parts, "sender": ALICE, "unsigned": {"invite_room_state": told}})
+    token = here()
+    persist([Incoming(invite.json, room_version=made.version, event_id=invite.event_id, outlier=True)])
+    pending = only(since(BOB, token).invited)
+    own = {**parts, "sender": ALICE}
+    assert (pending.event.event_id, list(pending.stripped_state)) == (invite.event_id, [name, name, own])
+    assert only(first(BOB).invited) == pending
+    assert since(BOB, here()) == RoomsSince()
+
+
+def test_a_forgotten_room_tells_no_more_than_the_leave(room):
+    token = here()
+    talk(room, 2)
+    out = room.leave(BOB)
+    forget_room(BOB, room.room_id)
+    assert ids(only(since(BOB, token).left).timeline) == [out.event_id]
 
 
 def test_a_knock_comes_with_stripped_state():

@@ -1,0 +1,93 @@
+"""Answers beside writers: every event comes once, whoever writes meanwhile."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from django.db import connections
+
+from events import hot
+from events.creating import LocalRoom, create_room
+from events.events_since import events_since
+from events.sync_positions import events_token
+from events.sync_rooms import rooms_since
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+ANN = "@ann:site"
+ROOMS, MESSAGES = 3, 12
+
+
+@pytest.fixture
+def rooms():
+    yield [create_room(ANN).room_id for _ in range(ROOMS)]
+    hot.forget_feeds()
+
+
+class Talkers:
+    """A thread for each room says something, again and again; ``said`` are the events in the order of each room."""
+
+    def __init__(self, rooms):
+        self.said = {room: [] for room in rooms}
+        self._threads = [threading.Thread(target=self._talk, args=(room,)) for room in rooms]
+
+    def _talk(self, room):
+        try:
+            for number in range(MESSAGES):
+                event = LocalRoom(room).send(ANN, "m.room.message", {"body": str(number)})
+                self.said[room].append(event.event_id)
+        finally:
+            connections.close_all()
+
+    def __enter__(self):
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_):
+        for thread in self._threads:
+            thread.join(60)
+
+    @property
+    def done(self):
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def all(self):
+        return sorted(event for events in self.said.values() for event in events)
+
+
+def test_events_since_gives_each_event_once(rooms):
+    token, found = events_token(), []
+
+    def read():
+        nonlocal token
+        done = talkers.done
+        page = events_since(ANN, token, limit=5)
+        found.extend(page.events)
+        token = page.token
+        return done and not page.events and len(found) >= ROOMS * MESSAGES
+
+    with Talkers(rooms) as talkers:
+        wait_until(read, 60)
+    assert sorted(event.event_id for event in found) == talkers.all()
+    for room, said in talkers.said.items():
+        assert [event.event_id for event in found if event.room_id == room] == said
+
+
+def test_rooms_since_gives_each_event_once(rooms):
+    token, found = events_token(), []
+
+    def read():
+        nonlocal token
+        done, now = talkers.done, events_token()
+        for room in rooms_since(ANN, token, now, limit=100).joined:
+            assert not room.limited
+            found.extend(room.timeline)
+        moved, token = token != now, now
+        return done and not moved and len(found) >= ROOMS * MESSAGES
+
+    with Talkers(rooms) as talkers:
+        wait_until(read, 60)
+    assert sorted(event.event_id for event in found) == talkers.all()
