@@ -4,7 +4,7 @@ Positions and lag come from the database, so ``/metrics`` of any process shows t
 cannot disagree. Django's own metrics (``django_*``) and those that processes count themselves stand beside them. While the
 database is away the answer still comes, with ``replsite_snapshot_up 0`` and nothing that would be old.
 
-Names that peers choose are unbounded, so only plain ones and at most ``MOST_READER_LABELS`` of them become labels; the rest is
+Names that peers choose are unbounded, so only plain ones and at most ``labels.MOST_LABELS`` of them become labels; the rest is
 ``other``. Readers that share a label are shown as the worst of them.
 """
 
@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import os
 import platform
-import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 
 import django
@@ -28,6 +27,7 @@ from prometheus_client.registry import Collector
 
 from replsite.cache_metrics import CacheCollector
 from replsite.hot_metrics import HotCollector
+from replsite.labels import plain_label
 from replsite.metric_name import MetricName
 from replsite.shared_snapshot import SHARED
 from replsite.snapshot_views import ReaderStreamView, ReaderView, Snapshot, StreamView, WorkersView
@@ -39,8 +39,6 @@ from streams.logs import get_logger
 __all__ = ["OWN", "SYNAPSE", "MetricName", "SnapshotCollector", "families", "metrics_view"]
 
 log = get_logger(__name__)
-MOST_READER_LABELS = 100
-_PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,59}")
 
 
 UP = MetricName("replsite_snapshot_up", (), "1 if the database could be read for this scrape")
@@ -197,25 +195,19 @@ def _add_workers(page: _Page, workers: WorkersView) -> None:
     page.add(ADDRESSES, workers.addresses)
     users: dict[str, int] = {}
     for one in workers.syncing:
-        label = _plain(one.name, users)
+        label = plain_label(one.name, users)
         users[label] = users.get(label, 0) + one.users
     for label, number in users.items():
         page.add(WORKER_USERS, number, label)
     tokens: dict[str, int] = {}
     for acknowledged in workers.acknowledged:
-        label = _plain(acknowledged.instance, tokens)
+        label = plain_label(acknowledged.instance, tokens)
         tokens[label] = min(acknowledged.token, tokens.get(label, acknowledged.token))
     for label, token in tokens.items():
         page.add(ACKNOWLEDGED, token, label)
     for kind, name in (("closed", CLOSED), ("refused", REFUSED), ("command", COMMANDS), ("dropped", DROPPED)):
         for what, total in workers.counted(kind).items():
             page.add(name, total, what)
-
-
-def _plain(name: str, known: Mapping[str, int]) -> str:
-    """The name, if it is plain and there is room for one more label."""
-    is_plain = _PLAIN_NAME.fullmatch(name) and (name in known or len(known) < MOST_READER_LABELS)
-    return name if is_plain else "other"
 
 
 def _add_heartbeats(page: _Page, snapshot: Snapshot) -> None:
@@ -274,8 +266,7 @@ def _by_label(readers: Iterable[ReaderView]) -> dict[str, list[ReaderView]]:
     found: dict[str, list[ReaderView]] = {}
     for reader in readers:
         if reader.closed_at is None:
-            plain = _PLAIN_NAME.fullmatch(reader.name) and (reader.name in found or len(found) < MOST_READER_LABELS)
-            found.setdefault(reader.name if plain else "other", []).append(reader)
+            found.setdefault(plain_label(reader.name, found), []).append(reader)
     return found
 
 

@@ -5,6 +5,7 @@ from django.urls import path, re_path
 from django.urls.resolvers import URLPattern, URLResolver
 from django.views.generic import RedirectView
 
+from replsite.dashboard.history import history_page
 from replsite.dashboard.views import live_data, live_page
 from replsite.health import health_view, live_view, ready_view
 from replsite.metrics import metrics_view
@@ -16,6 +17,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("", RedirectView.as_view(pattern_name="live")),
     path("admin/live/", live_page, name="live"),
     path("admin/live/data/", live_data, name="live-data"),
+    path("admin/live/history/", history_page, name="live-history"),
     path("admin/", admin.site.urls),
     path("metrics", metrics_view, name="metrics"),
     path("health", health_view, name="health"),

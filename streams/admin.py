@@ -19,6 +19,7 @@ from streams.models import (
     RecordedGap,
     RecordedPosition,
     RecordedServer,
+    StatusChange,
     StoredCursor,
     StreamPosition,
     SyncingUser,
@@ -47,6 +48,14 @@ class StreamPositionAdmin(ReadOnlyAdmin):
     )
     list_filter = ("stream", "state")
     search_fields = ("stream", "instance_name")
+
+
+@admin.register(StatusChange)
+class StatusChangeAdmin(ReadOnlyAdmin):
+    """When writers and readers became better or worse; the page of history shows them beside the plots."""
+
+    list_display = ("at", "stream", "writer", "reader", "was", "word", "sentence")
+    list_filter = ("severity",)
 
 
 @admin.register(Instance)

@@ -33,6 +33,7 @@ from streams.following_models import LowWaterMark, ParkedFact, ReaderResync, Sto
 from streams.querysets import StreamPositionQuerySet
 from streams.recorded_models import RecordedFact, RecordedGap, RecordedPosition, RecordedServer
 from streams.registry import bind
+from streams.sample_models import Sample, StatusChange
 from streams.worker_models import FederationAcknowledgement, SyncingUser, UserAddress, WireCount, WorkerConnection
 
 __all__ = [

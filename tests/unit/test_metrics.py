@@ -10,7 +10,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from replsite import metrics
-from replsite.metrics import MOST_READER_LABELS, OWN, SYNAPSE, SnapshotCollector
+from replsite.labels import MOST_LABELS
+from replsite.metrics import OWN, SYNAPSE, SnapshotCollector
 from replsite.snapshot_views import SyncingView
 from replsite.status import ReaderWord
 from streams import waiting
@@ -78,7 +79,7 @@ def test_names_that_are_not_plain_are_other(name):
 
 def test_labels_are_bounded_however_many_names_peers_choose():
     found = scrape(a_stream(), *(a_reader(f"peer-{n}") for n in range(500)))
-    assert len({labels for name, labels in found if name == "replsite_reader_lag_facts"}) == MOST_READER_LABELS + 1
+    assert len({labels for name, labels in found if name == "replsite_reader_lag_facts"}) == MOST_LABELS + 1
 
 
 def test_connections_count_open_ones_by_direction():
@@ -116,11 +117,11 @@ def test_ends_refusals_and_drops_are_exported_by_reason():
 
 
 def test_names_that_workers_choose_do_not_become_labels_without_end():
-    syncing = tuple(SyncingView(f"w{n}", "x", "", 1, NOW) for n in range(MOST_READER_LABELS + 50))
+    syncing = tuple(SyncingView(f"w{n}", "x", "", 1, NOW) for n in range(MOST_LABELS + 50))
     odd = SyncingView('od"d\n', "x", "", 1, NOW)
     found = scrape(workers=some_workers(syncing=(*syncing, odd)))
     labels = [labels for name, labels in found if name == "replsite_worker_syncing_users"]
-    assert len(labels) == MOST_READER_LABELS + 1
+    assert len(labels) == MOST_LABELS + 1
     assert value(found, "replsite_worker_syncing_users", worker="other") == 51
 
 

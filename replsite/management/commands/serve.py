@@ -32,10 +32,12 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         from replsite.asgi import application  # noqa: PLC0415 - loads the reactor
+        from replsite.sampler import Sampler  # noqa: PLC0415
         from streams.replication.serving import Endpoints, serve  # noqa: PLC0415
 
         if options["redis"] and needs_redis():
             raise CommandError(f"--redis: {needs_redis()}", returncode=2)
+        self._sampler = Sampler()
         try:
             wanted = Endpoints(
                 http=Address.parse(options["http"]),
@@ -47,7 +49,10 @@ class Command(BaseCommand):
             raise CommandError(str(error), returncode=2) from error
         except ReplicationError as error:
             raise CommandError(str(error), returncode=1) from error
+        finally:
+            self._sampler.stop()
 
     def _tell_ready(self, endpoints: Any) -> None:
+        self._sampler.start()
         self.stdout.write(endpoints.ready_line)
         self.stdout.flush()

@@ -1,0 +1,147 @@
+"""A snapshot as rows of history (pure): where streams and readers are, and whose status became better or worse.
+
+Bounded: at most ``MOST_SUBJECTS`` streams and readers on streams are sampled, the worst ones first, and readers whose name is not
+plain are shown as ``other``, as in the metrics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from replsite.labels import plain_label
+from replsite.snapshot_views import Snapshot
+from replsite.status import Severity, Verdict
+
+__all__ = [
+    "MOST_SUBJECTS",
+    "SPANS",
+    "Change",
+    "SampleRow",
+    "Span",
+    "Subject",
+    "changes_between",
+    "samples_of",
+    "verdicts_of",
+]
+
+MOST_SUBJECTS = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """How long history of one step is kept."""
+
+    title: str
+    step_seconds: int
+    kept_seconds: int
+
+
+SPANS = {
+    "hour": Span("Last hour", 15, 3_600),
+    "day": Span("Last day", 120, 86_400),
+    "month": Span("Last 30 days", 3_600, 30 * 86_400),
+}
+
+_NOT_THERE = Verdict("not there", Severity.FINE, "It is not listed any more.")
+Subject = tuple[str, str, str]
+"""(stream, writer, reader): one of the last two is empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRow:
+    """The columns of ``streams.sample_models.Sample`` but for the step."""
+
+    stream: str
+    reader: str
+    position: int
+    waiting: int
+    seconds: float
+    severity: int
+    word: str
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A status that became better or worse; ``was`` is empty for what was not seen before."""
+
+    subject: Subject
+    was: str
+    now: Verdict
+
+
+def samples_of(snapshot: Snapshot) -> list[SampleRow]:
+    """One row for each stream, and for each reader on each of its streams."""
+    rows = {}
+    for stream in snapshot.streams:
+        pending = sum(writer.pending_facts for writer in stream.writers)
+        oldest = max((writer.oldest_pending_seconds or 0.0 for writer in stream.writers), default=0.0)
+        row = SampleRow(
+            stream.name,
+            "",
+            stream.linear_position,
+            pending,
+            oldest,
+            int(stream.status.severity),
+            str(stream.status.word),
+        )
+        rows[stream.name, ""] = row
+    names: set[str] = set()
+    for reader in snapshot.readers:
+        if reader.closed_at is not None:
+            continue
+        label = plain_label(reader.name, names)
+        names.add(label)
+        for view in reader.streams:
+            status = view.status
+            row = SampleRow(
+                view.stream,
+                label,
+                view.position,
+                view.lag_facts,
+                view.lag_seconds,
+                int(status.severity),
+                str(status.word),
+            )
+            before = rows.get((view.stream, label))
+            if len(rows) < MOST_SUBJECTS or before is not None:
+                rows[view.stream, label] = row if before is None else _worse(before, row)
+    return list(rows.values())
+
+
+def _worse(one: SampleRow, other: SampleRow) -> SampleRow:
+    """Two readers of one name are shown as the worst of them."""
+    worst = max(one, other, key=lambda row: row.severity)
+    return SampleRow(
+        one.stream, one.reader, min(one.position, other.position), max(one.waiting, other.waiting),
+        max(one.seconds, other.seconds), worst.severity, worst.word,
+    )  # fmt: skip
+
+
+def verdicts_of(snapshot: Snapshot) -> dict[Subject, Verdict]:
+    """The status of every writer on its stream, and of every reader on each of its streams."""
+    found: dict[Subject, Verdict] = {}
+    for stream in snapshot.streams:
+        for writer in stream.writers:
+            found[stream.name, writer.writer, ""] = writer.status
+    names: set[str] = set()
+    for reader in snapshot.readers:
+        label = plain_label(reader.name, names)
+        names.add(label)
+        for view in reader.streams:
+            key = (view.stream, "", label)
+            known = found.get(key)
+            if (known is None or view.status.severity > known.severity) and (known or len(found) < MOST_SUBJECTS):
+                found[key] = view.status
+    return found
+
+
+def changes_between(before: Mapping[Subject, tuple[str, int]], now: Mapping[Subject, Verdict]) -> list[Change]:
+    """What became better or worse; ``before`` tells (word, severity). What comes and goes in good health is no news."""
+    found = []
+    for subject, verdict in now.items():
+        was = before.get(subject)
+        if verdict.severity != (was[1] if was else 0):
+            found.append(Change(subject, was[0] if was else "", verdict))
+    lost = [(subject, word) for subject, (word, severity) in before.items() if severity and subject not in now]
+    return found + [Change(subject, word, _NOT_THERE) for subject, word in lost]

@@ -1,0 +1,192 @@
+"""History in the database: what a step writes, what is forgotten, who may write, and the page that shows it."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+from django.contrib.auth.models import User
+from django.db import connection
+
+from replsite import sampler
+from replsite.sampler import Sampler, last_words, write_step
+from replsite.samples import SPANS
+from replsite.status import Severity, Verdict
+from streams import database
+from streams.models import Sample, StatusChange
+from tests.snapshots import NOW, STUCK, a_reader, a_snapshot, a_stream, a_writer, on_stream
+from tests.waiting import wait_until
+
+BLOCKED = Verdict("blocked", Severity.WRONG, "End it: manage.py streams abort master")
+HOUR, DAY, MONTH = (SPANS[name].step_seconds for name in ("hour", "day", "month"))
+
+
+def snapshot_at(seconds: float, *parts):
+    return replace(a_snapshot(*parts), as_of=NOW + timedelta(seconds=seconds))
+
+
+def step(seconds, *parts, before=None):
+    with connection.cursor() as cursor:
+        return write_step(cursor, snapshot_at(seconds, *parts), {} if before is None else before)
+
+
+@pytest.mark.django_db
+class TestSteps:
+    def test_each_moment_is_written_for_every_span(self):
+        step(0, a_stream(a_writer()), a_reader("sender"))
+        assert set(Sample.objects.values_list("step_seconds", "stream", "reader")) == {
+            (seconds, "events", reader) for seconds in (HOUR, DAY, MONTH) for reader in ("", "sender")
+        }
+
+    def test_a_longer_step_keeps_the_worst_and_the_last_position(self):
+        lagging = on_stream(position=5, lag_facts=90, lag_seconds=8.0, status=STUCK)
+        step(0, a_reader("sender", on_stream(position=1)))
+        step(15, a_reader("sender", lagging))
+        step(30, a_reader("sender", on_stream(position=9, lag_facts=1)))
+        row = Sample.objects.get(step_seconds=DAY)
+        assert (row.position, row.waiting, row.seconds, row.word, row.severity) == (9, 90, 8.0, "stuck", 3)
+        assert Sample.objects.filter(step_seconds=HOUR).count() == 3
+
+    def test_what_is_too_old_for_its_span_is_forgotten(self):
+        for seconds in (0, 3_000, 4_000, 100_000):
+            step(seconds, a_stream(a_writer()))
+        kept = {span: Sample.objects.filter(step_seconds=span).count() for span in (HOUR, DAY, MONTH)}
+        assert kept == {HOUR: 1, DAY: 1, MONTH: 3}
+
+    def test_a_month_of_steps_stays_bounded(self):
+        for hour in range(0, 24 * 40, 6):
+            step(3_600 * hour, a_stream(a_writer()))
+        assert Sample.objects.count() <= (30 * 4 + 1) + (4 + 1) + 1
+
+    def test_changes_of_status_are_told_once(self):
+        before = {}
+        for seconds, status in ((0, STUCK), (15, STUCK), (30, Verdict("current", Severity.FINE, ""))):
+            step(seconds, a_reader("sender", on_stream(status=status)), before=before)
+        told = StatusChange.objects.order_by("id").values_list("reader", "was", "word", "severity")
+        assert list(told) == [("sender", "", "stuck", 3), ("sender", "stuck", "current", 0)]
+
+    def test_another_process_does_not_tell_again_what_was_told(self):
+        step(0, a_stream(a_writer(status=BLOCKED)))
+        with connection.cursor() as cursor:
+            assert step(15, a_stream(a_writer(status=BLOCKED)), before=last_words(cursor)) == []
+
+    def test_old_changes_are_forgotten_by_age_and_by_number(self, monkeypatch):
+        monkeypatch.setattr(sampler, "CHANGES_KEPT", 3)
+        for number in range(6):
+            step(number, a_stream(a_writer(f"w{number}", status=BLOCKED)))
+        assert set(StatusChange.objects.values_list("writer", flat=True)) == {"w3", "w4", "w5"}
+        step(31 * 86_400, a_stream(a_writer("late", status=BLOCKED)))
+        assert list(StatusChange.objects.values_list("writer", flat=True)) == ["late"]
+
+
+@pytest.mark.django_db(transaction=True)
+class TestSampler:
+    def test_of_two_processes_one_writes_and_the_other_takes_over(self):
+        taken = []
+
+        def get(name):
+            def snapshot():
+                taken.append(name)
+                return snapshot_at(len(taken), a_stream(a_writer()))
+
+            return snapshot
+
+        one, other = Sampler(get("one"), 0.02), Sampler(get("other"), 0.02)
+        one.start()
+        wait_until(lambda: taken.count("one") > 2)
+        other.start()
+        try:
+            wait_until(lambda: taken.count("one") > 6)
+            assert "other" not in taken
+        finally:
+            one.stop()
+        wait_until(lambda: "other" in taken)
+        other.stop()
+        assert Sample.objects.exists()
+
+    def test_it_goes_on_when_the_database_was_away(self):
+        steps = []
+
+        def get():
+            steps.append(len(steps))
+            return snapshot_at(len(steps), a_stream(a_writer()))
+
+        running = Sampler(get, 0.02)
+        running.start()
+        try:
+            wait_until(lambda: len(steps) > 2)
+            with closing(database.direct_connection(application_name="test")) as direct, direct.cursor() as cursor:
+                cursor.execute(
+                    "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = %s",
+                    ["replsite history"],
+                )
+                assert cursor.fetchone()[0] == 1
+            before = len(steps)
+            wait_until(lambda: len(steps) > before + 3)
+        finally:
+            running.stop()
+
+    def test_one_that_was_never_begun_can_be_stopped(self):
+        Sampler().stop()
+
+
+@pytest.mark.django_db
+class TestPage:
+    @pytest.fixture
+    def page(self, client):
+        client.force_login(User.objects.create_user("ann", is_staff=True))
+        return lambda **query: client.get("/admin/live/history/", query)
+
+    @pytest.fixture
+    def recorded(self, monkeypatch):
+        """A stream and two readers, one of them stuck, over the last minutes of the real clock."""
+        from datetime import UTC, datetime
+
+        begin = datetime.now(UTC) - timedelta(minutes=5)
+        for number in range(5):
+            readers = (
+                a_reader("fine"),
+                a_reader("<b>late</b>-1"),
+                a_reader("late", on_stream(lag_facts=number, status=STUCK)),
+            )
+            taken = replace(
+                a_snapshot(a_stream(a_writer(), linear_position=number * 60), *readers),
+                as_of=begin + timedelta(minutes=number),
+            )
+            with connection.cursor() as cursor:
+                write_step(cursor, taken, {})
+
+    def test_it_shows_the_stream_and_its_readers_worst_first(self, page, recorded):
+        text = page(stream="events").content.decode()
+        assert text.index(">late<") < text.index(">fine<")
+        assert text.count("<svg") == 3 + 3 * 2
+        assert "stuck" in text
+        assert "<b>late" not in text
+
+    @pytest.mark.parametrize("span", SPANS)
+    def test_every_span_can_be_looked_at(self, page, recorded, span):
+        assert page(stream="events", span=span).status_code == 200
+
+    def test_it_asks_a_fixed_number_of_questions(self, page, recorded, django_assert_max_num_queries):
+        with django_assert_max_num_queries(8):
+            page(stream="events")
+
+    def test_a_stream_without_history_says_so(self, page):
+        text = page(stream="caches").content.decode()
+        assert "Nothing was recorded" in text
+        assert "No writer or reader" in text
+
+    @pytest.mark.parametrize("query", [{"stream": "clouds"}, {"span": "year"}, {"stream": "\x00"}])
+    def test_what_is_not_there_is_not_found(self, page, query):
+        assert page(**query).status_code == 404
+
+    def test_nobody_else_sees_it(self, client):
+        assert client.get("/admin/live/history/").status_code == 302
+        client.force_login(User.objects.create_user("eve"))
+        assert client.get("/admin/live/history/").status_code == 302
+
+    def test_it_is_only_read(self, page, client):
+        page()
+        assert client.post("/admin/live/history/").status_code == 405
