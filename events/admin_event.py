@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from django.urls import reverse
@@ -32,6 +33,7 @@ _MOST_EDGES = 50
 _MOST_RANGES = 50
 _STATE_PER_PAGE = 100
 _LONGEST_USER = 255
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,7 @@ def event_page(event: Event, asked: Mapping[str, str], using: str) -> dict[str, 
         "event": event,
         "title_words": f"{shown(event.type, 100)} {shown(event.state_key, 100)}".strip(),
         "words": verdict_words(event) or ["accepted"],
+        "sent": _moment(event.origin_server_ts),
         "room_url": room_url(event.room_id),
         "redacted_by": redacted,
         "redacts": links[event.redacts] if event.redacts is not None else None,
@@ -103,6 +106,14 @@ def event_page(event: Event, asked: Mapping[str, str], using: str) -> dict[str, 
     }
 
 
+def _moment(milliseconds: int) -> str:
+    """A time that a sender claims; any number may be claimed."""
+    try:
+        return f"{_EPOCH + timedelta(milliseconds=milliseconds):%Y-%m-%d %H:%M:%S} UTC ({milliseconds} ms)"
+    except OverflowError:
+        return f"{milliseconds} ms since 1970"
+
+
 def event_user(event: Event, user: str, using: str) -> dict[str, Any]:
     """Whether a user may see the event, in words; nothing where nobody was asked about."""
     user = user.strip()
@@ -114,11 +125,19 @@ def event_user(event: Event, user: str, using: str) -> dict[str, Any]:
         or not user.startswith("@")
         or ":" not in user
     ):
-        return {"asked_user": shown(user), "user_error": "A user ID looks like @ann:example.org and has at most 255 bytes."}
+        return {
+            "asked_user": shown(user),
+            "user_error": "A user ID looks like @ann:example.org and has at most 255 bytes.",
+        }
     (found,) = explain_visibility(user, [event.event_id], using)
     if not isinstance(found, Explanation):
         return {"asked_user": user, "user_error": str(found)}
-    return {"asked_user": user, "answer": answer_in_words(found), "seen": found.seen, "reasons": reasons_in_words(found)}
+    return {
+        "asked_user": user,
+        "answer": answer_in_words(found),
+        "seen": found.seen,
+        "reasons": reasons_in_words(found),
+    }
 
 
 # --- JSON -------------------------------------------------------------------------------------------------------------

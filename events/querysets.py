@@ -10,7 +10,7 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from django.apps import apps
-from django.db.models import Q
+from django.db.models import F, Q
 
 from streams.read_only import ReadOnlyQuerySet
 
@@ -120,6 +120,7 @@ class EventVisibilityQuerySet(ReadOnlyQuerySet["EventVisibility"]):
         return self.filter(room_id=room_id, user_id=None).order_by("first", "kind")
 
     def covering(self, room_id: str, position: int) -> EventVisibilityQuerySet:
-        """The ranges of a room that a stream position lies in."""
+        """The ranges of a room that a stream position lies in, the room-wide ones first."""
         not_before = Q(last__isnull=True) | Q(last__gte=position)
-        return self.filter(not_before, room_id=room_id, first__lte=position).order_by("user_id", "first", "kind")
+        found = self.filter(not_before, room_id=room_id, first__lte=position)
+        return found.order_by(F("user_id").asc(nulls_first=True), "first", "kind")

@@ -5,97 +5,20 @@ With ``REPLSITE_SCREENSHOTS`` set to a folder, what the tests see is kept there 
 
 from __future__ import annotations
 
-import os
-import shutil
-import signal
 import subprocess
-from collections.abc import Iterator
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 from django.contrib.auth.models import User
 from django.utils import timezone
 
 from streams.models import Reader
+from tests.browsing import BROWSER, PASSWORD, keep, log_in, luminance
 
 playwright_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.django_db(transaction=True),
-    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: apt-get install chromium"),
-]
-ARGUMENTS = [
-    "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-component-update",
-    "--disable-sync", "--disable-default-apps", "--disable-dev-shm-usage",
-]  # fmt: skip
+pytestmark = BROWSER
 playwright_api.expect.set_options(timeout=15_000)
-PASSWORD = "correct horse battery"
 HOSTILE = "<b>bold</b><img src=x onerror=document.title='owned'>"
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory) -> Iterator[playwright_api.Browser]:
-    os.environ.setdefault(
-        "DJANGO_ALLOW_ASYNC_UNSAFE", "true"
-    )  # Playwright's loop runs in this thread, Django looks for one
-    with playwright_api.sync_playwright() as playwright:
-        found = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
-        yield found
-        found.close()
-
-
-class Site:
-    """A site that was started, and can be stopped and started again on its port."""
-
-    def __init__(self, start_manage, port: int) -> None:
-        self._start, self._port = start_manage, port
-        self.address = f"http://127.0.0.1:{port}"
-        self.start()
-
-    def start(self) -> None:
-        self.process = self._start("serve", "--http", f"127.0.0.1:{self._port}", "--replication", "127.0.0.1:0")
-        ready = self.process.stdout.readline()
-        assert ready.startswith("ready "), "the site did not start"
-        self.replication = ready.split("replication=")[1].strip()
-
-    def kill(self) -> None:
-        self.process.send_signal(signal.SIGKILL)
-        self.process.wait()
-
-
-@pytest.fixture
-def site(start_manage, free_port) -> Site:
-    return Site(start_manage, free_port)
-
-
-@pytest.fixture
-def boss(transactional_db) -> User:
-    return User.objects.create_superuser("boss", password=PASSWORD)
-
-
-@pytest.fixture
-def new_page(browser, site):
-    """``new_page(**options)``: a page of a fresh browser context."""
-    contexts = []
-
-    def make(**options) -> playwright_api.Page:
-        contexts.append(browser.new_context(base_url=site.address, **options))
-        contexts[-1].set_default_timeout(15_000)
-        return contexts[-1].new_page()
-
-    yield make
-    for context in contexts:
-        context.close()
-
-
-def log_in(page, name="boss"):
-    page.goto("/")
-    page.fill("#id_username", name)
-    page.fill("#id_password", PASSWORD)
-    page.press("#id_password", "Enter")
 
 
 @pytest.fixture
@@ -113,11 +36,6 @@ def live(new_page, boss):
 
 def says(page, selector, text, seconds=15.0):
     playwright_api.expect(page.locator(selector)).to_have_text(text, timeout=seconds * 1000)
-
-
-def keep(page, name, **options):
-    if folder := os.environ.get("REPLSITE_SCREENSHOTS"):
-        page.screenshot(path=Path(folder) / f"{name}.png", **options)
 
 
 def linear_position(page):
@@ -258,16 +176,6 @@ def test_dark_mode_is_dark_and_readable(live):
     assert luminance(page, background) < 0.2
     assert luminance(page, text) > 0.7
     keep(page, "dark")
-
-
-def luminance(page, colour):
-    """Mean of red, green and blue of any CSS colour, 0 to 1."""
-    return page.evaluate(
-        """(colour) => { const c = document.createElement("canvas").getContext("2d");
-        c.fillStyle = colour; c.fillRect(0, 0, 1, 1);
-        const [r, g, b] = c.getImageData(0, 0, 1, 1).data; return (r + g + b) / 765; }""",
-        colour,
-    )
 
 
 def test_groups_fold_by_keyboard(live, run_manage):

@@ -247,6 +247,16 @@ def test_staff_without_the_permission_get_neither_page_nor_bytes(client, django_
     assert [client.post(url, {"sender": "@eve:e"}).status_code for url in (urls[0], urls[2])] == [403, 403]
 
 
+@pytest.mark.parametrize(
+    "claimed, said", [(0, "1970-01-01 00:00:00 UTC"), (2**62, "ms since 1970"), (-(2**62), "ms since")]
+)
+def test_any_time_may_be_claimed(admin_client, made, claimed, said):
+    event = made.send({"type": "m.x", "origin_server_ts": 5})
+    store_room(made.events)
+    Event.objects.filter(event_id=event.event_id).update(origin_server_ts=claimed)
+    assert said in page_of(admin_client, event)
+
+
 def test_event_that_is_not_here_has_no_bytes(admin_client):
     for number in ("5", "x", "9" * 30):
         assert admin_client.get(reverse("admin:events_event_json", args=[number])).status_code == 404

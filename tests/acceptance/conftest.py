@@ -1,0 +1,52 @@
+"""A browser for a module, a site and an operator for a test."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.browsing import ARGUMENTS, CHROMIUM, PASSWORD, Site
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Chromium, driven by Playwright."""
+    playwright_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    # Playwright's loop runs in this thread, and Django looks for one.
+    os.environ.setdefault("DJANGO_ALLOW_ASYNC_UNSAFE", "true")
+    with playwright_api.sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        yield found
+        found.close()
+
+
+@pytest.fixture
+def site(start_manage, free_port) -> Site:
+    """A running site on the test database."""
+    return Site(start_manage, free_port)
+
+
+@pytest.fixture
+def boss(transactional_db) -> Any:
+    """Somebody who may see everything."""
+    from django.contrib.auth.models import User
+
+    return User.objects.create_superuser("boss", password=PASSWORD)
+
+
+@pytest.fixture
+def new_page(browser, site):
+    """``new_page(**options)``: a page of a fresh browser context."""
+    contexts = []
+
+    def make(**options):
+        contexts.append(browser.new_context(base_url=site.address, **options))
+        contexts[-1].set_default_timeout(15_000)
+        return contexts[-1].new_page()
+
+    yield make
+    for context in contexts:
+        context.close()
