@@ -146,6 +146,8 @@ class EventJson(models.Model):
 
     class Meta:
         db_table = "events_eventjson"
+        verbose_name = "event JSON"
+        verbose_name_plural = "event JSON"
 
     def __str__(self) -> str:
         return self.event_id
@@ -177,6 +179,7 @@ class EventAuth(models.Model):
 
     class Meta:
         db_table = "events_eventauth"
+        verbose_name_plural = "auth events"
 
     def __str__(self) -> str:
         return self.event_id
@@ -190,6 +193,7 @@ class ForwardExtremity(models.Model):
 
     class Meta:
         db_table = "events_forwardextremity"
+        verbose_name_plural = "forward extremities"
         indexes: ClassVar = [models.Index(fields=["room_id"], name="events_forwardextremity_room")]
 
     def __str__(self) -> str:
@@ -204,6 +208,7 @@ class BackwardExtremity(models.Model):
 
     class Meta:
         db_table = "events_backwardextremity"
+        verbose_name_plural = "backward extremities"
         constraints: ClassVar = [
             models.UniqueConstraint(fields=["room_id", "event_id"], name="events_backwardextremity_event"),
         ]
@@ -230,6 +235,7 @@ class CurrentState(models.Model):
 
     class Meta:
         db_table = "events_currentstate"
+        verbose_name_plural = "current state"
         constraints: ClassVar = [
             models.UniqueConstraint(fields=["room_id", "type", "state_key"], name="events_currentstate_key"),
         ]
@@ -328,6 +334,8 @@ class EventVisibility(models.Model):
 
     class Meta:
         db_table = "events_eventvisibility"
+        verbose_name = "range of visibility"
+        verbose_name_plural = "ranges of visibility"
         indexes: ClassVar = [
             models.Index(fields=["room_id", "user_id", "kind", "first"], name="events_eventvisibility_range"),
             models.Index(fields=["user_id", "room_id"], name="events_eventvisibility_user"),
