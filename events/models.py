@@ -338,6 +338,16 @@ class EventVisibility(models.Model):
         verbose_name_plural = "ranges of visibility"
         indexes: ClassVar = [
             models.Index(fields=["room_id", "user_id", "kind", "first"], name="events_eventvisibility_range"),
+            models.Index(
+                fields=["room_id", "first"],
+                name="events_eventvisibility_wide",
+                condition=models.Q(user_id__isnull=True, kind__in=("shared", "world")),
+            ),
+            models.Index(
+                fields=["room_id", "user_id", "first"],
+                name="events_eventvisibility_own",
+                condition=models.Q(kind__in=("joined", "invited")),
+            ),
             models.Index(fields=["user_id", "room_id"], name="events_eventvisibility_user"),
         ]
         constraints: ClassVar = [

@@ -83,12 +83,12 @@ AND ({access}.cut IS NULL OR ({event}.stream_ordering <= {access}.cut
   AND ({event}.stream_ordering > 0 OR {event}.topological_ordering <= {access}.cut_depth)))
 AND ({event}.type NOT IN ('m.room.redaction', 'm.call.invite') OR NOT {_single(_WIDE, "withheld", event)})
 AND (
-  ({_in_range(_WIDE, "shared", event)} AND NOT {access}.peeking) OR {_in_range(_WIDE, "world", event)}
+  {_in_wide_range(event, f"(v.kind = 'world' OR NOT {access}.peeking)")}
   OR ({event}.type = 'm.room.history_visibility' AND NOT {_erased(event)} AND (
     {_single(_WIDE, "world_before", event)} OR ({_single(_WIDE, "shared_before", event)} AND NOT {access}.peeking)))
   OR (
     ({access}.recorded OR NOT {access}.peeking)
-    AND CASE WHEN {access}.peeking AND {_in_range(_WIDE, "shared", event)} THEN {_joined_at(event, access)}
+    AND CASE WHEN {access}.peeking AND {_in_wide_range(event, "v.kind = 'shared'")} THEN {_joined_at(event, access)}
       ELSE {_in_own_range(event, access)} END
   )
 )"""
@@ -102,16 +102,20 @@ def _some_range(condition: str) -> str:
     return f"coalesce((SELECT true FROM events_eventvisibility v WHERE {condition} LIMIT 1), false)"
 
 
-def _in_range(user: str, kind: str, event: str) -> str:
-    """Whether a range of that kind covers the event.
+def _covers(of: str, event: str, admits: str = "true") -> str:
+    """Whether the range covers the event that begins last of those that begin before it, and what else is asked of that one.
 
-    The ranges of one user and kind follow each other, so the last that begins before the event tells; ``EXISTS`` would look
-    at all that begin before it.
+    The others need no look where ranges follow each other: those of the room (``shared``, ``world``), and those of a user
+    (``joined``, ``invited``), which at most share an event, the first of the later one.
     """
     return f"""coalesce((
-      SELECT v.last IS NULL OR v.last >= {event}.stream_ordering FROM events_eventvisibility v
-      WHERE v.room_id = {event}.room_id AND v.user_id {user} AND v.kind = '{kind}' AND v.first <= {event}.stream_ordering
-      ORDER BY v.user_id DESC, v.first DESC LIMIT 1), false)"""
+      SELECT (v.last IS NULL OR v.last >= {event}.stream_ordering) AND {admits} FROM events_eventvisibility v
+      WHERE v.room_id = {event}.room_id AND {of} AND v.first <= {event}.stream_ordering
+      ORDER BY v.first DESC LIMIT 1), false)"""
+
+
+def _in_wide_range(event: str, admits: str) -> str:
+    return _covers("v.user_id IS NULL AND v.kind IN ('shared', 'world')", event, admits)
 
 
 def _single(user: str, kind: str, event: str) -> str:
@@ -121,9 +125,10 @@ def _single(user: str, kind: str, event: str) -> str:
 
 
 def _in_own_range(event: str, access: str) -> str:
-    own = f"= {access}.user_id"
-    return f"""(({_in_range(own, "joined", event)} OR {_in_range(own, "invited", event)} OR {_single(own, "shown", event)})
-      AND NOT {_single(own, "hidden", event)})"""
+    single = f"""(SELECT v.kind = 'shown' FROM events_eventvisibility v WHERE v.room_id = {event}.room_id
+      AND v.user_id = {access}.user_id AND v.kind IN ('shown', 'hidden') AND v.first = {event}.stream_ordering LIMIT 1)"""
+    covered = _covers(f"v.user_id = {access}.user_id AND v.kind IN ('joined', 'invited')", event)
+    return f"coalesce({single}, {covered})"
 
 
 def _erased(event: str) -> str:

@@ -14,6 +14,22 @@ class Migration(migrations.Migration):
             "eventvisibility",
             models.Index(fields=["room_id", "user_id", "kind", "first"], name="events_eventvisibility_range"),
         ),
+        migrations.AddIndex(
+            "eventvisibility",
+            models.Index(
+                fields=["room_id", "first"],
+                name="events_eventvisibility_wide",
+                condition=models.Q(("kind__in", ("shared", "world")), ("user_id__isnull", True)),
+            ),
+        ),
+        migrations.AddIndex(
+            "eventvisibility",
+            models.Index(
+                fields=["room_id", "user_id", "first"],
+                name="events_eventvisibility_own",
+                condition=models.Q(("kind__in", ("joined", "invited"))),
+            ),
+        ),
         migrations.RunSQL(visible_sql.ACCESS, "DROP FUNCTION events_access(text, text[])"),
         migrations.RunSQL(f"{page_sql.PAGE_BEFORE}; {page_sql.PAGE_AFTER}", page_sql.DROP_PAGES),
     ]
