@@ -15,8 +15,9 @@ they were fed or when it began anew. Whoever waits is woken then, to look for it
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, TypeVar
 
 from events.errors import TooManyWaiters
 from events.hot_concerns import Kind, concerns_of, followed, rule_of
@@ -40,6 +41,7 @@ __all__ = ["HotFeed"]
 
 log = get_logger(__name__)
 START_SECONDS = 10.0
+T = TypeVar("T")
 #: (stream, lane) -> position up to which it is to be fed.
 Reaches = dict[tuple[str, str], int]
 
@@ -147,21 +149,35 @@ class HotFeed:
         return self.memory.figures()
 
     def _read_rooms(self, user_id: str, now: VectorToken) -> frozenset[str]:
-        with self._asking, self._asking_connection.cursor() as cursor:
-            return joined_rooms(cursor, user_id, now)
+        return self._asked(lambda cursor: joined_rooms(cursor, user_id, now))
 
     def _ask_the_tables(self, user_id: str) -> Look:
         """When nothing is remembered, or what is changes faster than it can be read."""
-        with self._asking, self._asking_connection.cursor() as cursor:
-            stored = stored_positions(cursor, ["events"]).get("events", {})
-            base = linear_position(stored.values(), registry.get("events").declaration.empty_position)
-            positions = {writer: at.position for writer, at in stored.items()}
-            writer = current_writer(self.using)
-            tracker = writer.trackers.get("events") if writer.has_lock else None
-            if tracker is not None:  # own facts need not be announced yet
-                positions[writer.name] = max(positions.get(writer.name, 0), tracker.own_maximum)
-            now = VectorToken.of(base, positions)
+
+        def look(cursor: Any) -> Look:
+            now = self._stored_position(cursor)
             return Look(now, joined_rooms(cursor, user_id, now), None, True)
+
+        return self._asked(look)
+
+    def _asked(self, question: Callable[[Any], T]) -> T:
+        """What a question to the tables answers; asked again on a new connection when the kept one turns out to be gone."""
+        with self._asking:
+            with suppress(*database.connection_gone), self._asking_connection.cursor() as cursor:
+                return question(cursor)
+            with self._asking_connection.cursor() as cursor:
+                return question(cursor)
+
+    def _stored_position(self, cursor: Any) -> VectorToken:
+        """Where ``events`` is by its table, and by what this process wrote itself: own facts need not be announced yet."""
+        stored = stored_positions(cursor, ["events"]).get("events", {})
+        base = linear_position(stored.values(), registry.get("events").declaration.empty_position)
+        positions = {writer: at.position for writer, at in stored.items()}
+        writer = current_writer(self.using)
+        tracker = writer.trackers.get("events") if writer.has_lock else None
+        if tracker is not None:
+            positions[writer.name] = max(positions.get(writer.name, 0), tracker.own_maximum)
+        return VectorToken.of(base, positions)
 
     # --- those who wait ---------------------------------------------------------------------------------------------
 
@@ -234,7 +250,8 @@ class HotFeed:
     def _see_own(self) -> None:
         """A commit of this process is seen by whoever asks after it."""
         if self._own_reaches():
-            self.feed_own()
+            with suppress(database.DatabaseError):  # everything is forgotten then, and the tables are asked
+                self.feed_own()
 
     def _own_reaches(self) -> Reaches:
         writer = current_writer(self.using)

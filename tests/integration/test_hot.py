@@ -95,7 +95,7 @@ def test_two_writers_and_this_process_against_the_slow_version(database_url):
     tokens = [hot.now() or START]
     chance = random.Random(7)
     with talkers(database_url, "one", "two") as found:
-        for turn in range(12):
+        for turn in range(8):
             for number, talker in enumerate(found):
                 talker.tell("chatter", f"{turn}-{number}", "15")
             for step in range(4):
@@ -251,28 +251,44 @@ def test_rooms_of_users_that_somebody_names_are_read_again(room):
 # --- losing track ---------------------------------------------------------------------------------------------------
 
 
-def listeners() -> list[int]:
-    with session() as cursor:
-        cursor.execute("SELECT pid FROM pg_stat_activity WHERE application_name = 'replsite pokes hot'")
-        return [row[0] for row in cursor.fetchall()]
+CONNECTIONS = ("replsite pokes hot", "replsite hot", "replsite rooms of users")
 
 
-def cut_the_listener() -> None:
+def cut(name: str) -> None:
     with session() as cursor:
         cursor.execute(
-            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE application_name = 'replsite pokes hot'"
+            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE application_name = %s", [name]
         )
 
 
 def test_what_happened_while_the_connection_was_lost_is_not_missed(room, other):
     since = hot.look(ALICE, START).now
-    cut_the_listener()
+    cut("replsite pokes hot")
     position, _ = other.do("send", room.room_id, ALICE)
     for _ in range(50):
         found = hot.look(ALICE, since)
         assert found.changed is None or not found.now.covers("other", position) or found.changed == {room.room_id}
     wait_until(lambda: hot.now() is not None and hot.now().covers("other", position), 20)
     assert hot.look(ALICE, since).changed in ({room.room_id}, None)
+
+
+def test_connections_that_are_cut_make_no_answer_wrong(database_url):
+    for user in USERS:
+        create_room(user)
+    tokens = [hot.now() or START]
+    chance = random.Random(11)
+    with talkers(database_url, "one") as (talker,):
+        for turn in range(10):
+            talker.tell("chatter", str(turn), "8")
+            for step in range(3):
+                cut(chance.choice(CONNECTIONS))
+                chatter(f"own {turn} {step}", 2)
+                tokens.append(check(chance.choice(USERS), chance.choice(tokens[-6:])).now)
+            talker.answer()
+    wait_until(lambda: hot.now() is not None, 20)
+    for user in USERS:
+        for since in tokens[::5]:
+            check(user, since)
 
 
 def test_nothing_is_remembered_while_nothing_is_heard(room):
