@@ -7,9 +7,8 @@ same lock (``events.stored_room``).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Any
 
 import orjson
 from django.db import connections
@@ -50,25 +49,26 @@ WITH leaf AS MATERIALIZED (
     SELECT event_id, outlier, rejected_reason, soft_failed, state_group FROM events_event
     WHERE event_id = ANY((SELECT ids FROM base) || %(own)s::text[] || %(auths)s::text[])
 )
-SELECT
+SELECT json_build_array(
     (SELECT json_agg(json_build_array({", ".join(_ROOM_COLUMNS)})) FROM events_room
-     WHERE room_id = ANY(%(rooms)s::text[]))::text,
-    (SELECT json_agg(json_build_array(room_id, event_id) ORDER BY event_id) FROM leaf)::text,
-    (SELECT json_agg(json_build_array(room_id, event_id, stream_ordering)) FROM latest)::text,
-    (SELECT json_agg(json_build_array(event_id, outlier, rejected_reason, soft_failed, state_group)) FROM here)::text,
+     WHERE room_id = ANY(%(rooms)s::text[])),
+    (SELECT json_agg(json_build_array(room_id, event_id) ORDER BY event_id) FROM leaf),
+    (SELECT json_agg(json_build_array(room_id, event_id, stream_ordering)) FROM latest),
+    (SELECT json_agg(json_build_array(event_id, outlier, rejected_reason, soft_failed, state_group)) FROM here),
     (SELECT json_agg(json_build_array(g.id, g.chain, g.hops, g.rows_to_read,
          %(building)s::boolean AND NOT EXISTS (
              SELECT FROM state_stategroupdelta d WHERE d.chain = g.chain AND d.state_group > g.id)))
      FROM state_stategroup g
-     WHERE g.id = ANY(ARRAY(SELECT state_group FROM here WHERE event_id = ANY((SELECT ids FROM base)::text[]))))::text,
+     WHERE g.id = ANY(ARRAY(SELECT state_group FROM here WHERE event_id = ANY((SELECT ids FROM base)::text[])))),
     (SELECT json_agg(json_build_array(edge.prev_event_id, edge.event_id,
          event.soft_failed OR event.rejected_reason IS NOT NULL OR event.stream_ordering < 0))
      FROM events_eventedge edge JOIN events_event event USING (event_id)
-     WHERE edge.prev_event_id = ANY(%(own)s::text[]))::text,
+     WHERE edge.prev_event_id = ANY(%(own)s::text[])),
     (SELECT json_agg(json_build_array(room_id, event_id, redacts) ORDER BY stream_ordering) FROM events_event
-     WHERE redacts = ANY(%(own)s::text[]))::text,
+     WHERE redacts = ANY(%(own)s::text[])),
     (SELECT json_agg(event_id) FROM events_backwardextremity
-     WHERE room_id = ANY(%(rooms)s::text[]) AND event_id = ANY(%(own)s::text[]))::text
+     WHERE room_id = ANY(%(rooms)s::text[]) AND event_id = ANY(%(own)s::text[]))
+)::text
 """
 
 
@@ -143,11 +143,11 @@ def lock_and_read(
     }
     made = [Statement(_MAKE_ROOM, values)] if begun else []
     found = send_together(connections[using], [*made, Statement(_LOCK_ROOMS, values), Statement(_READ, values)])
-    return _reading(found[0], own, {*own, *prevs, *auths})
+    return _reading(found[0][0], own, {*own, *prevs, *auths})
 
 
-def _reading(row: Sequence[str | None], own: set[str], asked: set[str]) -> RoomReading:
-    rooms, leaves, latest, events, groups, above, redactions, gaps = (_array(text) for text in row)
+def _reading(text: str, own: set[str], asked: set[str]) -> RoomReading:
+    rooms, leaves, latest, events, groups, above, redactions, gaps = (found or () for found in orjson.loads(text))
     found = RoomReading(own=frozenset(own), gaps=frozenset(gaps), asked=asked)
     for values in rooms:
         found.rooms[values[0]] = Room.from_db(None, _ROOM_COLUMNS, values)
@@ -160,7 +160,3 @@ def _reading(row: Sequence[str | None], own: set[str], asked: set[str]) -> RoomR
     found.above = [(prev, event_id, looked_through) for prev, event_id, looked_through in above]
     found.redactions = [(room_id, event_id, target) for room_id, event_id, target in redactions]
     return found
-
-
-def _array(text: str | None) -> list[Any]:
-    return [] if text is None else list(orjson.loads(text))
