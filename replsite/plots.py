@@ -14,8 +14,8 @@ from math import floor, log10
 
 __all__ = ["Plot", "Point", "nice_ceiling", "plot_svg", "rates"]
 
-WIDTH, HEIGHT = 640, 150
-_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 8, 10, 22
+WIDTH, HEIGHT = 420, 130
+_LEFT, _RIGHT, _TOP, _BOTTOM = 58, 6, 10, 22
 _LEAST = 0.001
 _STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
 

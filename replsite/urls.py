@@ -17,7 +17,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("", RedirectView.as_view(pattern_name="live")),
     path("admin/live/", live_page, name="live"),
     path("admin/live/data/", live_data, name="live-data"),
-    path("admin/live/history/", history_page, name="live-history"),
+    path("admin/history/", history_page, name="live-history"),
     path("admin/", admin.site.urls),
     path("metrics", metrics_view, name="metrics"),
     path("health", health_view, name="health"),

@@ -15,7 +15,7 @@ from django.views.decorators.http import require_safe
 from replsite.plots import Plot, Point, plot_svg, rates
 from replsite.samples import SPANS, Span
 from replsite.status import Severity
-from replsite.wording import count, duration
+from replsite.wording import count
 from streams import registry
 from streams.conf import stream_settings
 from streams.models import Sample, StatusChange
@@ -83,7 +83,7 @@ def _sections(samples: Sequence[Sample], span: Span, now: datetime) -> list[dict
             "plots": [
                 ("Facts per second", picture("Facts per second", rates(_points(own, "position"), gap), _rate)),
                 ("Pending facts", picture("Pending facts", _points(own, "waiting"), _whole)),
-                ("Age of the oldest", picture("Age of the oldest pending fact", _points(own, "seconds"), duration)),
+                ("Age of the oldest", picture("Age of the oldest pending fact", _points(own, "seconds"), _age)),
             ],
         }
     ]
@@ -94,7 +94,7 @@ def _sections(samples: Sequence[Sample], span: Span, now: datetime) -> list[dict
                 "title": name,
                 "plots": [
                     ("Lag in facts", picture(f"Lag of {name} in facts", _points(rows, "waiting"), _whole)),
-                    ("Lag in time", picture(f"Lag of {name} in time", _points(rows, "seconds"), duration)),
+                    ("Lag in time", picture(f"Lag of {name} in time", _points(rows, "seconds"), _age)),
                 ],
             }
         )
@@ -107,6 +107,14 @@ def _points(samples: Sequence[Sample], column: str) -> list[Point]:
 
 def _whole(value: float) -> str:
     return count(round(value)) if value == round(value) else f"{value:.1f}"
+
+
+def _age(seconds: float) -> str:
+    """Short, for an axis."""
+    for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds / length:.3g} {unit}"
+    return f"{seconds:.3g} s"
 
 
 def _rate(value: float) -> str:

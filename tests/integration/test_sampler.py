@@ -137,7 +137,7 @@ class TestPage:
     @pytest.fixture
     def page(self, client):
         client.force_login(User.objects.create_user("ann", is_staff=True))
-        return lambda **query: client.get("/admin/live/history/", query)
+        return lambda **query: client.get("/admin/history/", query)
 
     @pytest.fixture
     def recorded(self, monkeypatch):
@@ -183,10 +183,10 @@ class TestPage:
         assert page(**query).status_code == 404
 
     def test_nobody_else_sees_it(self, client):
-        assert client.get("/admin/live/history/").status_code == 302
+        assert client.get("/admin/history/").status_code == 302
         client.force_login(User.objects.create_user("eve"))
-        assert client.get("/admin/live/history/").status_code == 302
+        assert client.get("/admin/history/").status_code == 302
 
     def test_it_is_only_read(self, page, client):
         page()
-        assert client.post("/admin/live/history/").status_code == 405
+        assert client.post("/admin/history/").status_code == 405
