@@ -98,7 +98,7 @@ def check_wire_settings(app_configs: Sequence[AppConfig] | None, **kwargs: Any) 
         networks_of(conf.plain_networks)
     except BadAddress as error:
         found.append(Error(str(error), hint="See docs/how-to/tls.md.", id="streams.E011"))
-    return [*found, *_check_tls_files(conf)]
+    return [*found, *_check_tls_files(conf), *_check_retention(conf)]
 
 
 def _check_tls_files(conf: StreamSettings) -> list[CheckMessage]:
@@ -111,6 +111,23 @@ def _check_tls_files(conf: StreamSettings) -> list[CheckMessage]:
         if file and not Path(file).is_file():
             text = f"REPLSITE_{name.upper()} names {file}, where there is no file."
             found.append(Error(text, hint="Name a PEM file that this process may read.", id="streams.E012"))
+    return found
+
+
+def _check_retention(conf: StreamSettings) -> list[CheckMessage]:
+    names = ("retention_default_seconds", "retention_shortest_seconds", "retention_longest_seconds")
+    found: list[CheckMessage] = [
+        Error(
+            f"REPLSITE_{name.upper()} is {getattr(conf, name)}; it must be 0 or more.",
+            hint="0 turns it off; see docs/reference/settings.md.",
+            id="streams.E014",
+        )
+        for name in names
+        if not getattr(conf, name) >= 0
+    ]
+    if 0 < conf.retention_longest_seconds < conf.retention_shortest_seconds:
+        text = "REPLSITE_RETENTION_LONGEST_SECONDS is less than REPLSITE_RETENTION_SHORTEST_SECONDS."
+        found.append(Error(text, hint="Let rooms choose a time between the two.", id="streams.E015"))
     return found
 
 

@@ -83,6 +83,11 @@ def test_settings_are_read_again_after_a_change():
     assert stream_settings().instance == before
 
 
+@override_settings(REPLSITE_RETENTION_SHORTEST_SECONDS=60.0, REPLSITE_RETENTION_LONGEST_SECONDS=30.0)
+def test_rooms_must_have_a_lifetime_to_choose():
+    assert [message.id for message in check_wire_settings(None)] == ["streams.E015"]
+
+
 # --- the wire -----------------------------------------------------------------------------------------------------
 
 
@@ -95,6 +100,8 @@ def test_settings_are_read_again_after_a_change():
         ("REPLSITE_WORKER_SILENCE_SECONDS", float("nan"), "streams.E010"),
         ("REPLSITE_LINE_LIMIT_BYTES", 20_000, "streams.W010"),
         ("REPLSITE_PLAIN_NETWORKS", ["10.1.2.3/24"], "streams.E011"),
+        ("REPLSITE_RETENTION_DEFAULT_SECONDS", -1.0, "streams.E014"),
+        ("REPLSITE_RETENTION_LONGEST_SECONDS", float("nan"), "streams.E014"),
         ("REPLSITE_TLS_SERVER_CA", "nowhere.pem", "streams.E012"),
     ],
 )

@@ -140,6 +140,33 @@ def test_single_rows_overrule_the_users_ranges():
     assert hidden.event_id not in found and shown.event_id in found
 
 
+@pytest.mark.parametrize("setting", ["world_readable", "shared"])
+def test_closing_change_is_seen_by_its_old_side_until_its_sender_is_erased(setting):
+    made = public_room()
+    made.state("m.room.history_visibility", "", {"history_visibility": setting})
+    change = made.state("m.room.history_visibility", "", {"history_visibility": "joined"})
+    made.member(BOB, "join")
+    store_room(made.events)
+    compare(BOB, made.room_id)
+    assert change.event_id in by_join(BOB, [made.room_id])
+    ErasedUser.objects.create(user_id=ALICE)
+    compare(BOB, made.room_id)
+    assert change.event_id not in by_join(BOB, [made.room_id])
+
+
+def test_events_of_erased_users_are_pruned_for_who_was_not_joined_at_them():
+    """Also where the ranges of a shared room do not tell who was joined: on a fork."""
+    made = public_room()
+    fork = made.events[-1]
+    join = made.member(BOB, "join")
+    apart, there = made.message(prev=[fork]), made.message(prev=[join])
+    store_room(made.events)
+    ErasedUser.objects.create(user_id=ALICE)
+    compare(BOB, made.room_id)
+    found = by_join(BOB, [made.room_id])
+    assert found[apart.event_id] and not found[there.event_id]
+
+
 def test_many_rooms_are_read_at_once_and_only_those_that_may_be():
     rooms = [MadeRoom(room_id=f"!{number}:a.test") for number in range(3)]
     rooms[1].member(BOB, "join")
