@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from itertools import tee
 from typing import Any
 
+import orjson
 from django.core.management.base import BaseCommand, CommandParser
 
 from events.errors import UnknownEvent
@@ -33,21 +33,36 @@ class Command(BaseCommand):
         """Answer every ID; exit 1 when one had no answer."""
         failed = False
         asked, again = tee(asked_event_ids(options["event_ids"]))
+        states = _States()
         for event_id, found in zip(again, states_at(asked, stream_settings().database), strict=True):
             failed = failed or not isinstance(found, StateAt)
-            answer = {"event_id": event_id, **_answer(found)}
-            self.stdout.write(json.dumps(answer, ensure_ascii=False, separators=(",", ":")))
+            self.stdout.write(orjson.dumps({"event_id": event_id, **_answer(found, states)}).decode())
         if failed:
             sys.exit(1)
 
 
-def _answer(found: StateAt | Exception) -> dict[str, Any]:
+def _answer(found: StateAt | Exception, states: _States) -> dict[str, Any]:
     if isinstance(found, StateAt):
-        return {"before": _written(found.before), "after": _written(found.after)}
+        return {"before": states.written(found.before), "after": states.written(found.after)}
     return {"error": "unknown" if isinstance(found, UnknownEvent) else "unresolved"}
 
 
-def _written(state: State | None) -> dict[str, str] | None:
-    if state is None:
-        return None
-    return {f"{event_type}\0{state_key}": event_id for (event_type, state_key), event_id in sorted(state.items())}
+class _States:
+    """States as JSON; the last few are kept, because the state after an event is mostly the one before the next."""
+
+    def __init__(self) -> None:
+        self._kept: list[tuple[State, orjson.Fragment]] = []
+
+    def written(self, state: State | None) -> orjson.Fragment | None:
+        """The entries in the order of type and state key."""
+        if state is None:
+            return None
+        for known, text in self._kept:
+            if known is state:
+                return text
+        entries = {
+            f"{event_type}\0{state_key}": event_id for (event_type, state_key), event_id in sorted(state.items())
+        }
+        text = orjson.Fragment(orjson.dumps(entries))
+        self._kept = [(state, text), *self._kept[:3]]
+        return text
