@@ -123,6 +123,11 @@ class Event(Fact):
             ),
             models.Index(fields=["room_id"], name="events_event_unresolved", condition=models.Q(state_unresolved=True)),
             models.Index(
+                fields=["state_key"],
+                name="events_event_outlier_member",
+                condition=models.Q(type="m.room.member", outlier=True),
+            ),
+            models.Index(
                 fields=["state_key", "room_id"], name="events_event_member", condition=models.Q(type="m.room.member")
             ),
             models.Index(

@@ -27,12 +27,14 @@ from streams.conf import stream_settings
 from streams.one_view import one_view
 from streams.tokens import VectorToken
 
-__all__ = ["MOST_EVENTS", "MOST_ROOMS", "initial_sync", "rooms_since"]
+__all__ = ["MOST_EVENTS", "MOST_ROOMS", "MOST_TOGETHER", "initial_sync", "rooms_since"]
 
 MOST_ROOMS = 1_000
 """Joined rooms of one page of an initial sync."""
 MOST_EVENTS = 500
 """Events of one timeline."""
+MOST_TOGETHER = 20_000
+"""Events of all timelines of an answer: a page of a first answer has fewer rooms then, any other one fewer events of each."""
 _PAGE = re.compile(r"(-?[0-9]{1,19}):(.+)", re.DOTALL)
 _STRIPPED = (
     *(
@@ -69,6 +71,7 @@ def initial_sync(
     """
     alias = using or stream_settings().database
     rooms, events = checked_limit(rooms, MOST_ROOMS), checked_limit(events, MOST_EVENTS)
+    rooms = min(rooms, MOST_TOGETHER // events)
     place = 2**63 - 1
     if after is not None:
         place, now = _page(after, alias)
@@ -114,6 +117,7 @@ def rooms_since(
         if changed_rooms is None:
             windows.drop_quiet()
         standing = {room_id: memberships.rooms[room_id].membership or "leave" for room_id in windows.windows}
+        limit = min(limit, max(1, MOST_TOGETHER // max(1, len(windows.windows))))
         answers = _answers(windows, standing, limit)
         pending = [room for room in memberships.of("invite", "knock") if room.changed_at is not None]
         invited, knocked = _pending(pending, alias)
@@ -214,12 +218,12 @@ def _put_before(
 
 def _prev_batch(windows: Windows, timeline: Timeline, limited: bool, *, topological: bool) -> str | None:
     """Where to read on backwards: below the first event in the order of the timeline, or at the last answer."""
+    since, now = windows.span.since, windows.span.now
     if timeline.events and topological:
         return timeline.events[0].token
-    since = windows.span.since
     if timeline.events and (limited or since is None):
         return f"s{timeline.events[0].stream_ordering - 1}"
-    return room_text(since if since is not None else windows.span.now, windows.using)
+    return room_text(now if limited or since is None else since, windows.using)
 
 
 # --- invites and knocks -----------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Gaps of timelines by position, and the way from a user to the changes of their memberships."""
+"""Gaps of timelines by position; the way from a user to memberships: their changes, and those known by their events alone."""
 
 from django.db import migrations, models
 
@@ -33,6 +33,14 @@ class Migration(migrations.Migration):
                 condition=models.Q(("type", "m.room.member")),
                 fields=["state_key", "stream_ordering"],
                 name="events_currentstatedelta_user",
+            ),
+        ),
+        migrations.AddIndex(
+            model_name="event",
+            index=models.Index(
+                condition=models.Q(("outlier", True), ("type", "m.room.member")),
+                fields=["state_key"],
+                name="events_event_outlier_member",
             ),
         ),
     ]

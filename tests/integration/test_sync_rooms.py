@@ -6,6 +6,7 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
+from events import sync_rooms
 from events.creating import NewEvent, RoomSetup, create_room
 from events.errors import BadQuestion
 from events.models import CurrentState, Event, IgnoredUser, TimelineGap
@@ -147,6 +148,22 @@ def test_no_room_is_repeated_or_lost_while_events_arrive():
     assert {page.token.of("events") for page in found} == {found[0].token.of("events")}
 
 
+def test_rooms_of_many_events_come_on_more_pages(monkeypatch):
+    for _ in range(3):
+        create_room(ANN)
+    monkeypatch.setattr(sync_rooms, "MOST_TOGETHER", 25)
+    assert [len(page.rooms) for page in pages(ANN, 3)] == [1, 1, 1]
+
+
+def test_many_rooms_with_news_tell_fewer_events_of_each(monkeypatch):
+    rooms = [create_room(ANN) for _ in range(3)]
+    token = here()
+    for room in rooms:
+        talk(room, 4)
+    monkeypatch.setattr(sync_rooms, "MOST_TOGETHER", 6)
+    assert [(len(room.timeline), room.limited) for room in since(ANN, token).joined] == [(2, True)] * 3
+
+
 def test_a_room_left_between_pages_is_still_told_as_it_was():
     rooms = [create_room(ANN) for _ in range(3)]
     found = pages(ANN, 2, lambda: rooms[0].leave(ANN))
@@ -257,7 +274,7 @@ def test_many_hidden_events_end_the_search_and_limit_the_answer(room):
     talk(room, looked_at(5))
     IgnoredUser.objects.create(user_id=BOB, ignored_user_id=ANN)
     answer = only(since(BOB, token, limit=5).joined)
-    assert (answer.timeline, answer.limited) == ((), True)
+    assert (answer.timeline, answer.limited, answer.prev_batch) == ((), True, f"s{here().base}")
 
 
 def test_hidden_events_are_no_news(room):
