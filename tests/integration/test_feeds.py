@@ -18,7 +18,7 @@ from events.creating import NewEvent, RoomSetup, create_room
 from events.errors import EventNotAllowed
 from events.events_since import events_since
 from events.feeds import listed_since
-from events.models import Event, Feed, FeedEntry, FeedPosition
+from events.models import CurrentStateDelta, Event, Feed, FeedEntry, FeedPosition
 from events.persist import Incoming, persist
 from pipeline.feeds import Stretch, Written, drop_feeds, write_feeds
 from streams.tokens import VectorToken
@@ -278,6 +278,9 @@ class History:
         move = self.dice.choice([self.talk] * 6 + [self.change] * 6 + [self.fork] * 2 + [self.feed] * 5)
         with contextlib.suppress(EventNotAllowed):  # the dice do not know the rules
             move(self.dice.choice(self.rooms))
+        if self.dice.random() < 0.4:  # another process wrote them
+            for model in (Event, CurrentStateDelta):
+                model.objects.filter(stream_ordering__gt=self.tokens[-1].base).update(instance_name="other")
         self.tokens.append(here())
 
     def talk(self, room):
@@ -317,11 +320,12 @@ class History:
                     drop_feeds(cursor)
 
     def span(self):
-        """Two tokens, the first one perhaps a vector."""
+        """Two tokens, perhaps vectors."""
         low, high = sorted(self.dice.choices(self.tokens, k=2), key=lambda token: token.base)
-        writer = Event.objects.values_list("instance_name", flat=True).first()
-        if self.dice.random() < 0.3:
-            low = VectorToken.of(self.dice.choice(self.tokens).base, {writer: low.base})
+        if self.dice.random() < 0.4:
+            low = VectorToken.of(self.dice.choice(self.tokens).base, {"other": low.base})
+        if self.dice.random() < 0.4:
+            high = VectorToken.of(high.base, {"other": self.dice.choice(self.tokens).base})
         return low, high
 
 
