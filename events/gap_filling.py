@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from django.db import connections
 
@@ -21,6 +21,7 @@ from events.visibility_ranges import Step, VisibilityRanges, VisibilityRow
 __all__ = [
     "MOST_FILLED",
     "Filled",
+    "judge_again",
     "leaves_covered",
     "leaves_instead",
     "ranges_of_filled",
@@ -114,6 +115,20 @@ def resolvable(room_id: str, using: str) -> list[str]:
     with connections[using].cursor() as cursor:
         cursor.execute(_RESOLVABLE, {"room": room_id, "most": MOST_FILLED})
         return [event_id for (event_id,) in cursor.fetchall()]
+
+
+def judge_again(states: RoomStates, found: Sequence[ParsedEvent], waiting: Sequence[ParsedEvent]) -> Filled:
+    """Judge stored events, whose places are told, with the states of the events below, and new ones that wait for theirs."""
+    again = [replace(event, rejection_given=event.rejected_reason is not None) for event in found]
+    states.events.update((event.event_id, event) for event in again)
+    states.assign([*again, *waiting])
+    judged = [states.events[event.event_id] for event in again if event.event_id in states.after]
+    return Filled(
+        judged,
+        {event.event_id: event.stream_ordering for event in judged if event.stream_ordering is not None},
+        [e.event_id for e in found if e.rejected_reason is None and states.events[e.event_id].rejected_reason],
+        more=len(found) >= MOST_FILLED,
+    )
 
 
 def ranges_of_filled(filled: Filled, states: RoomStates, room_id: str, using: str) -> list[VisibilityRow]:

@@ -20,7 +20,7 @@ from events.fields import storable
 from events.models import Room
 from events.parsing import ParsedEvent, parse_event
 from events.room_batch import RoomBatch, RoomChanges
-from events.room_reading import lock_and_read
+from events.room_reading import RoomReading, lock_and_read
 from events.room_writes import write_rooms
 from events.stored_room import StoredRoom
 from streams.conf import stream_settings
@@ -177,36 +177,32 @@ def _parsed(incoming: Incoming, event: dict[str, Any], versions: dict[str, str])
 # --- storing ----------------------------------------------------------------------------------------------------------
 
 
+@dataclass(slots=True)
+class _Work:
+    """What there is to do: new events and given states by room, and the place of each event in the batch."""
+
+    by_room: dict[str, list[ParsedEvent]] = field(default_factory=dict)
+    given: dict[str, dict[str, Sequence[str]]] = field(default_factory=dict)
+    places: dict[str, int] = field(default_factory=dict)
+
+    def add(self, placed: _Placed, *, stored: bool) -> None:
+        """``stored``: the event is here, and only its state is told."""
+        event = placed.event
+        self.places.setdefault(event.event_id, placed.place)
+        events = self.by_room.setdefault(event.room_id, [])
+        if not stored:
+            events.append(event)
+        if placed.state_before is not None and not event.outlier:
+            self.given.setdefault(event.room_id, {})[event.event_id] = placed.state_before
+
+
 def _store(parsed: Sequence[_Placed], outcome: PersistOutcome, using: str) -> None:
     building = any(_may_build(placed) for placed in parsed)
     reading = lock_and_read([placed.event for placed in parsed], using, building=building)
-    rooms, known = reading.rooms, reading.events
-    by_room: dict[str, list[ParsedEvent]] = {}
-    given: dict[str, dict[str, Sequence[str]]] = {}
-    places: dict[str, int] = {}
-    for placed in parsed:
-        event, room = placed.event, rooms.get(placed.event.room_id)
-        event_id = event.event_id
-        if event_id in known and (event.outlier or not known[event_id].outlier):
-            outcome.duplicates.append(event_id)
-            if known[event_id].state_unresolved and placed.state_before is not None:
-                by_room.setdefault(event.room_id, [])
-                given.setdefault(event.room_id, {})[event_id] = placed.state_before
-                places.setdefault(event_id, placed.place)
-        elif room is None:
-            error = EventRefused(Reason.UNKNOWN_ROOM, f"no room {event.room_id} is stored: begin with its create event")
-            outcome.refused.append(RefusedEvent(placed.place, error))
-        elif room.room_version != event.room_version:
-            detail = f"room {room.room_id} is of version {room.room_version}, not {event.room_version}"
-            outcome.refused.append(RefusedEvent(placed.place, EventRefused(Reason.WRONG_ROOM_VERSION, detail)))
-        else:
-            by_room.setdefault(room.room_id, []).append(event)
-            places[event_id] = placed.place
-            if placed.state_before is not None and not event.outlier:
-                given.setdefault(room.room_id, {})[event_id] = placed.state_before
+    work, rooms, known = _work(parsed, reading, outcome), reading.rooms, reading.events
     batches = [
-        (rooms[room_id], RoomBatch(reading, rooms[room_id], by_room[room_id], using, given.get(room_id)))
-        for room_id in sorted(by_room)
+        (rooms[room_id], RoomBatch(reading, rooms[room_id], work.by_room[room_id], using, work.given.get(room_id)))
+        for room_id in sorted(work.by_room)
     ]
     worked_out = [(room, batch.stored, batch.work_out()) for room, batch in batches]
     positions = write_rooms(
@@ -216,8 +212,7 @@ def _store(parsed: Sequence[_Placed], outcome: PersistOutcome, using: str) -> No
     for room, _, changes in worked_out:
         if changes.filled.more:
             outcome.unfinished_rooms.append(room.room_id)
-        for event, error in changes.refused:
-            outcome.refused.append(RefusedEvent(places[event.event_id], error))
+        outcome.refused += [RefusedEvent(work.places[event.event_id], error) for event, error in changes.refused]
         for event in changes.events:
             outcome.bad_content_hashes += not event.content_hash_matches
             outcome.stored.append(
@@ -225,6 +220,32 @@ def _store(parsed: Sequence[_Placed], outcome: PersistOutcome, using: str) -> No
                     event.event_id, event.room_id, positions[event.event_id], event.rejected_reason, event.soft_failed
                 )
             )
+
+
+def _work(parsed: Sequence[_Placed], reading: RoomReading, outcome: PersistOutcome) -> _Work:
+    """Sort out what is stored already and what is of no room."""
+    work = _Work()
+    for placed in parsed:
+        event = placed.event
+        facts = reading.events.get(event.event_id)
+        if facts is not None and (event.outlier or not facts.outlier):
+            outcome.duplicates.append(event.event_id)
+            if facts.state_unresolved and placed.state_before is not None:
+                work.add(placed, stored=True)
+        elif (error := _of_no_room(event, reading.rooms.get(event.room_id))) is not None:
+            outcome.refused.append(RefusedEvent(placed.place, error))
+        else:
+            work.add(placed, stored=False)
+    return work
+
+
+def _of_no_room(event: ParsedEvent, room: Room | None) -> EventRefused | None:
+    if room is None:
+        return EventRefused(Reason.UNKNOWN_ROOM, f"no room {event.room_id} is stored: begin with its create event")
+    if room.room_version != event.room_version:
+        detail = f"room {room.room_id} is of version {room.room_version}, not {event.room_version}"
+        return EventRefused(Reason.WRONG_ROOM_VERSION, detail)
+    return None
 
 
 def _may_build(placed: _Placed) -> bool:

@@ -15,7 +15,7 @@ from django.db import connections
 
 from events.arrivals import Arrivals
 from events.errors import EventRefused, Reason
-from events.gap_filling import MOST_FILLED, Filled, leaves_covered, leaves_instead, ranges_of_filled, unresolved_above
+from events.gap_filling import Filled, judge_again, leaves_covered, leaves_instead, ranges_of_filled, unresolved_above
 from events.given_states import given_state
 from events.graph import causal_order, is_accepted
 from events.judging import PRUNED_TYPES
@@ -158,30 +158,25 @@ class RoomBatch:
 
     def _fill(self) -> None:
         """Stored events on top of the new ones that have a state now, and new ones on top of these."""
-        states, stored = self.states, self.stored
+        states = self.states
         new = [event.event_id for event in self._batch if not event.outlier]
         seeds = [*self.again, *(event_id for event_id in states.given if event_id not in new)]
         referred_to = {prev for prev, _, _ in self._reading.above}
         filling = any(e in states.after for e in new) and not referred_to.isdisjoint(new)
         places = unresolved_above(self._row.room_id, new, seeds, self._using) if filling or seeds else {}
-        if not places:
-            return
+        if places:
+            found = self._found_again(places, new)
+            waiting = [event for event in self._batch if event.event_id not in states.after]
+            self.changes.filled = judge_again(states, found, waiting)
+
+    def _found_again(self, places: Mapping[str, int], new: Collection[str]) -> list[ParsedEvent]:
+        """Stored events with their places, and what judging them takes read."""
+        stored = self.stored
         stored.events.load(places)
-        found = [stored.events[event_id] for event_id in places]
+        found = [replace(stored.events[event_id], stream_ordering=place) for event_id, place in places.items()]
         stored.events.load([other for event in found for other in event.auth_event_ids])
         stored.adopt_after({prev for event in found for prev in event.prev_event_ids} - places.keys() - set(new))
-        again = [
-            replace(e, stream_ordering=places[e.event_id], rejection_given=e.rejected_reason is not None) for e in found
-        ]
-        states.events.update((event.event_id, event) for event in again)
-        states.assign([*again, *(event for event in self._batch if event.event_id not in states.after)])
-        judged = [states.events[event_id] for event_id in places if event_id in states.after]
-        self.changes.filled = Filled(
-            judged,
-            {event.event_id: places[event.event_id] for event in judged},
-            [e.event_id for e in again if e.rejected_reason is None and states.events[e.event_id].rejected_reason],
-            more=len(places) >= MOST_FILLED,
-        )
+        return found
 
     # --- what cannot be stored ----------------------------------------------------------------------------------
     def _refuse_what_has_no_place(self, given: Collection[str]) -> None:
@@ -279,14 +274,22 @@ class RoomBatch:
                 known = arrivals.current
             self._add_step(steps, judged, arrivals.current)
         changes.events += outliers
-        for event in old:  # they can fill a gap below a leaf, and a room may consist of them
-            if not live and not self.stored.leaves:
-                arrivals.add(event)
-        elsewhere = {prev for event in live for prev in event.prev_event_ids}.difference(self.stored.leaves)
-        if len(arrivals.leaves.current) > 1 and self.stored.leaves and (old or elsewhere):
-            arrivals.drop(leaves_covered(list(arrivals.leaves.current), changes.events, self._using))
+        self._settle_leaves(arrivals, old, live)
         self._finish(arrivals, known, steps)
         return steps
+
+    def _settle_leaves(self, arrivals: Arrivals, old: Sequence[ParsedEvent], live: Sequence[ParsedEvent]) -> None:
+        """Old events make no leaves, unless the room consists of them, but may cover some."""
+        if not self.stored.leaves:
+            for event in old if not live else ():
+                arrivals.add(event)
+        elif len(arrivals.leaves.current) > 1 and (old or self._forks(live)):
+            arrivals.drop(leaves_covered(list(arrivals.leaves.current), self.changes.events, self._using))
+
+    def _forks(self, live: Sequence[ParsedEvent]) -> bool:
+        """Whether some events build on others than the leaves, which may be old ones."""
+        leaves = set(self.stored.leaves)
+        return any(not leaves.issuperset(event.prev_event_ids) for event in live)
 
     def _finish(self, arrivals: Arrivals, known: int | None, steps: list[Step]) -> None:
         changes = self.changes
