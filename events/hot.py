@@ -39,6 +39,7 @@ __all__ = [
     "look",
     "may_have_changed",
     "membership_changed_since",
+    "movers_since",
     "news",
     "now",
     "positions",
@@ -82,6 +83,13 @@ def rooms_changed_since(rooms: Collection[str], since: VectorToken, using: str |
 def membership_changed_since(user_id: str, since: VectorToken, using: str | None = None) -> bool:
     """Whether the user's membership of any room may have changed since."""
     return look(user_id, since, using).memberships_changed
+
+
+def movers_since(since: VectorToken, using: str | None = None) -> frozenset[str] | None:
+    """The users whose membership of any room may have changed since; None: it may have been anybody."""
+    feed = _feed(using)
+    feed.positions()
+    return feed.changed("events", Kind.USER, since)
 
 
 def now(stream: str = "events", using: str | None = None) -> VectorToken | None:

@@ -32,7 +32,7 @@ from events.hot_concerns import RESYNC_USER, Kind, followed
 from events.hot_stream import At
 from events.questions import can_be_stored, checked_limit
 from events.sync_answers import RoomsSince
-from events.sync_circle import Circle, circle_at, circle_between
+from events.sync_circle import Circle, Known, circle_at, circle_between
 from events.sync_positions import read_token, token_text
 from events.sync_rooms import MOST_EVENTS, MOST_ROOMS, initial_sync, rooms_since
 from events.sync_streams import Question, StreamChanges, answer_of, providers
@@ -212,6 +212,8 @@ class _Talk:
     def _changes(self, since: SyncToken, now: SyncToken, news: Sequence[str]) -> SyncAnswer:
         before, upto = since.of(EVENTS.name), now.parts[EVENTS.name]
         seen = hot.look(self._user_id, before or VectorToken(0), self._using)
+        movers = None if before is None or seen.memberships_changed else hot.movers_since(before, self._using)
+        known = None if movers is None else Known(seen.rooms, movers)
         with one_view(self._using) as cursor:
             rooms = RoomsSince()
             if before is None:
@@ -219,7 +221,7 @@ class _Talk:
             elif EVENTS.name in news:
                 changed = None if seen.memberships_changed else seen.changed
                 rooms = rooms_since(self._user_id, before, upto, self._events, changed, self._using)
-                circle = circle_between(cursor, self._user_id, before, upto)
+                circle = circle_between(cursor, self._user_id, before, upto, known)
             elif seen.memberships_changed:  # just now
                 circle = circle_at(cursor, self._user_id, upto)
             else:

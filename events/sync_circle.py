@@ -14,7 +14,7 @@ from typing import Any
 from events.joined_rooms import joined_rooms
 from streams.tokens import VectorToken
 
-__all__ = ["Circle", "circle_at", "circle_between"]
+__all__ = ["Circle", "Known", "circle_at", "circle_between"]
 
 _IN_WINDOW = """
 d.stream_ordering > %(base)s::bigint AND d.stream_ordering > coalesce((%(entries)s::jsonb ->> d.instance_name)::bigint, 0)
@@ -66,17 +66,31 @@ class Circle:
         return bool(self.rooms_come or self.rooms_gone or self.users_come or self.users_gone)
 
 
+@dataclass(frozen=True, slots=True)
+class Known:
+    """The user's rooms, the same at both positions, and the users whose membership of any room may have changed in between."""
+
+    rooms: frozenset[str]
+    movers: frozenset[str]
+
+
 def circle_at(cursor: Any, user_id: str, now: VectorToken) -> Circle:
     """As of one position."""
     return Circle(joined_rooms(cursor, user_id, now))
 
 
-def circle_between(cursor: Any, user_id: str, since: VectorToken, now: VectorToken) -> Circle:
-    """As of ``now``, with what changed since."""
-    rooms, then = joined_rooms(cursor, user_id, now), joined_rooms(cursor, user_id, since)
+def circle_between(
+    cursor: Any, user_id: str, since: VectorToken, now: VectorToken, known: Known | None = None
+) -> Circle:
+    """As of ``now``, with what changed since; ``known`` is what memory says, where it can."""
     window = {"base": since.base, "entries": json.dumps(dict(since.entries))}
-    cursor.execute(_PERHAPS, {**window, "rooms": sorted(rooms | then), "moved": sorted(rooms ^ then)})
-    perhaps = sorted({row[0] for row in cursor.fetchall()} - {user_id})
+    if known is not None:
+        rooms = then = known.rooms
+        perhaps = sorted(known.movers - {user_id})
+    else:
+        rooms, then = joined_rooms(cursor, user_id, now), joined_rooms(cursor, user_id, since)
+        cursor.execute(_PERHAPS, {**window, "rooms": sorted(rooms | then), "moved": sorted(rooms ^ then)})
+        perhaps = sorted({row[0] for row in cursor.fetchall()} - {user_id})
     if not perhaps:
         return Circle(rooms, rooms - then, then - rooms)
     cursor.execute(_SHARED, {**window, "users": perhaps, "rooms_now": sorted(rooms), "rooms_then": sorted(then)})

@@ -2,6 +2,7 @@
 
 * *nothing new*: ``hot.look`` with nothing new at all, after 1 and after 5,000 events in other rooms; ``events_since`` beside it.
   Limit 0.1 ms. The peer is the cheapest query that tells the same, an index probe of the newest event of each room.
+* *sync*: the whole call over all streams, nothing new and one event new, for the same user.
 * *wake*: milliseconds from the return of a commit in another process, and in this one, to the running of a caller who waited;
   limit 50. The floor is PostgreSQL's own: NOTIFY to a listening process.
 * *wake 1,000*: from a commit that concerns all of 1,000 waiting tasks to the last of them.
@@ -26,6 +27,7 @@ from events.creating import LocalRoom, create_room
 from events.events_since import events_since
 from events.hot_changes import LastChanges
 from events.models import CurrentState, Room
+from events.sync import sync
 from script.benchmarks.latency import floor, percentile
 from script.benchmarks.report import Report
 from streams import registry, writers
@@ -98,6 +100,26 @@ def nothing_new(report: Report, rooms: list[str], other: LocalRoom) -> None:
         report.add(what=f"events_since, {name}", ms=answer, limit=0.1, of_limit=answer / 0.1)
     asked = milliseconds(lambda: peer(rooms, since), 40)
     report.add(what="peer: one query over the rooms", ms=asked, limit=0.1, of_limit=asked / 0.1)
+
+
+def whole(report: Report, room: LocalRoom) -> None:
+    """The call that does everything."""
+    first = sync(ALICE)
+    token = first.next_batch
+    report.add(what="sync, nothing new", ms=milliseconds(lambda: sync(ALICE, token), 100))
+
+    def one() -> None:
+        nonlocal token
+        answer = sync(ALICE, token)
+        if not answer.rooms:
+            raise RuntimeError("the new event was not told")
+        token = answer.next_batch
+
+    found = []
+    for _ in range(40):
+        room.send(ALICE, "m.room.message", {"body": "x"})
+        found.append(milliseconds(one, 1))
+    report.add(what="sync, one new event", ms=statistics.median(found))
 
 
 def elsewhere(since: VectorToken, number: int) -> None:
@@ -222,14 +244,15 @@ def main() -> None:
     writers.use_instance("bench-{n}")
     report = Report("hot", "the hot caches", ["what", "ms", "limit", "of_limit"])
     rooms = make_rooms()
-    whole, other = LocalRoom(rooms[0]), create_room(BOB)
+    room, other = LocalRoom(rooms[0]), create_room(BOB)
     registry.get("events")
     nothing_new(report, rooms, other)
     hot.forget_feeds()
+    whole(report, room)
     with talkers(database_url(), "talker") as (talker,):
-        waking(report, whole, talker)
-        many(report, whole, talker)
-        feeding(report, whole, talker)
+        waking(report, room, talker)
+        many(report, room, talker)
+        feeding(report, room, talker)
     memory(report)
     hot.forget_feeds()
     writers.retire_all()
