@@ -13,7 +13,7 @@ from typing import Any
 
 from django.urls import reverse
 
-from events.admin_links import EventLink, event_links, room_url, shown, verdict_words
+from events.admin_links import EventLink, event_links, page_number, room_url, shown, verdict_words
 from events.errors import ReadingError
 from events.explaining import Explanation, explain_visibility
 from events.json_for_people import json_for_people
@@ -70,39 +70,32 @@ def event_page(event: Event, asked: Mapping[str, str], using: str) -> dict[str, 
     stored = EventJson.objects.using(using).filter(event_id=event.event_id).first()
     content = _decoded(stored)
     sides = _edges(event, content, using)
-    state, trouble = _state(event, using)
-    page, pages, entries = _state_page(state, asked.get("state_page"))
-    changes = sorted(state.changes.items()) if state is not None else []
-    named = [event_id for _, ids, _, _ in sides for event_id in ids]
-    named += [event_id for _, pair in changes for event_id in pair if event_id is not None]
-    named += [event_id for _, event_id in entries]
-    named += [event_id for event_id in (event.redacted_by, event.redacts) if event_id is not None]
-    links = event_links(named, using)
-    redacted = links[event.redacted_by] if event.redacted_by is not None else None
+    state = _StatePart.read(event, asked.get("state_page"), using)
+    of_event = [event_id for event_id in (event.redacted_by, event.redacts) if event_id is not None]
+    links = event_links([*of_event, *(event_id for side in sides for event_id in side[1]), *state.named()], using)
+    ranges = EventVisibility.read.using(using).covering(event.room_id, event.stream_ordering)[:_MOST_RANGES]
+    return {
+        **_about(event, links),
+        **_json_part(event, stored, content),
+        "sides": [Links(title, [links[i] for i in ids], more, nothing) for title, ids, more, nothing in sides],
+        **state.context(links),
+        "state_open": "state_page" in asked,
+        "ranges": list(ranges),
+        "ranges_more": _MOST_RANGES,
+        **event_user(event, asked.get("user", ""), using),
+    }
+
+
+def _about(event: Event, links: Mapping[str, EventLink]) -> dict[str, Any]:
+    """What the columns of the event say, in words."""
     return {
         "event": event,
         "title_words": f"{shown(event.type, 100)} {shown(event.state_key, 100)}".strip(),
         "words": verdict_words(event) or ["accepted"],
         "sent": _moment(event.origin_server_ts),
         "room_url": room_url(event.room_id),
-        "redacted_by": redacted,
-        "redacts": links[event.redacts] if event.redacts is not None else None,
-        "json": _json(stored),
-        "pruned": _pruned(stored, content),
-        "json_url": reverse("admin:events_event_json", args=[event.pk]),
-        "json_bytes": len(stored.json) if stored is not None else 0,
-        "sides": [Links(title, [links[i] for i in ids], more, nothing) for title, ids, more, nothing in sides],
-        "state": state,
-        "state_trouble": trouble,
-        "changes": [_change(key, pair, links) for key, pair in changes],
-        "entries": [Entry(shown(key[0]), shown(key[1]), links[event_id]) for key, event_id in entries],
-        "entries_count": len(state.after) if state is not None and state.after is not None else 0,
-        "state_page": page,
-        "state_pages": pages,
-        "state_open": "state_page" in asked,
-        "ranges": list(EventVisibility.read.using(using).covering(event.room_id, event.stream_ordering)[:_MOST_RANGES]),
-        "ranges_more": _MOST_RANGES,
-        **event_user(event, asked.get("user", ""), using),
+        "redacted_by": links.get(event.redacted_by or ""),
+        "redacts": links.get(event.redacts or ""),
     }
 
 
@@ -143,16 +136,21 @@ def event_user(event: Event, user: str, using: str) -> dict[str, Any]:
 # --- JSON -------------------------------------------------------------------------------------------------------------
 
 
+def _json_part(event: Event, stored: EventJson | None, content: dict[str, Any] | None) -> dict[str, Any]:
+    return {
+        "json": _cut(json_for_people(stored.json)) if stored is not None else None,
+        "pruned": _pruned(stored, content),
+        "json_url": reverse("admin:events_event_json", args=[event.pk]),
+        "json_bytes": len(stored.json) if stored is not None else 0,
+    }
+
+
 def _decoded(stored: EventJson | None) -> dict[str, Any] | None:
     try:
         content = json.loads(bytes(stored.json)) if stored is not None else None
     except (ValueError, RecursionError):
         return None
     return content if isinstance(content, dict) else None
-
-
-def _json(stored: EventJson | None) -> Text | None:
-    return _cut(json_for_people(stored.json)) if stored is not None else None
 
 
 def _pruned(stored: EventJson | None, content: dict[str, Any] | None) -> Text | None:
@@ -207,23 +205,49 @@ def _auth_events(content: dict[str, Any] | None) -> list[str]:
 # --- state ------------------------------------------------------------------------------------------------------------
 
 
-def _state(event: Event, using: str) -> tuple[StateAt | None, str]:
-    try:
-        found = state_at(event.event_id, using)
-    except (ReadingError, StateError) as error:
-        return None, str(error)
-    return (found, "") if found.after is not None else (None, "An outlier has no place in the graph, so no state.")
+@dataclass(frozen=True, slots=True)
+class _StatePart:
+    """The state around the event; null, and ``trouble`` says why, where there is none."""
 
+    state: StateAt | None
+    trouble: str
+    page: int = 1
+    pages: int = 1
+    entries: Sequence[tuple[StateKey, str]] = ()
 
-def _state_page(state: StateAt | None, asked: str | None) -> tuple[int, int, list[tuple[StateKey, str]]]:
-    """(page, pages, entries) of the state after the event."""
-    if state is None or state.after is None:
-        return 1, 1, []
-    keys = sorted(state.after)
-    pages = max(1, -(-len(keys) // _STATE_PER_PAGE))
-    number = int(asked) if asked is not None and asked.isascii() and asked.isdigit() and len(asked) < 9 else 1
-    page = min(max(number, 1), pages)
-    return page, pages, [(key, state.after[key]) for key in keys[(page - 1) * _STATE_PER_PAGE : page * _STATE_PER_PAGE]]
+    @classmethod
+    def read(cls, event: Event, asked: str | None, using: str) -> _StatePart:
+        """With a page of the state after the event."""
+        try:
+            found = state_at(event.event_id, using)
+        except (ReadingError, StateError) as error:
+            return cls(None, str(error))
+        if found.after is None:
+            return cls(None, "An outlier has no place in the graph, so no state.")
+        pages = max(1, -(-len(found.after) // _STATE_PER_PAGE))
+        page = page_number(asked, pages)
+        keys = sorted(found.after)[(page - 1) * _STATE_PER_PAGE : page * _STATE_PER_PAGE]
+        return cls(found, "", page, pages, [(key, found.after[key]) for key in keys])
+
+    def named(self) -> list[str]:
+        """The events that are to be linked."""
+        changed = [event_id for pair in self.changes.values() for event_id in pair if event_id is not None]
+        return [*changed, *(event_id for _, event_id in self.entries)]
+
+    @property
+    def changes(self) -> dict[StateKey, tuple[str | None, str | None]]:
+        return self.state.changes if self.state is not None else {}
+
+    def context(self, links: Mapping[str, EventLink]) -> dict[str, Any]:
+        return {
+            "state": self.state,
+            "state_trouble": self.trouble,
+            "changes": [_change(key, pair, links) for key, pair in sorted(self.changes.items())],
+            "entries": [Entry(shown(key[0]), shown(key[1]), links[event_id]) for key, event_id in self.entries],
+            "entries_count": len(self.state.after or ()) if self.state is not None else 0,
+            "state_page": self.page,
+            "state_pages": self.pages,
+        }
 
 
 def _change(key: StateKey, pair: tuple[str | None, str | None], links: Mapping[str, EventLink]) -> Entry:

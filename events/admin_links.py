@@ -10,7 +10,7 @@ from django.urls import reverse
 
 from events.models import Event
 
-__all__ = ["EventLink", "event_links", "event_url", "room_url", "shown", "verdict_words"]
+__all__ = ["EventLink", "event_links", "event_url", "link_of", "page_number", "room_url", "shown", "verdict_words"]
 
 _COLUMNS = (
     "stream_ordering", "event_id", "type", "state_key", "sender", "outlier", "rejected_reason", "soft_failed", "redacted_by",
@@ -66,6 +66,12 @@ def event_url(stream_ordering: int) -> str:
 def room_url(room_id: str) -> str:
     """The page of a room."""
     return reverse("admin:events_room_change", args=[quote(room_id)])
+
+
+def page_number(asked: str | None, pages: int) -> int:
+    """The page that an address asks for, if there is one of that number; else the first or the last."""
+    number = int(asked) if asked is not None and asked.isascii() and asked.isdigit() and len(asked) < 9 else 1
+    return min(max(number, 1), pages)
 
 
 def shown(text: str | None, most: int = 200) -> str:

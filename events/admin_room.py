@@ -8,9 +8,9 @@ from typing import Any
 
 from django.db.models import Count, QuerySet
 
-from events.admin_links import EventLink, event_links, link_of, shown
+from events.admin_links import EventLink, event_links, link_of, page_number, shown
 from events.models import BackwardExtremity, CurrentState, Event, EventEdge, ForwardExtremity, Room, TimelineGap
-from events.room_picture import Kind, Node, Picture, PictureEvent, draw
+from events.room_picture import Kind, Node, PictureEvent, draw
 
 __all__ = ["room_page"]
 
@@ -43,20 +43,16 @@ class Page:
 
 def room_page(room: Room, asked: Mapping[str, str], using: str) -> dict[str, Any]:
     """The context of the page; ``asked`` are the parameters of the address: ``state_page`` and ``members_page``."""
-    in_room = {"room_id": room.room_id}
-    leaves = _some(ForwardExtremity.objects.using(using).filter(**in_room).order_by("event_id"))
-    gaps = _some(BackwardExtremity.objects.using(using).filter(**in_room).order_by("event_id"))
-    holes = list(TimelineGap.objects.using(using).filter(**in_room).order_by("-stream_ordering")[:_MOST_LISTED])
-    state = CurrentState.read.using(using).filter(**in_room)
-    counted = state.filter(type=_MEMBER).values_list("membership").annotate(users=Count("*")).order_by("membership")
-    members = dict(counted)
-    entries = state.exclude(type=_MEMBER).order_by("type", "state_key")
-    people = state.filter(type=_MEMBER).order_by("state_key")
-    shown_state = _page(entries, entries.count(), asked.get("state_page"))
-    shown_members = _page(people, sum(members.values()), asked.get("members_page"))
-    named = [*leaves, *gaps, *(row.event_id for row in (*shown_state.rows, *shown_members.rows))]
-    links = event_links([*named, *([room.create_event_id] if room.create_event_id else [])], using)
-    picture, drawn = _picture(room.room_id, set(leaves), using)
+    leaves = _some(ForwardExtremity.objects.using(using).filter(room_id=room.room_id))
+    gaps = _some(BackwardExtremity.objects.using(using).filter(room_id=room.room_id))
+    holes = TimelineGap.objects.using(using).filter(room_id=room.room_id).order_by("-stream_ordering")
+    state = CurrentState.read.using(using).filter(room_id=room.room_id)
+    members = dict(state.filter(type=_MEMBER).values_list("membership").annotate(users=Count("*")))
+    entries, people = state.exclude(type=_MEMBER), state.filter(type=_MEMBER)
+    entry_page = _page(entries.order_by("type", "state_key"), entries.count(), asked.get("state_page"))
+    member_page = _page(people.order_by("state_key"), sum(members.values()), asked.get("members_page"))
+    rows = [row.event_id for row in (*entry_page.rows, *member_page.rows)]
+    links = event_links([*leaves, *gaps, *rows, *filter(None, [room.create_event_id])], using)
     return {
         "room": room,
         "create": links.get(room.create_event_id or ""),
@@ -64,33 +60,30 @@ def room_page(room: Room, asked: Mapping[str, str], using: str) -> dict[str, Any
         "leaves_more": len(leaves) > _MOST_LISTED,
         "gaps": [links[event_id] for event_id in gaps[:_MOST_LISTED]],
         "gaps_more": len(gaps) > _MOST_LISTED,
-        "holes": holes,
+        "holes": list(holes[:_MOST_LISTED]),
         "members": sorted(members.items(), key=lambda pair: -pair[1]),
-        "member_page": shown_members,
+        "member_page": member_page,
         "member_rows": [
-            (shown(row.state_key), row.membership or "leave", links[row.event_id]) for row in shown_members.rows
+            (shown(row.state_key), row.membership or "leave", links[row.event_id]) for row in member_page.rows
         ],
         "members_open": "members_page" in asked,
-        "state_page": shown_state,
-        "state_rows": [(shown(row.type), shown(row.state_key), links[row.event_id]) for row in shown_state.rows],
-        "picture": picture,
-        "drawn": drawn,
-        "picture_width": picture.words_x + _WORDS_WIDTH,
+        "state_page": entry_page,
+        "state_rows": [(shown(row.type), shown(row.state_key), links[row.event_id]) for row in entry_page.rows],
+        **_picture(room.room_id, set(leaves), using),
     }
 
 
 def _some(rows: QuerySet[Any]) -> list[str]:
-    return list(rows.values_list("event_id", flat=True)[: _MOST_LISTED + 1])
+    return list(rows.order_by("event_id").values_list("event_id", flat=True)[: _MOST_LISTED + 1])
 
 
 def _page(rows: QuerySet[Any], count: int, asked: str | None) -> Page:
     pages = max(1, -(-count // _ROWS_PER_PAGE))
-    number = int(asked) if asked is not None and asked.isascii() and asked.isdigit() and len(asked) < 9 else 1
-    number = min(max(number, 1), pages)
+    number = page_number(asked, pages)
     return Page(list(rows[(number - 1) * _ROWS_PER_PAGE : number * _ROWS_PER_PAGE]), number, pages)
 
 
-def _picture(room_id: str, leaves: set[str], using: str) -> tuple[Picture, list[DrawnEvent]]:
+def _picture(room_id: str, leaves: set[str], using: str) -> dict[str, Any]:
     """The events that came last, by arrival: what their senders claim about depth does not decide what is looked at."""
     events = list(Event.read.using(using).in_room(room_id).order_by("-stream_ordering")[:_LAST_EVENTS])
     by_id = {event.event_id: event for event in events}
@@ -114,7 +107,7 @@ def _picture(room_id: str, leaves: set[str], using: str) -> tuple[Picture, list[
         outside - here,
     )
     drawn = [_drawn(node, by_id[node.event.event_id]) for node in picture.nodes]
-    return picture, drawn
+    return {"picture": picture, "drawn": drawn, "picture_width": picture.words_x + _WORDS_WIDTH}
 
 
 def _kind(event: Event) -> Kind:
