@@ -353,7 +353,7 @@ class EventVisibility(models.Model):
                 name="events_eventvisibility_own",
                 condition=models.Q(kind__in=("joined", "invited")),
             ),
-            models.Index(fields=["user_id", "room_id"], name="events_eventvisibility_user"),
+            models.Index(fields=["user_id", "room_id", "kind", "first"], name="events_eventvisibility_user"),
         ]
         constraints: ClassVar = [
             models.CheckConstraint(

@@ -125,10 +125,9 @@ def _single(user: str, kind: str, event: str) -> str:
 
 
 def _in_own_range(event: str, access: str) -> str:
-    single = f"""(SELECT v.kind = 'shown' FROM events_eventvisibility v WHERE v.room_id = {event}.room_id
-      AND v.user_id = {access}.user_id AND v.kind IN ('shown', 'hidden') AND v.first = {event}.stream_ordering LIMIT 1)"""
-    covered = _covers(f"v.user_id = {access}.user_id AND v.kind IN ('joined', 'invited')", event)
-    return f"coalesce({single}, {covered})"
+    own = f"= {access}.user_id"
+    covered = _covers(f"v.user_id {own} AND v.kind IN ('joined', 'invited')", event)
+    return f"(({covered} AND NOT {_single(own, 'hidden', event)}) OR {_single(own, 'shown', event)})"
 
 
 def _erased(event: str) -> str:

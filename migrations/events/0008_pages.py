@@ -14,6 +14,11 @@ class Migration(migrations.Migration):
             "eventvisibility",
             models.Index(fields=["room_id", "user_id", "kind", "first"], name="events_eventvisibility_range"),
         ),
+        migrations.RemoveIndex("eventvisibility", "events_eventvisibility_user"),
+        migrations.AddIndex(
+            "eventvisibility",
+            models.Index(fields=["user_id", "room_id", "kind", "first"], name="events_eventvisibility_user"),
+        ),
         migrations.AddIndex(
             "eventvisibility",
             models.Index(
