@@ -18,7 +18,7 @@ from events.creating import NewEvent, RoomSetup, create_room
 from events.errors import EventNotAllowed
 from events.events_since import events_since
 from events.feeds import listed_since
-from events.models import CurrentStateDelta, Event, Feed, FeedEntry, FeedPosition
+from events.models import CurrentStateDelta, Event, Feed, FeedEntry, FeedPosition, IgnoredUser
 from events.persist import Incoming, persist
 from pipeline.feeds import Stretch, Written, drop_feeds, write_feeds
 from streams.tokens import VectorToken
@@ -213,6 +213,19 @@ def test_a_feed_ahead_of_now_tells_nothing_beyond_it(room, monkeypatch):
     room.leave(BOB)
     write(low=token.base)
     assert ids(answer(BOB, token, monkeypatch, now=now).events) == said
+
+
+def test_first_places_that_show_nothing_do_not_let_later_rooms_come_before_the_rest(room, monkeypatch):
+    room.join(EVE)
+    IgnoredUser.objects.create(user_id=BOB, ignored_user_id=EVE)
+    other = create_room(ANN)
+    token = here()
+    talk(room, 40, EVE)
+    said = talk(room, 1)
+    later = [other.join(BOB).event_id, *talk(other, 3)]
+    write(low=token.base)
+    assert ids(answer(BOB, token, monkeypatch, now=here(), limit=2).events) == [*said, *later][:2]
+    assert ids(answer(BOB, token, monkeypatch, now=here()).events)[-4:] == later
 
 
 def test_no_feed_and_a_token_from_before_it(room, monkeypatch):
