@@ -26,7 +26,7 @@ from django.db import connections, transaction
 
 from events.errors import CannotForget, NotReadable, UnknownRoom
 from events.fields import storable
-from events.models import CurrentState, ForgottenRoom, IgnoredUser
+from events.models import CurrentState, ErasedUser, ForgottenRoom, IgnoredUser
 from streams import registry
 from streams.catalog.models import AccountDataChange
 from streams.conf import StreamSettings, stream_settings
@@ -38,6 +38,7 @@ __all__ = [
     "Reach",
     "access_of",
     "access_parameters",
+    "erase_user",
     "checked",
     "forget_room",
     "ignored_users_in",
@@ -45,6 +46,7 @@ __all__ = [
     "read_access",
     "readable_room",
     "set_ignored_users",
+    "unerase_user",
     "unforget_room",
 ]
 
@@ -206,6 +208,18 @@ def unforget_room(user_id: str, room_id: str, using: str | None = None) -> bool:
     """Take back ``forget_room``; false when the room was not forgotten."""
     alias = using or stream_settings().database
     return ForgottenRoom.objects.using(alias).filter(user_id=user_id, room_id=room_id).delete()[0] > 0
+
+
+def erase_user(user_id: str, using: str | None = None) -> bool:
+    """From now on everybody who was not joined at an event of the user gets it pruned; false when that is so already."""
+    alias = using or stream_settings().database
+    return ErasedUser.objects.using(alias).get_or_create(user_id=storable(user_id, "erased user"))[1]
+
+
+def unerase_user(user_id: str, using: str | None = None) -> bool:
+    """Take back ``erase_user``; false when the user is not erased."""
+    alias = using or stream_settings().database
+    return ErasedUser.objects.using(alias).filter(user_id=user_id).delete()[0] > 0
 
 
 def ignored_users_in(content: object) -> list[str]:

@@ -1,6 +1,6 @@
 """Who sees what as views to join, and what is decided on reading: forgotten rooms, ignored users.
 
-The text of the views is that of ``events.visible_sql``: who changes it adds a migration that drops the views and makes them again.
+The text of the views is that of ``events.visible_sql``: who changes it adds a migration that drops them and makes them again.
 """
 
 from typing import Any

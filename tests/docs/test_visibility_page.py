@@ -1,10 +1,12 @@
 """The page of who sees an event, and why, lists exactly the words of the code, in their order."""
 
+import inspect
 import re
 from pathlib import Path
 
 import pytest
 
+from events import on_read
 from events.models import EventVisibility
 from events.on_read import Reach
 from events.visibility_rules import Answer, Rule, Sight, for_client, for_server
@@ -68,3 +70,11 @@ def test_other_servers_get_the_pruned_form_as_the_page_says():
     assert for_server("shared", ["join"], sender_erased=True).rule is Rule.ERASED_SENDER
     assert for_server("shared", [], sender_erased=False, state_known=False).rule is Rule.STATE_UNKNOWN
     assert {for_server(s, [], sender_erased=False).answer for s in ("joined", "invited")} == {Answer.REDACTED}
+
+
+def test_functions_on_the_page_are_there():
+    for call in (row[0].strip("`") for row in section("What users decide")):
+        name, arguments = call.rstrip(")").split("(")
+        assert list(inspect.signature(getattr(on_read, name)).parameters)[
+            : arguments.count(",") + 1
+        ] == arguments.split(", ")

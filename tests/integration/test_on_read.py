@@ -12,12 +12,14 @@ from events.models import IgnoredUser, RoomAccess, VisibleEvent
 from events.on_read import (
     IGNORED_USERS_LIMIT,
     Reach,
+    erase_user,
     forget_room,
     ignored_users_in,
     max_lifetime_ms,
     read_access,
     readable_room,
     set_ignored_users,
+    unerase_user,
     unforget_room,
 )
 from events.stored_room import forget_kept
@@ -195,6 +197,25 @@ def test_ignored_users_are_bounded_and_checked():
 )
 def test_account_data_names_ignored_users(content, named):
     assert ignored_users_in(content) == named
+
+
+# --- erased users ---------------------------------------------------------------------------------------------------
+
+
+def test_erased_users_are_pruned_until_that_is_taken_back():
+    made = MadeRoom()
+    message = made.message()
+    made.member(BOB, "join")
+    store_room(made.events)
+
+    def pruned():
+        return [answer.pruned for answer in explain_visibility(BOB, [message.event_id])]
+
+    assert erase_user(ALICE) and not erase_user(ALICE) and pruned() == [True]
+    assert VisibleEvent.objects.get(user_id=BOB, event_id=message.event_id).redacted
+    assert unerase_user(ALICE) and not unerase_user(ALICE) and pruned() == [False]
+    with pytest.raises(EventRefused, match="nul-character"):
+        erase_user("@a\0:a.test")
 
 
 # --- retention ------------------------------------------------------------------------------------------------------
