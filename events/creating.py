@@ -24,6 +24,7 @@ from events.errors import EventNotAllowed, EventRefused, Reason, StateUnresolved
 from events.models import CurrentState, Event, EventJson, Room
 from events.parsing import ParsedEvent
 from events.persist import Incoming, Persisted, persist
+from events.room_reading import lock_and_read
 from events.room_states import RoomStates
 from events.signatures import SigningKey
 from events.stored_room import StoredEvents, StoredRoom
@@ -152,7 +153,7 @@ class LocalRoom:
         """Several events, each on top of the one before, in one transaction: all are stored, or none."""
         alias = self.using or stream_settings().database
         with transaction.atomic(using=alias):
-            speech = _Speech(_locked(self.room_id, alias), self.key, alias)
+            speech = _Speech(self.room_id, self.key, alias)
             speech.stand_on(self.prev_event_ids or speech.leaves(MOST_PREV_EVENTS))
             made = [speech.compose(new) for new in events]
             return _stored(made, alias, late=bool(self.prev_event_ids))
@@ -165,7 +166,7 @@ class LocalRoom:
         alias = self.using or stream_settings().database
         own = server or (self.key.server if self.key is not None else stream_settings().server_name)
         with transaction.atomic(using=alias):
-            speech = _Speech(_locked(self.room_id, alias), self.key, alias)
+            speech = _Speech(self.room_id, self.key, alias)
             leaves = speech.leaves(_MOST_DUMMIES * MOST_PREV_EVENTS)
             if len(leaves) <= max(1, more_than):
                 return []
@@ -228,27 +229,28 @@ def _first_events(creator: str, version: RoomVersion, setup: RoomSetup) -> list[
 # --- a room that is there ---------------------------------------------------------------------------------------------
 
 
-def _locked(room_id: str, using: str) -> Room:
-    room = Room.objects.using(using).select_for_update().filter(pk=room_id).first()
-    if room is None:
-        raise UnknownRoom(f"There is no room {room_id}.")
-    return room
-
-
 class _Speech:
-    """New events of one room, each standing on those before it. Assumes the caller's transaction with the room locked."""
+    """New events of one room, each standing on those before it. Assumes the caller's transaction, and locks the room."""
 
-    def __init__(self, room: Room, key: SigningKey | None, using: str) -> None:
+    def __init__(self, room_id: str, key: SigningKey | None, using: str) -> None:
+        reading = lock_and_read([], using, rooms=[room_id])
+        room = reading.rooms.get(room_id)
+        if room is None:
+            raise UnknownRoom(f"There is no room {room_id}.")
         self._room = room
         self._key = key
         self._using = using
-        self._stored = StoredRoom(room.room_id, using, StoredEvents(using, room.room_id, room.content_generation))
+        self._leaves = reading.leaves.get(room_id, [])
+        here = StoredEvents(using, room_id, room.content_generation, reading)
+        self._stored = StoredRoom(room_id, using, here, reading)
         self._states = RoomStates(room_version(room.room_version), [], self._stored.as_stored(room.create_event_id))
         self._prev: list[ParsedEvent] = []
         self._group = -1
 
     def leaves(self, most: int) -> list[str]:
-        """The deepest leaves of the room, the deepest first."""
+        """The deepest leaves of the room; if these are not all, the deepest first."""
+        if len(self._leaves) <= min(most, MOST_PREV_EVENTS):
+            return self._leaves
         with connections[self._using].cursor() as cursor:
             cursor.execute(_LEAVES, [self._room.room_id, most])
             return [row[0] for row in cursor.fetchall()]

@@ -80,14 +80,15 @@ class PersistOutcome:
 def persist(events: Iterable[Incoming], using: str | None = None) -> PersistOutcome:
     """Store a batch; see the module. Events that are stored already change nothing, so a batch may be repeated.
 
-    Raises errors of the stream engine (``WriterFenced``, …) and of the database, and then nothing was stored.
+    Raises errors of the stream engine (``WriterFenced``, …) and of the database, and then nothing was stored; a transaction
+    of the caller can then only be rolled back.
     """
     alias = using or stream_settings().database
     batch = list(events)
     outcome = PersistOutcome()
     parsed = _parse(batch, outcome, alias)
     if parsed:
-        with transaction.atomic(using=alias):
+        with transaction.atomic(using=alias, savepoint=False):
             _store(parsed, outcome, alias)
     outcome.refused.sort(key=lambda refused: refused.place)
     return outcome
