@@ -49,7 +49,7 @@ def outside(page, site):
 
 
 def test_room_leads_to_its_events_and_they_explain_themselves(rooms, boss, new_page, site):
-    page = new_page(viewport={"width": 1280, "height": 900})
+    page = new_page(viewport={"width": 1280, "height": 1100})
     found = outside(page, site)
     log_in(page)
     forks, rejected = rooms
@@ -57,6 +57,7 @@ def test_room_leads_to_its_events_and_they_explain_themselves(rooms, boss, new_p
         page.goto(room_url(room))
         playwright_api.expect(page.get_by_role("heading", name=room, exact=True)).to_be_visible()
         keep(page, f"room-{name}", full_page=True)
+        keep(page, f"room-{name}-top", clip={**page.locator(".rp").bounding_box(), "height": 940})
         page.locator("svg[role=group]").scroll_into_view_if_needed()
         keep(page, f"room-{name}-graph")
     nodes = page.locator("svg[role=group] a")
