@@ -5,6 +5,7 @@ from django.urls import path, re_path
 from django.urls.resolvers import URLPattern, URLResolver
 from django.views.generic import RedirectView
 
+from replsite.dashboard.actions import action_urls
 from replsite.dashboard.history import history_page
 from replsite.dashboard.views import live_data, live_page
 from replsite.health import health_view, live_view, ready_view
@@ -18,6 +19,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("admin/live/", live_page, name="live"),
     path("admin/live/data/", live_data, name="live-data"),
     path("admin/history/", history_page, name="live-history"),
+    *action_urls(),
     path("admin/", admin.site.urls),
     path("metrics", metrics_view, name="metrics"),
     path("health", health_view, name="health"),

@@ -59,6 +59,8 @@ __all__ = [
     "RecordedGap",
     "RecordedPosition",
     "RecordedServer",
+    "Sample",
+    "StatusChange",
     "StoredCursor",
     "StreamPosition",
     "SyncingUser",
@@ -123,6 +125,7 @@ class StreamPosition(models.Model):
             models.UniqueConstraint(fields=["stream", "instance_name"], name="streams_streamposition_writer"),
         ]
         ordering = ["stream", "instance_name"]
+        permissions = [("retire_writer", "Can retire writers"), ("end_writer", "Can end what a writer holds open")]
 
     def __str__(self) -> str:
         return f"{self.stream} {self.instance_name} {self.position}"
@@ -184,10 +187,14 @@ class Reader(models.Model):
     buffer_bytes = models.BigIntegerField(db_default=0)
     closed_at = models.DateTimeField(null=True)
     close_reason = models.TextField(db_default="")
+    disconnect_asked_by = models.TextField(
+        db_default="", help_text="who wants the connection ended; its server does it"
+    )
 
     class Meta:
         db_table = "streams_reader"
         ordering = ["kind", "name", "key"]
+        permissions = [("disconnect_reader", "Can disconnect readers")]
 
     def __str__(self) -> str:
         return f"{self.kind} {self.name}"

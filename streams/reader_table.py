@@ -29,7 +29,9 @@ ON CONFLICT (key) DO UPDATE SET name = excluded.name, heartbeat_at = excluded.he
     address = excluded.address, process_id = excluded.process_id,
     connected_at = CASE WHEN known.process_id IS DISTINCT FROM excluded.process_id OR known.closed_at IS NOT NULL
                         THEN excluded.connected_at ELSE known.connected_at END,
-    closed_at = excluded.closed_at, close_reason = excluded.close_reason
+    closed_at = excluded.closed_at, close_reason = excluded.close_reason,
+    disconnect_asked_by = CASE WHEN known.closed_at IS NULL THEN known.disconnect_asked_by ELSE '' END
+RETURNING key, CASE WHEN closed_at IS NULL THEN disconnect_asked_by ELSE '' END
 """
 _BEAT = "UPDATE streams_reader SET heartbeat_at = clock_timestamp() WHERE key = %(key)s"
 _CLOSE = "UPDATE streams_reader SET closed_at = clock_timestamp(), close_reason = %(reason)s WHERE key = %(key)s"
@@ -44,14 +46,17 @@ DELETE FROM streams_reader WHERE closed_at < now() - interval '1 hour' OR heartb
 
 def store_readers(
     cursor: Any, kind: str, process_id: int, rows: Sequence[Mapping[str, Any]], served_by: str = ""
-) -> None:
+) -> dict[str, str]:
     """Insert or update readers of one kind and process, in one statement; those with a ``close_reason`` are closed by it.
+
+    Returns those that somebody wants to be disconnected: key -> who.
 
     A row has ``key``, ``name``, ``address`` and ``positions`` (``{stream: {writer: position}}``, positive); the counters,
     ``connected_at`` (seconds since the epoch, else now) and ``close_reason`` may be missing.
     """
     text = orjson.dumps(list(rows)).decode().replace("\\u0000", "\\ufffd")  # jsonb takes no NUL
     cursor.execute(_STORE, {"kind": kind, "served_by": served_by, "process_id": process_id, "rows": text})
+    return {key: by for key, by in cursor.fetchall() if by}
 
 
 def beat_reader(cursor: Any, key: str) -> None:

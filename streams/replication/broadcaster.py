@@ -334,14 +334,18 @@ class Broadcaster:
     async def _tell_readers(self, peers: list[Peer]) -> None:
         positions, now = self.positions(), time.time()
         rows = [{**p.figures(now), "positions": positions if p.has_replicated else {}} for p in peers]
-        await self._write_readers(lambda: self._reader_rows.write(rows))
+        unwanted = await self._write_readers(lambda: self._reader_rows.write(rows)) or {}
+        for peer in [peer for peer in peers if peer.key in unwanted]:
+            log.warning("replication.disconnected", client=peer.name, address=peer.address, by=unwanted[peer.key])
+            peer.close(CloseReason.DISCONNECTED, "disconnected by an operator")
 
-    async def _write_readers(self, write: Callable[[], None]) -> None:
+    async def _write_readers(self, write: Callable[[], T]) -> T | None:
         """The table of readers is for people to look at: an error here must not stop facts."""
         try:
-            await asyncio.get_running_loop().run_in_executor(self._figure_threads, write)
+            return await asyncio.get_running_loop().run_in_executor(self._figure_threads, write)
         except database.DatabaseError as error:
             log.warning("broadcaster.readers_not_written", error=str(error).strip())
+            return None
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)

@@ -64,6 +64,7 @@ class CloseReason(enum.StrEnum):
     TOO_SLOW = "too slow"
     WRONG_REMOTE = "wrong remote"
     STOPPING = "stopping"
+    DISCONNECTED = "disconnected"
     FAILED = "internal error"
     SERVER_GONE = "server gone"
 

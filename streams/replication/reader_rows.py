@@ -23,11 +23,15 @@ class ReaderRows:
         self._served_by = served_by
         self._connection = database.KeptConnection(using, "replsite readers")
 
-    def write(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Insert or update the rows; those with a ``close_reason`` are closed by it. Raises the driver's errors."""
-        if rows:
-            with self._connection.cursor() as cursor:
-                store_readers(cursor, self._kind, os.getpid(), rows, self._served_by)
+    def write(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+        """Insert or update the rows; those with a ``close_reason`` are closed by it. Raises the driver's errors.
+
+        Returns those that somebody wants to be disconnected: key -> who.
+        """
+        if not rows:
+            return {}
+        with self._connection.cursor() as cursor:
+            return store_readers(cursor, self._kind, os.getpid(), rows, self._served_by)
 
     def forget_old(self) -> None:
         """Remove readers of any kind that nobody looks at any more."""

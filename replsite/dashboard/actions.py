@@ -1,0 +1,149 @@
+"""What an operator can do from the admin: disconnect a reader, ask a writer to leave, end what a writer holds open.
+
+Each is a page that says what would happen, and happens by POST only, for staff with the permission, with a line in the admin's
+log. The work is that of ``manage.py streams retire`` and ``abort`` (``streams.ending``); nothing here waits for a process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from django.contrib import admin, messages
+from django.contrib.admin.models import CHANGE, LogEntry
+from django.core.exceptions import PermissionDenied
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
+from django.template.response import TemplateResponse
+from django.urls import URLPattern, path, reverse
+
+from replsite.wording import counted
+from streams import database, ending
+from streams.conf import stream_settings
+from streams.errors import UnknownWriter
+from streams.liveness import resolve_writer
+from streams.models import Reader, StreamPosition
+
+__all__ = ["action_urls"]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What an action would do: in words, and by a function that returns what was done."""
+
+    title: str
+    button: str
+    sentences: Sequence[str]
+    carry_out: Callable[[], str] | None
+    """Null: there is nothing to do."""
+    about: Any
+    """The row that the admin's log is to name."""
+
+
+def _disconnect(name: str, by: str) -> Plan:
+    reader = Reader.objects.using(stream_settings().database).filter(key=name).first()
+    if reader is None:
+        raise Http404("There is no such reader.")
+    if reader.kind != Reader.Kind.CONNECTION or reader.closed_at is not None:
+        sentence = "Only a connection to a replication server that is still open can be disconnected."
+        return Plan(f"Disconnect {reader.name}?", "", [sentence], None, reader)
+
+    def carry_out() -> str:
+        Reader.objects.using(stream_settings().database).filter(pk=reader.pk).update(disconnect_asked_by=by)
+        return f"{reader.name} is being disconnected by {reader.served_by or 'its server'}."
+
+    sentences = [
+        f"{reader.name}, from {reader.address}, connected since {reader.connected_at:%Y-%m-%d %H:%M:%S} UTC.",
+        "Its server ends the connection within seconds. A follower comes back by itself and goes on where it was.",
+    ]
+    return Plan(f"Disconnect {reader.name}?", "Disconnect it", sentences, carry_out, reader)
+
+
+def _retire(name: str, by: str) -> Plan:
+    with _cursor() as cursor:
+        found = _holding(cursor, name)
+    about = StreamPosition.objects.using(stream_settings().database).filter(instance_name=name).first()
+    if found.retired:
+        return Plan(f"Retire {name}?", "", [f"{name} is retired already."], None, about)
+
+    def carry_out() -> str:
+        with _cursor() as cursor:
+            if done := resolve_writer(cursor, name, by):
+                return f"{name} was proven dead and is retired on {counted(len(done), 'stream')}."
+            if ending.holding(cursor, name).lock is None:
+                return (
+                    f"{name} has no process, but a transaction of it is still open: it is retired when that has ended."
+                )
+            return f"{name} lives; it was asked to leave {', '.join(ending.ask_to_leave(cursor, name, by))}."
+
+    sentences = [
+        f"Its process: {found.process}, " + ("alive." if found.lock else "gone."),
+        "A living writer finishes what it has begun and leaves its streams; the process is not ended. A dead one is taken out, "
+        "if it is proven dead.",
+    ]
+    return Plan(f"Retire {name}?", "Retire it", sentences, carry_out, about)
+
+
+def _end(name: str, by: str) -> Plan:
+    with _cursor() as cursor:
+        found = _holding(cursor, name)
+    about = StreamPosition.objects.using(stream_settings().database).filter(instance_name=name).first()
+    title = f"End what {name} holds open?"
+    if not found.transactions:
+        return Plan(title, "", [f"{name} holds nothing back: no transaction of it is open for long."], None, about)
+
+    def carry_out() -> str:
+        with _cursor() as cursor:
+            ended = ending.end_sessions(cursor, found, by)
+        return f"{counted(len(ended), 'transaction')} of {name} ended; what they had written is rolled back."
+
+    sentences = [*map(str, found.transactions), "They are rolled back; the writer's process sees an error and goes on."]
+    return Plan(title, "End them", sentences, carry_out, about)
+
+
+def _holding(cursor: Any, name: str) -> ending.Holding:
+    try:
+        return ending.holding(cursor, name)
+    except UnknownWriter as error:
+        raise Http404(str(error)) from error
+
+
+@contextmanager
+def _cursor() -> Iterator[Any]:
+    connection = database.direct_connection(application_name="replsite admin")
+    with closing(connection), connection.cursor() as cursor:
+        yield cursor
+
+
+def _view(plan_of: Callable[[str, str], Plan], permission: str) -> Callable[..., HttpResponse]:
+    """The page of one action; ``name`` is a parameter of the address."""
+
+    def view(request: HttpRequest) -> HttpResponse:
+        if not request.user.has_perm(permission):
+            raise PermissionDenied
+        name = request.GET.get("name", "")
+        if not name or "\x00" in name:
+            raise Http404("The address must name whom it is about.")
+        plan = plan_of(name, request.user.get_username())
+        if request.method == "POST" and plan.carry_out is not None:
+            done = plan.carry_out()
+            who = str(request.user.pk)
+            LogEntry.objects.log_actions(who, [plan.about], CHANGE, change_message=done, single_object=True)
+            messages.success(request, done)
+            return HttpResponseRedirect(reverse("live"))
+        # only words: a template calls what can be called
+        said = {"title": plan.title, "sentences": plan.sentences, "button": plan.button}
+        context = {**admin.site.each_context(request), **said}
+        return TemplateResponse(request, "dashboard/action.html", context)
+
+    return admin.site.admin_view(view)
+
+
+def action_urls() -> list[URLPattern]:
+    """The pages of all actions."""
+    return [
+        path("admin/actions/disconnect/", _view(_disconnect, "streams.disconnect_reader"), name="disconnect-reader"),
+        path("admin/actions/retire/", _view(_retire, "streams.retire_writer"), name="retire-writer"),
+        path("admin/actions/end/", _view(_end, "streams.end_writer"), name="end-writer"),
+    ]
