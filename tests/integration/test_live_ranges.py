@@ -41,14 +41,23 @@ def as_they_came(made):
         )
 
 
+FOLLOW_EACH_OTHER = {"shared": "room", "world": "room", "joined": "user", "invited": "user"}
+
+
 def overlaps(rows):
-    """Ranges of one user and kind that cover a position twice: the predicate looks at the last that begins before an event."""
-    by_kind = {}
+    """Ranges that cover a position twice, where the predicate looks only at the one that begins last before an event.
+
+    An own event can end an invite and begin a membership.
+    """
+    follow = {}
     for row in rows:
-        by_kind.setdefault((row.user_id, row.kind), []).append(row)
-    for found in by_kind.values():
+        follow.setdefault((row.user_id, FOLLOW_EACH_OTHER.get(row.kind, row.kind)), []).append(row)
+    for (_, kind), found in follow.items():
         found.sort(key=lambda row: row.first)
-        yield from (pair for pair in pairwise(found) if pair[0].last is None or pair[0].last >= pair[1].first)
+        for one, other in pairwise(found):
+            shared = 1 if kind == "user" and one.kind != other.kind and one.first < other.first else 0
+            if one.last is None or one.last >= other.first + shared:
+                yield one, other
 
 
 @settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
