@@ -4,7 +4,7 @@ from django.db import migrations
 
 
 class Migration(migrations.Migration):
-    dependencies = [("events", "0009_creating")]
+    dependencies = [("events", "0008_pages")]
 
     operations = [
         migrations.AlterModelOptions(name="backwardextremity", options={"verbose_name_plural": "backward extremities"}),
