@@ -102,7 +102,8 @@ class RoomStates:
         remaining = [events[number] for number in left if self.events[events[number].event_id].rejected_reason != CYCLE]
         above, _ = causal_order(remaining, auth=True, also=also)
         for event in (*(events[number] for number in order), *(remaining[number] for number in above)):
-            self.auth_graph.rank(event.event_id)
+            if event.is_state:  # others take no part in resolutions
+                self.auth_graph.rank(event.event_id)
             self._assign(event)
 
     def state(self, group: int) -> GroupState:

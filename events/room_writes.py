@@ -233,6 +233,16 @@ def _positions(room_id: str, changes: RoomChanges, ids: Iterator[int], old_ids: 
     return found | {room_id: next(ids)} if changes.own_place else found
 
 
+def _fact(position: int | None, row: Sequence[object]) -> Event:
+    """The event of a row of ``EVENT_COLUMNS``; values in order take Django half the time of named ones."""
+    given: dict[str, Any] = {"stream_ordering": position, **dict(zip(EVENT_COLUMNS, row, strict=True))}
+    fields = Event._meta.concrete_fields
+    values: list[Any] = [given[f.attname] if f.attname in given else f.get_default() for f in fields]
+    make: Any = Event  # the type checker takes named values only
+    event: Event = make(*values)
+    return event
+
+
 class _Groups:
     """New groups that events need, under fresh IDs; those of current states on the way are not stored."""
 
@@ -329,8 +339,8 @@ class _Room:
         write_filled(self._changes.filled, groups, self._stored.using)
         for event in self._changes.events:
             row = event_row(event, redacted.get(event.event_id), groups.get(event.event_id))
-            place: Any = self._positions.get(event.event_id)  # null: given when it is inserted
-            writing.facts.append(Event(stream_ordering=place, **dict(zip(EVENT_COLUMNS, row, strict=True))))
+            place = self._positions.get(event.event_id)  # null: given when it is inserted
+            writing.facts.append(_fact(place, row))
             if event.event_id not in stored_outliers:
                 writing.add(EventJson, event.event_id, event.room_version, event.json)
                 if event.is_state:

@@ -152,9 +152,14 @@ def execute_prepared(cursor: Any, statement: str, parameters: Mapping[str, Any])
     cursor.execute(_prepared_call(cursor, statement) or statement, parameters)
 
 
+def _known_in(cursor: Any) -> dict[str, str]:
+    """Statement -> how it is called, of those that this session has planned."""
+    return _prepared.setdefault(cursor.connection, {})
+
+
 def _prepared_call(cursor: Any, statement: str) -> str | None:
     """How the statement is called in this session, which plans it when it is new; null when it prepared enough."""
-    known = _prepared.setdefault(cursor.connection, {})
+    known = _known_in(cursor)
     if (call := known.get(statement)) is not None:
         return call
     if len(known) >= _MOST_PREPARED:  # somebody writes values into statements
@@ -196,11 +201,13 @@ def send_together(connection: BaseDatabaseWrapper, statements: Sequence[Statemen
     Under READ COMMITTED each sees what was committed when it begins. All of them have values of one kind: named ones, by which
     they may share them, or values in order. Nothing is prepared where a pooler stands between (``DIRECT`` of the alias).
     """
-    prepares = not connection.settings_dict.get("DIRECT")
     with connection.cursor() as cursor:
-        texts = [
-            (_prepared_call(cursor, one.text) if prepares and one.again else None) or one.text for one in statements
-        ]
+        texts = [one.text for one in statements]
+        if not connection.settings_dict.get("DIRECT"):
+            known = _known_in(cursor)
+            for place, (text, _, again) in enumerate(statements):
+                if again:
+                    texts[place] = known.get(text) or _prepared_call(cursor, text) or text
         named: dict[str, Any] = {}
         ordered: list[Any] = []
         for one in statements:
