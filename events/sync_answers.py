@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from events.serving import ServedEvent
@@ -54,12 +54,16 @@ class PendingRoom:
 
 @dataclass(frozen=True, slots=True)
 class RoomsSince:
-    """The part of a sync about rooms: what is new between two tokens. Rooms without anything new are left out."""
+    """The part of a sync about rooms: what is new between two tokens. Rooms without anything new are left out.
+
+    ``upto`` is where the answer ends and the next one begins.
+    """
 
     joined: tuple[SyncRoom, ...] = ()
     left: tuple[SyncRoom, ...] = ()
     invited: tuple[PendingRoom, ...] = ()
     knocked: tuple[PendingRoom, ...] = ()
+    upto: VectorToken | None = field(default=None, compare=False)
 
     def __bool__(self) -> bool:
         return bool(self.joined or self.left or self.invited or self.knocked)

@@ -101,28 +101,33 @@ def rooms_since(
 ) -> RoomsSince:
     """What is new in the user's rooms after ``since``: at most ``limit`` events of each, and what changed beside them.
 
-    A ``since`` ahead of ``now`` is taken back to it. ``changed_rooms``: the joined rooms that may have anything new (a
-    cache knows); the others are not looked at. Raises ``BadQuestion``, ``TokenError`` and ``EpochChanged``.
+    A ``since`` ahead of ``now`` is taken back to it. ``changed_rooms`` is for those who know (``events.hot``) that the user's
+    memberships are what they were: only these joined rooms are looked at. Raises ``BadQuestion``, ``TokenError`` and
+    ``EpochChanged``.
     """
     alias = using or stream_settings().database
     limit = checked_limit(limit, MOST_EVENTS)
     now = now or events_token(alias)
     span = Span(now, read_events_token(since, alias).meet(now))
     if not can_be_stored(user_id):
-        return RoomsSince()
+        return RoomsSince(upto=now)
     with one_view(alias), collector_paused():
-        memberships = read_memberships(user_id, now, span.since, alias)
-        joined = _joined_windows(memberships, span, changed_rooms)
-        windows = Windows(user_id, [*joined, *_left_windows(memberships, span)], span, alias)
         if changed_rooms is None:
+            memberships = read_memberships(user_id, now, span.since, alias)
+            windows = Windows(
+                user_id, [*_joined_windows(memberships, span), *_left_windows(memberships, span)], span, alias
+            )
             windows.drop_quiet()
+        else:
+            memberships = Memberships({room_id: Standing(room_id, "join") for room_id in changed_rooms})
+            windows = Windows(user_id, _joined_windows(memberships, span), span, alias)
         standing = {room_id: memberships.rooms[room_id].membership or "leave" for room_id in windows.windows}
         limit = min(limit, max(1, MOST_TOGETHER // max(1, len(windows.windows))))
         answers = _answers(windows, standing, limit)
         pending = [room for room in memberships.of("invite", "knock") if room.changed_at is not None]
         invited, knocked = _pending(pending, alias)
     here = tuple(room for room in answers if room.membership == "join" and _has_anything(room))
-    return RoomsSince(here, tuple(room for room in answers if room.membership != "join"), invited, knocked)
+    return RoomsSince(here, tuple(room for room in answers if room.membership != "join"), invited, knocked, now)
 
 
 def _has_anything(room: SyncRoom) -> bool:
@@ -151,15 +156,12 @@ def _by_activity(
     return rows(text, {**values, "rooms": list(room_ids), "place": page[0], "limit": page[1]}, using)
 
 
-def _joined_windows(memberships: Memberships, span: Span, changed: Collection[str] | None) -> list[Window]:
-    low = span.since.base if span.since is not None else LOWEST
-    found = []
-    for room in memberships.of("join"):
-        if room.joined_anew:
-            found.append(Window(room.room_id, 0, span.now.highest, whole=True))
-        elif changed is None or room.room_id in changed or room.changed_at is not None:
-            found.append(Window(room.room_id, low, span.now.highest))
-    return found
+def _joined_windows(memberships: Memberships, span: Span) -> list[Window]:
+    low, high = span.since.base if span.since is not None else LOWEST, span.now.highest
+    return [
+        Window(room.room_id, 0, high, whole=True) if room.joined_anew else Window(room.room_id, low, high)
+        for room in memberships.of("join")
+    ]
 
 
 def _left_windows(memberships: Memberships, span: Span) -> list[Window]:

@@ -255,6 +255,14 @@ def test_rooms_without_anything_new_are_left_out(room):
     assert only(since(ANN, token).joined).room_id == other.room_id
 
 
+def test_an_answer_tells_where_the_next_one_begins(room):
+    token = here()
+    said = talk(room, 1)
+    answer = since(ANN, token)
+    assert (answer.upto, ids(only(answer.joined).timeline)) == (here(), said)
+    assert not since(ANN, answer.upto)
+
+
 def test_rooms_that_a_cache_rules_out_are_not_looked_at(room):
     other = create_room(ANN)
     token = here()
