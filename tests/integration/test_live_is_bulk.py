@@ -5,12 +5,17 @@ import random
 import pytest
 
 from events.models import Event
+from events.persist import persist
 from events.reading import state_at
+from events.receiving import with_state
 from events.room_history import EVENT_COLUMNS, room_history
+from events.room_states import RoomStates
 from events.stored_room import forget_kept
+from state.room_versions import room_version
+from tests.integration.test_gap_filling import assert_ranges_tell_what_the_rule_tells
 from tests.made_rooms import ALICE, BOB, EVE, MadeRoom
 from tests.oracle.answers import OurStates
-from tests.persisted_rooms import current_state, gaps, leaves, persist_all, ranges, replayed_state, verdicts
+from tests.persisted_rooms import current_state, gaps, incoming, leaves, persist_all, ranges, replayed_state, verdicts
 
 pytestmark = pytest.mark.django_db
 
@@ -25,8 +30,8 @@ CAROL = "@carol:a.test"
 USERS = [ALICE, BOB, CAROL, EVE]
 
 
-def generated(seed, size=45):
-    """A room in which everybody tries everything, allowed or not, on top of recent events."""
+def generated(seed, size=45, *, allowed_only=False):
+    """A room in which everybody tries everything on top of recent events; ``allowed_only`` drops what the rules reject."""
     choose = random.Random(seed)
     made = MadeRoom(choose.choice(["1", "6", "10", "11", "12"]), ruled=True)
     own = {} if made.version == "12" else {ALICE: 100}
@@ -37,7 +42,15 @@ def generated(seed, size=45):
         made.member(user, "join")
     for _ in range(size):
         act(made, choose)
+        if allowed_only and states_of(made).events[made.events[-1].event_id].rejected_reason is not None:
+            made.events.pop()
     return made
+
+
+def states_of(made):
+    states = RoomStates(room_version(made.version), made.events)
+    states.assign(made.events)
+    return states
 
 
 def act(made, choose):
@@ -102,3 +115,43 @@ def test_generated_rooms_have_what_is_hard():
     soft_failed = EVENT_COLUMNS.index("soft_failed")
     assert sum(any(row[soft_failed] for row in result.events) for result in found) > 5
     assert sum(len(result.forward_extremities) > 1 for result in found) > 3
+
+
+# --- the same with gaps -------------------------------------------------------------------------------------------
+
+
+def arrive_with_gaps(made, states, choose):
+    """Live events come in order but for some, and bring their state where that is needed; returns those left out."""
+    by_id = {event.event_id: event for event in made.events}
+    here, left_out = set(), []
+    start = choose.randrange(6, 15)
+    for number, event in enumerate(made.events):
+        if number >= start and choose.random() < 0.3:
+            left_out.append(event)
+            continue
+        if here.issuperset(event.prev_event_ids):
+            batch = [incoming(event)]
+        else:
+            before = states.builder.expand(states.before[event.event_id])
+            batch = with_state(incoming(event), [by_id[other].json for other in before.values()])
+        assert persist(batch).refused == []
+        here.add(event.event_id)
+    return left_out
+
+
+@pytest.mark.parametrize("seed", range(20, 32))
+def test_gaps_of_generated_rooms_are_filled_in_any_order(seed):
+    made, choose = generated(seed, 50, allowed_only=True), random.Random(seed)
+    states = states_of(made)
+    left_out = arrive_with_gaps(made, states, choose)
+    choose.shuffle(left_out)
+    while left_out:
+        batch, left_out = left_out[:4], left_out[4:]
+        assert persist([incoming(event, backfilled=True) for event in batch]).refused == []
+        for user in (ALICE, BOB, EVE, "@stranger:d.test"):
+            assert_ranges_tell_what_the_rule_tells(made, user)
+    assert not Event.objects.filter(state_unresolved=True).exists() and gaps(made.room_id) == []
+    for event in made.events:
+        assert state_at(event.event_id).after == states.builder.expand(states.after[event.event_id]), event
+    assert not any(rejected for rejected, _ in verdicts(made.room_id).values())
+    assert leaves(made.room_id) and current_state(made.room_id) == replayed_state(made.room_id)
