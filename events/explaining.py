@@ -15,6 +15,7 @@ from itertools import islice
 from events.errors import StateUnresolved, UnknownEvent
 from events.models import ErasedUser, Event, IgnoredUser, Room
 from events.on_read import Access, Reach, read_access
+from events.questions import can_be_stored
 from events.redaction_rules import may_redact
 from events.room_visibility import HISTORY_VISIBILITY, Viewer, history_visibility, membership, sight_of
 from events.stored_states import StoredStates
@@ -23,6 +24,7 @@ from state.auth_rules import AuthRules
 from state.auth_selection import CREATE, JOIN_RULES, POWER_LEVELS, State
 from state.models import StateGroup
 from state.room_versions import room_version
+from streams.one_view import one_view
 
 __all__ = ["Explanation", "explain_visibility"]
 
@@ -68,9 +70,11 @@ def explain_visibility(
     ``now_ms`` is the time that retention counts from, by default the present.
     """
     rest = iter(event_ids)
+    user_id = user_id if can_be_stored(user_id) else ""  # such a user is in no room
     now_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
     while asked := list(islice(rest, _EVENTS_PER_ROUND)):
-        found = _Round(user_id, asked, using, now_ms)
+        with one_view(using):
+            found = _Round(user_id, [event_id for event_id in asked if can_be_stored(event_id)], using, now_ms)
         for event_id in asked:
             try:
                 yield found.explain(event_id)
@@ -107,7 +111,7 @@ class _Round:
     def explain(self, event_id: str) -> Explanation:
         event = self._events.get(event_id)
         if event is None:
-            raise UnknownEvent(f"There is no event {event_id}.")
+            raise UnknownEvent(f"There is no event {event_id!r:.300}.")
         if event.state_unresolved:
             raise StateUnresolved(f"The state at {event_id} is not known: events that it builds on are not here.")
         after = self._states.state(event.state_group)

@@ -27,6 +27,7 @@ from django.db import connections, transaction
 from events.errors import CannotForget, NotReadable, UnknownRoom
 from events.fields import storable
 from events.models import CurrentState, ErasedUser, ForgottenRoom, IgnoredUser
+from events.questions import can_be_stored, checked_ids
 from streams import registry
 from streams.catalog.models import AccountDataChange
 from streams.conf import StreamSettings, stream_settings
@@ -34,6 +35,7 @@ from streams.conf import StreamSettings, stream_settings
 __all__ = [
     "IGNORED_USERS_LIMIT",
     "IGNORED_USER_LIST",
+    "ROOMS_LIMIT",
     "Access",
     "Reach",
     "access_of",
@@ -52,6 +54,9 @@ __all__ = [
 
 IGNORED_USER_LIST = "m.ignored_user_list"
 IGNORED_USERS_LIMIT = 10_000
+ROOMS_LIMIT = 10_000
+_NOBODY = ""
+"""Stands for users whose ID cannot be stored: they are in no room."""
 
 #: How a user may read rooms; a room that is not stored has no row. The function's plan is kept for the connection.
 _ACCESS = "SELECT * FROM events_access(%(user)s, %(rooms)s::text[])"
@@ -117,11 +122,13 @@ def read_access(
 ) -> dict[str, Access]:
     """How the user may read these rooms, in one query; rooms that are not stored are left out.
 
-    ``now_ms`` is the time that retention counts from, by default the present.
+    ``now_ms`` is the time that retention counts from, by default the present. Raises ``BadQuestion`` for more than
+    ``ROOMS_LIMIT`` rooms.
     """
     now_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
+    rooms = checked_ids(room_ids, ROOMS_LIMIT)
     with connections[using].cursor() as cursor:
-        cursor.execute(_ACCESS, {"user": user_id, "rooms": sorted(set(room_ids))})
+        cursor.execute(_ACCESS, {"user": user_id if can_be_stored(user_id) else _NOBODY, "rooms": sorted(rooms)})
         rows = cursor.fetchall()
     return {row[0]: access_of(row, now_ms) for row in rows}
 
@@ -190,6 +197,8 @@ def forget_room(user_id: str, room_id: str, using: str | None = None) -> None:
     Raises ``CannotForget`` unless the user has left or is banned.
     """
     alias = using or stream_settings().database
+    if not (can_be_stored(user_id) and can_be_stored(room_id)):
+        raise CannotForget(f"{user_id!r:.300} cannot forget {room_id!r:.300}: there is no such user in such a room.")
     with transaction.atomic(using=alias):
         members = CurrentState.objects.using(alias).filter(room_id=room_id, type="m.room.member", state_key=user_id)
         found = members.select_for_update().values_list("event_id", "membership").first()
@@ -207,6 +216,8 @@ def forget_room(user_id: str, room_id: str, using: str | None = None) -> None:
 def unforget_room(user_id: str, room_id: str, using: str | None = None) -> bool:
     """Take back ``forget_room``; false when the room was not forgotten."""
     alias = using or stream_settings().database
+    if not (can_be_stored(user_id) and can_be_stored(room_id)):
+        return False
     return ForgottenRoom.objects.using(alias).filter(user_id=user_id, room_id=room_id).delete()[0] > 0
 
 
@@ -219,7 +230,7 @@ def erase_user(user_id: str, using: str | None = None) -> bool:
 def unerase_user(user_id: str, using: str | None = None) -> bool:
     """Take back ``erase_user``; false when the user is not erased."""
     alias = using or stream_settings().database
-    return ErasedUser.objects.using(alias).filter(user_id=user_id).delete()[0] > 0
+    return can_be_stored(user_id) and ErasedUser.objects.using(alias).filter(user_id=user_id).delete()[0] > 0
 
 
 def ignored_users_in(content: object) -> list[str]:
@@ -234,6 +245,7 @@ def set_ignored_users(user_id: str, ignored: Iterable[str]) -> int:
     Says so in the stream ``account_data`` in the same transaction; returns the fact's position. Raises ``EventRefused`` for
     what is no identifier, and ``ValueError`` for more than ``IGNORED_USERS_LIMIT`` users.
     """
+    storable(user_id, "user")
     wanted = {storable(user, "ignored user") for user in ignored} - {user_id}
     if len(wanted) > IGNORED_USERS_LIMIT:
         raise ValueError(f"{user_id} ignores {len(wanted)} users; the limit is {IGNORED_USERS_LIMIT}.")

@@ -6,11 +6,12 @@ import time
 import pytest
 from django.test import override_settings
 
-from events.errors import CannotForget, EventRefused, NotReadable, UnknownRoom
+from events.errors import BadQuestion, CannotForget, EventRefused, NotReadable, UnknownEvent, UnknownRoom
 from events.explaining import explain_visibility
 from events.models import IgnoredUser, RoomAccess, VisibleEvent
 from events.on_read import (
     IGNORED_USERS_LIMIT,
+    ROOMS_LIMIT,
     Reach,
     erase_user,
     forget_room,
@@ -111,6 +112,24 @@ def test_rooms_that_are_not_here_or_not_known_have_errors_of_their_own():
         readable_room(ALICE, "!nowhere:a.test")
     with pytest.raises(NotReadable, match="not known"):
         readable_room(ALICE, made.room_id)
+
+
+@pytest.mark.parametrize("name", ["@a\0:a.test", "@" + "a" * 1_000 + ":a.test", "@\ud800:a.test"])
+def test_what_cannot_be_stored_is_unknown_and_no_error(name):
+    made = MadeRoom()
+    store_room(made.events)
+    assert read_access(ALICE, [name, made.room_id]).keys() == {made.room_id}
+    assert not read_access(name, [made.room_id])[made.room_id].readable
+    unknown, known = explain_visibility(name, [name, made.create.event_id])
+    assert isinstance(unknown, UnknownEvent) and not known.seen
+    with pytest.raises(CannotForget):
+        forget_room(name, made.room_id)
+    assert not unforget_room(name, made.room_id) and not unerase_user(name)
+
+
+def test_questions_are_bounded():
+    with pytest.raises(BadQuestion, match="too many"):
+        read_access(ALICE, [f"!{number}:a.test" for number in range(ROOMS_LIMIT + 1)])
 
 
 # --- forgotten rooms ------------------------------------------------------------------------------------------------

@@ -136,6 +136,14 @@ def test_anybody_may_read_while_the_current_state_is_world_readable():
     ]  # fmt: skip
 
 
+def test_kick_of_a_user_who_has_left_moves_the_cut():
+    made = MadeRoom()
+    made.member(BOB, "join")
+    made.member(BOB, "leave")
+    made.member(BOB, "leave", sender=ALICE)
+    assert rows_of(made, BOB) == [("joined", 2, 3), ("cut", 4, None)]
+
+
 @pytest.mark.parametrize("rule, withheld", [("public", [("withheld", 3, 3)]), ("invite", [])])
 def test_calls_are_withheld_in_public_rooms(rule, withheld):
     made = MadeRoom()
