@@ -33,7 +33,7 @@ from streams import writers
 
 ROOM = Path(__file__).resolve().parents[2] / "tests" / "data" / "rooms" / "large_v10" / "events.jsonl.gz"
 BATCH = 100
-SAMPLE, ROUNDS = 500, 3
+SAMPLE, ROUNDS = 500, 5
 ROWS_LIMIT, TIME_LIMIT = 1.3, 2.0
 
 _PEER_TABLE = """
