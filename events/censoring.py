@@ -30,6 +30,7 @@ __all__ = ["CACHE_NAME", "Censored", "censor", "censored_json", "due"]
 CACHE_NAME = "stored_event"
 """Cached functions of events' content have this name, and the event ID as their key."""
 _EVENTS_PER_TRANSACTION = 100
+_LONGEST = timedelta(days=36_500)
 
 _DUE = """
 FROM events_event e LEFT JOIN events_event r ON r.event_id = e.redacted_by
@@ -67,7 +68,7 @@ class Censored:
 def due(age: timedelta, using: str) -> int:
     """How many redacted events are not censored, and were known to be redacted for so long."""
     with connections[using].cursor() as cursor:
-        cursor.execute(_COUNT, {"age": age.total_seconds()})
+        cursor.execute(_COUNT, {"age": _seconds(age)})
         return int(cursor.fetchone()[0])
 
 
@@ -98,6 +99,11 @@ def censored_json(json: bytes, version: str, event_id: str) -> bytes:
     return pruned
 
 
+def _seconds(age: timedelta) -> float:
+    """No longer than the database can count back from now."""
+    return min(age, _LONGEST).total_seconds()
+
+
 def _size(limit: int | None, done: int) -> int:
     return _EVENTS_PER_TRANSACTION if limit is None else max(0, min(_EVENTS_PER_TRANSACTION, limit - done))
 
@@ -107,7 +113,7 @@ def _next(age: timedelta, place: tuple[str, int], limit: int, using: str) -> lis
     if not limit:
         return []
     with connections[using].cursor() as cursor:
-        cursor.execute(_NEXT, {"age": age.total_seconds(), "room": place[0], "position": place[1], "limit": limit})
+        cursor.execute(_NEXT, {"age": _seconds(age), "room": place[0], "position": place[1], "limit": limit})
         return list(cursor.fetchall())
 
 

@@ -78,7 +78,7 @@ _POSITIVE = (
     "announce_interval_seconds", "heartbeat_seconds", "ping_interval_seconds", "line_limit_bytes",
     "send_buffer_limit_bytes", "send_stall_limit_seconds", "connection_limit", "close_limit_seconds",
     "http_connection_limit", "http_body_limit_bytes", "handshake_limit_seconds", "worker_report_limit",
-    "worker_silence_seconds", "user_address_days",
+    "worker_silence_seconds", "user_address_days", "feed_entries",
 )  # fmt: skip
 
 
@@ -115,11 +115,13 @@ def _check_tls_files(conf: StreamSettings) -> list[CheckMessage]:
 
 
 def _check_retention(conf: StreamSettings) -> list[CheckMessage]:
-    names = ("retention_default_seconds", "retention_shortest_seconds", "retention_longest_seconds")
+    names = ["retention_default_seconds", "retention_shortest_seconds", "retention_longest_seconds"]
+    if conf.censor_after_days is not None:
+        names.append("censor_after_days")
     found: list[CheckMessage] = [
         Error(
             f"REPLSITE_{name.upper()} is {getattr(conf, name)}; it must be 0 or more.",
-            hint="0 turns it off; see docs/reference/settings.md.",
+            hint="See docs/reference/settings.md for what 0 means.",
             id="streams.E014",
         )
         for name in names

@@ -97,6 +97,13 @@ def test_only_what_was_redacted_long_enough_ago(settings):
     assert Event.objects.filter(room_id=late.room_id, censored_at__isnull=False).count() == 1
 
 
+@pytest.mark.parametrize("days", [1e9, float("inf")])
+def test_an_age_beyond_all_time_is_taken(settings, days):
+    room_with(1)
+    settings.REPLSITE_CENSOR_AFTER_DAYS = days
+    assert run()["due"] == run(older_than=timedelta.max)["due"] == 0
+
+
 def test_age_counts_from_the_later_of_redaction_and_target():
     made = MadeRoom(ruled=True)
     message = made.message()

@@ -20,6 +20,7 @@ from streams.errors import StreamError
 __all__ = ["Command"]
 
 _PROGRESS_SECONDS = 2.0
+_MOST_DAYS = 36_500
 
 
 class Command(BaseCommand):
@@ -47,7 +48,7 @@ class Command(BaseCommand):
             raise CommandError(f"--limit must be at least 1, not {limit}.", returncode=2)
         age = options["older_than"]
         if age is None and (days := stream_settings().censor_after_days) is not None:
-            age = timedelta(days=days)
+            age = timedelta(days=min(days, _MOST_DAYS))
         try:
             self._run(age, limit, options)
         except (DatabaseError, database.DatabaseError) as error:
