@@ -32,7 +32,7 @@ from events.hot_concerns import RESYNC_USER, Kind, followed
 from events.hot_stream import At
 from events.questions import can_be_stored, checked_limit
 from events.sync_answers import RoomsSince
-from events.sync_circle import Circle, Known, circle_at, circle_between
+from events.sync_circle import Circle, Known, circle_at, circle_between, with_late
 from events.sync_positions import read_token, token_text
 from events.sync_rooms import MOST_EVENTS, MOST_ROOMS, initial_sync, rooms_since
 from events.sync_streams import Question, StreamChanges, answer_of, providers
@@ -234,6 +234,9 @@ class _Talk:
         self, cursor: Any, since: SyncToken | None, now: SyncToken, asked: Iterable[str], circle: Circle
     ) -> dict[str, StreamChanges]:
         known, found = providers(), {}
+        asked = list(asked)
+        if any(known[name].kind is Kind.CONTACT for name in asked):
+            circle = with_late(cursor, circle, now.parts[EVENTS.name])
         for name in asked:
             before = None if since is None else since.of(name)
             found[name] = answer_of(known[name], Question(cursor, self._user_id, circle, now.parts[name], before))

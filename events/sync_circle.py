@@ -8,57 +8,41 @@ Called with the cursor of one view of the database that was begun after ``now`` 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from events.joined_rooms import joined_rooms
+from events.joined_rooms import joined_rooms, joined_rooms_of
 from streams.tokens import VectorToken
 
-__all__ = ["Circle", "Known", "circle_at", "circle_between"]
+__all__ = ["Circle", "Known", "circle_at", "circle_between", "with_late"]
 
-_IN_WINDOW = """
-d.stream_ordering > %(base)s::bigint AND d.stream_ordering > coalesce((%(entries)s::jsonb ->> d.instance_name)::bigint, 0)
+_AFTER = """
+d.type = 'm.room.member' AND d.stream_ordering > %(base)s::bigint
+AND d.stream_ordering > coalesce((%(entries)s::jsonb ->> d.instance_name)::bigint, 0)
 """
 #: Others whose membership of one of the rooms changed, and all joined to rooms that the user came to or left.
 _PERHAPS = f"""
-SELECT d.state_key FROM events_currentstatedelta d
-WHERE d.room_id = ANY(%(rooms)s::text[]) AND d.type = 'm.room.member' AND {_IN_WINDOW}
+SELECT d.state_key FROM events_currentstatedelta d WHERE d.room_id = ANY(%(rooms)s::text[]) AND {_AFTER}
 UNION
 SELECT state_key FROM events_currentstate
 WHERE room_id = ANY(%(moved)s::text[]) AND type = 'm.room.member' AND membership = 'join'
-"""
-#: Of these users: who shares a room now, and who shared one then.
-_SHARED = f"""
-WITH who AS (SELECT unnest(%(users)s::text[]) AS user_id),
-was AS (
-  SELECT d.room_id, d.state_key,
-         (array_agg((SELECT membership FROM events_event e WHERE e.event_id = d.prev_event_id)
-                    ORDER BY d.stream_ordering))[1] AS membership
-  FROM events_currentstatedelta d
-  WHERE d.state_key = ANY(%(users)s::text[]) AND d.type = 'm.room.member' AND {_IN_WINDOW}
-    AND d.room_id = ANY(%(rooms_then)s::text[])
-  GROUP BY d.room_id, d.state_key
-)
-SELECT who.user_id,
-  EXISTS (SELECT FROM events_currentstate c WHERE c.type = 'm.room.member' AND c.state_key = who.user_id
-          AND c.membership = 'join' AND c.room_id = ANY(%(rooms_now)s::text[])),
-  EXISTS (SELECT FROM events_currentstate c WHERE c.type = 'm.room.member' AND c.state_key = who.user_id
-          AND c.membership = 'join' AND c.room_id = ANY(%(rooms_then)s::text[])
-          AND NOT EXISTS (SELECT FROM was WHERE was.room_id = c.room_id AND was.state_key = c.state_key))
-  OR EXISTS (SELECT FROM was WHERE was.state_key = who.user_id AND was.membership = 'join')
-FROM who
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Circle:
-    """``rooms`` are joined now; of rooms and of users those met anew (``…_come``), and those met no more (``…_gone``)."""
+    """``rooms`` are joined now; of rooms and of users those met anew (``…_come``), and those met no more (``…_gone``).
+
+    The current state may be newer than ``now``: it tells nothing of ``late`` users, of whom ``late_met`` are met.
+    """
 
     rooms: frozenset[str]
     rooms_come: frozenset[str] = frozenset()
     rooms_gone: frozenset[str] = frozenset()
     users_come: frozenset[str] = frozenset()
     users_gone: frozenset[str] = frozenset()
+    late: frozenset[str] = frozenset()
+    late_met: frozenset[str] = frozenset()
 
     @property
     def changed(self) -> bool:
@@ -83,18 +67,25 @@ def circle_between(
     cursor: Any, user_id: str, since: VectorToken, now: VectorToken, known: Known | None = None
 ) -> Circle:
     """As of ``now``, with what changed since; ``known`` is what memory says, where it can."""
-    window = {"base": since.base, "entries": json.dumps(dict(since.entries))}
     if known is not None:
         rooms = then = known.rooms
-        perhaps = sorted(known.movers - {user_id})
+        perhaps = set(known.movers) - {user_id}
     else:
         rooms, then = joined_rooms(cursor, user_id, now), joined_rooms(cursor, user_id, since)
-        cursor.execute(_PERHAPS, {**window, "rooms": sorted(rooms | then), "moved": sorted(rooms ^ then)})
-        perhaps = sorted({row[0] for row in cursor.fetchall()} - {user_id})
-    if not perhaps:
-        return Circle(rooms, rooms - then, then - rooms)
-    cursor.execute(_SHARED, {**window, "users": perhaps, "rooms_now": sorted(rooms), "rooms_then": sorted(then)})
-    shared = cursor.fetchall()
-    users_come = frozenset(user for user, now_shared, then_shared in shared if now_shared and not then_shared)
-    users_gone = frozenset(user for user, now_shared, then_shared in shared if then_shared and not now_shared)
-    return Circle(rooms, rooms - then, then - rooms, users_come, users_gone)
+        window = {**_window(since), "rooms": list(rooms | then), "moved": list(rooms ^ then)}
+        cursor.execute(_PERHAPS, window)
+        perhaps = {row[0] for row in cursor.fetchall()} - {user_id}
+    met_now = frozenset(joined_rooms_of(cursor, perhaps, now, rooms))
+    met_then = frozenset(joined_rooms_of(cursor, perhaps, since, then))
+    return Circle(rooms, rooms - then, then - rooms, met_now - met_then, met_then - met_now)
+
+
+def with_late(cursor: Any, circle: Circle, now: VectorToken) -> Circle:
+    """The circle with what the current state does not tell of ``now``."""
+    cursor.execute(_PERHAPS, {**_window(now), "rooms": list(circle.rooms), "moved": []})
+    late = frozenset(row[0] for row in cursor.fetchall())
+    return replace(circle, late=late, late_met=frozenset(joined_rooms_of(cursor, late, now, circle.rooms)))
+
+
+def _window(after: VectorToken) -> dict[str, Any]:
+    return {"base": after.base, "entries": json.dumps(dict(after.entries))}

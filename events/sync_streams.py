@@ -152,8 +152,10 @@ class NewestRows:
         if self.kind is Kind.ROOM:
             return f"t.{self.entity} = ANY(%(rooms)s::text[])"
         return (
-            f"(t.{self.entity} = %(user)s OR EXISTS (SELECT FROM events_currentstate c WHERE c.type = 'm.room.member' "
-            f"AND c.state_key = t.{self.entity} AND c.membership = 'join' AND c.room_id = ANY(%(rooms)s::text[])))"
+            f"(t.{self.entity} = %(user)s OR t.{self.entity} = ANY(%(late_met)s::text[]) "
+            f"OR (t.{self.entity} <> ALL(%(late)s::text[]) AND EXISTS (SELECT FROM events_currentstate c "
+            f"WHERE c.type = 'm.room.member' AND c.state_key = t.{self.entity} AND c.membership = 'join' "
+            f"AND c.room_id = ANY(%(rooms)s::text[]))))"
         )
 
     def _come(self) -> str:
@@ -166,6 +168,8 @@ class NewestRows:
             "user": question.user_id,
             "rooms": list(circle.rooms),
             "come": list(come),
+            "late": list(circle.late),
+            "late_met": list(circle.late_met),
             "now_base": question.now.base,
             "now_entries": json.dumps(dict(question.now.entries)),
             "since_base": since.base,

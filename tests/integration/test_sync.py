@@ -6,7 +6,7 @@ import asyncio
 import random
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import TypeVar
 
 import pytest
@@ -17,6 +17,7 @@ from events import hot
 from events.creating import LocalRoom, create_room
 from events.errors import BadQuestion
 from events.hot_concerns import CONCERNS_NOBODY, Kind, followed
+from events.hot_feed import HotFeed
 from events.sync import asynced, resync_user, sync
 from events.sync_circle import Circle
 from events.sync_streams import Question, providers
@@ -25,6 +26,7 @@ from streams.catalog import typing_users, writing
 from streams.catalog.models import Presence
 from streams.epochs import begin_epoch
 from streams.errors import EpochChanged, TokenError
+from streams.pokes import Poke
 from streams.tokens import VectorToken
 from tests.async_waiting import wait_for
 from tests.room_talker import USERS, Talker, chatter, talkers
@@ -192,6 +194,27 @@ def test_coming_and_going_brings_and_takes_what_is_met(room):
     )
     assert set(joined.streams) == {"presence", "device_lists", "receipts", "typing"}
     assert joined.streams["presence"].changed.keys() == {(BOB,)}
+
+
+def test_a_contact_who_goes_after_the_position_is_still_told_of(room, other, monkeypatch):
+    """The view of the database is newer than the positions: it shows Bob gone, who was met where the answer ends."""
+    room.join(BOB)
+    client = SyncClient(ALICE)
+    feed = HotFeed._feed_pokes
+
+    def all_but_events(self: HotFeed, cursor: object, pokes: Sequence[Poke]) -> None:
+        feed(self, cursor, [poke for poke in pokes if poke.stream != "events"])
+
+    monkeypatch.setattr(HotFeed, "_feed_pokes", all_but_events)
+    other.do("leave", room.room_id, BOB)
+    writing.devices_changed([BOB])
+    assert client.sync().streams["device_lists"].changed.keys() == {(BOB,)}
+    position, _ = other.do("join", room.room_id, BOB)
+    monkeypatch.undo()
+    hot.forget_feeds()
+    wait_until(lambda: hot.now().covers("other", position), 20)
+    client.sync()
+    assert client.held() == SyncClient(ALICE).held()
 
 
 def test_who_shares_another_room_already_is_not_told_again(room):
