@@ -1,12 +1,13 @@
 """What another server sees of stored events: the rule for servers, asked of many events at once.
 
 Who sees an event in full depends on the state after it: the room's history visibility there, and, where that is closed, which
-users of the server were there. The states of all events are read in three queries, however many there are.
+users of the server were there. The states of all events are read in a handful of queries, however many there are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from bisect import bisect_left
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from django.db import connections
 
@@ -33,27 +34,29 @@ SELECT e.event_id, e.state_group, e.outlier, EXISTS (SELECT FROM events_erasedus
 FROM events_event e WHERE e.event_id = ANY(%s)
 """
 
-#: Of each state group the memberships of a server's users that can open a room: the walk of ``state.store.FULL_STATE``.
-_MEMBERSHIPS = """
+#: The chains that make up state groups, from the group's own to the last; ``upto`` is the last group of a chain that counts.
+_CHAINS = """
 WITH RECURSIVE spans AS (
-    SELECT id AS wanted, chain, id AS upto FROM state_stategroup WHERE id = ANY(%(groups)s)
+    SELECT id AS wanted, chain, id AS upto FROM state_stategroup WHERE id = ANY(%s)
     UNION ALL
     SELECT spans.wanted, below.chain, below.id
     FROM spans
     JOIN state_stategroup AS first ON first.id = spans.chain
     JOIN state_stategroup AS below ON below.id = first.prev_group
-), members AS (
-    SELECT DISTINCT ON (wanted, state_key) wanted, state_key, event_id
-    FROM spans, LATERAL (
-        SELECT state_key, event_id, state_group FROM state_stategroupdelta AS delta
-        WHERE delta.chain = spans.chain AND delta.state_group <= spans.upto AND delta.type = 'm.room.member'
-          AND substr(delta.state_key, strpos(delta.state_key, ':') + 1) = %(server)s
-        OFFSET 0
-    ) AS read
-    ORDER BY wanted, state_key, state_group DESC
 )
-SELECT DISTINCT wanted, member.membership FROM members JOIN events_event AS member USING (event_id)
-WHERE member.membership IN ('join', 'invite')
+SELECT wanted, chain, upto FROM spans ORDER BY wanted, upto DESC
+"""
+
+#: What chains say of the memberships of a server's users, each chain read once, newest first.
+_MEMBERSHIPS = """
+SELECT asked.chain, delta.state_group, delta.state_key, member.membership
+FROM unnest(%(chains)s::bigint[], %(upto)s::bigint[]) AS asked (chain, upto), LATERAL (
+    SELECT state_group, state_key, event_id FROM state_stategroupdelta
+    WHERE chain = asked.chain AND state_group <= asked.upto AND type = 'm.room.member'
+      AND substr(state_key, strpos(state_key, ':') + 1) = %(server)s
+    OFFSET 0
+) AS delta LEFT JOIN events_event AS member ON member.event_id = delta.event_id
+ORDER BY asked.chain, delta.state_group DESC
 """
 
 
@@ -89,19 +92,44 @@ def _verdicts(server: str, event_ids: Sequence[str], using: str) -> Iterable[tup
     states = StoredStates(groups, [HISTORY_VISIBILITY], using)
     settings = {group: history_visibility(states.state(group) or {}) for group in groups}
     closed = [group for group, setting in settings.items() if known_visibility(setting) not in _OPEN]
-    memberships = _memberships(server, closed, using)
+    memberships = _memberships(server, closed, using) if closed else {}
     for event_id, group, outlier, erased in events:
         known = group is not None or outlier
         there = memberships.get(group, ())
         yield event_id, for_server(settings.get(group), there, sender_erased=erased, state_known=known)
 
 
-def _memberships(server: str, groups: Collection[int], using: str) -> dict[int, set[str]]:
-    found: dict[int, set[str]] = {}
-    if not groups:
-        return found
+def _memberships(server: str, groups: Collection[int], using: str) -> dict[int, set[str | None]]:
+    """Of each group the memberships of the server's users, or as many of them as it takes to find one who is joined.
+
+    Groups of a room lie on few chains, so these are read once and not once for each group.
+    """
+    spans: dict[int, list[tuple[int, int]]] = {}
+    highest: dict[int, int] = {}
+    rows: dict[int, list[tuple[int, str, str | None]]] = {}
     with connections[using].cursor() as cursor:
-        cursor.execute(_MEMBERSHIPS, {"groups": list(groups), "server": server})
-        for group, membership in cursor:
-            found.setdefault(group, set()).add(membership)
+        cursor.execute(_CHAINS, [list(groups)])
+        for group, chain, upto in cursor:
+            spans.setdefault(group, []).append((chain, upto))
+            highest[chain] = max(upto, highest.get(chain, upto))
+        cursor.execute(_MEMBERSHIPS, {"chains": list(highest), "upto": list(highest.values()), "server": server})
+        for chain, *row in cursor:
+            rows.setdefault(chain, []).append(tuple(row))
+    return {group: _until_joined(spans[group], rows) for group in spans}
+
+
+def _until_joined(
+    spans: Sequence[tuple[int, int]], rows: Mapping[int, Sequence[tuple[int, str, str | None]]]
+) -> set[str | None]:
+    """Newest first: the first row of a user is their membership in the group."""
+    met: set[str] = set()
+    found: set[str | None] = set()
+    for chain, upto in spans:
+        below = rows.get(chain, ())
+        for _, user_id, membership in below[bisect_left(below, -upto, key=lambda row: -row[0]) :]:
+            if user_id not in met:
+                met.add(user_id)
+                found.add(membership)
+                if membership == "join":
+                    return found
     return found
