@@ -1,0 +1,76 @@
+"""``manage.py resolve_rooms``: work out the states that could be known by now, in rooms where gaps were filled."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.db import DatabaseError
+
+from events.errors import UnknownRoom
+from events.models import Event
+from events.questions import can_be_stored
+from events.resolving import resolve_room
+from streams import database, writers
+from streams.conf import stream_settings
+from streams.errors import StreamError
+
+__all__ = ["Command"]
+
+_MOST_ROOMS = 10_000
+"""In one run."""
+
+
+class Command(BaseCommand):
+    """Exit status 0 when no state is left unknown, 1 when gaps still hide some, 2 for unusable arguments."""
+
+    help = (
+        "Give events above filled gaps their state, some thousands in each transaction; events.persist does so itself but for "
+        "very large gaps. Safe beside writers and readers; may be stopped and run again. Example: manage.py resolve_rooms"
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """Declare the options."""
+        parser.add_argument(
+            "rooms", nargs="*", metavar="ROOM_ID", help="only these; without any, all that have such events"
+        )
+        parser.add_argument("--json", action="store_true", help="a JSON object a line for each room")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """A line for each room as it is done."""
+        using = stream_settings().database
+        asked = dict.fromkeys(options["rooms"])
+        if strange := [room_id for room_id in asked if not can_be_stored(room_id)]:
+            raise CommandError(f"{strange[0]!r} is no room ID.", returncode=2)
+        try:
+            rooms = list(asked) or _unresolved_rooms(using)
+            left = sum(self._tell(room_id, using, as_json=options["json"]) for room_id in rooms)
+        except UnknownRoom as error:
+            raise CommandError(str(error), returncode=2) from error
+        except (DatabaseError, database.DatabaseError) as error:
+            raise CommandError(database.explain(error), returncode=1) from error
+        except StreamError as error:
+            raise CommandError(str(error), returncode=1) from error
+        finally:
+            writers.retire_all()
+        if left:
+            raise CommandError(
+                f"{left} events still lie above gaps: backfill what is below them, or give their state with them "
+                f"(events.persist.Incoming.state_before).",
+                returncode=1,
+            )
+
+    def _tell(self, room_id: str, using: str, *, as_json: bool) -> int:
+        writers.use_instance("resolve_rooms-{n}")
+        resolved = resolve_room(room_id, using)
+        left = Event.objects.using(using).filter(room_id=room_id, state_unresolved=True).count()
+        outcome = {"room_id": room_id, "resolved": resolved, "left": left}
+        self.stdout.write(json.dumps(outcome) if as_json else f"{room_id}: {resolved} resolved, {left} left")
+        return left
+
+
+def _unresolved_rooms(using: str) -> list[str]:
+    """Rooms with such events, found by the index over them."""
+    found = Event.objects.using(using).filter(state_unresolved=True).order_by("room_id")
+    return list(found.values_list("room_id", flat=True).distinct()[:_MOST_ROOMS])
