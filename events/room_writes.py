@@ -159,28 +159,32 @@ def write_rooms(
     """
     if len(rooms) == 1 and _needs_no_position(rooms[0][2]):
         return _write_lone(*rooms[0], stored_outliers, using)
+    if not any(changes.events or changes.own_place or changes.filled.events for _, _, changes in rooms):
+        return {}
     with ExitStack() as stack:
         groups = [_Groups(using, stored, changes) for _, stored, changes in rooms]
         lives, olds = _reserve(stack, [changes for _, _, changes in rooms], using)
         positions = _all_positions(rooms, iter(lives.ids if lives else ()), list(olds.ids) if olds else [])
-        if lives is None and olds is None and not any(changes.filled.events for _, _, changes in rooms):
-            return positions
         writing = _Writing()
         writers = [_Room(writing, *room, positions, groups_of) for room, groups_of in zip(rooms, groups, strict=True)]
         for writer in writers:
             writer.collect(stored_outliers)
-        reservations = []
-        if lives is not None:
-            reservations.append((lives, [fact for fact in writing.facts if fact.stream_ordering > 0]))
-        if olds is not None:
-            reservations.append((olds, [fact for fact in writing.facts if fact.stream_ordering < 0]))
-        writing.send(reservations, using)
+        writing.send(_shares(writing.facts, lives, olds), using)
         for writer in writers:
-            writer.open_gaps(using)
-        for room, _, changes in rooms:
-            if changes.visibility_to_rebuild:
-                rebuild_visibility(room.room_id, using)
+            writer.finish(using)
     return positions
+
+
+def _shares(
+    facts: Sequence[Event | CurrentStateDelta], lives: Reservation | None, olds: Reservation | None
+) -> list[tuple[Reservation, Sequence[Fact]]]:
+    """The facts that go through each reservation."""
+    found: list[tuple[Reservation, Sequence[Fact]]] = []
+    if lives is not None:
+        found.append((lives, [fact for fact in facts if fact.stream_ordering > 0]))
+    if olds is not None:
+        found.append((olds, [fact for fact in facts if fact.stream_ordering < 0]))
+    return found
 
 
 def _needs_no_position(changes: RoomChanges) -> bool:
@@ -200,7 +204,7 @@ def _write_lone(
     writer.collect(stored_outliers)
     (position,) = append_facts(registry.get(EVENTS.name), writing.facts, using, writing.statements())
     positions[changes.events[0].event_id] = position
-    writer.open_gaps(using)
+    writer.finish(using)
     return positions
 
 
@@ -373,8 +377,14 @@ class _Room:
         if closed:
             self._say_after(_CLOSE_GAPS, self._room.room_id, closed)
 
-    def open_gaps(self, using: str) -> None:
-        """What the events refer to and is not here; once the rows are in."""
+    def finish(self, using: str) -> None:
+        """What is known only when the rows are in."""
+        self._open_gaps(using)
+        if self._changes.visibility_to_rebuild:
+            rebuild_visibility(self._room.room_id, using)
+
+    def _open_gaps(self, using: str) -> None:
+        """What the events refer to and is not here."""
         missing = {prev for event in self._graph for prev in event.prev_event_ids if not self._in_graph(prev)}
         if missing:
             with connections[using].cursor() as cursor:

@@ -326,7 +326,7 @@ def test_auth_event_of_another_room_is_a_reason_to_reject():
 
 def test_nothing_is_stored_when_the_transaction_fails(monkeypatch):
     made = public_room()
-    monkeypatch.setattr("events.room_writes._Room.open_gaps", lambda self, using: 1 / 0)
+    monkeypatch.setattr("events.room_writes._Room.finish", lambda self, using: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         persist([incoming(event) for event in made.events])
     monkeypatch.undo()

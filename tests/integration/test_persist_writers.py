@@ -217,7 +217,7 @@ def test_nothing_of_a_failed_batch_is_built_on(monkeypatch):
     room = public_room()
     stored(*room.events)
     topic = room.topic("x")
-    monkeypatch.setattr("events.room_writes._Room.open_gaps", lambda self, using: 1 / 0)
+    monkeypatch.setattr("events.room_writes._Room.finish", lambda self, using: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         stored(topic)
     monkeypatch.undo()
