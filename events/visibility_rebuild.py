@@ -30,11 +30,11 @@ _EVENTS = """
 SELECT e.event_id, e.room_id, e.type, e.state_key, e.sender, e.topological_ordering, e.origin_server_ts, e.membership, e.redacts,
   e.soft_failed, e.rejected_reason, e.stream_ordering, e.state_group,
   ARRAY(SELECT edge.prev_event_id FROM events_eventedge edge WHERE edge.event_id = e.event_id)
-FROM events_event e WHERE e.room_id = %s AND NOT e.outlier ORDER BY e.stream_ordering
+FROM events_event e WHERE e.room_id = %(room)s AND NOT e.outlier ORDER BY e.stream_ordering
 """
 _STATE_EVENTS = """
 SELECT event_id, outlier, soft_failed, rejected_reason, stream_ordering FROM events_event
-WHERE room_id = %s AND state_key IS NOT NULL
+WHERE room_id = %(room)s AND state_key IS NOT NULL
 """
 _TARGETS = """
 SELECT e.event_id, e.type, e.sender FROM events_event redaction JOIN events_event e ON e.event_id = redaction.redacts
@@ -43,7 +43,7 @@ WHERE redaction.room_id = %(room)s AND e.room_id = %(room)s
 _GROUPS = """
 SELECT g.id, g.prev_group, d.type, d.state_key, d.event_id FROM state_stategroup g
 LEFT JOIN state_stategroupdelta d ON d.chain = g.chain AND d.state_group = g.id
-WHERE g.room_id = %s ORDER BY g.id
+WHERE g.room_id = %(room)s ORDER BY g.id
 """
 _DELETE = "DELETE FROM events_eventvisibility WHERE room_id = %s"
 
@@ -75,6 +75,32 @@ def ranges_anew(room_id: str, using: str = "default") -> list[VisibilityRow] | N
     return _StoredHistory(room_id, using).ranges()
 
 
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """What the tables have of a room."""
+
+    groups: list[tuple[int, int | None, str | None, str, str | None]]
+    verdicts: dict[str, Sequence[Any]]
+    """Of every state event."""
+    targets: list[tuple[str, str, str]]
+    events: list[tuple[Any, ...]]
+
+    @classmethod
+    def of(cls, room_id: str, using: str) -> _Rows:
+        found = []
+        with connections[using].cursor() as cursor:
+            for query in (_GROUPS, _STATE_EVENTS, _TARGETS, _EVENTS):
+                cursor.execute(query, {"room": room_id})
+                found.append(cursor.fetchall())
+        groups, verdicts, targets, events = found
+        return cls(groups, {event_id: about for event_id, *about in verdicts}, targets, events)
+
+    def state_events(self, using: str) -> dict[str, ParsedEvent]:
+        """The state events with their content, which the rules look at."""
+        parsed = parsed_events(list(self.verdicts), using)
+        return {event_id: _with_facts(event, *self.verdicts[event_id]) for event_id, event in parsed.items()}
+
+
 @dataclass(slots=True)
 class _Runs:
     """Ranges of backfilled events: none goes on over an event without state, which may get one of its own later."""
@@ -102,32 +128,22 @@ class _StoredHistory:
     def __init__(self, room_id: str, using: str) -> None:
         room = Room.objects.using(using).get(pk=room_id)
         self._version = room_version(room.room_version)
-        with connections[using].cursor() as cursor:
-            cursor.execute(_GROUPS, [room_id])
-            builder, numbers, below = _builder(cursor.fetchall())
-            cursor.execute(_STATE_EVENTS, [room_id])
-            told = {event_id: facts for event_id, *facts in cursor.fetchall()}
-            cursor.execute(_TARGETS, {"room": room_id})
-            self._targets = {event_id: (event_type, sender) for event_id, event_type, sender in cursor.fetchall()}
-            cursor.execute(_EVENTS, [room_id])
-            rows = cursor.fetchall()
-        self._graph = [_event(row, room.room_version) for row in rows]
-        content = {
-            event_id: _with_facts(event, *told[event_id])
-            for event_id, event in parsed_events(list(told), using).items()
-        }
-        self._graph = [content.get(event.event_id, event) for event in self._graph]
-        groups = {row[0]: row[-2] for row in rows}
-        after = {event_id: numbers[group] for event_id, group in groups.items() if group is not None}
-        create = content.get(room.create_event_id or "")
+        rows = _Rows.of(room_id, using)
+        builder, numbers, below = _builder(rows.groups)
+        content = rows.state_events(using)
+        graph = [_event(row, room.room_version) for row in rows.events]
+        self._graph = [content.get(event.event_id, event) for event in graph]
+        self._targets = {event_id: (event_type, sender) for event_id, event_type, sender in rows.targets}
+        group_of: dict[str, int] = {row[0]: row[-2] for row in rows.events if row[-2] is not None}
+        after = {event_id: numbers[group] for event_id, group in group_of.items()}
         events: dict[str, ParsedEvent] = {**content, **{event.event_id: event for event in self._graph}}
+        create = content.get(room.create_event_id or "")
         self._states = RoomStates(self._version, [], Stored(events, create, builder, after, lambda _states: None))
         for event in self._graph:
-            group = groups[event.event_id]
-            if group is not None and event.is_state and is_accepted(event):
-                group = below[group]
-            if group is not None:
-                self._states.before[event.event_id] = numbers[group]
+            group = group_of.get(event.event_id)
+            before = below.get(group or 0) if event.is_state and is_accepted(event) else group
+            if before is not None:
+                self._states.before[event.event_id] = numbers[before]
 
     def ranges(self) -> list[VisibilityRow] | None:
         """The rows, or null."""

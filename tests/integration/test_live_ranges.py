@@ -109,6 +109,27 @@ def test_message_on_top_writes_no_range():
         assert stored_ranges(made.room_id) == before, setting
 
 
+def test_memberships_that_come_and_go_one_by_one_leave_the_same_ranges():
+    """The cut of a leave goes with the rejoin, and so does what an invite opened."""
+    made = MadeRoom(ruled=True)
+    made.state("m.room.power_levels", "", {"users": {ALICE: 100}})
+    made.state("m.room.join_rules", "", {"join_rule": "public"})
+    made.state("m.room.history_visibility", "", {"history_visibility": "invited"})
+    by_alice = {"invite", "ban", "unban"}
+    for act in ("join", "leave", "join", "leave", "invite", "leave", "invite", "join", "ban", "unban", "join"):
+        sender = ALICE if act in by_alice else None
+        made.member(BOB, "leave" if act == "unban" else act, sender=sender)
+        made.message()
+    for number, event in enumerate(made.events):
+        assert persist([incoming(event)]).refused == [], number
+        if number > 3:
+            assert stored_ranges(made.room_id) == ranges_anew(made.room_id), number
+    assert not Event.objects.filter(rejected_reason__isnull=False).exists()
+    rows = [row for row in stored_ranges(made.room_id) if row.user_id == BOB]
+    assert {"joined", "invited"} <= {row.kind for row in rows} and "cut" not in {row.kind for row in rows}
+    compare(BOB, made.room_id)
+
+
 def test_redaction_before_its_target_is_shown_once_that_is_here():
     made = MadeRoom(ruled=True)
     target = made.message()
