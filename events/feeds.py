@@ -20,6 +20,7 @@ FEEDS = "feeds"
 """The reader that writes feeds, and the name of their position."""
 LONGEST_TAIL = 2_000
 """A feed is no help when more events than these came after it was written: of all rooms, most are not the user's."""
+_PAGES_GROW = 4
 
 _ENTRIES = """
 SELECT p.position, e.stream_ordering, e.room_id FROM events_feed f CROSS JOIN events_feedposition p
@@ -69,11 +70,11 @@ def listed_since(
     in a view that holds everything that the second token covers (``streams.one_view``).
     """
     since, now = span
-    values = {"user_id": user_id, "name": FEEDS, "since": since.base, "upto": now.highest, "limit": limit}
-    asked, after = frozenset(rooms), since.base
+    values = {"user_id": user_id, "name": FEEDS, "since": since.base, "upto": now.highest}
+    asked, after, page = frozenset(rooms), since.base, limit
     places: list[tuple[int, str]] = []
     while True:
-        found = query_rows(_ENTRIES, values | {"after": after}, using)
+        found = query_rows(_ENTRIES, values | {"after": after, "limit": page}, using)
         if not found:
             return None
         written = found[0][0]
@@ -81,9 +82,9 @@ def listed_since(
         places += [place for place in entries if place[1] in asked]
         if len(places) >= limit:
             return Listed(tuple(places[:limit]))
-        if len(entries) < limit:
+        if len(entries) < page:
             break
-        after = entries[-1][0]
+        after, page = entries[-1][0], page * _PAGES_GROW  # entries of other rooms stand between
     tail = query_rows(_TAIL, values | {"after": max(written, since.base), "limit": LONGEST_TAIL + 1}, using)
     if len(tail) > LONGEST_TAIL:
         return None

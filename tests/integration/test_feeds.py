@@ -248,6 +248,18 @@ def test_dropped_feeds_change_no_answer(room, monkeypatch):
     assert ids(answer(BOB, token, monkeypatch, now=here()).events) == said
 
 
+def test_entries_of_other_rooms_between_take_few_queries(room):
+    other = create_room(ANN)
+    other.join(BOB)
+    token = here()
+    talk(other, 300)
+    said = talk(room, 2)
+    write(low=token.base)
+    with CaptureQueriesContext(connection) as queries:
+        assert listed(BOB, token, [room], limit=50) == positions(*said)
+    assert len(queries) <= 6
+
+
 def test_what_is_no_longer_there_is_not_told(room, monkeypatch):
     token = here()
     said = talk(room, 3)
