@@ -94,6 +94,7 @@ def _about(event: Event, links: Mapping[str, EventLink]) -> dict[str, Any]:
         "words": verdict_words(event) or ["accepted"],
         "sent": _moment(event.origin_server_ts),
         "room_url": room_url(event.room_id),
+        "group_url": reverse("admin:state_stategroup_change", args=[event.state_group]) if event.state_group else "",
         "redacted_by": links.get(event.redacted_by or ""),
         "redacts": links.get(event.redacts or ""),
     }

@@ -27,6 +27,11 @@ class EventLink:
     about: str = ""
     words: tuple[str, ...] = ()
 
+    @property
+    def label(self) -> str:
+        """The ID as it can stand on a page: in the first room versions a sender chooses it."""
+        return shown(self.event_id, 260)
+
 
 def event_links(event_ids: Iterable[str], using: str) -> dict[str, EventLink]:
     """A link for each of these events, whether it is here or not; one query for a thousand."""

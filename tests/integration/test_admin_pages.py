@@ -66,7 +66,7 @@ def test_event_page_shows_what_changed_and_the_full_state(admin_client, made):
     store_room(made.events)
     page = text(page_of(admin_client, new))
     assert re.search(rf"m\.room\.topic \S* ?{re.escape(old.event_id)} .*{re.escape(new.event_id)}", page)
-    assert "Full state after the event: 3 entries" in page
+    assert "Full state after the event: 3 entries" in page and "stored as state group" in page
     assert "The event changes nothing" in text(page_of(admin_client, message))
 
 
@@ -128,6 +128,15 @@ def test_markup_in_an_event_stays_text(admin_client, made):
     store_room(made.events)
     for page in (page_of(admin_client, event), room_page_of(admin_client, made.room_id)):
         assert "<script>alert(" not in page and "&lt;script&gt;alert(" in page
+
+
+def test_event_ids_that_a_sender_chose_cannot_turn_the_page_around(admin_client):
+    room = MadeRoom(version="1")
+    below = room.send({"type": "m.x", "event_id": "$\u202eright:a.test"})
+    above = room.send({"type": "m.x"}, prev=[below])
+    store_room(room.events)
+    page = page_of(admin_client, above)
+    assert "\\u202eright" in page and "\u202eright:a.test</a>" not in page
 
 
 def test_huge_event_is_cut_and_its_bytes_are_a_link_away(admin_client, made):
