@@ -422,6 +422,18 @@ def test_an_invite_from_another_server_comes_with_what_that_told():
     assert since(BOB, here()) == RoomsSince()
 
 
+def test_an_invite_from_another_server_that_is_declined_there_leaves_the_membership():
+    made = MadeRoom(room_id="!elsewhere:b.test", ruled=True)
+    token = here()
+    invite = made.member(BOB, "invite", sender=ALICE)
+    no = made.member(BOB, "leave")
+    for event in (invite, no):
+        persist([Incoming(event.json, room_version=made.version, event_id=event.event_id, outlier=True)])
+    answer = since(BOB, token)
+    assert (answer.invited, ids(only(answer.left).timeline)[-1]) == ((), no.event_id)
+    assert first(BOB).invited == ()
+
+
 def test_a_forgotten_room_tells_no_more_than_the_leave(room):
     token = here()
     talk(room, 2)
@@ -449,11 +461,17 @@ def test_memberships_beyond_the_token_are_taken_back(room):
     assert answer.left == ()
 
 
-def test_a_state_change_is_told_although_its_event_is_hidden_by_a_closed_history(room):
-    room.set_state(ANN, "m.room.history_visibility", {"history_visibility": "joined"})
+def test_current_state_is_told_although_the_rule_hides_its_event():
+    room = create_room(ANN, setup=RoomSetup(history_visibility="joined"))
+    before = room.send(ANN, TEXT, {"body": "before"}).event_id
+    room.join(BOB)
     token = here()
-    topic = room.set_state(ANN, TOPIC, {"topic": "t"})
-    assert topic.event_id in ids(only(since(BOB, token).joined).timeline)
+    hidden = room.on(before).set_state(ANN, TOPIC, {"topic": "from a fork"})
+    talked = room.on(before).send(ANN, TEXT, {"body": "from the same fork"})
+    answer = only(since(BOB, token).joined)
+    assert CurrentState.objects.get(room_id=room.room_id, type=TOPIC).event_id == hidden.event_id
+    assert hidden.event_id in ids(answer.timeline)
+    assert talked.event_id not in ids(answer.timeline)
 
 
 # --- gaps -------------------------------------------------------------------------------------------------------------
