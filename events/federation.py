@@ -23,6 +23,7 @@ from events.serving import SERVED, SERVED_JSON, ServedEvent, load_events, served
 from events.stored_states import parsed_events
 from events.walking import Place, Read, breadth_first, deepest_first
 from state.room_versions import room_version
+from streams.one_view import one_view
 
 __all__ = ["EVENTS_LIMIT", "StateIds", "auth_chain", "backfill", "missing_events", "state_ids", "topological_walk"]
 
@@ -87,9 +88,11 @@ def backfill(
 
     At most ``limit`` and never more than ``EVENTS_LIMIT``. Raises ``UnknownRoom`` and ``BadQuestion``.
     """
-    wanted, read = checked_limit(limit, EVENTS_LIMIT), _reader(room_id, using)
-    walk = deepest_first(checked_ids(from_event_ids, _STARTS_LIMIT), read)
-    return _given(server, _first(walk, wanted), using)
+    wanted = checked_limit(limit, EVENTS_LIMIT)
+    starts = checked_ids(from_event_ids, _STARTS_LIMIT)
+    with one_view(using):
+        walk = deepest_first(starts, _reader(room_id, using))
+        return _given(server, _first(walk, wanted), using)
 
 
 def missing_events(  # noqa: PLR0913 - the question of the federation API, as it is asked
@@ -106,13 +109,14 @@ def missing_events(  # noqa: PLR0913 - the question of the federation API, as it
 
     Both ends are left out. Raises ``UnknownRoom`` and ``BadQuestion``.
     """
-    wanted, read = checked_limit(limit, EVENTS_LIMIT), _reader(room_id, using)
-    known = checked_ids(earliest, _STARTS_LIMIT)
+    wanted = checked_limit(limit, EVENTS_LIMIT)
+    starts, known = checked_ids(latest, _STARTS_LIMIT), checked_ids(earliest, _STARTS_LIMIT)
     if type(min_depth) is not int:
         raise BadQuestion(f"A least depth of {min_depth!r:.100} is unusable; give a whole number.")
-    walk = breadth_first(checked_ids(latest, _STARTS_LIMIT), read, known, min_depth)
-    places = sorted(_first(walk, wanted), key=lambda place: place.order)
-    return _given(server, places, using)
+    with one_view(using):
+        walk = breadth_first(starts, _reader(room_id, using), known, min_depth)
+        places = sorted(_first(walk, wanted), key=lambda place: place.order)
+        return _given(server, places, using)
 
 
 def topological_walk(
@@ -131,13 +135,14 @@ def topological_walk(
 
 def state_ids(event_id: str, using: str = "default") -> StateIds:
     """For another server: the state before an event, and its auth chain. Raises ``UnknownEvent`` and ``StateUnresolved``."""
-    before = state_at(event_id, using).before if can_be_stored(event_id) else _unknown(event_id)
-    if before is None:
-        raise StateUnresolved(
-            f"{event_id} is an outlier: its place in the graph is not known, so neither is its state."
-        )
-    state = sorted(before.values())
-    return StateIds(tuple(state), tuple(_below_in_auth(state, using)))
+    if not can_be_stored(event_id):
+        _unknown(event_id)
+    with one_view(using):
+        before = state_at(event_id, using).before
+        if before is None:
+            raise StateUnresolved(f"{event_id} is an outlier: its place in the graph is not known, nor is its state.")
+        state = sorted(before.values())
+        return StateIds(tuple(state), tuple(_below_in_auth(state, using)))
 
 
 def auth_chain(event_id: str, using: str = "default") -> list[str]:
@@ -203,10 +208,11 @@ def _given(server: str, places: Sequence[Place], using: str) -> list[ServedEvent
 def _walk(room_id: str, server: str | None, place: tuple[int, int], using: str) -> Iterator[ServedEvent]:
     while True:
         where: dict[str, Any] = {"room": room_id, "topological": place[0], "stream": place[1], "limit": _PAGE}
-        with connections[using].cursor() as cursor:
+        with one_view(using) as cursor:
             cursor.execute(_WALK, where)
             page = [served(row) for row in cursor]
-        yield from page if server is None else as_seen_by(server, page, using)
+            page = page if server is None else as_seen_by(server, page, using)
+        yield from page
         if len(page) < _PAGE:
             return
         place = page[-1].topological_ordering, page[-1].stream_ordering

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from django.db import connections
 
+from events.errors import BadQuestion
 from events.questions import can_be_stored
 from events.room_visibility import HISTORY_VISIBILITY, history_visibility
 from events.serving import ServedEvent
@@ -68,6 +69,8 @@ def as_seen_by(server: str, events: Sequence[ServedEvent], using: str = "default
 
 def server_verdicts(server: str, event_ids: Collection[str], using: str = "default") -> dict[str, Verdict]:
     """What the server sees of each of these events, and why; events that are not here are left out."""
+    if not can_be_stored(server):
+        raise BadQuestion(f"{server!r:.100} is no name of a server.")
     wanted = [event_id for event_id in dict.fromkeys(event_ids) if can_be_stored(event_id)]
     found: dict[str, Verdict] = {}
     for start in range(0, len(wanted), _EVENTS_PER_QUERY):

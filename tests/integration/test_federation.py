@@ -212,6 +212,8 @@ def test_unusable_questions(fork):
         lambda: missing_events("a", made.room_id, [], ["$a"], limit=-1),
         lambda: missing_events("a", made.room_id, [], ["$a"], min_depth="5"),
         lambda: topological_walk(5),
+        lambda: backfill("a\0", made.room_id, ["$a"]),
+        lambda: backfill(None, made.room_id, ["$a"]),
     ):
         with pytest.raises(BadQuestion):
             question()
