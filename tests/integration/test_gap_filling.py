@@ -1,6 +1,7 @@
 """Gaps that are filled: what was not known becomes known, in any order; meanwhile everything else stays readable."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -10,11 +11,14 @@ from events.models import Event, Room
 from events.persist import persist
 from events.reading import state_at
 from events.resolving import resolve_room
+from events.room_states import RoomStates
 from events.stored_room import forget_kept
 from events.user_timeline import timeline_of
+from state.room_versions import room_version
 from tests.integration.test_given_states import told, verdict
 from tests.made_rooms import ALICE, BOB, EVE, MadeRoom
 from tests.persisted_rooms import current_state, gaps, incoming, leaves, persist_all, ranges, replayed_state
+from tests.stored_rooms import store_room
 
 pytestmark = pytest.mark.django_db
 
@@ -322,3 +326,29 @@ def test_ranges_of_rooms_with_gaps_tell_what_the_rule_tells(seed):
             assert_ranges_tell_what_the_rule_tells(made, user)
     assert unresolved(made) == set() and not Room.objects.get().visibility_unresolved
     assert current_state(made.room_id) == replayed_state(made.room_id)
+
+
+# --- imported rooms -----------------------------------------------------------------------------------------------
+
+
+def test_imported_room_without_its_beginning_is_known_once_that_comes():
+    """Every live event of it had no state; then ranges of the whole room are made anew."""
+    made, _ = random_history(3)
+    result = store_room([replace(event, outlier=False) for event in made.events[4:]], first_position=1_000_000)
+    room = Room.objects.get()
+    assert result.current_state_unresolved and room.current_state_unresolved and room.visibility_unresolved
+    with pytest.raises(NotReadable):
+        timeline_of(BOB, made.room_id)
+    assert backfill(*made.events[:4]).refused == []
+    room = Room.objects.get()
+    assert not room.current_state_unresolved and not room.visibility_unresolved
+    assert room.create_event_id == made.create.event_id and unresolved(made) == set() and gaps(made.room_id) == []
+    states = RoomStates(room_version(made.version), made.events)
+    states.assign(made.events)
+    for event in made.events:
+        assert state_at(event.event_id).after == states.builder.expand(states.after[event.event_id])
+        stored = Event.objects.get(event_id=event.event_id)
+        assert stored.rejected_reason == states.events[event.event_id].rejected_reason
+    assert current_state(made.room_id) == replayed_state(made.room_id) != {}
+    for user in (ALICE, BOB, EVE, "@stranger:d.test"):
+        assert_ranges_tell_what_the_rule_tells(made, user)
