@@ -15,7 +15,6 @@ from django.db import connections
 
 from events import hot
 from events.creating import LocalRoom, create_room
-from events.errors import BadQuestion
 from events.hot_concerns import CONCERNS_NOBODY, Kind, followed
 from events.hot_feed import HotFeed
 from events.sync import asynced, resync_user, sync
@@ -370,22 +369,10 @@ def test_what_is_new_is_told_while_nothing_is_heard(room, monkeypatch):
     assert not client.sync()
 
 
-@pytest.mark.parametrize("token", ["", "x", "events-1", "events-1@", "events-x@abc", "\0", "events-5" * 5000, 5])
-def test_what_is_no_token_is_refused(room, token):
-    with pytest.raises(TokenError):
-        sync(ALICE, token)
-
-
-@pytest.mark.parametrize("user", ["", "\0", "\ud800", None])
-def test_what_is_no_user_is_refused(transactional_db, user):
-    with pytest.raises(BadQuestion):
-        sync(user)
-
-
-@pytest.mark.parametrize("seconds", [-1, 1e9, float("nan")])
-def test_a_time_that_cannot_be_waited_is_refused(transactional_db, seconds):
-    with pytest.raises(BadQuestion):
-        sync(ALICE, timeout_seconds=seconds)
+def test_what_is_no_token_is_refused(room):
+    for token in ("", "x", "events-1", "events-1@", "events-x@abc", "\0", "events-5" * 5000, 5):
+        with pytest.raises(TokenError):
+            sync(ALICE, token)  # type: ignore[arg-type]
 
 
 # --- full answers on demand -----------------------------------------------------------------------------------------
@@ -451,11 +438,6 @@ def test_facts_that_were_trimmed_bring_the_stream_whole(room):
     hot.forget_feeds()
     assert client.sync().streams["account_data"].whole
     assert client.held() == SyncClient(ALICE).held()
-
-
-def test_a_mark_is_for_a_user():
-    with pytest.raises(BadQuestion):
-        resync_user("")
 
 
 # --- waiting --------------------------------------------------------------------------------------------------------
@@ -551,19 +533,16 @@ def test_an_async_caller_that_is_cancelled_leaves(room):
 # --- cost -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [name for name, found in providers().items() if found.kind is Kind.USER])
-def test_what_a_stream_holds_of_a_user_is_found_by_an_index(room, name):
-    table = registry.get(name).declaration.tables[0].name
+def test_what_a_stream_holds_of_a_user_is_found_by_an_index(room):
     question = Question(None, ALICE, Circle(frozenset()), VectorToken(10**9))
-    provider = providers()[name]
     with session() as cursor:
-        cursor.execute("BEGIN")
-        cursor.execute("SET LOCAL enable_seqscan = off")
-        cursor.execute("EXPLAIN " + provider._sql(question), provider._parameters(question))
-        plan = "\n".join(row[0] for row in cursor.fetchall())
-        cursor.execute("ROLLBACK")
-    assert f"on {table}" in plan
-    assert "Index Cond: (" in plan
+        cursor.execute("SET enable_seqscan = off")
+        for name, provider in providers().items():
+            if provider.kind is Kind.USER:
+                cursor.execute("EXPLAIN " + provider._sql(question), provider._parameters(question))
+                plan = "\n".join(row[0] for row in cursor.fetchall())
+                assert f"on {registry.get(name).declaration.tables[0].name}" in plan
+                assert "Index Cond: (" in plan, plan
 
 
 def test_nothing_new_costs_a_constant_number_of_queries(room, django_assert_max_num_queries):
