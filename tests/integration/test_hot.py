@@ -157,13 +157,6 @@ def test_own_rollback_brings_nothing(room):
     assert found.rooms == {room.room_id}
 
 
-def test_another_process_is_seen_with_its_position(room, other):
-    since = hot.look(ALICE, START).now
-    position, _ = other.do("send", room.room_id, ALICE)
-    registry.get("events").wait_for(position, 20.0)
-    assert hot.look(ALICE, since).changed == {room.room_id}
-
-
 def test_whoever_waited_for_a_position_asks_a_memory_that_has_it(room, other):
     """``wait_for`` and the memory hear by connections of their own; the first must not be ahead of the second."""
     since = hot.look(ALICE, START).now
