@@ -1,0 +1,60 @@
+"""A role with the grants that docs/how-to/read-rooms-from-another-service.md names reads rooms, and cannot write."""
+
+import re
+from pathlib import Path
+
+import pytest
+from django.db import ProgrammingError, connection, transaction
+
+from events.events_since import events_since
+from events.federation import auth_chain, backfill, missing_events, state_ids, topological_walk
+from events.models import Event
+from events.pages import events_around, timeline, visible_to
+from events.server_view import server_in_room
+from events.sync_positions import current_token, token_text
+from tests.made_rooms import ALICE, MadeRoom
+from tests.stored_rooms import store_room
+from tests.syncing import first, here, since
+
+pytestmark = pytest.mark.django_db
+
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "read-rooms-from-another-service.md"
+
+
+@pytest.fixture
+def as_reader():
+    """A room, and the role for the rest of the transaction."""
+    made = MadeRoom()
+    made.message()
+    made.redaction(made.events[-1])
+    store_room(made.events)
+    current_token()  # begins the epoch, as any writer of the site has done long ago
+    part = re.search(r"## What the role must(.*?)\n## ", PAGE.read_text(), re.S)[1]
+    tables = re.findall(r"`([a-z]+_[a-z]+)`", part)
+    with connection.cursor() as cursor:
+        cursor.execute("CREATE ROLE rooms_reader")
+        cursor.execute(f"GRANT SELECT ON {', '.join(tables)} TO rooms_reader")
+        cursor.execute("SET LOCAL ROLE rooms_reader")
+    return made
+
+
+def test_grants_are_enough_for_every_question(as_reader):
+    made = as_reader
+    message = made.events[2].event_id
+    assert len(timeline(made.room_id, ALICE).events) == len(timeline(made.room_id).events) == 4
+    assert timeline(made.room_id, ALICE, before=token_text(current_token())).events is not None
+    assert events_around(message, ALICE).event.redacted_by == made.events[3].event_id
+    assert list(visible_to(ALICE, [message])) == [message]
+    assert server_in_room("a.test", made.room_id) and len(backfill("a.test", made.room_id, [message])) == 3
+    assert len(missing_events("a.test", made.room_id, [], [message])) == 2
+    assert len(list(topological_walk(made.room_id, "a.test"))) == 4
+    assert len(state_ids(message).state) == 2 and auth_chain(message) == []
+    assert len(first(ALICE).rooms) == 1
+    assert not since(ALICE, here())
+    assert events_since(ALICE, here(), now=here()).events == ()
+
+
+@pytest.mark.usefixtures("as_reader")
+def test_nothing_can_be_written():
+    with pytest.raises(ProgrammingError, match="permission denied"), transaction.atomic():
+        Event.objects.filter(event_id="$x").update(soft_failed=True)
