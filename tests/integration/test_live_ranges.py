@@ -13,9 +13,9 @@ from events.persist import persist
 from events.room_history import room_history
 from events.stored_room import forget_kept
 from events.visibility_ranges import in_order
-from events.visibility_rebuild import ranges_anew, stored_ranges
+from events.visibility_rebuild import ranges_anew, rebuild_visibility, stored_ranges
 from tests.generated_rooms import USERS, forked_rooms
-from tests.integration.test_visible_sql import STRANGER, compare
+from tests.integration.test_visible_sql import STRANGER, by_join, compare
 from tests.made_rooms import ALICE, BOB, MadeRoom
 from tests.persisted_rooms import incoming, persist_all
 
@@ -128,6 +128,23 @@ def test_memberships_that_come_and_go_one_by_one_leave_the_same_ranges():
     rows = [row for row in stored_ranges(made.room_id) if row.user_id == BOB]
     assert {"joined", "invited"} <= {row.kind for row in rows} and "cut" not in {row.kind for row in rows}
     compare(BOB, made.room_id)
+
+
+def test_membership_that_comes_while_the_current_state_waits_for_the_end_of_the_batch_has_its_range():
+    """With many leaves the current state is worked out once a batch; the next batch goes on from it."""
+    made = MadeRoom(ruled=True)
+    made.state("m.room.power_levels", "", {"users": {ALICE: 100}})
+    made.state("m.room.join_rules", "", {"join_rule": "public"})
+    made.state("m.room.history_visibility", "", {"history_visibility": "joined"})
+    base = made.events[-1]
+    forks = [made.topic(str(number), prev=[base]) for number in range(55)]
+    join = made.member(BOB, "join", prev=[base])
+    assert persist([incoming(event) for event in made.events]).refused == []
+    message = made.message(prev=[join, *forks[:5]])
+    persist([incoming(message)])
+    assert compare(BOB, made.room_id) > 0
+    assert by_join(BOB, [made.room_id]).keys() >= {join.event_id, message.event_id}
+    assert rebuild_visibility(made.room_id) and compare(BOB, made.room_id) > 0
 
 
 def test_redaction_before_its_target_is_shown_once_that_is_here():
