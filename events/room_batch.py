@@ -28,7 +28,7 @@ from events.room_visibility import HISTORY_VISIBILITY, history_visibility, membe
 from events.stored_room import StoredEvents, StoredRoom
 from events.visibility_ranges import Step, StoredRanges, VisibilityRanges, VisibilityRow, open_ranges, wide_ranges
 from events.visibility_rules import known_visibility
-from state.auth_selection import CREATE
+from state.auth_selection import CREATE, POWER_LEVELS
 from state.deltas import StateKey
 from state.room_versions import room_version
 
@@ -150,11 +150,21 @@ class RoomBatch:
             stored = replace(stored, create=batch.get(create_id) or self.stored.events[create_id])
         states = RoomStates(room_version(self._row.room_version), self._batch, stored)
         states.given.update(given)
-        if any(event.type in _JUDGED_BY_PRUNED for event in self._batch):
-            states.judge.redacted |= self.stored.redacted(PRUNED_TYPES)
+        self._note_redacted(states, self._batch)
         groups = {self.stored.after[leaf] for leaf in self.stored.leaves if leaf in self.stored.after}
         states.bases = sorted(groups)[-_BASES:] if given else ()
         return states
+
+    def _note_redacted(self, states: RoomStates, events: Sequence[ParsedEvent]) -> None:
+        """Find out what is redacted by now of the power levels and third party invites that the events are judged by."""
+        judged = [event for event in events if event.type in _JUDGED_BY_PRUNED]
+        if not judged:
+            return
+        groups = set(self.stored.after.values())
+        levels = {states.builder.lookup(group, POWER_LEVELS) for group in groups}
+        levels |= {given.get(POWER_LEVELS) for given in states.given.values()}
+        named = {other for event in judged for other in event.auth_event_ids}
+        states.judge.redacted |= self.stored.redacted([*named, *(found for found in levels if found)], PRUNED_TYPES)
 
     def _fill(self) -> None:
         """Stored events on top of the new ones that have a state now, and new ones on top of these."""
@@ -166,6 +176,7 @@ class RoomBatch:
         places = unresolved_above(self._row.room_id, new, seeds, self._using) if filling or seeds else {}
         if places:
             found = self._found_again(places, new)
+            self._note_redacted(states, found)
             waiting = [event for event in self._batch if event.event_id not in states.after]
             self.changes.filled = judge_again(states, found, waiting)
 

@@ -112,10 +112,8 @@ WITH RECURSIVE up AS (
     WHERE up.looked_through
 ) SELECT prev_event_id, event_id, looked_through FROM up
 """
-#: Redacted events of a room that the rules look at, of which the JSON is not pruned yet.
 _REDACTED = """
-SELECT event_id FROM events_event
-WHERE room_id = %s AND redacted_by IS NOT NULL AND censored_at IS NULL AND type = ANY(%s)
+SELECT event_id FROM events_event WHERE event_id = ANY(%s) AND redacted_by IS NOT NULL AND type = ANY(%s)
 """
 _EDGES_ABOVE = """
 SELECT edge.prev_event_id, edge.event_id,
@@ -293,10 +291,10 @@ class StoredRoom:
             named.update(row[0] for row in cursor.fetchall())
         self.events.load(sorted(named))
 
-    def redacted(self, types: Sequence[str]) -> set[str]:
-        """Stored events of these types that are redacted."""
+    def redacted(self, event_ids: Collection[str], types: Sequence[str]) -> set[str]:
+        """Those of these events that are of one of the types and redacted."""
         with connections[self.using].cursor() as cursor:
-            cursor.execute(_REDACTED, [self.room_id, list(types)])
+            cursor.execute(_REDACTED, [list(event_ids), list(types)])
             return {event_id for (event_id,) in cursor.fetchall()}
 
     # --- leaves -------------------------------------------------------------------------------------------------
