@@ -21,6 +21,7 @@ from streams.database import direct_connection
 from streams.maintenance import asked_by
 
 __all__ = [
+    "KILLED_JOBS",
     "CancelOutcome",
     "JobLock",
     "abandoned_jobs",
@@ -38,7 +39,7 @@ __all__ = [
 _LOCK = "SELECT pg_try_advisory_lock(hashtextextended('replsite.job:' || %s::text, 0))"
 _UNLOCK = "SELECT pg_advisory_unlock(hashtextextended('replsite.job:' || %s::text, 0))"
 #: Running jobs whose lock nobody holds. A lock's key is shown in two halves.
-_KILLED = """
+KILLED_JOBS = """
 SELECT id FROM pipeline_job job WHERE state = 'running' AND NOT EXISTS (
     SELECT FROM pg_locks held
     WHERE held.locktype = 'advisory' AND held.objsubid = 1 AND held.granted
@@ -140,7 +141,7 @@ def fail_job(job: int, error: str, using: str) -> None:
 def killed_jobs(using: str) -> set[int]:
     """Jobs that their rows call running, and that no process works on."""
     with connections[using].cursor() as cursor:
-        cursor.execute(_KILLED)
+        cursor.execute(KILLED_JOBS)
         return {row[0] for row in cursor.fetchall()}
 
 

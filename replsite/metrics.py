@@ -30,8 +30,8 @@ from replsite.hot_metrics import HotCollector
 from replsite.labels import plain_label
 from replsite.metric_name import MetricName
 from replsite.shared_snapshot import SHARED
-from replsite.snapshot_views import ReaderStreamView, ReaderView, Snapshot, StreamView, WorkersView
-from replsite.status import ReaderWord, WriterWord
+from replsite.snapshot_views import JobsView, ReaderStreamView, ReaderView, Snapshot, StreamView, WorkersView
+from replsite.status import JobWord, ReaderWord, WriterWord
 from streams import waiting
 from streams.conf import stream_settings
 from streams.logs import get_logger
@@ -109,10 +109,19 @@ COMMANDS = MetricName("replsite_replication_commands", ("command",), "Commands t
 DROPPED = MetricName(
     "replsite_worker_reports_dropped", ("command",), "Reports of workers that were dropped", counter=True
 )
+JOBS = MetricName("replsite_jobs", ("status",), "Jobs that wait, are at work, or ended within a day")
+JOB_SUCCESS = MetricName(
+    "replsite_job_last_success_timestamp_seconds", ("job",), "When a job of this kind was last done"
+)
+JOB_FAILURE = MetricName("replsite_job_last_failure_timestamp_seconds", ("job",), "When a job of this kind last failed")
+JOB_PROGRESS = MetricName(
+    "replsite_job_progress_ratio", ("job",), "Share of its stage that the job of this kind at work has done; the least"
+)
 OWN = (
     UP, DURATION, BUILD, POSITION, LINEAR, SEQUENCE, PENDING, OLDEST_PENDING, COMPLETED, KNOWN_DONE, LAST_ADVANCE,
     HEARTBEAT, WRITER_STATUS, READER_POSITION, READER_LAG_FACTS, READER_LAG_SECONDS, READER_STATUS, CONNECTIONS, WAIT_TIMEOUTS,
-    SYNCING_USERS, WORKER_USERS, ACKNOWLEDGED, ADDRESSES, CLOSED, REFUSED, COMMANDS, DROPPED,
+    SYNCING_USERS, WORKER_USERS, ACKNOWLEDGED, ADDRESSES, CLOSED, REFUSED, COMMANDS, DROPPED, JOBS,
+    JOB_SUCCESS, JOB_FAILURE, JOB_PROGRESS,
 )  # fmt: skip
 
 SYNAPSE_LINEAR = MetricName("synapse_storage_stream_current_position", ("stream_name", "server_name"), LINEAR.help)
@@ -167,6 +176,7 @@ def families(snapshot: Snapshot, *, synapse_names: bool, server_name: str) -> It
     page.add(CONNECTIONS, open_kinds.count("connection"), "inbound")
     page.add(CONNECTIONS, open_kinds.count("follower"), "outbound")
     _add_workers(page, snapshot.workers)
+    _add_jobs(page, snapshot.jobs)
     if synapse_names:
         _add_synapse(page, snapshot, readers, server_name)
     return page.filled()
@@ -208,6 +218,24 @@ def _add_workers(page: _Page, workers: WorkersView) -> None:
     for kind, name in (("closed", CLOSED), ("refused", REFUSED), ("command", COMMANDS), ("dropped", DROPPED)):
         for what, total in workers.counted(kind).items():
             page.add(name, total, what)
+
+
+def _add_jobs(page: _Page, found: JobsView) -> None:
+    words = [str(job.status.word) for job in found.jobs]
+    for word in JobWord:
+        page.add(JOBS, words.count(word), word)
+    for kind in found.kinds:
+        if kind.last_success_at is not None:
+            page.add(JOB_SUCCESS, kind.last_success_at.timestamp(), kind.kind)
+        if kind.last_failure_at is not None:
+            page.add(JOB_FAILURE, kind.last_failure_at.timestamp(), kind.kind)
+    shares: dict[str, float] = {}
+    for job in found.jobs:
+        if job.status.word == JobWord.RUNNING and job.total:
+            share = min(job.done / job.total, 1.0)
+            shares[job.kind] = min(share, shares.get(job.kind, 1.0))
+    for name, share in shares.items():
+        page.add(JOB_PROGRESS, share, name)
 
 
 def _add_heartbeats(page: _Page, snapshot: Snapshot) -> None:

@@ -16,10 +16,19 @@ from typing import Any
 from django.conf import settings
 
 from replsite import snapshot_rows as rows
+from replsite.job_rows import read_jobs
 from replsite.lag import EMPTY, Unread, Window, unread
 from replsite.snapshot_recorded import RecordedRow, read_recorded, recorded_streams
 from replsite.snapshot_rows import FarBehind, PositionRow, ReaderRow
-from replsite.snapshot_views import ReaderStreamView, ReaderView, Snapshot, StreamView, WorkersView, WriterView
+from replsite.snapshot_views import (
+    JobsView,
+    ReaderStreamView,
+    ReaderView,
+    Snapshot,
+    StreamView,
+    WorkersView,
+    WriterView,
+)
 from replsite.status import (
     Health,
     Limits,
@@ -80,6 +89,7 @@ def take_snapshot(history: History | None = None, using: str | None = None) -> S
             last_writes=rows.read_last_writes(cursor, declarations, positions),
             recorded=read_recorded(cursor),
             workers=read_workers(cursor, stream_settings().worker_silence_seconds),
+            jobs=read_jobs(cursor, as_of),
         )
         lags = _read_lags(cursor, reading)
     return _Assembly(reading, lags, limits(), history or History()).snapshot()
@@ -97,6 +107,7 @@ class _Reading:
     last_writes: Mapping[tuple[str, int], datetime]
     recorded: Sequence[RecordedRow]
     workers: WorkersView
+    jobs: JobsView
 
     def writers_of(self, stream: str) -> list[PositionRow]:
         return [row for row in self.positions if row.stream == stream]
@@ -205,6 +216,7 @@ class _Assembly:
             _worst_first(streams),
             readers,
             self.reading.workers,
+            self.reading.jobs,
         )
 
     def _age(self, at: datetime | None) -> float | None:
@@ -378,6 +390,8 @@ class _Assembly:
             if _worth(reader.status):
                 on = f" on {reader.streams[0].stream}" if reader.streams else ""
                 problems.append(Problem(f"{reader.kind.capitalize()} {reader.name}{on}", reader.status))
+        jobs = self.reading.jobs.jobs
+        problems += [Problem(f"Job {job.id} ({job.kind})", job.status) for job in jobs if _worth(job.status)]
         writers = {w.writer for stream in streams for w in stream.writers if w.state != RETIRED}
         open_readers = sum(reader.closed_at is None for reader in readers)
         parts = (counted(len(streams), "stream"), counted(len(writers), "writer"), counted(open_readers, "reader"))

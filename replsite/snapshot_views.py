@@ -16,6 +16,9 @@ from replsite.status import Health, Severity, Verdict
 __all__ = [
     "AcknowledgedView",
     "CountView",
+    "JobFigures",
+    "JobStatusView",
+    "JobsView",
     "ReaderStreamView",
     "ReaderView",
     "Snapshot",
@@ -165,6 +168,42 @@ class WorkersView:
 
 
 @dataclass(frozen=True, slots=True)
+class JobStatusView:
+    """A job that waits, is at work, or ended within a day. ``done``, ``total`` and ``rate`` are of its stage, in ``unit``."""
+
+    id: int
+    kind: str
+    asked_by: str
+    stage: str
+    unit: str
+    done: int
+    total: int | None
+    rate: float | None
+    seconds_left: float | None
+    queued_at: datetime | None
+    began_at: datetime | None
+    ended_at: datetime | None
+    status: Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class JobFigures:
+    """When jobs of a kind last went well, and last failed."""
+
+    kind: str
+    last_success_at: datetime | None
+    last_failure_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class JobsView:
+    """Jobs, worst first, and each kind's last ends."""
+
+    jobs: tuple[JobStatusView, ...] = ()
+    kinds: tuple[JobFigures, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     """Everything at one moment of the database's clock."""
 
@@ -174,6 +213,7 @@ class Snapshot:
     streams: tuple[StreamView, ...]
     readers: tuple[ReaderView, ...]
     workers: WorkersView = WorkersView()
+    jobs: JobsView = JobsView()
 
     def stream(self, name: str) -> StreamView:
         """The stream of that name; raises ``KeyError``."""

@@ -16,6 +16,8 @@ from replsite.wording import counted, duration
 __all__ = [
     "Health",
     "HealthWord",
+    "JobSeen",
+    "JobWord",
     "Limits",
     "Problem",
     "ReaderOnStream",
@@ -26,12 +28,18 @@ __all__ = [
     "WriterOnStream",
     "WriterWord",
     "judge_health",
+    "judge_job",
     "judge_reader",
     "judge_recording",
     "judge_sequence",
     "judge_writer",
     "worst",
 ]
+
+
+#: A queued job that nobody has begun for so long needs somebody.
+JOB_WAITS_SECONDS = 60.0
+_MOST_OF_ERROR = 300
 
 
 class Severity(IntEnum):
@@ -66,6 +74,18 @@ class ReaderWord(StrEnum):
     FALLING_BEHIND = "falling behind"
     STUCK = "stuck"
     GONE = "gone"
+
+
+class JobWord(StrEnum):
+    """How a job does."""
+
+    QUEUED = "queued"
+    WAITING = "waiting"
+    RUNNING = "running"
+    KILLED = "killed"
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
 
 
 class HealthWord(StrEnum):
@@ -159,6 +179,20 @@ class RecordingSeen:
     heartbeat_age: float = 0.0
     has_ended: bool = False
     ranges_missed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class JobSeen:
+    """What the rules see of a job. ``waits_seconds``: how long it has been queued; null: it is not."""
+
+    state: str
+    killed: bool = False
+    error: str = ""
+    waits_seconds: float | None = None
+    is_served: bool = False
+    """Another queued job is at work, so somebody carries them out."""
+    asked_to_end: bool = False
+    seconds_left: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,6 +306,33 @@ def _reader_with_lag(seen: ReaderOnStream, limits: Limits) -> Verdict:
         return Verdict(ReaderWord.FALLING_BEHIND, Severity.WARNING, text)
     eta = f"; current in about {duration(seen.lag_facts / -change)}" if change < 0 else ""
     return Verdict(ReaderWord.CATCHING_UP, Severity.NOTE, f"{_capital(behind)}{eta}.")
+
+
+def judge_job(seen: JobSeen) -> Verdict:
+    """The status of a job."""
+    if seen.killed:
+        cure = "A queued one is begun again by manage.py runjobs, others by their command."
+        return Verdict(JobWord.KILLED, Severity.WARNING, f"Its process was killed; what it did stays. {cure}")
+    if seen.state == JobWord.QUEUED:
+        return _queued_job(seen)
+    if seen.state == JobWord.FAILED:
+        reason = seen.error.strip().partition("\n")[0][:_MOST_OF_ERROR]
+        return Verdict(JobWord.FAILED, Severity.WARNING, reason or "No reason given; look at its log.")
+    said = {
+        JobWord.RUNNING: f"{duration(seen.seconds_left)} left in this stage." if seen.seconds_left is not None else "",
+        JobWord.CANCELLED: "What it had done stays.",
+    }
+    word = JobWord(seen.state)
+    ends = word == JobWord.RUNNING and seen.asked_to_end
+    return Verdict(word, Severity.FINE, "Stops at its next step." if ends else said.get(word, ""))
+
+
+def _queued_job(seen: JobSeen) -> Verdict:
+    waits = seen.waits_seconds or 0.0
+    if seen.is_served or waits <= JOB_WAITS_SECONDS:
+        return Verdict(JobWord.QUEUED, Severity.NOTE, "Waits for its turn.")
+    text = f"Nobody has begun it for {duration(waits)}. Start manage.py runjobs."
+    return Verdict(JobWord.WAITING, Severity.WARNING, text)
 
 
 def judge_sequence(stream: str, sequence_value: int | None, head: int) -> Verdict | None:

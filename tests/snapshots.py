@@ -9,6 +9,7 @@ from typing import Any
 from replsite.snapshot_views import (
     AcknowledgedView,
     CountView,
+    JobStatusView,
     ReaderStreamView,
     ReaderView,
     Snapshot,
@@ -61,6 +62,15 @@ def a_reader(name: str = "sender", *streams: ReaderStreamView, **changes: Any) -
         streams=followed,
     )  # fmt: skip
     return replace(reader, **changes)
+
+
+def a_job(number: int = 7, **changes: Any) -> JobStatusView:
+    job = JobStatusView(
+        id=number, kind="censor", asked_by="ann", stage="censor", unit="events", done=50, total=200, rate=10.0,
+        seconds_left=15.0, queued_at=ago(90), began_at=ago(60), ended_at=None,
+        status=Verdict("running", Severity.FINE, "15.0 s left in this stage."),
+    )  # fmt: skip
+    return replace(job, **changes)
 
 
 def some_workers(**changes: Any) -> WorkersView:

@@ -26,6 +26,7 @@ def changes(old: Page | None, new: Page) -> dict[str, Any]:
         ("streams", old["streams"] if old else None, new["streams"]),
         ("readers", old["readers"] if old else None, new["readers"]),
         ("workers", old["workers"] if old else None, new["workers"]),
+        ("jobs", old["jobs"] if old else None, new["jobs"]),
     ):
         if table := _table(before, after):
             found[name] = table

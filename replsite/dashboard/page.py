@@ -12,12 +12,20 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NotRequired, TypedDict
 
-from replsite.snapshot_views import ReaderStreamView, ReaderView, Snapshot, StreamView, WorkersView, WriterView
+from replsite.snapshot_views import (
+    JobStatusView,
+    ReaderStreamView,
+    ReaderView,
+    Snapshot,
+    StreamView,
+    WorkersView,
+    WriterView,
+)
 from replsite.status import Severity, Verdict
 from replsite.wording import byte_size, count, counted, duration
 from streams.positions import RETIRED
 
-__all__ = ["READERS", "STREAMS", "WORKERS", "Cell", "Column", "Group", "Page", "Row", "live_page_data"]
+__all__ = ["JOBS", "READERS", "STREAMS", "WORKERS", "Cell", "Column", "Group", "Page", "Row", "live_page_data"]
 
 _NOTHING = "-"
 #: So many readers that are fine, and that ended, are listed at most; ``streams --json`` has all of them.
@@ -60,6 +68,13 @@ WORKERS = (
     Column("Last news", number=True),
     Column("What it means"),
 )
+JOBS = (
+    Column("Job"),
+    Column("Status"),
+    Column("Progress", number=True),
+    Column("Began", number=True),
+    Column("What it means"),
+)
 #: What is told of each kind of count; commands are for the metrics.
 _COUNTED = {
     "closed": ("Connections that ended", "Why, since the tables were made."),
@@ -100,6 +115,7 @@ class Page(TypedDict):
     streams: list[Group]
     readers: list[Group]
     workers: list[Group]
+    jobs: list[Group]
 
 
 def live_page_data(snapshot: Snapshot) -> Page:
@@ -115,6 +131,7 @@ def live_page_data(snapshot: Snapshot) -> Page:
         "streams": [_stream_group(stream) for stream in snapshot.streams],
         "readers": _reader_groups(snapshot.readers),
         "workers": _worker_groups(snapshot.workers),
+        "jobs": [_job_group(job) for job in snapshot.jobs.jobs],
     }
 
 
@@ -281,6 +298,16 @@ def _worker_groups(workers: WorkersView) -> list[Group]:
         rows = [_report(name, [_text(name), count(total), _text("")]) for name, total in totals.items()]
         groups.append(_reports(kind, title, count(sum(totals.values())), rows, sentence))
     return [group for group in groups if group["rows"] or group["key"] in ("syncing", "addresses")]
+
+
+def _job_group(job: JobStatusView) -> Group:
+    about = " · ".join(part for part in (f"job {job.id}", job.asked_by and f"asked for by {job.asked_by}") if part)
+    of = f" of {count(job.total)}" if job.total is not None else ""
+    what = [job.stage, f"{count(round(job.rate))}/s" if job.rate else ""]
+    progress = _text(f"{count(job.done)}{of} {job.unit}".strip(), " · ".join(part for part in what if part))
+    began = _moment(job.began_at) if job.began_at is not None else _moment(job.queued_at, "queued")
+    cells = [_text(job.kind, about), progress if job.stage or job.done else _text(_NOTHING), began]
+    return {"key": str(job.id), "head": _row("", job.status, cells), "rows": []}
 
 
 def _reports(key: str, title: str, number: str, rows: list[Row], sentence: str = "") -> Group:

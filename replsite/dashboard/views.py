@@ -12,7 +12,7 @@ from django.template.response import TemplateResponse
 from django.views.decorators.http import require_safe
 
 from replsite.dashboard.changes import changes
-from replsite.dashboard.page import READERS, STREAMS, WORKERS, Group, live_page_data
+from replsite.dashboard.page import JOBS, READERS, STREAMS, WORKERS, Group, live_page_data
 from replsite.shared_snapshot import SHARED
 from replsite.wording import duration
 
@@ -23,7 +23,7 @@ __all__ = ["live_data", "live_page"]
 def _live_page(request: HttpRequest) -> HttpResponse:
     snapshot = SHARED.get()
     page = live_page_data(snapshot)
-    for group in (*page["streams"], *page["readers"], *page["workers"]):
+    for group in (*page["streams"], *page["readers"], *page["workers"], *page["jobs"]):
         _say_ages(group, snapshot.as_of)
     context: dict[str, Any] = {
         **admin.site.each_context(request),
@@ -46,6 +46,14 @@ def _live_page(request: HttpRequest) -> HttpResponse:
                 "nothing": "Nobody follows. Try: manage.py follow tcp://HOST:PORT",
                 "columns": READERS,
                 "groups": page["readers"],
+            },
+            {
+                "id": "jobs",
+                "title": "Jobs",
+                "about": "What is at work or waits, and what ended within a day.",
+                "nothing": "No job is at work, and none ended within a day.",
+                "columns": JOBS,
+                "groups": page["jobs"],
             },
             {
                 "id": "workers",

@@ -17,10 +17,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from replsite.cache_metrics import CACHES
 from replsite.hot_metrics import HOT
 from replsite.metrics import DURATION, OWN, SYNAPSE, UP, WAIT_TIMEOUTS, SnapshotCollector
-from replsite.snapshot_views import CountView, Snapshot
+from replsite.snapshot_views import CountView, JobFigures, JobsView, Snapshot
 from replsite.status import ReaderWord, Severity, Verdict, WriterWord
 from tests.session import PROJECT
-from tests.snapshots import NOW, a_reader, a_snapshot, a_stream, a_writer, ago, on_stream, some_workers
+from tests.snapshots import NOW, a_job, a_reader, a_snapshot, a_stream, a_writer, ago, on_stream, some_workers
 
 FOLDER = PROJECT / "docs" / "monitoring"
 RULES = FOLDER / "replsite-alerts.yaml"
@@ -137,6 +137,10 @@ SCENES: dict[str, Scene] = {
     "ReplsiteLagGrows": with_reader(ReaderWord.FALLING_BEHIND, lambda minute: 100 + 50 * minute, 5.0),
     "ReplsiteReaderStuck": with_reader(ReaderWord.STUCK, lambda _: 10, 5.0),
     "ReplsiteSlowPeersCut": some_cut,
+    "ReplsiteJobFailed": lambda minute: a_snapshot(jobs=JobsView((), (JobFigures("censor", ago(900), ago(60)),))),
+    "ReplsiteJobsWait": lambda minute: a_snapshot(
+        jobs=JobsView((a_job(status=Verdict("waiting", Severity.WARNING, "")),))
+    ),
     "ReplsiteManyKnownDone": with_writer(known_done_ids=60_000),
 }
 

@@ -10,7 +10,7 @@ import pytest
 from replsite.cache_metrics import CACHES
 from replsite.hot_metrics import HOT
 from replsite.metrics import OWN, SYNAPSE
-from replsite.status import HealthWord, ReaderWord, WriterWord
+from replsite.status import HealthWord, JobWord, ReaderWord, WriterWord
 
 REFERENCE = Path(__file__).resolve().parents[2] / "docs" / "reference"
 
@@ -24,7 +24,12 @@ def first_cells(page, heading):
 
 @pytest.mark.parametrize(
     ("heading", "words"),
-    [("A writer on a stream", WriterWord), ("A reader on a stream", ReaderWord), ("The whole", HealthWord)],
+    [
+        ("A writer on a stream", WriterWord),
+        ("A job", JobWord),
+        ("A reader on a stream", ReaderWord),
+        ("The whole", HealthWord),
+    ],
 )
 def test_every_status_word_is_explained(heading, words):
     assert sorted(first_cells("status-words.md", heading)) == sorted(words)

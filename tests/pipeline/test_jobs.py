@@ -181,13 +181,14 @@ def test_a_living_job_is_never_taken_for_a_killed_one():
     with at_work() as job:
         assert killed_jobs("default") == set()
         assert cancel_job(job.pk, "bob", "default") is CancelOutcome.ASKED
-    assert killed_jobs("default") == {job.pk}
+    wait_until(lambda: killed_jobs("default") == {job.pk})
     assert job_views(10, "default")[0].word == "killed"
 
 
 def test_a_killed_job_is_cancelled_at_once():
     with at_work() as job:
         pass
+    wait_until(lambda: killed_jobs("default"))
     assert cancel_job(job.pk, "bob", "default") is CancelOutcome.CANCELLED
     assert Job.objects.get().state == JobState.CANCELLED
 
@@ -221,6 +222,7 @@ def test_a_job_that_is_killed_again_and_again_is_given_up(kind):
 def test_a_job_that_a_command_began_is_not_begun_again_by_the_queue():
     with at_work():
         pass
+    wait_until(lambda: killed_jobs("default"))
     with hold_lock("default") as lock:
         assert requeue_killed(lock, "default") == []
     assert Job.objects.get().state == JobState.RUNNING

@@ -36,16 +36,17 @@ PAGES = st.fixed_dictionaries(
         "streams": GROUPS,
         "readers": GROUPS,
         "workers": GROUPS,
+        "jobs": GROUPS,
     }
 )
 
 
 def apply(page, message):
     """What the browser does with a message."""
-    page = dict(page or {"health": None, "streams": [], "readers": [], "workers": []}) | {
+    page = dict(page or {"health": None, "streams": [], "readers": [], "workers": [], "jobs": []}) | {
         k: message[k] for k in ("as_of", "health") if k in message
     }
-    for name in ("streams", "readers", "workers"):
+    for name in ("streams", "readers", "workers", "jobs"):
         page[name] = apply_table(page[name], message.get(name, {}))
     return page
 

@@ -12,10 +12,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from replsite import metrics
 from replsite.labels import MOST_LABELS
 from replsite.metrics import OWN, SYNAPSE, SnapshotCollector
-from replsite.snapshot_views import SyncingView
+from replsite.snapshot_views import JobFigures, JobsView, SyncingView
 from replsite.status import ReaderWord
 from streams import waiting
-from tests.snapshots import NOW, STUCK, a_reader, a_snapshot, a_stream, a_writer, ago, on_stream, some_workers
+from tests.snapshots import NOW, STUCK, a_job, a_reader, a_snapshot, a_stream, a_writer, ago, on_stream, some_workers
 
 
 def scrape(*parts, **changes):
@@ -154,7 +154,9 @@ def test_ids_kept_above_a_stuck_position_are_told():
 
 def test_every_name_is_exported_by_a_full_snapshot(monkeypatch):
     monkeypatch.setattr(waiting, "timed_out", Counter(events=1))
-    found = scrape(a_stream(a_writer()), a_reader("f"), a_reader("c", kind="connection"), workers=some_workers())
+    jobs = JobsView((a_job(),), (JobFigures("censor", ago(5), ago(9)),))
+    readers = a_reader("f"), a_reader("c", kind="connection")
+    found = scrape(a_stream(a_writer()), *readers, workers=some_workers(), jobs=jobs)
     exported = {name for name, _ in found}
     assert {metric.name + ("_total" if metric.counter else "") for metric in (*OWN, *SYNAPSE)} == exported
 
@@ -172,3 +174,12 @@ def test_names_follow_the_rules_of_prometheus():
         assert metric.name.startswith("replsite_")
         assert not metric.name.endswith(("_total", "_count", "_milliseconds", "_ms"))
         assert metric.help
+
+
+def test_the_least_share_of_jobs_of_one_kind_is_told():
+    jobs = JobsView((a_job(1, done=50), a_job(2, done=20), a_job(3, kind="walk", total=None)))
+    found = scrape(jobs=jobs)
+    assert value(found, "replsite_job_progress_ratio", job="censor") == 0.1
+    assert value(found, "replsite_jobs", status="running") == 3
+    assert value(found, "replsite_jobs", status="waiting") == 0
+    assert not [labels for name, labels in found if name == "replsite_job_progress_ratio" and ("job", "walk") in labels]

@@ -6,6 +6,7 @@ import pytest
 
 from replsite.status import (
     HealthWord,
+    JobSeen,
     Limits,
     Problem,
     ReaderOnStream,
@@ -15,6 +16,7 @@ from replsite.status import (
     WriterOnStream,
     WriterWord,
     judge_health,
+    judge_job,
     judge_reader,
     judge_sequence,
     judge_writer,
@@ -207,3 +209,25 @@ def test_health_says_the_worst_first_and_how_many_more():
 
 def test_health_says_what_there_is_when_all_is_well():
     assert judge_health([], "3 streams, 1 writer").sentence == "All is well: 3 streams, 1 writer."
+
+
+@pytest.mark.parametrize(
+    ("seen", "word", "said"),
+    [
+        (JobSeen("running", seconds_left=15.0), "running", "15 s left"),
+        (JobSeen("running", asked_to_end=True), "running", "next step"),
+        (JobSeen("running", killed=True), "killed", "runjobs"),
+        (JobSeen("queued", waits_seconds=59.0), "queued", "turn"),
+        (JobSeen("queued", waits_seconds=61.0), "waiting", "Start manage.py runjobs"),
+        (JobSeen("queued", waits_seconds=61.0, is_served=True), "queued", "turn"),
+        (JobSeen("failed", error="disk full\nTraceback"), "failed", "disk full"),
+        (JobSeen("failed"), "failed", "No reason"),
+        (JobSeen("cancelled", asked_to_end=True), "cancelled", "stays"),
+        (JobSeen("done"), "done", ""),
+    ],
+)
+def test_a_job_has_the_word_of_its_rule(seen, word, said):
+    verdict = judge_job(seen)
+    assert verdict.word == word
+    assert said in verdict.sentence
+    assert "Traceback" not in verdict.sentence

@@ -19,7 +19,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from replsite.dashboard.page import READERS, STREAMS, WORKERS, Column, live_page_data
+from replsite.dashboard.page import JOBS, READERS, STREAMS, WORKERS, Column, live_page_data
 from replsite.dashboard.page import Group as PageGroup
 from replsite.snapshot import limits, take_snapshot
 from replsite.snapshot_views import Snapshot, WorkersView, as_json
@@ -125,6 +125,8 @@ class Command(BaseCommand):
         self.stdout.write("\n".join(["", *lines_of(STREAMS, page["streams"], snapshot.as_of)]))
         if page["readers"]:
             self.stdout.write("\n".join(["", *lines_of(READERS, page["readers"], snapshot.as_of)]))
+        if snapshot.jobs.jobs:
+            self.stdout.write("\n".join(["", *lines_of(JOBS, page["jobs"], snapshot.as_of)]))
         if snapshot.workers != WorkersView():
             self.stdout.write("\n".join(["", *lines_of(WORKERS, page["workers"], snapshot.as_of)]))
 
@@ -172,6 +174,8 @@ def _rich(snapshot: Snapshot) -> Group:
     ]
     if page["readers"]:
         parts.append(_rich_table(READERS, page["readers"], snapshot))
+    if snapshot.jobs.jobs:
+        parts.append(_rich_table(JOBS, page["jobs"], snapshot))
     if snapshot.workers != WorkersView():
         parts.append(_rich_table(WORKERS, page["workers"], snapshot))
     return Group(*parts)

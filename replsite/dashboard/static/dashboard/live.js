@@ -172,6 +172,7 @@
     if (message.streams) changeTable(part("streams"), message.streams);
     if (message.readers) changeTable(part("readers"), message.readers);
     if (message.workers) changeTable(part("workers"), message.workers);
+    if (message.jobs) changeTable(part("jobs"), message.jobs);
     showAges();
   }
 

@@ -1,0 +1,106 @@
+"""Jobs in the snapshot: what is listed, under which word, and that page, command, metrics and health tell the same."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from django.db import connection
+from django.db.models.functions import Now
+from django.utils import timezone
+
+from pipeline.job_runs import queue_job
+from pipeline.jobs import begin_job, hold_lock
+from pipeline.models import Job, JobState
+from replsite.dashboard.page import live_page_data
+from replsite.job_rows import MOST_OPEN_JOBS, MOST_OVER_JOBS, read_jobs
+from replsite.metrics import families
+from replsite.snapshot import take_snapshot
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def jobs(seconds_later: float = 0.0):
+    with connection.cursor() as cursor:
+        return read_jobs(cursor, timezone.now() + timedelta(seconds=seconds_later)).jobs
+
+
+def words(seconds_later: float = 0.0):
+    return {job.kind: str(job.status.word) for job in jobs(seconds_later)}
+
+
+def over(kind: str, state: str, **columns):
+    return Job.objects.create(kind=kind, state=state, finished_at=columns.pop("finished_at", Now()), **columns)
+
+
+def test_a_job_at_work_tells_how_far_it_is_and_the_time_left():
+    with hold_lock("default") as lock:
+        job = begin_job(lock, "walk", {}, "default")
+        Job.objects.filter(pk=job.pk).update(stage="walk", done=50, total=200, rate=10.0, unit="steps")
+        (found,) = jobs()
+    assert (str(found.status.word), found.seconds_left) == ("running", 15.0)
+    assert (found.done, found.total, found.unit) == (50, 200, "steps")
+
+
+def test_a_job_whose_process_was_killed_is_called_that():
+    with hold_lock("default") as lock:
+        begin_job(lock, "walk", {}, "default")
+    wait_until(lambda: words() == {"walk": "killed"})
+
+
+def test_a_queued_job_waits_for_its_turn_or_for_somebody_to_begin_it():
+    queue_job("censor", {}, "ann")
+    assert words() == {"censor": "queued"}
+    assert words(61) == {"censor": "waiting"}
+
+
+def test_a_queued_job_behind_another_one_waits_for_its_turn_only():
+    queue_job("censor", {}, "ann")
+    with hold_lock("default") as lock:
+        first = begin_job(lock, "walk", {}, "default")
+        Job.objects.filter(pk=first.pk).update(queued_at=Now())
+        assert words(3_600)["censor"] == "queued"
+
+
+def test_what_ended_is_listed_for_a_day_with_its_reason():
+    over("new", JobState.FAILED, error="the disk is full")
+    over("old", JobState.FAILED, finished_at=timezone.now() - timedelta(days=2))
+    (found,) = jobs()
+    assert (found.kind, found.status.sentence) == ("new", "the disk is full")
+
+
+def test_the_worst_come_first_and_the_list_is_bounded():
+    for _ in range(MOST_OVER_JOBS + 5):
+        over("done", JobState.DONE)
+    for _ in range(MOST_OPEN_JOBS + 5):
+        queue_job("check streams", {}, "ann")
+    over("failed", JobState.FAILED)
+    found = jobs()
+    assert found[0].kind == "failed"
+    assert len(found) == MOST_OPEN_JOBS + MOST_OVER_JOBS
+
+
+def test_page_command_metrics_and_health_tell_the_same(run_manage):
+    over("censor", JobState.FAILED, error="the <b>disk</b> is full", asked_by="ann")
+    snapshot = take_snapshot()
+    (group,) = live_page_data(snapshot)["jobs"]
+    assert [cell["text"] for cell in group["head"]["cells"]][1] == "failed"
+    assert group["head"]["cells"][-1]["text"] == "the <b>disk</b> is full"
+    assert "is failed: the <b>disk</b> is full" in snapshot.health.sentence
+    samples = {
+        (sample.name, sample.labels.get("status") or sample.labels.get("job")): sample.value
+        for family in families(snapshot, synapse_names=False, server_name="s")
+        for sample in family.samples
+    }
+    assert samples["replsite_jobs", "failed"] == 1
+    assert samples["replsite_job_last_failure_timestamp_seconds", "censor"] > 0
+    shown = run_manage("streams", "--now").stdout
+    assert "censor" in shown
+    assert "the <b>disk</b> is full" in shown
+
+
+def test_a_site_without_jobs_tells_of_none():
+    snapshot = take_snapshot()
+    assert snapshot.jobs.jobs == ()
+    assert live_page_data(snapshot)["jobs"] == []
