@@ -90,6 +90,14 @@ def test_first_answer_ends_at_its_token(room):
     assert (TOPIC, "") not in state_keys(answer.state)
 
 
+def test_first_answer_at_an_old_token_reads_below_all_that_came_since(room):
+    said = talk(room, 3)
+    now = here()
+    talk(room, looked_at(3) + 5)
+    answer = only(first(BOB, now, events=3).rooms)
+    assert (ids(answer.timeline), answer.limited) == (said, True)
+
+
 def test_only_joined_rooms_are_in_the_first_answer(room):
     room.leave(BOB)
     create_room(ANN)
