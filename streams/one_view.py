@@ -1,7 +1,7 @@
 """Several queries that see one state of the database.
 
-``now`` of a stream that a reader is to read up to is taken *before* the view begins: a position is known after the commits that it
-covers, so the view then holds all of them. Taken inside it could cover a commit that the view does not see.
+``now`` of a stream that a reader is to read up to is taken *before* the view begins: a position is known after the commits
+that it covers, so the view then holds all of them. Taken inside it could cover a commit that the view does not see.
 """
 
 from __future__ import annotations
