@@ -6,7 +6,8 @@ and memory in proportion to the room's events and state changes. Assumes the cal
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,7 +24,7 @@ from events.visibility_ranges import Step, VisibilityRanges, VisibilityRow, in_o
 from state.deltas import GroupBuilder, StateKey
 from state.room_versions import room_version
 
-__all__ = ["ranges_anew", "rebuild_visibility", "stored_ranges"]
+__all__ = ["accepted_places", "ranges_anew", "rebuild_visibility", "stored_ranges", "tell_the_same"]
 
 #: A room's events with a place in the graph, as they came.
 _EVENTS = """
@@ -44,6 +45,10 @@ _GROUPS = """
 SELECT g.id, g.prev_group, d.type, d.state_key, d.event_id FROM state_stategroup g
 LEFT JOIN state_stategroupdelta d ON d.chain = g.chain AND d.state_group = g.id
 WHERE g.room_id = %(room)s ORDER BY g.id
+"""
+_ACCEPTED = """
+SELECT stream_ordering FROM events_event
+WHERE room_id = %s AND NOT outlier AND NOT soft_failed AND rejected_reason IS NULL ORDER BY stream_ordering
 """
 _DELETE = "DELETE FROM events_eventvisibility WHERE room_id = %s"
 
@@ -68,6 +73,57 @@ def stored_ranges(room_id: str, using: str = "default") -> list[VisibilityRow]:
     """The ranges that are stored, by stream positions."""
     rows = EventVisibility.objects.using(using).filter(room_id=room_id)
     return in_order(VisibilityRow(*row) for row in rows.values_list("user_id", "kind", "first", "last"))
+
+
+def tell_the_same(one: Sequence[VisibilityRow], other: Sequence[VisibilityRow], places: Sequence[int]) -> bool:
+    """Whether ranges show the same accepted events, at ``places``, to everybody.
+
+    They can be laid out differently: backfilled batches have ranges of their own, and with very many leaves the line is worked
+    out once a batch.
+    """
+    return _told(one, places) == _told(other, places)
+
+
+def accepted_places(room_id: str, using: str = "default") -> list[int]:
+    """The positions of a room's accepted events, ascending."""
+    with connections[using].cursor() as cursor:
+        cursor.execute(_ACCEPTED, [room_id])
+        return [place for (place,) in cursor.fetchall()]
+
+
+_OWN = frozenset({"joined", "invited", "shown", "hidden"})
+
+
+def _told(rows: Sequence[VisibilityRow], places: Sequence[int]) -> dict[tuple[str | None, str], list[tuple[int, int]]]:
+    """What rows cover in numbers of events, merged: of the room each kind, of a user what they make up together."""
+    spans: dict[tuple[str | None, str], list[tuple[int, int]]] = {}
+    hidden: dict[str | None, set[int]] = {}
+    for row in rows:
+        first = bisect_left(places, row.first)
+        last = len(places) - 1 if row.last is None else bisect_right(places, row.last) - 1
+        if row.kind == "hidden":
+            hidden.setdefault(row.user_id, set()).add(first)
+        elif first <= last:
+            spans.setdefault((row.user_id, "own" if row.kind in _OWN else row.kind), []).append((first, last))
+    told = {
+        key: _merged(found, hidden.get(key[0], set()) if key[1] == "own" else set()) for key, found in spans.items()
+    }
+    return {key: found for key, found in told.items() if found}
+
+
+def _merged(spans: list[tuple[int, int]], hidden: Collection[int]) -> list[tuple[int, int]]:
+    """Ascending spans that do not touch, without the hidden numbers."""
+    found: list[tuple[int, int]] = []
+    for first, last in sorted(spans):
+        if found and first <= found[-1][1] + 1:
+            found[-1] = found[-1][0], max(last, found[-1][1])
+        else:
+            found.append((first, last))
+    for number in sorted(hidden):
+        cut = [(number + 1, last) for first, last in found if first <= number < last]
+        ended = [(first, number - 1) if first <= number <= last else (first, last) for first, last in found]
+        found = sorted([*ended, *cut])
+    return [(first, last) for first, last in found if first <= last]
 
 
 def ranges_anew(room_id: str, using: str = "default") -> list[VisibilityRow] | None:

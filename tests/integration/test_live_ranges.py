@@ -13,7 +13,7 @@ from events.persist import persist
 from events.room_history import room_history
 from events.stored_room import forget_kept
 from events.visibility_ranges import in_order
-from events.visibility_rebuild import ranges_anew, rebuild_visibility, stored_ranges
+from events.visibility_rebuild import accepted_places, ranges_anew, rebuild_visibility, stored_ranges, tell_the_same
 from tests.generated_rooms import USERS, forked_rooms
 from tests.integration.test_visible_sql import STRANGER, by_join, compare
 from tests.made_rooms import ALICE, BOB, MadeRoom
@@ -90,7 +90,9 @@ def test_backfilled_events_among_live_ones_are_seen_by_whom_the_rule_lets(made, 
         events = [incoming(event, backfilled=number in old) for number, event in enumerate(made.events)]
         for start in range(0, len(events), batch):
             persist(events[start : start + batch])
-        assert list(overlaps(stored_ranges(made.room_id))) == []
+        stored, anew = stored_ranges(made.room_id), ranges_anew(made.room_id)
+        assert list(overlaps(stored)) == []
+        assert tell_the_same(stored, anew, accepted_places(made.room_id))
         for user_id in (*USERS, STRANGER):
             compare(user_id, made.room_id)
         transaction.set_rollback(True)

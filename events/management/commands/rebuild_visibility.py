@@ -1,0 +1,73 @@
+"""``manage.py rebuild_visibility``: who sees what of stored rooms, worked out anew or checked."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.db import transaction
+
+from events.models import Room
+from events.questions import can_be_stored
+from events.visibility_rebuild import accepted_places, ranges_anew, rebuild_visibility, stored_ranges, tell_the_same
+from streams.conf import stream_settings
+
+__all__ = ["Command"]
+
+
+class Command(BaseCommand):
+    """One room after the other, each in a transaction of its own."""
+
+    help = (
+        "Work out the ranges of visibility of rooms from what is stored and write them anew; with --check only compare. Prints "
+        "one JSON object a line. Exit status 1 when a room is unknown, or its ranges were not what they should be."
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """Declare the options."""
+        parser.add_argument("room_ids", nargs="*", metavar="ROOM_ID")
+        parser.add_argument("--all", action="store_true", help="all rooms, in the order of their IDs")
+        parser.add_argument("--check", action="store_true", help="write nothing")
+        parser.add_argument("--json", action="store_true", help="one JSON object a line (the only form there is)")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Take every room; exit 1 when one was not as it should be."""
+        if bool(options["room_ids"]) == options["all"]:
+            raise CommandError("Name rooms, or give --all.", returncode=2)
+        using = stream_settings().database
+        failed = False
+        for room_id in _all_rooms(using) if options["all"] else options["room_ids"]:
+            found = _room(room_id, using, write=not options["check"])
+            failed = failed or not found.get("same", False)
+            self.stdout.write(json.dumps(found, ensure_ascii=False, separators=(",", ":")))
+        if failed:
+            sys.exit(1)
+
+
+def _all_rooms(using: str) -> Iterator[str]:
+    """By key ranges, so that no list of all rooms is held."""
+    last = ""
+    while rooms := _rooms_after(last, using):
+        yield from rooms
+        last = rooms[-1]
+
+
+def _rooms_after(last: str, using: str) -> Sequence[str]:
+    rooms = Room.objects.using(using).filter(room_id__gt=last).order_by("room_id")
+    return list(rooms.values_list("room_id", flat=True)[:1_000])
+
+
+def _room(room_id: str, using: str, *, write: bool) -> dict[str, Any]:
+    """What was found of a room; ``known`` is false where nobody can know who sees what."""
+    with transaction.atomic(using=using):
+        locked = Room.objects.using(using).select_for_update().filter(pk=room_id) if can_be_stored(room_id) else None
+        if locked is None or locked.first() is None:
+            return {"room_id": room_id, "error": "unknown"}
+        before, anew = stored_ranges(room_id, using), ranges_anew(room_id, using)
+        same = tell_the_same(before, anew or [], accepted_places(room_id, using))
+        if write and not same:
+            rebuild_visibility(room_id, using)
+    return {"room_id": room_id, "known": anew is not None, "same": same, "before": len(before), "rows": len(anew or [])}
