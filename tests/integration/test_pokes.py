@@ -95,3 +95,42 @@ def test_stopping_leaves_neither_thread_nor_session():
 )
 def test_parse(payload, poke):
     assert Poke.parse(payload) == poke
+
+
+class NudgedListener(PokeListener):
+    """Counts the nudges that came to its thread."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda pokes: None)
+        self.threads: list[int] = []
+
+    def nudged(self) -> None:
+        self.threads.append(threading.get_ident())
+
+
+def test_a_nudge_comes_to_the_listeners_thread_and_many_at_once_are_one():
+    listener = NudgedListener()
+    listener.nudge()  # not started: nobody listens
+    listener.start()
+    for number in range(3):
+        listener.nudge()
+        wait_until(lambda: len(listener.threads) > number)  # noqa: B023 - called in this round
+    for _ in range(10_000):  # more than a pipe holds would block the caller
+        listener.nudge()
+    wait_until(lambda: len(listener.threads) > 3)
+    assert set(listener.threads) == {listener._thread.ident}
+    listener.stop()
+    listener.nudge()
+
+
+def test_a_nudge_while_the_connection_is_lost_keeps_nobody_busy():
+    listener = NudgedListener()
+    listener.start()
+    terminate(listener._connection.info.backend_pid)
+    for _ in range(100):
+        listener.nudge()
+    wait_until(lambda: not listener._connection.closed)
+    count = len(listener.threads)
+    listener.nudge()
+    wait_until(lambda: len(listener.threads) > count)
+    listener.stop()
