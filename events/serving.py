@@ -92,9 +92,9 @@ def served(row: Sequence[Any], *, pruned: bool = False) -> ServedEvent:
      redacted_by, because, because_redacts, because_pruned) = row[:_COLUMNS]  # fmt: skip
     redaction = None
     if because is not None:
-        redaction = StoredForm(redacted_by, room_id, version, bytes(because), because_redacts, bool(because_pruned))
+        redaction = StoredForm(redacted_by, room_id, version, because.encode(), because_redacts, bool(because_pruned))
     return ServedEvent(
-        event_id, room_id, version, event_type, state_key, sender, stream, topological, writer, ts, redacts, bytes(json),
+        event_id, room_id, version, event_type, state_key, sender, stream, topological, writer, ts, redacts, json.encode(),
         redacted_by, redaction, pruned,
     )  # fmt: skip
 

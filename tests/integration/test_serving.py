@@ -75,3 +75,20 @@ def test_what_is_not_here_is_left_out_however_strange_the_question():
     asked = ["$gone", "", "$" + "x" * 300, "$é\u2028", "$gone"] + [f"${n}" for n in range(10_000)]
     assert load_events(asked) == {}
     assert load_events([]) == {}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"a":"\\u0000\\ud83d\\ude00"}',
+        '{ "b" :\n\t[1, 2.50,1e2] }\r\n',
+        '{"c":"\U0010ffff\uffff\u2028é\x7f"}',
+        '{"d":"%s %% \\\\ \'"}',
+    ],
+)
+def test_bytes_come_back_as_they_are_stored(text):
+    made = MadeRoom()
+    store_room(made.events)
+    EventJson.objects.filter(event_id=made.alice.event_id).update(json=text.encode())
+    event = load_events([made.alice.event_id])[made.alice.event_id]
+    assert event.json == event.federation_json() == text.encode()
