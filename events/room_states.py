@@ -8,7 +8,7 @@ auth events come first; each is judged on the way, because a rejected event chan
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from events.graph import causal_order, cycles
 from events.judging import Judge
@@ -56,7 +56,8 @@ class Stored:
 
     ``events`` finds every stored event of the room; ``after`` has the adopted groups of events that the batch refers to.
     ``prepare`` is called with states before they are resolved, so that their events can be read at once. An event without
-    auth events is refused (``trusting`` false), as a server does.
+    auth events is refused (``trusting`` false), as a server does. ``recall`` finds the group that some groups are known to
+    resolve to; ``resolved`` fills up with what they resolve to in this batch.
     """
 
     events: MutableMapping[str, ParsedEvent]
@@ -64,6 +65,8 @@ class Stored:
     builder: GroupBuilder
     after: dict[str, int]
     prepare: Callable[[Sequence[Mapping[StateKey, str]]], None]
+    recall: Callable[[frozenset[int]], int | None] = lambda _groups: None
+    resolved: dict[frozenset[int], int] = field(default_factory=dict)
     trusting: bool = False
 
 
@@ -91,7 +94,7 @@ class RoomStates:
         """Events whose state before is the one that was given."""
         self.bases: Sequence[int] = ()
         """Groups that a given state is likely to be near to."""
-        self._resolved: dict[frozenset[int], int] = {}
+        self._resolved = stored.resolved if stored is not None else {}
 
     def assign(self, events: Sequence[ParsedEvent]) -> None:
         """Judge all events and give those of the graph their groups."""
@@ -121,7 +124,8 @@ class RoomStates:
             return distinct.pop() if distinct else None
         wanted = frozenset(distinct)
         if wanted not in self._resolved:
-            self._resolved[wanted] = self._resolve(sorted(distinct))
+            known = self._stored.recall(wanted) if self._stored is not None else None
+            self._resolved[wanted] = self._resolve(sorted(distinct)) if known is None else known
         return self._resolved[wanted]
 
     def _assign(self, event: ParsedEvent) -> None:

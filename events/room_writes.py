@@ -274,6 +274,7 @@ class _Groups:
             writing.add(StateGroupDelta, self._chain(chain), ids[group], event_type, state_key, event_id)
         if self._new:
             self._stored.keep_state(ids[self._new[-1]], self._new[-1])
+        self._stored.keep_resolved(ids)
 
     def _chain(self, number: int) -> int:
         return self._stored.chains.get(number, self._ids[number])
@@ -465,6 +466,8 @@ class _Room:
         }
         if changes.create is not None and changes.create.rejected_reason is None:
             new |= {"creator": changes.create.sender, "create_event_id": changes.create.event_id}
+        if changes.filled.rejected:  # what any process keeps of the room tells another verdict
+            new["content_generation"] = room.content_generation + 1
         new = {name: value for name, value in new.items() if getattr(room, name) != value}
         if new:
             Room.objects.using(self._stored.using).filter(pk=room.pk).update(**new)

@@ -27,6 +27,7 @@ __all__ = ["StoredEvents", "StoredRoom", "forget_kept"]
 
 _EVENTS_KEPT = 20_000
 _ENTRIES_KEPT = 500_000
+_RESOLVED_KEPT = 20_000
 Value = TypeVar("Value")
 
 
@@ -62,12 +63,14 @@ class _Kept(Generic[Value]):
 
 _events: _Kept[ParsedEvent] = _Kept(_EVENTS_KEPT)
 _states: _Kept[dict[StateKey, str]] = _Kept(_ENTRIES_KEPT)
+_resolved: _Kept[int] = _Kept(_RESOLVED_KEPT)
 
 
 def forget_kept() -> None:
     """Drop what this process keeps: for tests, and after rows were changed from outside."""
     _events.clear()
     _states.clear()
+    _resolved.clear()
 
 
 _FACTS = """
@@ -80,6 +83,12 @@ SELECT after.event_id, g.id, g.chain, hops, rows_to_read, NOT EXISTS (
 )
 FROM events_event after JOIN state_stategroup g ON g.id = after.state_group
 WHERE after.event_id = ANY(%s) ORDER BY g.id
+"""
+_GROUP = """
+SELECT g.chain, hops, rows_to_read, NOT EXISTS (
+    SELECT FROM state_stategroupdelta d WHERE d.chain = g.chain AND d.state_group > g.id
+)
+FROM state_stategroup g WHERE g.id = %s
 """
 #: State events that these lead to along auth events, themselves not included.
 _AUTH_CHAIN = """
@@ -132,7 +141,7 @@ class StoredEvents(MutableMapping[str, ParsedEvent]):
     def __init__(self, using: str, room_id: str = "", generation: int = 0, reading: RoomReading | None = None) -> None:
         self._using = using
         self._reading = reading if reading is not None else RoomReading()
-        self._kept_under = using, room_id, generation
+        self.kept_under = using, room_id, generation
         self._here: dict[str, ParsedEvent | None] = {}
 
     def load(self, event_ids: Iterable[str]) -> None:
@@ -145,7 +154,7 @@ class StoredEvents(MutableMapping[str, ParsedEvent]):
             if event_id in asked and event_id not in facts:
                 self._here[event_id] = None
                 continue
-            kept = _events.get((self._kept_under, event_id))
+            kept = _events.get((self.kept_under, event_id))
             if kept is None:
                 missing.append(event_id)
             else:
@@ -174,7 +183,7 @@ class StoredEvents(MutableMapping[str, ParsedEvent]):
 
     def _keep(self, event: ParsedEvent) -> None:
         if not event.outlier:
-            _events.put((self._kept_under, event.event_id), event)
+            _events.put((self.kept_under, event.event_id), event)
 
     def __getitem__(self, event_id: str) -> ParsedEvent:
         if event_id not in self._here:
@@ -227,6 +236,8 @@ class StoredRoom:
     ids: dict[int, int] = field(default_factory=dict)
     chains: dict[int, int] = field(default_factory=dict)
     """Adopted group's number -> stored ID of its chain."""
+    resolved: dict[frozenset[int], int] = field(default_factory=dict)
+    """Numbers of groups -> the number of what they resolve to."""
     _numbers: dict[int, int] = field(default_factory=dict)
 
     def read(self, batch: Sequence[ParsedEvent]) -> None:
@@ -256,11 +267,15 @@ class StoredRoom:
                 self._adopt(event_id, group, GroupFacts(*facts))
 
     def _adopt(self, event_id: str, group: int, facts: GroupFacts) -> None:
+        self.after[event_id] = self._number(group, facts)
+
+    def _number(self, group: int, facts: GroupFacts) -> int:
+        """The builder's number of a stored group."""
         if group not in self._numbers:
             stored = StoredGroup(self._state(group), facts.hops, facts.rows_to_read, facts.is_tip)
             number = self._numbers[group] = self.builder.adopt(stored)
             self.ids[number], self.chains[number] = group, facts.chain
-        self.after[event_id] = self._numbers[group]
+        return self._numbers[group]
 
     def _state(self, group: int) -> Mapping[StateKey, str]:
         kept = _states.get((self.using, group))
@@ -281,7 +296,28 @@ class StoredRoom:
     def as_stored(self, create_event_id: str | None) -> Stored:
         """The room as ``RoomStates`` goes on with it."""
         create = self.events.get(create_event_id) if create_event_id is not None else None
-        return Stored(self.events, create, self.builder, self.after, self._prepare)
+        return Stored(self.events, create, self.builder, self.after, self._prepare, self._recall, self.resolved)
+
+    def _recall(self, groups: frozenset[int]) -> int | None:
+        """The stored group that these resolved to before: events above one merge share it, whatever batch they come in.
+
+        It is kept from before the commit, so what is not stored is not found.
+        """
+        if not groups <= self.ids.keys():
+            return None
+        group = _resolved.get((self.events.kept_under, frozenset(self.ids[number] for number in groups)))
+        if group is None or group in self._numbers:
+            return None if group is None else self._numbers[group]
+        with connections[self.using].cursor() as cursor:
+            cursor.execute(_GROUP, [group])
+            facts = cursor.fetchone()
+        return None if facts is None else self._number(group, GroupFacts(*facts))
+
+    def keep_resolved(self, ids: Mapping[int, int]) -> None:
+        """Remember what groups resolved to in this batch; ``ids`` has those of stored and of new groups."""
+        for groups, outcome in self.resolved.items():
+            if outcome in ids and groups <= ids.keys():
+                _resolved.put((self.events.kept_under, frozenset(ids[number] for number in groups)), ids[outcome])
 
     def _prepare(self, states: Sequence[Mapping[StateKey, str]]) -> None:
         """Read the events of states that are resolved, and their auth chains, at once."""

@@ -1,0 +1,41 @@
+"""What states resolved to is stored once, however many batches the events above a merge come in."""
+
+import pytest
+from django.db import transaction
+
+from events.models import Event
+from events.reading import state_at
+from events.room_history import room_history
+from state.models import StateGroup
+from tests.made_rooms import ALICE, MadeRoom
+from tests.persisted_rooms import persist_all
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def test_events_above_one_merge_share_its_state_whatever_batch_they_come_in():
+    made = MadeRoom(ruled=True)
+    made.state("m.room.power_levels", "", {"users": {ALICE: 100}})
+    base = made.events[-1]
+    one, other = made.topic("1", prev=[base]), made.state("m.room.name", "", {"name": "x"}, prev=[base])
+    above = [made.message(prev=[one, other]), made.topic("2", prev=[one, other]), made.message(prev=[one, other])]
+    persist_all(made.events)
+    groups = dict(Event.objects.values_list("event_id", "state_group"))
+    merged = groups[above[0].event_id]
+    assert groups[above[2].event_id] == merged
+    assert StateGroup.objects.get(pk=groups[above[1].event_id]).prev_group == merged
+    assert StateGroup.objects.count() == len(room_history(made.events).groups)
+
+
+def test_what_was_resolved_in_a_transaction_that_failed_is_not_built_on():
+    made = MadeRoom(ruled=True)
+    made.state("m.room.power_levels", "", {"users": {ALICE: 100}})
+    base = made.events[-1]
+    one, other = made.topic("1", prev=[base]), made.state("m.room.name", "", {"name": "x"}, prev=[base])
+    persist_all(made.events)
+    first, second = made.message(prev=[one, other]), made.message(prev=[one, other])
+    with pytest.raises(ZeroDivisionError), transaction.atomic():
+        persist_all([first])
+        raise ZeroDivisionError
+    persist_all([second])
+    assert state_at(second.event_id).after == {**state_at(one.event_id).after, ("m.room.name", ""): other.event_id}
