@@ -168,7 +168,9 @@ def test_event_of_the_gap_that_is_not_allowed_is_rejected_when_its_state_is_know
     persist(told(made, above))
     backfill(late)
     assert Event.objects.get(event_id=late.event_id).rejected_reason is None
+    kept_under = Room.objects.get(pk=made.room_id).content_generation
     backfill(ban)
+    assert Room.objects.get(pk=made.room_id).content_generation == kept_under + 1  # other processes keep the old verdict
     stored = Event.objects.get(event_id=late.event_id)
     assert stored.rejected_reason.startswith("state before") and not stored.state_unresolved
     assert state_at(late.event_id).after == made.state_after(ban.event_id)
