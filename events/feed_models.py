@@ -48,7 +48,7 @@ class FeedEntry(models.Model):
 class FeedPosition(models.Model):
     """How far all feeds are written: one row, moved in the transaction that writes them."""
 
-    name = models.TextField(primary_key=True, help_text="the reader that writes feeds")
+    name = IdentifierField(primary_key=True, help_text="the reader that writes feeds")
     position = models.BigIntegerField(help_text="stream position up to which feeds list what is new")
 
     class Meta:

@@ -46,7 +46,9 @@ class Migration(migrations.Migration):
             fields=[
                 (
                     "name",
-                    models.TextField(primary_key=True, serialize=False, help_text="the reader that writes feeds"),
+                    state.fields.IdentifierField(
+                        db_collation="C", primary_key=True, serialize=False, help_text="the reader that writes feeds"
+                    ),
                 ),
                 (
                     "position",
