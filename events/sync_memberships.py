@@ -22,8 +22,8 @@ class Standing:
     """How a user stands to a room.
 
     ``changed_at``: position of the last change after ``since``; null: it did not change. ``before`` is the membership at
-    ``since``. ``joined_anew``: the user came in after ``since``, perhaps after having left. ``out_of_band``: the room is known
-    by the membership event alone.
+    ``since``. ``out_at``: position of the last change from being joined to something else. ``joined_anew``: the user came in
+    after ``since``, perhaps after having left. ``out_of_band``: the room is known by the membership event alone.
     """
 
     room_id: str
@@ -31,6 +31,7 @@ class Standing:
     event_id: str | None = None
     before: str | None = None
     changed_at: int | None = None
+    out_at: int | None = None
     joined_anew: bool = False
     out_of_band: bool = False
 
@@ -87,6 +88,8 @@ def _take_in(found: Memberships, changes: Iterable[tuple[Any, ...]]) -> None:
         if covered:
             room.changed_at = position
             room.membership, room.event_id = membership, event_id
+            if prev_membership == "join" != membership:
+                room.out_at = position
             room.joined_anew |= membership == "join" and prev_membership != "join"
         else:
             beyond.add(room_id)

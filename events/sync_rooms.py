@@ -165,10 +165,13 @@ def _joined_windows(memberships: Memberships, span: Span) -> list[Window]:
 
 
 def _left_windows(memberships: Memberships, span: Span) -> list[Window]:
-    """Rooms that the user is out of since, up to that; where the user never was in, the membership alone."""
+    """Rooms that the user is out of since, up to that; where the user never was in, the membership alone.
+
+    Who is banned or invited after having left does not get to know the state of the time in between.
+    """
     low = span.since.base if span.since is not None else LOWEST
     return [
-        Window(room.room_id, low, room.changed_at, own_only=not room.was_in)
+        Window(room.room_id, low, room.changed_at, own_only=not room.was_in, state_high=room.out_at)
         for room in memberships.changed()
         if room.changed_at is not None and room.membership not in ("join", "invite", "knock")
     ]

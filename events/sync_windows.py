@@ -36,7 +36,7 @@ class Window:
     """The part of a room that is looked at: ``low < position <= high``, within the span.
 
     ``whole``: from the beginning, whatever ``since`` says. ``own_only``: nothing but the user's own memberships. ``listed``: a
-    feed tells where its events are.
+    feed tells where its events are. ``state_high``: what changed in the state is told up to there only.
     """
 
     room_id: str
@@ -45,6 +45,7 @@ class Window:
     whole: bool = False
     own_only: bool = False
     listed: bool = False
+    state_high: int | None = None
 
 
 @dataclass(slots=True)
@@ -141,7 +142,11 @@ class Windows:
     def changes(self) -> dict[str, StateChanges]:
         """How the state changed within each window that is not whole; all of the state for those that are."""
         found = {room_id: StateChanges() for room_id in self.windows}
-        parts = [window for window in self.windows.values() if not window.whole]
+        parts = [
+            window if window.state_high is None else replace(window, high=window.state_high)
+            for window in self.windows.values()
+            if not window.whole
+        ]
         for room_id, kind, key, before, after in self._rows(sql.CHANGES, parts) if parts else []:
             room = found[room_id]
             room.known[kind, key] = before

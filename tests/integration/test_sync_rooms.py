@@ -368,6 +368,22 @@ def test_joined_and_left_between_two_answers(room):
     assert ids(only(since(BOB, token).left).timeline)[-2:] == [*said, out.event_id]
 
 
+@pytest.mark.parametrize("then", ["ban", "invite"])
+def test_a_room_left_tells_no_state_of_the_time_after_the_user_was_in(then):
+    room = create_room(ANN, setup=RoomSetup(history_visibility="joined"))
+    room.join(BOB)
+    token = here()
+    known = room.set_state(ANN, TOPIC, {"topic": "for members"})
+    talk(room, 30)
+    room.leave(BOB)
+    room.set_state(ANN, TOPIC, {"topic": "secret"})
+    getattr(room, then)(ANN, BOB)
+    if then == "invite":
+        room.leave(BOB)
+    left = only(since(BOB, token, limit=1).left)
+    assert [event.event_id for event in left.state if event.type == TOPIC] == [known.event_id]
+
+
 def test_an_invite_comes_with_stripped_state(room):
     other = create_room(
         ANN, setup=RoomSetup(join_rule="invite", state=[NewEvent(ANN, "m.room.name", {"name": "n"}, "")])
