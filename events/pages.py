@@ -14,6 +14,7 @@ from typing import Any
 from django.db import connections
 
 from events.errors import BadQuestion, NotReadable, UnknownEvent, UnknownRoom
+from events.explaining import Explanation, explain_visibility
 from events.models import Event, Room
 from events.on_read import Access, access_of, access_parameters, checked, read_access
 from events.page_sql import FOR_NOBODY, FOR_USER, LARGEST, ROWS_READ
@@ -22,6 +23,7 @@ from events.questions import can_be_stored, checked_ids, checked_limit
 from events.served_sql import SERVED, SERVED_JSON, SERVED_TYPES
 from events.serving import ServedEvent, served
 from events.states_at import State, state_at
+from events.visibility_rules import Rule
 from events.visible_sql import ACCESS_ROWS, pruned, sees
 from state.filters import EVERYTHING, StateFilter
 from streams.one_view import one_view
@@ -61,7 +63,7 @@ class Around:
     """An event with what stands before it (newest first) and after it (oldest first).
 
     ``start`` goes on back from the first of them, ``end`` goes on from the last; ``state`` is the room's state after the last, by
-    event IDs.
+    event IDs: of a room that the user was not in and that was not open to them, the entries that they see.
     """
 
     event: ServedEvent
@@ -111,6 +113,9 @@ def events_around(
             sides = [_page(event.room_id, user_id, half, Start(*place, back), using) for back in (True, False)]
         last = (event, *sides[1].events)[-1]
         state = state_at(last.event_id, using, only).after or {}
+        if not _knows_state(user_id, last.event_id, using):
+            seen = _seen_of(user_id, list(state.values()), using)
+            state = {key: entry for key, entry in state.items() if entry in seen}
     return Around(event, sides[0].events, sides[1].events, sides[0].end, sides[1].end, state)
 
 
@@ -124,9 +129,30 @@ def visible_to(user_id: str, event_ids: Iterable[str], using: str = "default") -
     found: dict[str, ServedEvent] = {}
     if can_be_stored(user_id):
         with one_view(using):
-            for first in range(0, len(wanted), _IDS_PER_QUERY):
-                found.update(_visible(user_id, wanted[first : first + _IDS_PER_QUERY], using))
+            found = _seen_of(user_id, wanted, using)
     return {event_id: found[event_id] for event_id in wanted if event_id in found}
+
+
+def _knows_state(user_id: str, event_id: str, using: str) -> bool:
+    """Whether the user may know all of the state at an event that they see: joined there, until then, or the room was open."""
+    (found,) = explain_visibility(user_id, [event_id], using)
+    if not isinstance(found, Explanation):
+        return False
+    if found.rule is Rule.OWN_LEAVE:
+        member = ("m.room.member", user_id)
+        before = (state_at(event_id, using, StateFilter.at([member])).before or {}).get(member)
+        return Event.objects.using(using).filter(event_id=before, membership="join").exists()
+    open_to_user = found.history_visibility == "world_readable" or (
+        found.history_visibility == "shared" and not found.peeking
+    )
+    return open_to_user or found.rule is Rule.JOINED
+
+
+def _seen_of(user_id: str, event_ids: Sequence[str], using: str) -> dict[str, ServedEvent]:
+    found: dict[str, ServedEvent] = {}
+    for first in range(0, len(event_ids), _IDS_PER_QUERY):
+        found.update(_visible(user_id, event_ids[first : first + _IDS_PER_QUERY], using))
+    return found
 
 
 def _visible(user_id: str, event_ids: Sequence[str], using: str) -> dict[str, ServedEvent]:

@@ -15,7 +15,8 @@ e.event_id, e.room_id, j.room_version, e.type, e.state_key, e.sender, e.stream_o
 e.instance_name, e.origin_server_ts, e.redacts, convert_from(j.json, 'UTF8'), e.redacted_by,
 (SELECT convert_from(r.json, 'UTF8') FROM events_eventjson r WHERE r.event_id = e.redacted_by),
 (SELECT r.redacts FROM events_event r WHERE r.event_id = e.redacted_by),
-(SELECT r.redacted_by IS NOT NULL FROM events_event r WHERE r.event_id = e.redacted_by)
+(SELECT r.redacted_by IS NOT NULL OR EXISTS (SELECT FROM events_eraseduser x WHERE x.user_id = r.sender)
+ FROM events_event r WHERE r.event_id = e.redacted_by)
 """
 SERVED_JSON = """
 JOIN LATERAL (SELECT x.room_version, x.json FROM events_eventjson x WHERE x.event_id = e.event_id OFFSET 0) j ON true

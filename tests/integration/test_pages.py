@@ -296,6 +296,43 @@ def test_state_is_that_after_the_last_event():
     assert alone.start == alone.end == alone.event.token
 
 
+@pytest.mark.parametrize(("was_in", "known"), [(False, False), (True, True)])
+def test_state_around_an_own_leave_is_told_to_who_was_in(was_in, known):
+    made = MadeRoom()
+    made.state("m.room.history_visibility", "", {"history_visibility": "joined"})
+    topic = made.topic("for members")
+    made.member(BOB, "join" if was_in else "invite", sender=BOB if was_in else ALICE)
+    leave = made.member(BOB, "leave")
+    store_room(made.events)
+    state = events_around(leave.event_id, BOB).state
+    assert (topic.event_id in state.values()) is known
+    assert state["m.room.member", BOB] == leave.event_id
+
+
+def test_state_around_what_an_invited_user_sees_is_cut_to_that():
+    made = MadeRoom()
+    made.state("m.room.history_visibility", "", {"history_visibility": "joined"})
+    made.topic("for members")
+    made.state("m.room.history_visibility", "", {"history_visibility": "invited"})
+    made.member(BOB, "invite", sender=ALICE)
+    seen = made.message()
+    leave = made.member(BOB, "leave")
+    store_room(made.events)
+    around = events_around(seen.event_id, BOB, 1)
+    assert ("m.room.topic", "") not in around.state and leave.event_id not in around.state.values()
+
+
+@pytest.mark.parametrize("setting", ["world_readable", "shared"])
+def test_state_of_an_open_room_is_told_whole(setting):
+    made = MadeRoom()
+    made.state("m.room.history_visibility", "", {"history_visibility": setting})
+    seen = made.message()
+    made.member(BOB, "invite", sender=ALICE)
+    made.member(BOB, "leave")
+    store_room(made.events)
+    assert ("m.room.create", "") in events_around(seen.event_id, BOB, 1).state
+
+
 def test_what_is_around_is_filtered_for_the_user():
     made = MadeRoom()
     made.member(BOB, "join")

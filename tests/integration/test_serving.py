@@ -4,9 +4,9 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from events.models import EventJson
+from events.models import ErasedUser, EventJson
 from events.serving import load_events
-from tests.made_rooms import BOB, MadeRoom
+from tests.made_rooms import ALICE, BOB, MadeRoom
 from tests.stored_rooms import store_room
 
 pytestmark = pytest.mark.django_db
@@ -69,6 +69,22 @@ def test_erased_senders_are_given_out_pruned():
     store_room(made.events)
     event = load_events([member.event_id])[member.event_id].as_pruned()
     assert event.client_event()["content"] == {"membership": "join"} and b"displayname" not in event.federation_json()
+
+
+def because(event):
+    return load_events([event.event_id])[event.event_id].client_event()["unsigned"]["redacted_because"]
+
+
+def test_redaction_of_an_erased_sender_comes_along_pruned():
+    made = MadeRoom()
+    message = made.message()
+    redaction = made.send(
+        {"type": "m.room.redaction", "sender": ALICE, "redacts": message.event_id, "content": {"reason": "of mine"}}
+    )
+    store_room(made.events)
+    assert because(message)["content"]["reason"] == "of mine"
+    ErasedUser.objects.create(user_id=ALICE)
+    assert because(message)["event_id"] == redaction.event_id and "reason" not in because(message)["content"]
 
 
 def test_what_is_not_here_is_left_out_however_strange_the_question():
