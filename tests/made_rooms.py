@@ -102,3 +102,11 @@ class MadeRoom:
         if self.version in ("11", "12"):
             parts |= {"content": {"redacts": parts.pop("redacts")}}
         return self.send(parts, **flags)
+
+
+def public_room(version: str = "10", room_id: str = "!made:a.test") -> MadeRoom:
+    """A room with levels and a join rule, in which everybody is judged by the rules."""
+    made = MadeRoom(version, room_id, ruled=True)
+    made.state("m.room.power_levels", "", {"users": {} if version == "12" else {ALICE: 100}})
+    made.state("m.room.join_rules", "", {"join_rule": "public"})
+    return made

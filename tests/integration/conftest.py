@@ -1,21 +1,30 @@
-"""Between tests that commit, this process lets its writer names go: the tables are emptied after each."""
+"""After each test this process lets go what would outlive the tables: writer names, what it keeps of events, hot caches."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 import pytest
 
 from streams.testing import forget_writers
+from tests.room_talker import USERS, Talker, talkers
+
+if TYPE_CHECKING:
+    from events.creating import LocalRoom
 
 
 @pytest.fixture(autouse=True)
-def _writers_let_go(request: pytest.FixtureRequest) -> Iterator[None]:
+def _nothing_kept(request: pytest.FixtureRequest) -> Iterator[None]:
     marker = request.node.get_closest_marker("django_db")
     if "transactional_db" in request.fixturenames or (marker and marker.kwargs.get("transaction")):
         request.getfixturevalue("transactional_db")  # so that it is torn down after this one
     yield
+    from events import hot, stored_room  # need Django's apps, which are loaded by now
+
+    hot.forget_feeds()
+    stored_room.forget_kept()
     forget_writers()
     if "transactional_db" in request.fixturenames or (marker and marker.kwargs.get("transaction")):
         _bring_sequences_back()
@@ -38,3 +47,18 @@ def _bring_sequences_back() -> None:
 def no_cached_functions(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a process that has none: those of other test modules make appends drop cached values."""
     monkeypatch.setattr("streams.effects.all_stores", list)
+
+
+@pytest.fixture
+def room(transactional_db: None) -> LocalRoom:
+    """A room that the first user of ``tests.room_talker`` created."""
+    from events.creating import create_room
+
+    return create_room(USERS[0])
+
+
+@pytest.fixture
+def other(database_url: str) -> Iterator[Talker]:
+    """Another process, the instance ``other``, that talks in rooms."""
+    with talkers(database_url, "other") as (talker,):
+        yield talker

@@ -17,19 +17,11 @@ from events.parsing import SIZE_LIMIT_BYTES, parse_event
 from events.persist import persist
 from events.reading import state_at
 from events.signatures import SigningKey, event_is_signed
-from events.stored_room import forget_kept
 from state.room_versions import ROOM_VERSIONS, room_version
 from tests.made_rooms import MadeRoom
 from tests.persisted_rooms import current_state, incoming, leaves, ranges, replayed_state
 
 pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture(autouse=True)
-def _nothing_kept():
-    """What this process keeps of events would outlive the tables."""
-    yield
-    forget_kept()
 
 
 ANN, BOB, EVE = "@ann:site", "@bob:site", "@eve:else"

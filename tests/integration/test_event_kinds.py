@@ -11,18 +11,11 @@ import pytest
 from events.models import Event, EventAuth, EventEdge, EventJson, EventVisibility
 from events.persist import persist
 from events.reading import state_at, timeline
-from events.stored_room import forget_kept
 from events.user_timeline import timeline_of
 from tests.made_rooms import ALICE, BOB, EVE, MadeRoom
 from tests.persisted_rooms import current_state, gaps, incoming, leaves, ranges, replayed_state
 
 pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture(autouse=True)
-def _nothing_kept():
-    yield
-    forget_kept()
 
 
 class Kinds:

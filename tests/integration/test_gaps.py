@@ -7,20 +7,12 @@ import pytest
 from events.models import Event, TimelineGap
 from events.persist import persist
 from events.receiving import with_state
-from events.stored_room import forget_kept
 from streams.tokens import VectorToken
 from tests.made_rooms import ALICE, BOB, MadeRoom
 from tests.persisted_rooms import incoming
 from tests.syncing import here, ids, only, since
 
 pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture(autouse=True)
-def _nothing_kept():
-    """What this process keeps of events would outlive the tables."""
-    yield
-    forget_kept()
 
 
 @pytest.fixture

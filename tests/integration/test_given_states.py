@@ -7,27 +7,12 @@ from events.models import CurrentStateDelta, Event, EventVisibility, Room
 from events.persist import Incoming, persist
 from events.reading import state_at
 from events.receiving import with_state
-from events.stored_room import forget_kept
 from events.user_timeline import timeline_of
 from state.models import StateGroup
-from tests.made_rooms import ALICE, BOB, EVE, MadeRoom
+from tests.made_rooms import ALICE, BOB, EVE, public_room
 from tests.persisted_rooms import current_state, gaps, incoming, leaves, persist_all, ranges, replayed_state
 
 pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture(autouse=True)
-def _nothing_kept():
-    """What this process keeps of events would outlive the tables."""
-    yield
-    forget_kept()
-
-
-def public_room(version="10", room_id="!made:a.test"):
-    made = MadeRoom(version, room_id, ruled=True)
-    made.state("m.room.power_levels", "", {"users": {} if version == "12" else {ALICE: 100}})
-    made.state("m.room.join_rules", "", {"join_rule": "public"})
-    return made
 
 
 def state_of(made, event):

@@ -4,44 +4,26 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Iterator
 
 import pytest
 from django.db import transaction
 from django.test import override_settings
 
 from events import hot
-from events.creating import LocalRoom, create_room
+from events.creating import create_room
 from events.models import CurrentState, CurrentStateDelta, Event
 from streams import registry
 from streams.caching import invalidate_room_state
 from streams.database import KeptConnection
 from streams.errors import WaitTimedOut
 from streams.tokens import VectorToken, in_range
-from tests.room_talker import USERS, Talker, chatter, talkers
+from tests.room_talker import USERS, chatter, talkers
 from tests.waiting import wait_until
 from tests.writing import session
 
 pytestmark = pytest.mark.django_db(transaction=True)
 ALICE, BOB = USERS[0], USERS[1]
 START = VectorToken(0)
-
-
-@pytest.fixture(autouse=True)
-def _forget() -> Iterator[None]:
-    yield
-    hot.forget_feeds()
-
-
-@pytest.fixture
-def room(transactional_db: None) -> LocalRoom:
-    return create_room(ALICE)
-
-
-@pytest.fixture
-def other(database_url: str) -> Iterator[Talker]:
-    with talkers(database_url, "other") as (talker,):
-        yield talker
 
 
 # --- the slow version -----------------------------------------------------------------------------------------------

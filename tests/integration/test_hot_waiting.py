@@ -6,41 +6,23 @@ import asyncio
 import statistics
 import threading
 import time
-from collections.abc import Iterator
 
 import pytest
 from django.db import transaction
 from django.test import override_settings
 
 from events import hot
-from events.creating import LocalRoom, create_room
+from events.creating import create_room
 from events.errors import TooManyWaiters
 from streams.catalog import writing
 from tests.async_waiting import wait_for
-from tests.room_talker import USERS, Talker, talkers
+from tests.room_talker import USERS
 from tests.waiting import wait_until
 from tests.writing import in_thread, session
 
 pytestmark = pytest.mark.django_db(transaction=True)
 ALICE, BOB = USERS[0], USERS[1]
 WAKES = 40
-
-
-@pytest.fixture(autouse=True)
-def _forget() -> Iterator[None]:
-    yield
-    hot.forget_feeds()
-
-
-@pytest.fixture
-def room(transactional_db: None) -> LocalRoom:
-    return create_room(ALICE)
-
-
-@pytest.fixture
-def other(database_url: str) -> Iterator[Talker]:
-    with talkers(database_url, "other") as (talker,):
-        yield talker
 
 
 class Waiting:

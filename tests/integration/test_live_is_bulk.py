@@ -10,7 +10,6 @@ from events.reading import state_at
 from events.receiving import with_state
 from events.room_history import EVENT_COLUMNS, room_history
 from events.room_states import RoomStates
-from events.stored_room import forget_kept
 from state.room_versions import room_version
 from tests.integration.test_gap_filling import assert_ranges_tell_what_the_rule_tells
 from tests.made_rooms import ALICE, BOB, EVE, MadeRoom
@@ -18,12 +17,6 @@ from tests.oracle.answers import OurStates
 from tests.persisted_rooms import current_state, gaps, incoming, leaves, persist_all, ranges, replayed_state, verdicts
 
 pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture(autouse=True)
-def _nothing_kept():
-    yield
-    forget_kept()
 
 
 CAROL = "@carol:a.test"

@@ -22,12 +22,6 @@ from tests.persisted_rooms import incoming, persist_all
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-@pytest.fixture(autouse=True)
-def _nothing_kept():
-    yield
-    forget_kept()
-
-
 def as_they_came(made):
     """The stored events of a made room with their verdicts, by their positions."""
     by_id = {event.event_id: event for event in made.events}

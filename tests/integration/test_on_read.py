@@ -23,7 +23,6 @@ from events.on_read import (
     unerase_user,
     unforget_room,
 )
-from events.stored_room import forget_kept
 from events.user_timeline import timeline_of
 from streams.catalog.models import AccountDataChange
 from streams.conf import stream_settings
@@ -160,7 +159,6 @@ def test_rejoining_ends_forgetting_and_leaving_again_does_not_bring_it_back():
         persist_all([made.member(BOB, membership)])
         access = read_access(BOB, [made.room_id])[made.room_id]
         assert access.readable and not access.forgotten
-    forget_kept()
 
 
 @pytest.mark.parametrize("membership, message", [("join", "'join'"), (None, "no membership")])

@@ -11,26 +11,10 @@ from events.errors import Reason
 from events.models import Event, EventJson, EventVisibility, Room
 from events.persist import Incoming, persist
 from events.reading import state_at
-from events.stored_room import forget_kept
-from tests.made_rooms import ALICE, BOB, EVE, MadeRoom
+from tests.made_rooms import ALICE, BOB, EVE, public_room
 from tests.persisted_rooms import current_state, gaps, incoming, leaves, persist_all, ranges, replayed_state
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-
-@pytest.fixture(autouse=True)
-def _nothing_kept():
-    yield
-    forget_kept()
-
-
-def public_room(version="10", room_id="!made:a.test"):
-    """A room with levels and a join rule, in which everybody is judged by the rules."""
-    made = MadeRoom(version, room_id, ruled=True)
-    levels = {} if version == "12" else {ALICE: 100}
-    made.state("m.room.power_levels", "", {"users": levels})
-    made.state("m.room.join_rules", "", {"join_rule": "public"})
-    return made
 
 
 def tables(room_id):

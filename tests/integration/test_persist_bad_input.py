@@ -13,23 +13,10 @@ from events.models import Event, EventJson, Room
 from events.parsing import SIZE_LIMIT_BYTES
 from events.persist import Incoming, persist
 from events.stored_room import forget_kept
-from tests.made_rooms import ALICE, BOB, MadeRoom
+from tests.made_rooms import ALICE, BOB, MadeRoom, public_room
 from tests.persisted_rooms import current_state, incoming, leaves, persist_all
 
 pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture(autouse=True)
-def _nothing_kept():
-    yield
-    forget_kept()
-
-
-def public_room(version="10", room_id="!made:a.test"):
-    made = MadeRoom(version, room_id, ruled=True)
-    made.state("m.room.power_levels", "", {"users": {} if version == "12" else {ALICE: 100}})
-    made.state("m.room.join_rules", "", {"join_rule": "public"})
-    return made
 
 
 def changed(event, **parts):

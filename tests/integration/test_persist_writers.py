@@ -26,17 +26,11 @@ from events.reading import state_at
 from events.room_history import room_history
 from state.models import StateGroup
 from streams.database import Statement, send_together
-from tests.made_rooms import ALICE, BOB, MadeRoom
+from tests.made_rooms import ALICE, BOB, public_room
 from tests.persisted_rooms import current_state, incoming, leaves, persist_all, ranges, replayed_state
 from tests.room_talker import talkers
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-
-@pytest.fixture(autouse=True)
-def _nothing_kept():
-    yield
-    stored_room.forget_kept()
 
 
 @contextmanager
@@ -50,10 +44,8 @@ def elsewhere():
         stored_room._events, stored_room._states = ours
 
 
-def public_room(room_id="!made:a.test"):
-    made = MadeRoom("10", room_id, ruled=True)
-    made.state("m.room.power_levels", "", {"users": {ALICE: 100}})
-    made.state("m.room.join_rules", "", {"join_rule": "public"})
+def room_of_two(room_id="!made:a.test"):
+    made = public_room(room_id=room_id)
     made.member(BOB, "join")
     return made
 
@@ -85,7 +77,7 @@ def recomputed(room_id):
 
 
 def test_processes_in_the_same_and_in_other_rooms(database_url, tmp_path):
-    rooms = [public_room(f"!{name}:a.test") for name in "abc"]
+    rooms = [room_of_two(f"!{name}:a.test") for name in "abc"]
     for room in rooms:
         persist_all(room.events, 10)
     parts = {name: [] for name in ("one", "two", "here")}
@@ -122,7 +114,7 @@ def test_processes_in_the_same_and_in_other_rooms(database_url, tmp_path):
 
 
 def test_processes_that_send_in_one_room_leave_one_line(database_url):
-    room = public_room()
+    room = room_of_two()
     persist_all(room.events, 10)
     with talkers(database_url, "one", "two", "three") as found:
         for talker in found:
@@ -138,7 +130,7 @@ def test_processes_that_send_in_one_room_leave_one_line(database_url):
 
 
 def test_state_that_another_process_changed_counts_at_once():
-    room = public_room()
+    room = room_of_two()
     stored(*room.events, first := room.message(sender=BOB))
     levels = {"users": {ALICE: 100}, "events": {"m.room.message": 50}}
     with elsewhere():
@@ -151,7 +143,7 @@ def test_state_that_another_process_changed_counts_at_once():
 
 
 def test_leaves_of_another_process_are_those_that_soft_fail():
-    room = public_room()
+    room = room_of_two()
     stored(*room.events)
     base = room.events[-1]
     with elsewhere():
@@ -161,7 +153,7 @@ def test_leaves_of_another_process_are_those_that_soft_fail():
 
 
 def test_outlier_that_became_normal_elsewhere_carries_events_here():
-    room = public_room()
+    room = room_of_two()
     base = room.events[-1]
     topic = room.topic("x", prev=[base])
     above = room.message(prev=[topic])
@@ -176,7 +168,7 @@ def test_outlier_that_became_normal_elsewhere_carries_events_here():
 
 
 def test_event_that_is_gone_is_not_built_on():
-    room = public_room()
+    room = room_of_two()
     stored(*room.events, message := room.message())
     for model in (Event, EventJson, EventEdge, ForwardExtremity):
         rows = model.objects.filter(event_id=message.event_id)
@@ -186,7 +178,7 @@ def test_event_that_is_gone_is_not_built_on():
 
 
 def test_room_that_was_deleted_begins_anew():
-    room = public_room()
+    room = room_of_two()
     stored(*room.events)
     delete_room(room.room_id)
     create = room.events[0]
@@ -200,7 +192,7 @@ def test_room_that_was_deleted_begins_anew():
 
 
 def test_what_was_rolled_back_is_not_kept():
-    room = public_room()
+    room = room_of_two()
     stored(*room.events)
     topic = room.topic("x")
     above = room.message()
@@ -214,7 +206,7 @@ def test_what_was_rolled_back_is_not_kept():
 
 
 def test_nothing_of_a_failed_batch_is_built_on(monkeypatch):
-    room = public_room()
+    room = room_of_two()
     stored(*room.events)
     topic = room.topic("x")
     monkeypatch.setattr("events.room_writes._Room.finish", lambda self, using: 1 / 0)
@@ -234,13 +226,13 @@ def messages_to_the_server(work):
 
 
 def test_message_takes_one_question_and_one_answer():
-    room = public_room()
+    room = room_of_two()
     stored(*room.events, room.message())
     assert len(messages_to_the_server(lambda: stored(room.message(sender=BOB)))) == 2
 
 
 def test_batch_of_messages_takes_three():
-    room = public_room()
+    room = room_of_two()
     stored(*room.events, room.message())
     batch = [incoming(room.message()) for _ in range(20)]
     assert len(messages_to_the_server(lambda: persist(batch))) == 3  # read, reserve, write
@@ -257,7 +249,7 @@ def written_rows():
 
 @pytest.mark.parametrize(("count", "rows"), [(1, 4), (10, 31)])
 def test_rows_of_messages(count, rows):
-    room = public_room()
+    room = room_of_two()
     stored(*room.events, room.message())
     before = written_rows()
     persist([incoming(room.message()) for _ in range(count)])
@@ -266,7 +258,7 @@ def test_rows_of_messages(count, rows):
 
 def test_nothing_is_prepared_behind_a_pooler(monkeypatch):
     monkeypatch.setitem(connection.settings_dict, "DIRECT", {"PORT": connection.settings_dict["PORT"]})
-    room = public_room()
+    room = room_of_two()
     said = messages_to_the_server(lambda: stored(*room.events, room.message()))
     assert not any("EXECUTE" in sql or "PREPARE" in sql for sql in said)
     assert len(leaves(room.room_id)) == 1

@@ -11,18 +11,11 @@ from events.models import Event
 from events.persist import persist
 from events.reading import state_at
 from events.resolving import resolve_room
-from events.stored_room import forget_kept
 from tests.integration.test_gap_filling import backfill, closed_room, unresolved
 from tests.integration.test_given_states import told
 from tests.persisted_rooms import persist_all
 
 pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture(autouse=True)
-def _nothing_kept():
-    yield
-    forget_kept()
 
 
 @pytest.fixture

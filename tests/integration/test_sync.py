@@ -6,7 +6,7 @@ import asyncio
 import random
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 import pytest
@@ -14,7 +14,7 @@ from asgiref.sync import sync_to_async
 from django.db import connections
 
 from events import hot
-from events.creating import LocalRoom, create_room
+from events.creating import create_room
 from events.hot_concerns import CONCERNS_NOBODY, Kind, followed
 from events.hot_feed import HotFeed
 from events.sync import asynced, resync_user, sync
@@ -28,7 +28,7 @@ from streams.errors import EpochChanged, TokenError
 from streams.pokes import Poke
 from streams.tokens import VectorToken
 from tests.async_waiting import wait_for
-from tests.room_talker import USERS, Talker, chatter, talkers
+from tests.room_talker import USERS, chatter, talkers
 from tests.sync_client import SyncClient, check_matches
 from tests.waiting import wait_until
 from tests.writing import in_thread, session
@@ -36,23 +36,6 @@ from tests.writing import in_thread, session
 T = TypeVar("T")
 pytestmark = pytest.mark.django_db(transaction=True)
 ALICE, BOB, CAROL, DAVE = USERS
-
-
-@pytest.fixture(autouse=True)
-def _forget() -> Iterator[None]:
-    yield
-    hot.forget_feeds()
-
-
-@pytest.fixture
-def room(transactional_db: None) -> LocalRoom:
-    return create_room(ALICE)
-
-
-@pytest.fixture
-def other(database_url: str) -> Iterator[Talker]:
-    with talkers(database_url, "other") as (talker,):
-        yield talker
 
 
 def online(user: str, **more: object) -> Callable[[], object]:

@@ -7,7 +7,6 @@ import threading
 import pytest
 from django.db import connections
 
-from events import hot
 from events.creating import LocalRoom, create_room
 from events.events_since import events_since
 from events.sync_positions import events_token
@@ -22,8 +21,7 @@ ROOMS, MESSAGES = 3, 12
 
 @pytest.fixture
 def rooms():
-    yield [create_room(ANN).room_id for _ in range(ROOMS)]
-    hot.forget_feeds()
+    return [create_room(ANN).room_id for _ in range(ROOMS)]
 
 
 class Talkers:

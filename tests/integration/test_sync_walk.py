@@ -9,7 +9,6 @@ import pytest
 from events.creating import NewEvent, RoomSetup, create_room
 from events.errors import EventNotAllowed
 from events.models import CurrentState
-from events.stored_room import forget_kept
 from tests.syncing import first, here, since
 
 pytestmark = pytest.mark.django_db
@@ -18,13 +17,6 @@ ADMIN = "@admin:site"
 USERS = ["@ann:site", "@bob:site", "@eve:else"]
 ACTIONS = 80
 VISIBILITIES = ["world_readable", "shared", "invited", "joined"]
-
-
-@pytest.fixture(autouse=True)
-def _nothing_kept():
-    """What this process keeps of events would outlive the tables."""
-    yield
-    forget_kept()
 
 
 def by_key(events):
