@@ -162,7 +162,7 @@ class BackwardExtremityAdmin(ReadOnlyAdmin):
 
 @admin.register(TimelineGap)
 class TimelineGapAdmin(ReadOnlyAdmin):
-    """Where timelines have holes."""
+    """Where timelines have gaps, or had them when the events above came."""
 
     list_display = ("room_id", "stream_ordering", "instance_name")
     ordering = ("room_id", "stream_ordering")

@@ -45,7 +45,7 @@ def room_page(room: Room, asked: Mapping[str, str], using: str) -> dict[str, Any
     """The context of the page; ``asked`` are the parameters of the address: ``state_page`` and ``members_page``."""
     leaves = _some(ForwardExtremity.objects.using(using).filter(room_id=room.room_id))
     gaps = _some(BackwardExtremity.objects.using(using).filter(room_id=room.room_id))
-    holes = TimelineGap.objects.using(using).filter(room_id=room.room_id).order_by("-stream_ordering")
+    earlier_gaps = TimelineGap.objects.using(using).filter(room_id=room.room_id).order_by("-stream_ordering")
     state = CurrentState.read.using(using).filter(room_id=room.room_id)
     members = dict(state.filter(type=_MEMBER).values_list("membership").annotate(users=Count("*")))
     entries, people = state.exclude(type=_MEMBER), state.filter(type=_MEMBER)
@@ -60,7 +60,7 @@ def room_page(room: Room, asked: Mapping[str, str], using: str) -> dict[str, Any
         "leaves_more": len(leaves) > _MOST_LISTED,
         "gaps": [links[event_id] for event_id in gaps[:_MOST_LISTED]],
         "gaps_more": len(gaps) > _MOST_LISTED,
-        "holes": list(holes[:_MOST_LISTED]),
+        "earlier_gaps": list(earlier_gaps[:_MOST_LISTED]),
         "members": sorted(members.items(), key=lambda pair: -pair[1]),
         "member_page": member_page,
         "member_rows": [

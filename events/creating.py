@@ -158,10 +158,10 @@ class LocalRoom:
             made = [speech.compose(new) for new in events]
             return _stored(made, alias, late=bool(self.prev_event_ids))
 
-    def join_leaves(self, more_than: int = MOST_PREV_EVENTS, server: str | None = None) -> list[Persisted]:
-        """Where the room has more leaves than that, dummy events of a joined user of the server join them.
+    def merge_leaves(self, more_than: int = MOST_PREV_EVENTS, server: str | None = None) -> list[Persisted]:
+        """Where the room has more leaves than that, merge them by dummy events of a joined user of the server.
 
-        ``server`` is by default this one. None where nobody of the server may send them.
+        ``server`` is by default this one. The events that were made; none where nobody of the server may send them.
         """
         alias = self.using or stream_settings().database
         own = server or (self.key.server if self.key is not None else stream_settings().server_name)
@@ -174,7 +174,7 @@ class LocalRoom:
             sender = speech.somebody_of(own, DUMMY_EVENT)
             if sender is None:
                 return []
-            return _stored(speech.join(leaves, NewEvent(sender, DUMMY_EVENT, {}))[:_MOST_DUMMIES], alias)
+            return _stored(speech.merge(leaves, NewEvent(sender, DUMMY_EVENT, {}))[:_MOST_DUMMIES], alias)
 
 
 # --- a new room -------------------------------------------------------------------------------------------------------
@@ -282,8 +282,8 @@ class _Speech:
         self._prev = [event]
         return event
 
-    def join(self, leaves: Sequence[str], new: NewEvent) -> list[ParsedEvent]:
-        """Events that join these leaves, the deepest first, each with the one before."""
+    def merge(self, leaves: Sequence[str], new: NewEvent) -> list[ParsedEvent]:
+        """Events that merge these leaves, the deepest first, each with the one before."""
         made = [self.compose(new)]
         rest = list(leaves[MOST_PREV_EVENTS:])
         while rest and len(made) < _MOST_DUMMIES:

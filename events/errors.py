@@ -7,6 +7,8 @@
     ├── HistoryError         a room's events that contradict each other
     ├── CannotForget         a room that the user has not left
     ├── TooManyWaiters       as many callers wait in this process as may
+    ├── PurgeRefused         the room would be left without leaves, or is being purged already
+    ├── PurgeWentWrong       a purge would change what stays; its transaction was taken back
     └── ReadingError
         ├── UnknownEvent     no event of that ID is stored
         ├── UnknownRoom      no event of that room is stored
@@ -32,17 +34,27 @@ __all__ = [
     "HistoryError",
     "NotCanonical",
     "NotReadable",
+    "PurgeRefused",
+    "PurgeWentWrong",
     "ReadingError",
     "Reason",
     "StateUnresolved",
-    "UnknownEvent",
     "TooManyWaiters",
+    "UnknownEvent",
     "UnknownRoom",
 ]
 
 
 class EventsError(Exception):
     """Base of all errors of this room."""
+
+
+class PurgeRefused(EventsError):
+    """A room's history cannot be purged like this, or not now."""
+
+
+class PurgeWentWrong(EventsError):
+    """What stays would not be what it was: the transaction was taken back."""
 
 
 class Reason(StrEnum):

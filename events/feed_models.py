@@ -16,7 +16,8 @@ __all__ = ["Feed", "FeedEntry", "FeedPosition"]
 class Feed(models.Model):
     """A user's feed: which part of it is complete, and how long it is.
 
-    ``complete_from`` is the re-sync mark: all of the user's events above it are listed, up to the feeds' position. Whoever comes with an older token asks the rooms.
+    ``complete_from`` is the re-sync mark: all of the user's events above it are listed, up to the feeds' position. Whoever
+    comes with an older token asks the rooms.
     """
 
     user_id = IdentifierField(primary_key=True)

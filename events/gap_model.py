@@ -1,4 +1,4 @@
-"""Where a room's timeline has a hole: below an event that came while events under it were missing."""
+"""Where a room's timeline has a gap: below an event that came while events under it were missing."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ from streams.one_view import one_view
 from streams.readers import stored_positions
 from streams.tokens import VectorToken
 
-__all__ = ["LONGEST_SECONDS", "SyncAnswer", "asynced", "resync_user", "sync"]
+__all__ = ["LONGEST_SECONDS", "SyncAnswer", "await_sync", "resync_user", "sync"]
 
 LONGEST_SECONDS = 600.0
 """Longest time that a caller may wait."""
@@ -95,7 +95,7 @@ def sync(
     return answer
 
 
-async def asynced(
+async def await_sync(
     user_id: str,
     since: str | None = None,
     timeout_seconds: float = 0.0,

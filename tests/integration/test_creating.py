@@ -295,16 +295,16 @@ def test_what_the_state_of_the_other_leaves_forbids_is_not_sent():
         room.send(BOB, TEXT, {})
 
 
-def test_dummy_events_join_many_leaves():
+def test_dummy_events_merge_many_leaves():
     room = create_room(ANN)
     room.join(EVE)
     many_leaves(room, 30)
-    assert room.join_leaves(more_than=30) == []
-    assert room.join_leaves(server="nobody.test") == []
-    made = room.join_leaves(server="site")
+    assert room.merge_leaves(more_than=30) == []
+    assert room.merge_leaves(server="nobody.test") == []
+    made = room.merge_leaves(server="site")
     assert len(made) == 4 and leaves(room.room_id) == [made[-1].event_id]
     assert {event.type for event in Event.objects.filter(event_id__in=[e.event_id for e in made])} == {DUMMY_EVENT}
-    assert room.join_leaves(server="site") == []
+    assert room.merge_leaves(server="site") == []
 
 
 def test_dummy_events_need_somebody_who_may_send_them():
@@ -312,8 +312,8 @@ def test_dummy_events_need_somebody_who_may_send_them():
     room = create_room(ANN, "11", RoomSetup(power_levels=levels))
     room.join(EVE)
     many_leaves(room, 12)
-    assert room.join_leaves(server="else") == []
-    assert len(room.join_leaves(server="site")) == 2
+    assert room.merge_leaves(server="else") == []
+    assert len(room.merge_leaves(server="site")) == 2
 
 
 def test_depth_has_an_end():

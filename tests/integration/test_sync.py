@@ -17,7 +17,7 @@ from events import hot
 from events.creating import create_room
 from events.hot_concerns import CONCERNS_NOBODY, Kind, followed
 from events.hot_feed import HotFeed
-from events.sync import asynced, resync_user, sync
+from events.sync import await_sync, resync_user, sync
 from events.sync_circle import Circle
 from events.sync_streams import Question, providers
 from streams import registry
@@ -480,9 +480,9 @@ def test_async_callers_wait_without_threads(room):
     many = 200
 
     async def talk() -> list[bool]:
-        first = await asynced(ALICE)
+        first = await await_sync(ALICE)
         threads = threading.active_count()
-        tasks = [asyncio.create_task(asynced(ALICE, first.next_batch, 30.0)) for _ in range(many)]
+        tasks = [asyncio.create_task(await_sync(ALICE, first.next_batch, 30.0)) for _ in range(many)]
         await wait_for(lambda: hot.waiting() == many)
         assert threading.active_count() < threads + 40
         await sync_to_async(writing.push_rules_changed)(ALICE)
@@ -494,16 +494,16 @@ def test_async_callers_wait_without_threads(room):
 
 def test_an_async_caller_gives_up_in_time(room):
     async def talk() -> bool:
-        first = await asynced(ALICE)
-        return bool(await asynced(ALICE, first.next_batch, 0.2))
+        first = await await_sync(ALICE)
+        return bool(await await_sync(ALICE, first.next_batch, 0.2))
 
     assert in_a_loop(talk) is False
 
 
 def test_an_async_caller_that_is_cancelled_leaves(room):
     async def talk() -> None:
-        first = await asynced(ALICE)
-        task = asyncio.create_task(asynced(ALICE, first.next_batch, 30.0))
+        first = await await_sync(ALICE)
+        task = asyncio.create_task(await_sync(ALICE, first.next_batch, 30.0))
         await wait_for(lambda: hot.waiting() == 1)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -1,4 +1,4 @@
-"""Histories with holes: where timelines have gaps is marked as the live path marks it."""
+"""Histories with gaps: where these are is marked as the live path marks it."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ JOIN events_event e USING (stream_ordering) ORDER BY 1, 2
 
 @pytest.fixture(scope="module")
 def imported(spark, module_database, tmp_path_factory):
-    """Three rooms: whole, without events 3 and 6, and one without 3 where a second event stands above the same hole."""
-    whole, holes, twice = bare_room(1, 5), bare_room(2, 8), bare_room(3, 5)
+    """Three rooms: whole, without events 3 and 6, and one without 3 where a second event stands above the same gap."""
+    whole, gapped, twice = bare_room(1, 5), bare_room(2, 8), bare_room(3, 5)
     fork = {**twice[3], "event_id": "$fork-3:example.org", "origin_server_ts": 1_700_000_000_999}
-    lines = [*whole, *(holes[n] for n in (0, 1, 3, 4, 6, 7)), twice[0], twice[1], twice[3], fork, twice[4]]
+    lines = [*whole, *(gapped[n] for n in (0, 1, 3, 4, 6, 7)), twice[0], twice[1], twice[3], fork, twice[4]]
     path = write_lines(tmp_path_factory.mktemp("gaps") / "events.jsonl", *lines)
     return run_import(path)
 
