@@ -16,12 +16,12 @@ from django.db import connections
 from django.db.models.functions import Now
 
 from pipeline.errors import UnknownJob
+from pipeline.job_sql import KILLED_JOBS
 from pipeline.models import Job, JobState
 from streams.database import direct_connection
 from streams.maintenance import asked_by
 
 __all__ = [
-    "KILLED_JOBS",
     "CancelOutcome",
     "JobLock",
     "abandoned_jobs",
@@ -38,15 +38,6 @@ __all__ = [
 
 _LOCK = "SELECT pg_try_advisory_lock(hashtextextended('replsite.job:' || %s::text, 0))"
 _UNLOCK = "SELECT pg_advisory_unlock(hashtextextended('replsite.job:' || %s::text, 0))"
-#: Running jobs whose lock nobody holds. A lock's key is shown in two halves.
-KILLED_JOBS = """
-SELECT id FROM pipeline_job job WHERE state = 'running' AND NOT EXISTS (
-    SELECT FROM pg_locks held
-    WHERE held.locktype = 'advisory' AND held.objsubid = 1 AND held.granted
-      AND held.database = (SELECT oid FROM pg_database WHERE datname = current_database())
-      AND (held.classid::bigint << 32) | held.objid::bigint = hashtextextended('replsite.job:' || job.id::text, 0)
-)
-"""
 _ASK_TO_END = """
 UPDATE pipeline_job SET cancel_asked_by = %(by)s, updated_at = clock_timestamp(),
     state = CASE WHEN state = 'queued' THEN 'cancelled' ELSE state END,

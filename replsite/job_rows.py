@@ -1,6 +1,6 @@
 """Jobs for the snapshot: what is at work or waits, and what ended in the last day, bounded; two queries.
 
-Called with a Django cursor.
+Called with a Django cursor. A site that has not installed ``pipeline`` has no jobs.
 """
 
 from __future__ import annotations
@@ -8,7 +8,9 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from pipeline.jobs import KILLED_JOBS
+from django.apps import apps
+
+from pipeline.job_sql import KILLED_JOBS
 from replsite.snapshot_views import JobFigures, JobStatusView, JobsView
 from replsite.status import JobSeen, judge_job
 
@@ -36,6 +38,8 @@ FROM pipeline_job GROUP BY kind ORDER BY kind LIMIT 100
 
 def read_jobs(cursor: Any, as_of: datetime) -> JobsView:
     """The jobs with their status, worst first, and when each kind last went well and last failed."""
+    if not apps.is_installed("pipeline"):
+        return JobsView()
     cursor.execute(_JOBS)
     rows = cursor.fetchall()
     is_served = any(state == "running" and queued and not killed for _, _, state, killed, *_, queued, _, _ in rows)

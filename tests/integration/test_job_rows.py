@@ -16,6 +16,7 @@ from replsite.dashboard.page import live_page_data
 from replsite.job_rows import MOST_OPEN_JOBS, MOST_OVER_JOBS, read_jobs
 from replsite.metrics import families
 from replsite.snapshot import take_snapshot
+from replsite.snapshot_views import JobsView
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -104,3 +105,10 @@ def test_a_site_without_jobs_tells_of_none():
     snapshot = take_snapshot()
     assert snapshot.jobs.jobs == ()
     assert live_page_data(snapshot)["jobs"] == []
+
+
+def test_a_site_without_the_pipeline_has_no_jobs(settings):
+    over("walk", JobState.FAILED)
+    settings.INSTALLED_APPS = [app for app in settings.INSTALLED_APPS if app != "pipeline"]
+    assert jobs() == ()
+    assert take_snapshot().jobs == JobsView()

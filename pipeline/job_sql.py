@@ -1,0 +1,18 @@
+"""SQL about the rows of jobs that others put into queries of theirs.
+
+The table is only there where ``pipeline`` is installed.
+"""
+
+from __future__ import annotations
+
+__all__ = ["KILLED_JOBS"]
+
+#: Running jobs whose lock nobody holds. A lock's key is shown in two halves.
+KILLED_JOBS = """
+SELECT id FROM pipeline_job job WHERE state = 'running' AND NOT EXISTS (
+    SELECT FROM pg_locks held
+    WHERE held.locktype = 'advisory' AND held.objsubid = 1 AND held.granted
+      AND held.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+      AND (held.classid::bigint << 32) | held.objid::bigint = hashtextextended('replsite.job:' || job.id::text, 0)
+)
+"""
