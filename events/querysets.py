@@ -1,6 +1,6 @@
 """The usual questions to rooms, events, current state and visibility, for whoever imports the models.
 
-Each of them walks an index; questions that would not are not here. What a user may see is ``events.reading.timeline`` and the
+Each of them walks an index; questions that would not are not here. What a user may see is ``events.pages.timeline`` and the
 view ``VisibleEvent``, not a filter on these tables.
 """
 
@@ -109,7 +109,7 @@ class CurrentStateQuerySet(ReadOnlyQuerySet["CurrentState"]):
 
 
 class EventVisibilityQuerySet(ReadOnlyQuerySet["EventVisibility"]):
-    """Ranges of visibility; indexed by (room, user, first) and (user, room)."""
+    """Ranges of visibility; indexed by (room, user, kind, first) and (user, room, kind, first)."""
 
     def of_user(self, room_id: str, user_id: str) -> EventVisibilityQuerySet:
         """The ranges of one user in a room, without the room-wide ones."""
