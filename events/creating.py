@@ -24,6 +24,7 @@ from events.errors import EventNotAllowed, EventRefused, Reason, StateUnresolved
 from events.models import CurrentState, Event, EventJson, Room
 from events.parsing import ParsedEvent
 from events.persist import Incoming, Persisted, persist
+from events.questions import can_be_stored
 from events.room_reading import lock_and_read
 from events.room_states import RoomStates
 from events.signatures import SigningKey
@@ -144,7 +145,8 @@ class LocalRoom:
         target = {"redacts": event if isinstance(event, str) else event.event_id}
         content = {} if reason is None else {"reason": reason}
         alias = self.using or stream_settings().database
-        name = Room.objects.using(alias).filter(pk=self.room_id).values_list("room_version", flat=True).first()
+        known = Room.objects.using(alias).filter(pk__in=[self.room_id] if can_be_stored(self.room_id) else [])
+        name = known.values_list("room_version", flat=True).first()
         if name is not None and room_version(name).newer_redactions:
             return self.add([NewEvent(sender, "m.room.redaction", {**content, **target})])[0]
         return self.add([NewEvent(sender, "m.room.redaction", content, extra=target)])[0]
@@ -233,10 +235,10 @@ class _Speech:
     """New events of one room, each standing on those before it. Assumes the caller's transaction, and locks the room."""
 
     def __init__(self, room_id: str, key: SigningKey | None, using: str) -> None:
-        reading = lock_and_read([], using, rooms=[room_id])
+        reading = lock_and_read([], using, rooms=[room_id] if can_be_stored(room_id) else [])
         room = reading.rooms.get(room_id)
         if room is None:
-            raise UnknownRoom(f"There is no room {room_id}.")
+            raise UnknownRoom(f"There is no room {room_id!r:.300}.")
         self._room = room
         self._key = key
         self._using = using
@@ -259,11 +261,11 @@ class _Speech:
         """The next event has these prev events."""
         ids = list(dict.fromkeys(event_ids))
         events = self._stored.events
-        events.load(ids)
+        events.load([event_id for event_id in ids if can_be_stored(event_id)])
         for event_id in ids:
-            found = events.get(event_id)
+            found = events.get(event_id) if can_be_stored(event_id) else None
             if found is None or found.outlier or found.room_id != self._room.room_id:
-                raise UnknownEvent(f"There is no event {event_id} in the graph of {self._room.room_id}.")
+                raise UnknownEvent(f"There is no event {event_id!r:.300} in the graph of {self._room.room_id}.")
         self._stored.adopt_after([event_id for event_id in ids if event_id not in self._stored.after])
         group = self._states.merged(self._stored.after.get(event_id) for event_id in ids)
         if group is None:

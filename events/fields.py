@@ -37,15 +37,22 @@ def required(event: Mapping[str, Any], name: str, kind: type) -> Any:
 
 
 def storable(value: Any, name: str, limit_bytes: int | None = IDENTIFIER_LIMIT_BYTES) -> str:
-    """A string that a text column can hold: no NUL, and not too long for an index."""
+    """A string that a text column can hold: no NUL, nothing that UTF-8 cannot say, and not too long for an index."""
     if type(value) is not str:
         raise EventRefused(Reason.WRONG_TYPE, f"{name} is {_shown(value)} and should be a string")
     if "\0" in value:
         raise EventRefused(Reason.NUL_CHARACTER, f"{name} holds the character U+0000, which cannot be stored")
-    if limit_bytes is not None and len(value) * 4 > limit_bytes and len(value.encode()) > limit_bytes:
-        size = len(value.encode())
+    size = len(value) if value.isascii() else _encoded_size(value, name)
+    if limit_bytes is not None and size > limit_bytes:
         raise EventRefused(Reason.IDENTIFIER_TOO_LONG, f"{name} has {size} bytes; at most {limit_bytes} are allowed")
     return value
+
+
+def _encoded_size(value: str, name: str) -> int:
+    try:
+        return len(value.encode())
+    except UnicodeEncodeError:
+        raise EventRefused(Reason.BAD_UNICODE, f"{name} holds half of a surrogate pair") from None
 
 
 def identifier(event: Mapping[str, Any], name: str, sigil: str = "") -> str:

@@ -24,6 +24,7 @@ from events.hot_concerns import Kind
 from events.hot_feed import HotFeed
 from events.hot_memory import HotFigures, Look
 from events.hot_stream import At
+from events.questions import can_be_stored
 from streams import cache_feed, database, writers
 from streams.conf import stream_settings
 from streams.logs import get_logger
@@ -50,6 +51,8 @@ __all__ = [
 ]
 
 log = get_logger(__name__)
+_NOBODY = ""
+"""Stands for users whose ID cannot be stored: they are in no room."""
 
 
 def look(user_id: str, since: VectorToken, using: str | None = None) -> Look:
@@ -58,7 +61,7 @@ def look(user_id: str, since: VectorToken, using: str | None = None) -> Look:
     From memory; the first question about a user reads the rooms on a connection of its own, so never with the eyes of
     the caller's transaction.
     """
-    return _feed(using).ask(user_id, since)
+    return _feed(using).ask(user_id if can_be_stored(user_id) else _NOBODY, since)
 
 
 def may_have_changed(user_id: str, since: VectorToken, using: str | None = None) -> frozenset[str] | None:

@@ -106,7 +106,7 @@ def events_around(
     with one_view(using):
         event = visible_to(user_id, [event_id], using).get(event_id)
         if event is None:
-            raise UnknownEvent(f"There is no event {event_id!r:.300} that {user_id} sees.")
+            raise UnknownEvent(f"There is no event {event_id!r:.300} that {user_id:.300} sees.")
         place = event.topological_ordering, event.stream_ordering
         sides = [Page((), event.token)] * 2
         if half:

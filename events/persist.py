@@ -170,9 +170,20 @@ def _parsed(incoming: Incoming, event: dict[str, Any], versions: dict[str, str])
         content = event.get("content")
         version = content.get("room_version", "1") if isinstance(content, dict) else "1"
     parsed = parse_event(incoming.json, event, version, incoming.event_id)
+    _check_given(incoming.state_before)
     if not (incoming.outlier or incoming.backfilled):
         return parsed
     return replace(parsed, outlier=incoming.outlier, stream_ordering=-1 if incoming.backfilled else None)
+
+
+def _check_given(event_ids: Any) -> None:
+    """What another server names as the state before an event may be anything."""
+    if event_ids is None:
+        return
+    if isinstance(event_ids, str | bytes) or not isinstance(event_ids, Sequence):
+        raise EventRefused(Reason.WRONG_TYPE, f"state_before is {event_ids!r:.100} and should be a list of event IDs")
+    for event_id in event_ids:
+        storable(event_id, "an entry of state_before")
 
 
 # --- storing ----------------------------------------------------------------------------------------------------------

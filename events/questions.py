@@ -30,6 +30,8 @@ def checked_ids(values: Iterable[str], most: int) -> list[str]:
     """Each ID that can be stored once, in the order given; raises ``BadQuestion`` for more than ``most``."""
     if isinstance(values, str | bytes):
         raise BadQuestion(f"{values!r:.100} is one ID; give a list of them.")
+    if not isinstance(values, Iterable):
+        raise BadQuestion(f"{values!r:.100} is no list of IDs.")
     found = list(dict.fromkeys(value for value in values if can_be_stored(value)))
     if len(found) > most:
         raise BadQuestion(f"{len(found)} IDs are too many for one question; ask for at most {most} at once.")

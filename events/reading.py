@@ -13,6 +13,7 @@ from django.db import connections
 
 from events.errors import BadToken, UnknownRoom
 from events.models import Room
+from events.questions import can_be_stored, checked_limit
 from events.states_at import State, StateAt, state_at
 
 __all__ = ["State", "StateAt", "TimelineEntry", "state_at", "timeline", "timeline_place"]
@@ -32,6 +33,7 @@ class TimelineEntry:
         return f"t{self.topological_ordering}-{self.stream_ordering}"
 
 
+_MOST_ENTRIES = 2**31
 _TOKEN = re.compile(r"t([0-9]{1,19})-(-?[0-9]{1,19})")
 
 #: A page of a room, newest first; one index range of ``events_event_timeline``.
@@ -49,11 +51,12 @@ def timeline(
 ) -> Sequence[TimelineEntry]:
     """The last ``limit`` shown events of a room, newest first by (topological, stream), below the token ``before``.
 
-    Raises ``UnknownRoom`` and ``BadToken``.
+    Raises ``UnknownRoom``, ``BadToken`` and ``BadQuestion``.
     """
+    limit = checked_limit(limit, _MOST_ENTRIES)
     topological, stream = timeline_place(before)
-    if not Room.objects.using(using).filter(room_id=room_id).exists():
-        raise UnknownRoom(f"There is no room {room_id}.")
+    if not can_be_stored(room_id) or not Room.objects.using(using).filter(room_id=room_id).exists():
+        raise UnknownRoom(f"There is no room {room_id!r:.300}.")
     return list(_page(room_id, limit, topological, stream, using))
 
 
@@ -69,8 +72,8 @@ def timeline_place(token: str | None) -> tuple[int, int]:
     """(topological, stream) of a token; without one, above everything. Raises ``BadToken``."""
     if token is None:
         return 2**63 - 1, 2**63 - 1
-    found = _TOKEN.fullmatch(token)
+    found = _TOKEN.fullmatch(token) if isinstance(token, str) else None
     parts = (int(found[1]), int(found[2])) if found else (2**63, 0)
     if any(abs(part) >= 2**63 for part in parts):
-        raise BadToken(f"{token!r} is no timeline token; it looks like t412-90321 (topological, stream).")
+        raise BadToken(f"{token!r:.100} is no timeline token; it looks like t412-90321 (topological, stream).")
     return parts

@@ -13,6 +13,7 @@ from itertools import islice
 from django.db import connections
 
 from events.errors import StateUnresolved, UnknownEvent
+from events.questions import can_be_stored
 from state.deltas import StateKey
 from state.filters import EVERYTHING, StateFilter
 from state.store import full_states
@@ -57,7 +58,10 @@ def state_at(event_id: str, using: str = "default", only: StateFilter = EVERYTHI
 def states_at(
     event_ids: Iterable[str], using: str = "default", only: StateFilter = EVERYTHING
 ) -> Iterator[StateAt | UnknownEvent | StateUnresolved]:
-    """An answer, or the reason why there is none, for each event in the order given; of any rooms."""
+    """An answer, or the reason why there is none, for each event in the order given; of any rooms.
+
+    Raises ``BadQuestion`` for what is no string.
+    """
     rest = iter(event_ids)
     while asked := list(islice(rest, _EVENTS_PER_ROUND)):
         places = _places(asked, using)
@@ -102,7 +106,7 @@ class _Place:
 
 
 def _places(event_ids: Sequence[str], using: str) -> dict[str, _Place]:
-    possible = [event_id for event_id in event_ids if "\0" not in event_id]
+    possible = [event_id for event_id in event_ids if can_be_stored(event_id)]
     with connections[using].cursor() as cursor:
         cursor.execute(_PLACES, [possible])
         return {row[0]: _Place(*row) for row in cursor.fetchall()}
@@ -126,7 +130,7 @@ def _parts(event_ids: Sequence[str], places: dict[str, _Place]) -> Iterator[list
 
 def _answer(event_id: str, place: _Place | None, states: dict[int, State]) -> StateAt | UnknownEvent | StateUnresolved:
     if place is None:
-        return UnknownEvent(f"There is no event {event_id}.")
+        return UnknownEvent(f"There is no event {event_id:.300}.")
     if place.outlier:
         return StateAt(event_id, None, None)
     if not place.after:

@@ -127,8 +127,8 @@ class _Talk:
     def __init__(self, user_id: str, since: str | None, timeout_seconds: float, events: int, using: str | None) -> None:
         if not isinstance(user_id, str) or not user_id or not can_be_stored(user_id):
             raise BadQuestion(f"{user_id!r:.60} is no user ID.")
-        if not 0 <= timeout_seconds <= LONGEST_SECONDS:
-            raise BadQuestion(f"A sync waits 0 to {LONGEST_SECONDS:g} s, not {timeout_seconds!r}.")
+        if not isinstance(timeout_seconds, int | float) or not 0 <= timeout_seconds <= LONGEST_SECONDS:
+            raise BadQuestion(f"A sync waits 0 to {LONGEST_SECONDS:g} s, not {timeout_seconds!r:.60}.")
         self._user_id, self._text = user_id, since
         self._events = checked_limit(events, MOST_EVENTS)
         self._using = using or stream_settings().database

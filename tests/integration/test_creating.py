@@ -221,13 +221,14 @@ def test_event_as_large_as_may_be_is_stored():
 
 
 def test_rooms_and_events_that_are_not_here():
-    with pytest.raises(UnknownRoom):
-        LocalRoom("!no:where").send(ANN, TEXT, {})
-    with pytest.raises(UnknownRoom):
-        LocalRoom("!no:where").redact(ANN, "$x")
+    for room_id in ("!no:where", "!\0:where", "!\ud800:where"):
+        with pytest.raises(UnknownRoom):
+            LocalRoom(room_id).send(ANN, TEXT, {})
+        with pytest.raises(UnknownRoom):
+            LocalRoom(room_id).redact(ANN, "$x")
     room, other = create_room(ANN), create_room(ANN)
     said = other.send(ANN, TEXT, {})
-    for strange in ("$nowhere", said):
+    for strange in ("$nowhere", "$\0", "$\ud800", said):
         with pytest.raises(UnknownEvent):
             room.on(strange).send(ANN, TEXT, {})
 

@@ -263,3 +263,24 @@ def test_changes_of_the_current_state_are_facts():
     persist(told(made, join))
     place = Event.objects.get(event_id=join.event_id).stream_ordering
     assert {row.stream_ordering for row in CurrentStateDelta.objects.all()} == {place}
+
+
+@pytest.mark.parametrize(
+    ("named", "reason"),
+    [
+        (["$\0"], Reason.NUL_CHARACTER),
+        (["$\ud800"], Reason.BAD_UNICODE),
+        (["$" + "x" * 300], Reason.IDENTIFIER_TOO_LONG),
+        ([5], Reason.WRONG_TYPE),
+        ([[]], Reason.WRONG_TYPE),
+        ("$one", Reason.WRONG_TYPE),
+        (5, Reason.WRONG_TYPE),
+    ],
+)
+def test_state_that_names_no_ids_refuses_its_event_alone(named, reason):
+    made = public_room()
+    persist_all(made.events, batch=10)
+    good, bad = made.message(), made.message(["$missing"])
+    outcome = persist([incoming(bad, state_before=named), incoming(good)])
+    assert reasons(outcome) == [reason]
+    assert [stored.event_id for stored in outcome.stored] == [good.event_id]

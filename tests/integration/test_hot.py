@@ -110,6 +110,12 @@ def test_a_small_cache_is_never_wrong(database_url):
 # --- what is seen when ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("user", ["@\0:a", "@\ud800:a", "@" + "x" * 1000])
+def test_users_that_cannot_be_are_in_no_room(user):
+    found = hot.look(user, START)
+    assert found.rooms == frozenset() and not found.memberships_changed
+
+
 def test_own_commit_is_seen_at_once(room):
     since = hot.look(ALICE, START).now
     for _ in range(20):

@@ -201,6 +201,8 @@ def test_ignored_users_are_bounded_and_checked():
         set_ignored_users(BOB, [f"@{number}:a.test" for number in range(IGNORED_USERS_LIMIT + 1)])
     with pytest.raises(EventRefused, match="nul-character"):
         set_ignored_users(BOB, ["@a\0:a.test"])
+    with pytest.raises(EventRefused, match="bad-unicode"):
+        set_ignored_users(BOB, ["@\ud800:a.test"])
 
 
 @pytest.mark.parametrize(

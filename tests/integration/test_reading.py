@@ -7,7 +7,7 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.db import connection
 
-from events.errors import BadToken, StateUnresolved, UnknownEvent, UnknownRoom
+from events.errors import BadQuestion, BadToken, StateUnresolved, UnknownEvent, UnknownRoom
 from events.parsing import parse_line
 from events.reading import state_at, timeline
 from tests.made_rooms import ALICE, MadeRoom
@@ -155,9 +155,31 @@ def test_unreadable_token_is_refused(made, token):
         timeline(made.room_id, before=token)
 
 
-def test_unknown_room_is_an_error():
-    with pytest.raises(UnknownRoom):
-        timeline("!nowhere:a")
+@pytest.mark.parametrize("token", [5, True, b"t5-3", [], "t" * 1_000_000])
+def test_what_is_no_text_is_no_token_and_errors_stay_short(made, token):
+    store_room(made.events)
+    with pytest.raises(BadToken) as caught:
+        timeline(made.room_id, before=token)
+    assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize("room_id", ["!nowhere:a", "!\0:a", "!\ud800:a", "!" + "x" * 1_000_000])
+def test_unknown_room_is_an_error(room_id):
+    with pytest.raises(UnknownRoom) as caught:
+        timeline(room_id)
+    assert len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize("limit", [0, -1, True, "5", None, float("nan")])
+def test_unusable_limits_are_refused(made, limit):
+    store_room(made.events)
+    with pytest.raises(BadQuestion):
+        timeline(made.room_id, limit)
+
+
+def test_limits_beyond_all_numbers_are_lowered(made):
+    store_room(made.events)
+    assert len(timeline(made.room_id, 10**30)) == len(made.events)
 
 
 def test_timeline_command_prints_the_contract_and_its_tokens_work(made):

@@ -3,7 +3,7 @@
 import pytest
 
 from events import states_at as module
-from events.errors import StateUnresolved, UnknownEvent
+from events.errors import BadQuestion, StateUnresolved, UnknownEvent
 from events.models import Event
 from events.states_at import StateAt, state_at, states_at
 from state.filters import StateFilter
@@ -90,3 +90,16 @@ def test_rounds_are_bounded_and_give_the_same(made, monkeypatch, django_assert_n
         3 + 4 + 4 + 3
     ):  # the first of a round has 2 x 3 entries, the next 3 more: two a query
         assert list(states_at(ids)) == whole
+
+
+@pytest.mark.parametrize("event_id", ["$\0", "$\ud800", "", "$" + "x" * 1_000_000])
+def test_what_no_column_can_hold_is_an_unknown_event(made, event_id):
+    store_room(made.events)
+    unknown, known = states_at([event_id, made.alice.event_id])
+    assert isinstance(unknown, UnknownEvent) and len(str(unknown)) < 500 and isinstance(known, StateAt)
+
+
+@pytest.mark.parametrize("event_id", [5, None, b"$a", [], {}])
+def test_what_is_no_string_is_no_question(event_id):
+    with pytest.raises(BadQuestion):
+        state_at(event_id)

@@ -28,6 +28,12 @@ def test_one_id_is_no_list(value):
         checked_ids(value, 5)
 
 
+@pytest.mark.parametrize("value", [None, 5, True])
+def test_what_is_no_list_is_refused(value):
+    with pytest.raises(BadQuestion, match="no list"):
+        checked_ids(value, 5)
+
+
 def test_ids_are_counted_once_each():
     assert checked_ids(["$b", "$a", "$b"], 2) == ["$b", "$a"]
     with pytest.raises(BadQuestion, match="3 IDs are too many"):
