@@ -72,8 +72,9 @@ INSERT INTO events_currentstate (room_id, type, state_key, event_id, membership)
 SELECT * FROM unnest(%s::text[], %s::text[], %s::text[], %s::text[], %s::text[])
 ON CONFLICT (room_id, type, state_key) DO UPDATE SET event_id = excluded.event_id, membership = excluded.membership
 """
+#: A range may begin above the last event there is, when that has been purged.
 _CLOSE_RANGES = """
-UPDATE events_eventvisibility v SET last = ended.last
+UPDATE events_eventvisibility v SET last = greatest(v.first, ended.last)
 FROM unnest(%s::text[], %s::text[], %s::bigint[]) AS ended (user_id, kind, last)
 WHERE v.room_id = %s::text AND v.user_id IS NOT DISTINCT FROM ended.user_id AND v.kind = ended.kind AND v.last IS NULL
 """

@@ -15,6 +15,8 @@ class PipelineConfig(AppConfig):
         """Make the kinds of job and the subjects of maintenance commands known."""
         from pipeline.feed_commands import register_feeds  # noqa: PLC0415 - models are loaded now
         from pipeline.kinds import register_kinds  # noqa: PLC0415
+        from pipeline.purge_kind import register_purges  # noqa: PLC0415
 
         register_feeds()
+        register_purges()
         register_kinds()

@@ -1,0 +1,255 @@
+"""Deleting the state groups of a room that no event needs any more (``state.collecting`` says which, and how).
+
+Rows are deleted or moved, none is ever added. Small transactions, each with the room locked first like everybody who writes it:
+under that lock it is looked again whether an event, or another group, has come to need what was planned to go, and what was
+merged is read before and after and must be equal. May be stopped after any transaction and run again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from django.db import connections, transaction
+
+from events.errors import PurgeWentWrong
+from state.collecting import GroupCollection, GroupPlace, Run, collection_of
+from state.store import full_states
+
+__all__ = ["GroupPurge", "GroupsPurged", "plan_groups", "rooms_with_groups"]
+
+_GROUPS_PER_TRANSACTION = 500
+_RUNS_PER_TRANSACTION = 20
+
+#: Every group of a room, whether an event has it, and whether an accepted state event has: its state before is the one below.
+_PLACES = """
+SELECT g.id, g.prev_group, g.chain, coalesce(used.needed, false), coalesce(used.changes_state, false)
+FROM state_stategroup g LEFT JOIN LATERAL (
+    SELECT true AS needed, bool_or(e.state_key IS NOT NULL AND e.rejected_reason IS NULL) AS changes_state
+    FROM events_event e WHERE e.state_group = g.id AND e.topological_ordering >= %(cut)s HAVING count(*) > 0
+) AS used ON true
+WHERE g.room_id = %(room)s ORDER BY g.id
+"""
+_ROOMS = "SELECT DISTINCT room_id FROM state_stategroup ORDER BY room_id"
+_LOCK_ROOM = "SELECT FROM events_room WHERE room_id = %s FOR UPDATE"
+_RUNS = """
+WITH run AS (
+    SELECT * FROM unnest(%(chains)s::bigint[], %(lows)s::bigint[], %(highs)s::bigint[], %(targets)s::bigint[])
+    AS run (chain, low, high, target)
+), ranked AS MATERIALIZED (
+    SELECT run.target, d.chain, d.state_group, d.type, d.state_key,
+        row_number() OVER (PARTITION BY run.target, d.type, d.state_key ORDER BY d.state_group DESC) > 1
+        OR (d.event_id IS NULL AND g.prev_group IS NULL AND run.low = run.target) AS superseded
+    FROM run JOIN state_stategroup g ON g.id = run.target
+    JOIN state_stategroupdelta d ON d.chain = run.chain AND d.state_group BETWEEN run.low AND run.high
+)
+"""
+_COUNT_RUNS = (
+    _RUNS
+    + """
+SELECT target, count(*) FILTER (WHERE superseded), count(*) FILTER (WHERE NOT superseded AND state_group <> target)
+FROM ranked GROUP BY target
+"""
+)
+_DROP_SUPERSEDED = (
+    _RUNS
+    + """, dropped AS (
+    DELETE FROM state_stategroupdelta d USING ranked r
+    WHERE r.superseded AND (d.chain, d.state_group, d.type, d.state_key) = (r.chain, r.state_group, r.type, r.state_key)
+    RETURNING r.target
+) SELECT target, count(*) FROM dropped GROUP BY target
+"""
+)
+_MOVE_ROWS = """
+UPDATE state_stategroupdelta SET state_group = %(target)s
+WHERE chain = %(chain)s AND state_group BETWEEN %(low)s AND %(high)s AND state_group <> %(target)s
+"""
+#: The target at the beginning of a chain now has the state of the highest group that it took in.
+_BECOME_HIGHEST = """
+UPDATE state_stategroup target SET keys = high.keys, rows_to_read = high.rows_to_read - %(dropped)s
+FROM state_stategroup high WHERE target.id = %(target)s AND high.id = %(high)s
+"""
+_STAND_LOWER = """
+UPDATE state_stategroup target SET prev_group = low.prev_group, rows_to_read = target.rows_to_read - %(dropped)s
+FROM state_stategroup low WHERE target.id = %(target)s AND low.id = %(low)s
+"""
+_STAND_ON_TARGET = "UPDATE state_stategroup SET prev_group = %(target)s WHERE prev_group = %(high)s"
+_DROP_GROUPS = "DELETE FROM state_stategroup WHERE id = ANY(%s)"
+_NEEDED_NOW = """
+SELECT id FROM unnest(%(groups)s::bigint[]) AS planned (id)
+WHERE EXISTS (SELECT FROM events_event e WHERE e.state_group = planned.id) OR EXISTS (
+    SELECT FROM state_stategroup g WHERE g.prev_group = planned.id AND NOT g.id = ANY(%(groups)s)
+)
+"""
+_LOOSE_NOW = """
+SELECT EXISTS (SELECT FROM events_event e WHERE e.state_group = ANY(%(loose)s))
+    OR EXISTS (SELECT FROM state_stategroup g WHERE g.prev_group = ANY(%(loose)s) AND g.chain <> %(chain)s)
+    OR EXISTS (
+        SELECT FROM events_event e JOIN state_stategroup g ON g.id = e.state_group
+        WHERE g.prev_group = ANY(%(loose)s) AND e.state_key IS NOT NULL AND e.rejected_reason IS NULL),
+    (SELECT count(*) FROM state_stategroup g WHERE g.id = ANY(%(loose)s) AND g.chain = %(chain)s)
+"""
+_ROWS_OF = """
+DELETE FROM state_stategroupdelta d USING state_stategroup g
+WHERE g.id = ANY(%s) AND d.chain = g.chain AND d.state_group = g.id
+"""
+_COUNT_ROWS = """
+SELECT count(*) FROM state_stategroup g JOIN state_stategroupdelta d ON d.chain = g.chain AND d.state_group = g.id
+WHERE g.id = ANY(%s)
+"""
+
+
+@dataclass(slots=True)
+class GroupsPurged:
+    """What was deleted: groups, and rows of their deltas. ``moved`` are rows that now belong to another group."""
+
+    groups: int = 0
+    rows: int = 0
+    moved: int = 0
+    left: int = 0
+    """Groups that came to be needed meanwhile."""
+
+
+def rooms_with_groups(using: str) -> list[str]:
+    """All rooms that have state groups."""
+    with connections[using].cursor() as cursor:
+        cursor.execute(_ROOMS)
+        return [room_id for (room_id,) in cursor.fetchall()]
+
+
+def plan_groups(room_id: str, using: str, cut: int | None = None) -> GroupCollection:
+    """What can go, when no event below depth ``cut`` counts any more."""
+    groups: list[GroupPlace] = []
+    needed: set[int] = set()
+    with connections[using].cursor() as cursor:
+        cursor.execute(_PLACES, {"room": room_id, "cut": -(2**63) if cut is None else cut})
+        for group, prev, chain, has_event, changes_state in cursor.fetchall():
+            groups.append(GroupPlace(group, prev, chain))
+            if has_event:
+                needed.add(group)
+            if changes_state and prev is not None:
+                needed.add(prev)
+    return collection_of(groups, needed)
+
+
+class GroupPurge:
+    """Carrying out one room's plan, or only counting what that would delete."""
+
+    def __init__(self, room_id: str, using: str, plan: GroupCollection) -> None:
+        self.room_id, self._using, self._plan = room_id, using, plan
+        self._runs = self._worth_it(plan.runs)
+        self.done = GroupsPurged()
+
+    @property
+    def total(self) -> int:
+        """Groups that are to go."""
+        return len(self._plan.gone) + sum(len(run.absorbed) for run, _ in self._runs)
+
+    def foresee(self) -> GroupsPurged:
+        """What ``carry_out`` is going to say."""
+        with connections[self._using].cursor() as cursor:
+            cursor.execute(_COUNT_ROWS, [list(self._plan.gone)])
+            (rows,) = cursor.fetchone()
+        counted = [counts for _, counts in self._runs]
+        return GroupsPurged(self.total, rows + sum(c[0] for c in counted), sum(c[1] for c in counted))
+
+    def carry_out(self) -> Iterator[GroupsPurged]:
+        """Do it; yields how far it is after every transaction."""
+        gone = self._plan.gone
+        for start in range(0, len(gone), _GROUPS_PER_TRANSACTION):
+            with _locked(self.room_id, self._using) as cursor:
+                self._delete(cursor, gone[start : start + _GROUPS_PER_TRANSACTION])
+            yield self.done
+        for run, _ in self._runs:
+            for piece in run.pieces(_GROUPS_PER_TRANSACTION):
+                with _locked(self.room_id, self._using) as cursor:
+                    merged = self._merge(cursor, piece)
+                yield self.done
+                if not merged:
+                    break
+
+    def _worth_it(self, runs: Sequence[Run]) -> list[tuple[Run, tuple[int, int]]]:
+        """Runs whose merging deletes at least as many rows as it moves, each with (rows deleted, rows moved)."""
+        found = []
+        with connections[self._using].cursor() as cursor:
+            for start in range(0, len(runs), _RUNS_PER_TRANSACTION):
+                part = runs[start : start + _RUNS_PER_TRANSACTION]
+                cursor.execute(_COUNT_RUNS, _columns(part))
+                counts = {target: (dropped, moved) for target, dropped, moved in cursor.fetchall()}
+                for run in part:
+                    dropped, moved = counts.get(run.target, (0, 0))
+                    if moved <= dropped + len(run.absorbed):
+                        found.append((run, (dropped, moved)))
+        return found
+
+    def _delete(self, cursor: Any, groups: Sequence[int]) -> None:
+        """Groups that nothing is built on but others of these."""
+        going = set(groups)
+        while needed := _needed(cursor, sorted(going)):
+            going -= needed
+        self.done.left += len(groups) - len(going)
+        cursor.execute(_ROWS_OF, [sorted(going)])
+        self.done.rows += cursor.rowcount
+        cursor.execute(_DROP_GROUPS, [sorted(going)])
+        self.done.groups += cursor.rowcount
+
+    def _merge(self, cursor: Any, run: Run) -> bool:
+        """Merge one piece of a run; false when one of its groups is needed now."""
+        low, high = run.bounds
+        if self._is_needed(cursor, run):
+            self.done.left += len(run.absorbed)
+            return False
+        before = full_states([run.witness], self._using)
+        cursor.execute(_DROP_SUPERSEDED, _columns([run]))
+        dropped = sum(count for _, count in cursor.fetchall())
+        names = {"chain": run.chain, "low": low, "high": high, "target": run.target, "dropped": dropped}
+        cursor.execute(_MOVE_ROWS, names)
+        self.done.moved += cursor.rowcount
+        if run.target == low:
+            cursor.execute(_BECOME_HIGHEST, names)
+            cursor.execute(_STAND_ON_TARGET, names)
+        else:
+            cursor.execute(_STAND_LOWER, names)
+        cursor.execute(_DROP_GROUPS, [list(run.absorbed)])
+        if full_states([run.witness], self._using) != before:
+            raise PurgeWentWrong(
+                f"{self.room_id}: state group {run.witness} would read differently after groups {low} to {high} were merged; "
+                "nothing was changed. Run manage.py check_room on the room."
+            )
+        self.done.rows += dropped
+        self.done.groups += len(run.absorbed)
+        return True
+
+    @staticmethod
+    def _is_needed(cursor: Any, run: Run) -> bool:
+        """Whether an event has one of the groups, or something beside the run is built on one, or one is not here."""
+        loose = [*run.absorbed, *([run.target] if run.target < run.absorbed[0] else [])]
+        cursor.execute(_LOOSE_NOW, {"loose": loose, "chain": run.chain})
+        is_needed, here = cursor.fetchone()
+        return bool(is_needed) or here != len(loose)
+
+
+@contextmanager
+def _locked(room_id: str, using: str) -> Iterator[Any]:
+    """A cursor in a transaction with the room locked."""
+    with transaction.atomic(using=using), connections[using].cursor() as cursor:
+        cursor.execute(_LOCK_ROOM, [room_id])
+        yield cursor
+
+
+def _columns(runs: Sequence[Run]) -> dict[str, list[int]]:
+    bounds = [run.bounds for run in runs]
+    return {
+        "chains": [run.chain for run in runs],
+        "lows": [low for low, _ in bounds],
+        "highs": [high for _, high in bounds],
+        "targets": [run.target for run in runs],
+    }
+
+
+def _needed(cursor: Any, groups: Sequence[int]) -> set[int]:
+    """Those of the groups that an event has, or that a group beside them is built on."""
+    cursor.execute(_NEEDED_NOW, {"groups": groups})
+    return {group for (group,) in cursor.fetchall()}
