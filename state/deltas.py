@@ -111,6 +111,10 @@ class GroupBuilder:
                 best = cost, changes, base
         return self.add(best[2], best[1]) if best is not None else self.add_full(state)
 
+    def step(self, group: int) -> tuple[int | None, Mapping[StateKey, str | None]]:
+        """What a group is built on (null: nothing) and how it differs from that."""
+        return self._groups[group].prev, self._groups[group].changes
+
     def lookup(self, group: int, key: StateKey) -> str | None:
         """The event at one key of a group's state, or null."""
         for chain, upto in self._spans(group):

@@ -1,0 +1,170 @@
+"""Who sees what of a room whose events, verdicts and states are known, and whether two sets of ranges tell the same (pure).
+
+The events are taken in the order of their stream positions, as they came; the line of the current state is walked anew.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from events.arrivals import Arrivals
+from events.graph import Leaves, causal_order, is_accepted
+from events.parsing import ParsedEvent
+from events.redaction_rules import may_redact
+from events.room_states import RoomStates
+from events.visibility_ranges import Step, VisibilityRanges, VisibilityRow, in_order
+from state.deltas import GroupBuilder
+
+__all__ = ["GraphRanges", "tell_the_same"]
+
+
+def tell_the_same(one: Sequence[VisibilityRow], other: Sequence[VisibilityRow], places: Sequence[int]) -> bool:
+    """Whether ranges show the same accepted events, at ``places``, to everybody.
+
+    They can be laid out differently: backfilled batches have ranges of their own, and with very many leaves the line is worked
+    out once a batch.
+    """
+    return _told(one, places) == _told(other, places)
+
+
+_OWN = frozenset({"joined", "invited", "shown", "hidden"})
+
+
+def _told(rows: Sequence[VisibilityRow], places: Sequence[int]) -> dict[tuple[str | None, str], list[tuple[int, int]]]:
+    """What rows cover in numbers of events, merged: of the room each kind, of a user what they make up together."""
+    spans: dict[tuple[str | None, str], list[tuple[int, int]]] = {}
+    hidden: dict[str | None, set[int]] = {}
+    for row in rows:
+        first = bisect_left(places, row.first)
+        last = len(places) - 1 if row.last is None else bisect_right(places, row.last) - 1
+        if row.kind == "hidden":
+            hidden.setdefault(row.user_id, set()).add(first)
+        elif first <= last:
+            spans.setdefault((row.user_id, "own" if row.kind in _OWN else row.kind), []).append((first, last))
+    told = {
+        key: _merged(found, hidden.get(key[0], set()) if key[1] == "own" else set()) for key, found in spans.items()
+    }
+    return {key: found for key, found in told.items() if found}
+
+
+def _merged(spans: list[tuple[int, int]], hidden: Collection[int]) -> list[tuple[int, int]]:
+    """Ascending spans that do not touch, without the hidden numbers."""
+    found: list[tuple[int, int]] = []
+    for first, last in sorted(spans):
+        if found and first <= found[-1][1] + 1:
+            found[-1] = found[-1][0], max(last, found[-1][1])
+        else:
+            found.append((first, last))
+    for number in sorted(hidden):
+        cut = [(number + 1, last) for first, last in found if first <= number < last]
+        ended = [(first, number - 1) if first <= number <= last else (first, last) for first, last in found]
+        found = sorted([*ended, *cut])
+    return [(first, last) for first, last in found if first <= last]
+
+
+@dataclass(slots=True)
+class _Runs:
+    """Ranges of backfilled events: none goes on over an event without state, which may get one of its own later."""
+
+    builder: GroupBuilder
+    events: dict[str, ParsedEvent]
+    rows: list[VisibilityRow] = field(default_factory=list)
+    run: VisibilityRanges | None = None
+
+    def add(self, step: Step | None) -> None:
+        if step is None:
+            self.end()
+            return
+        self.run = self.run or VisibilityRanges(self.builder, self.events)
+        self.run.add(step)
+
+    def end(self) -> None:
+        self.rows += self.run.ended() if self.run is not None else ()
+        self.run = None
+
+
+class GraphRanges:
+    """The events of a room with a place in the graph as they came, their verdicts and states known: who sees what.
+
+    ``targets`` has type and sender of what is redacted. ``leaves`` are the forward extremities and ``current`` the group of the
+    current state (null: not known) when all had come in.
+    """
+
+    def __init__(
+        self, graph: Sequence[ParsedEvent], states: RoomStates, targets: Mapping[str, tuple[str, str]]
+    ) -> None:
+        self._graph, self._states, self._targets = graph, states, targets
+        self._version = states.version
+        self.leaves: list[str] = []
+        self.current: int | None = None
+        self._line = self._lines()
+
+    def ranges(self) -> list[VisibilityRow] | None:
+        """The rows, or null."""
+        lines, events = self._line, dict(self._states.events)
+        old = _Runs(self._states.builder, events)
+        live = VisibilityRanges(self._states.builder, events)
+        for event in self._graph:
+            if not is_accepted(event):
+                continue
+            step = self._step(event, lines.get(event.event_id))
+            if event.backfilled:
+                old.add(step)
+            elif step is None:
+                return None
+            else:
+                live.add(step)
+        old.end()
+        return in_order([*old.rows, *live.rows, *live.still_open(), *self._withheld()])
+
+    def _lines(self) -> dict[str, int | None]:
+        """Live event -> the group of the current state when it had come in; an event waits for its prev events."""
+        arrivals = Arrivals(self._states, Leaves())
+        found: dict[str, int | None] = {}
+        for backfilled in (False, True):
+            part = [event for event in self._graph if event.backfilled is backfilled]
+            order, left = causal_order(part)
+            for number in (*order, *left):
+                arrivals.add(part[number])
+                if not backfilled:
+                    found[part[number].event_id] = arrivals.current
+        current = self.current = arrivals.finish()
+        self.leaves = list(arrivals.leaves.current)
+        last = next((event for event in reversed(self._graph) if is_accepted(event) and not event.backfilled), None)
+        if last is not None and current is not None:  # whoever goes on with the room begins with this line
+            found[last.event_id] = current
+        return found
+
+    def _step(self, event: ParsedEvent, line: int | None) -> Step | None:
+        """Null for an event without state."""
+        after = self._states.after.get(event.event_id)
+        if after is None or event.stream_ordering is None:
+            return None
+        before = self._states.before.get(event.event_id)
+        return Step(event.stream_ordering, event, before, after, after if line is None else line)
+
+    def _withheld(self) -> list[VisibilityRow]:
+        """Redactions that redact nothing."""
+        found = []
+        for event in self._graph:
+            place = event.stream_ordering
+            if place is None or event.redacts is None or not is_accepted(event):
+                continue
+            if not self.redacts_something(event):
+                found.append(VisibilityRow(None, "withheld", place, place))
+        return found
+
+    def redacts_something(self, redaction: ParsedEvent) -> bool:
+        """Whether an accepted redaction takes effect; also false where the state before it is not known."""
+        target_id = redaction.redacts or ""
+        if target_id not in self._targets:
+            return False
+        event_type, sender = self._targets[target_id]
+        target = replace(redaction, event_id=target_id, type=event_type, sender=sender)
+        before = self._states.before.get(redaction.event_id)
+        levels = (
+            self._states.rules.levels(self._states.state(before), self._states.create) if before is not None else None
+        )
+        return may_redact(redaction, target, self._version, levels)

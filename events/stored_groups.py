@@ -1,0 +1,127 @@
+"""The stored state groups of a room as whoever reads them sees them, compared with others by digests (pure).
+
+A digest is a sum over the entries of a state, so it follows from that of the group below and the changes: comparing the states
+of all events of a room takes time in proportion to the delta rows. Digests are good within one process only. Rows may be
+damaged in any way: what is missing is treated as a reader does that meets it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
+
+from state.deltas import GroupBuilder, StateKey
+
+__all__ = ["DeltaRow", "Digests", "GroupRow", "StoredGroups"]
+
+GroupRow = tuple[int, int | None, int, int, int, int]
+"""(group, prev group, chain, hops, keys, rows to read)."""
+DeltaRow = tuple[int, int, str, str, str | None]
+"""(chain, group, type, state key, event ID or null)."""
+_MASK = 2**64 - 1
+
+
+def _of_entry(key: StateKey, event_id: str | None) -> int:
+    return 0 if event_id is None else hash((key, event_id))
+
+
+class Digests:
+    """Digests of the groups of a builder, each worked out once."""
+
+    def __init__(self, builder: GroupBuilder) -> None:
+        self._builder = builder
+        self._known: dict[int, int] = {}
+
+    def of(self, group: int) -> int:
+        """The digest of a group's state."""
+        line = []
+        number: int | None = group
+        while number is not None and number not in self._known:
+            line.append(number)
+            number = self._builder.step(number)[0]
+        for one in reversed(line):
+            self._known[one] = self._next(one)
+        return self._known[group]
+
+    def _next(self, group: int) -> int:
+        prev, changes = self._builder.step(group)
+        found = 0 if prev is None else self._known[prev]
+        for key, event_id in changes.items():
+            old = None if prev is None else self._builder.lookup(prev, key)
+            found += _of_entry(key, event_id) - _of_entry(key, old)
+        return found & _MASK
+
+
+class StoredGroups:
+    """The groups of one room from their rows."""
+
+    def __init__(self, groups: Iterable[GroupRow], deltas: Iterable[DeltaRow]) -> None:
+        self.rows = {row[0]: row for row in groups}
+        self._changes: dict[int, dict[int, dict[StateKey, str | None]]] = {}
+        self._history: dict[int, dict[StateKey, tuple[list[int], list[str | None]]]] = {}
+        for chain, group, event_type, state_key, event_id in sorted(deltas, key=lambda row: row[:2]):
+            self._changes.setdefault(chain, {}).setdefault(group, {})[event_type, state_key] = event_id
+            numbers, events = self._history.setdefault(chain, {}).setdefault((event_type, state_key), ([], []))
+            numbers.append(group)
+            events.append(event_id)
+        self.digests: dict[int, int] = {}
+        """Of the state of every group that has a row."""
+        for chain, members in sorted(self._chains().items()):
+            self._digest_chain(chain, members)
+
+    def __contains__(self, group: int | None) -> bool:
+        return group in self.rows
+
+    def below(self, group: int) -> int | None:
+        """The group that a group is a delta of."""
+        return self.rows[group][1]
+
+    def state(self, group: int) -> dict[StateKey, str]:
+        """The full state of a group as it is read."""
+        whole: dict[StateKey, str | None] = {}
+        for chain, upto in self._spans(group):
+            for key, (numbers, events) in self._history.get(chain, {}).items():
+                place = bisect_right(numbers, upto)
+                if place and key not in whole:
+                    whole[key] = events[place - 1]
+        return {key: event_id for key, event_id in whole.items() if event_id is not None}
+
+    def _chains(self) -> dict[int, list[int]]:
+        members: dict[int, set[int]] = {chain: set(changes) for chain, changes in self._changes.items()}
+        for group, _, chain, *_ in self.rows.values():
+            members.setdefault(chain, set()).add(group)
+        return {chain: sorted(found) for chain, found in members.items()}
+
+    def _digest_chain(self, chain: int, members: Sequence[int]) -> None:
+        first = self.rows.get(chain)
+        base = first[1] if first is not None and first[1] in self.rows else None
+        digest = 0 if base is None else self.digests.get(base, 0)
+        for last, group in pairwise([None, *members]):
+            for key, event_id in self._changes.get(chain, {}).get(group or 0, {}).items():
+                old = self._lookup(chain, last, base, key)
+                digest += _of_entry(key, event_id) - _of_entry(key, old)
+            digest &= _MASK
+            if group in self.rows and self.rows[group][2] == chain:
+                self.digests[group] = digest
+
+    def _lookup(self, chain: int, last: int | None, base: int | None, key: StateKey) -> str | None:
+        """The entry at a key right before a group of a chain, of which ``last`` is the one before."""
+        spans = [] if last is None else [(chain, last)]
+        for place, upto in (*spans, *(() if base is None else self._spans(base))):
+            numbers, events = self._history.get(place, {}).get(key, ((), ()))
+            found = bisect_right(numbers, upto)
+            if found:
+                return events[found - 1]
+        return None
+
+    def _spans(self, group: int) -> Iterator[tuple[int, int]]:
+        """(chain, last group in it) as a reader walks them; a chain whose first group is missing ends the walk."""
+        number: int | None = group
+        seen: set[int] = set()
+        while number is not None and number in self.rows and number not in seen:
+            seen.add(number)
+            chain = self.rows[number][2]
+            yield chain, number
+            first = self.rows.get(chain)
+            number = None if first is None else first[1]

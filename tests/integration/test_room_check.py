@@ -1,0 +1,68 @@
+"""Rooms as ``persist`` and an import write them have no difference from what the rules make of their JSON."""
+
+import random
+
+import pytest
+
+from events.persist import persist
+from events.room_comparison import compare
+from events.stored_rows import read_room
+from tests.integration.test_gap_filling import backfill, with_gap
+from tests.integration.test_live_is_bulk import arrive_with_gaps, generated, states_of
+from tests.oracle.answers import parsed
+from tests.oracle.test_live_path import SMALL_ROOMS, arriving
+from tests.persisted_rooms import incoming, persist_all
+from tests.stored_rooms import store_room
+
+pytestmark = pytest.mark.django_db
+
+
+def found(room_id):
+    report = compare(read_room(room_id))
+    assert [one.as_json() for one in report.differences[:5]] == []
+    return report.totals, report.differences[:5], report.doubts[:5]
+
+
+@pytest.mark.parametrize("room", SMALL_ROOMS)
+def test_shipped_room_in_one_piece_is_clean(room):
+    events = parsed(room, told=False)
+    store_room(events, first_position=-sum(event.backfilled for event in events) or 2)
+    assert found(events[0].room_id) == ({}, [], [])
+
+
+@pytest.mark.parametrize("room", SMALL_ROOMS)
+def test_shipped_room_live_is_clean(room):
+    events = arriving(room)
+    persist_all(events, 30)
+    assert found(events[0].room_id) == ({}, [], [])
+
+
+@pytest.mark.parametrize("seed", range(14))
+def test_generated_room_is_clean(seed):
+    made = generated(seed)
+    persist_all(made.events, [1, 4, 15, 100][seed % 4])
+    assert found(made.room_id) == ({}, [], [])
+
+
+@pytest.mark.parametrize("seed", range(20, 28))
+def test_generated_room_with_gaps_is_clean_while_they_are_filled(seed):
+    made, choose = generated(seed, 50, allowed_only=True), random.Random(seed)
+    left_out = arrive_with_gaps(made, states_of(made), choose)
+    assert found(made.room_id) == ({}, [], [])
+    choose.shuffle(left_out)
+    while left_out:
+        batch, left_out = left_out[:4], left_out[4:]
+        persist([incoming(event, backfilled=True) for event in batch])
+        assert found(made.room_id) == ({}, [], [])
+
+
+def test_room_with_a_gap_is_clean():
+    made, gap, _ = with_gap()
+    backfill(gap[3])
+    assert found(made.room_id) == ({}, [], [])
+
+
+def test_large_room_is_clean():
+    events = parsed("large_v10", told=False)
+    store_room(events)
+    assert found(events[0].room_id) == ({}, [], [])
