@@ -26,6 +26,7 @@ from urllib.parse import quote
 
 import pytest
 from django.conf import settings
+from django.contrib.auth.hashers import PBKDF2PasswordHasher
 
 from tests import session as test_session
 from tests.waiting import wait_until as wait_until_function
@@ -33,6 +34,8 @@ from tests.waiting import wait_until as wait_until_function
 SESSION_FOLDER = test_session.enter()
 os.environ["DJANGO_SETTINGS_MODULE"] = "replsite.settings"
 assert settings.SECRET_KEY  # loads the settings now, in the environment of the session
+#: Half a second for each user that logs in; other processes read the number from the hash.
+PBKDF2PasswordHasher.iterations = 1
 
 IN_CI = os.environ.get("CI", "").lower() in ("1", "true", "yes")
 FOLDERS = ("unit", "properties", "protocol", "oracle", "integration", "docs", "acceptance", "torture", "pipeline")

@@ -95,9 +95,9 @@ def test_nothing_can_be_added_changed_or_deleted(admin_client, filled, model):
 
 
 @pytest.mark.parametrize("model", MODELS, ids=IDS)
-@pytest.mark.parametrize("words", ["$a/+b", "5", "x\x00y", "%", "'"])
-def test_every_search_answers(admin_client, filled, model, words):
-    assert admin_client.get(changelist(model), {"q": words}).status_code in (200, 302)
+def test_every_search_answers(admin_client, filled, model):
+    for words in ("$a/+b", "5", "x\x00y", "%", "'"):
+        assert admin_client.get(changelist(model), {"q": words}).status_code in (200, 302), words
 
 
 def test_event_shows_its_json_edges_and_markup_as_text(admin_client, filled):
