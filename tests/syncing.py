@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from django.db.models import Max
 
+from events.creating import LocalRoom, NewEvent
 from events.models import Event
 from events.sync_rooms import initial_sync, rooms_since
 from events.sync_token import SyncToken
 from streams.tokens import VectorToken
+
+ANN = "@ann:site"
 
 
 def here() -> VectorToken:
@@ -34,3 +37,9 @@ def only(rooms):
     """The one room of a part of an answer."""
     (room,) = rooms
     return room
+
+
+def talk(room: LocalRoom, count: int = 1, sender: str = ANN) -> list[str]:
+    """So many messages in one transaction; their event IDs."""
+    said = room.add([NewEvent(sender, "m.room.message", {"body": str(n)}) for n in range(count)])
+    return [event.event_id for event in said]

@@ -155,7 +155,7 @@ def test_nothing_of_a_room_that_cannot_be_is_left():
     assert not Room.objects.exists() and not Event.objects.exists()
 
 
-def test_memberships():
+def test_each_membership_call_changes_the_membership():
     room = create_room(ANN, "11", RoomSetup(join_rule="knock"))
     room.knock(BOB)
     room.invite(ANN, BOB, reason="come in")

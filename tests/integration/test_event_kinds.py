@@ -79,7 +79,7 @@ def row(kinds, event):
 @pytest.mark.parametrize(
     ("seed", "size", "version"), [(0, 1, "10"), (1, 9, "10"), (2, 9, "1"), (3, 9, "12"), (4, 2, "11")]
 )
-def test_every_kind(seed, size, version):
+def test_each_kind_counts_where_it_should(seed, size, version):
     kinds = Kinds(version)
     kinds.store(seed, size)
     yes, no = True, False

@@ -6,7 +6,7 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from events.creating import NewEvent, RoomSetup, create_room
+from events.creating import RoomSetup, create_room
 from events.errors import BadQuestion
 from events.events_since import events_since
 from events.models import Event, IgnoredUser
@@ -16,17 +16,12 @@ from events.sync_windows import looked_at
 from streams.errors import TokenError
 from streams.tokens import VectorToken
 from tests.made_rooms import ALICE, MadeRoom
-from tests.syncing import here, ids
+from tests.syncing import here, ids, talk
 
 pytestmark = pytest.mark.django_db
 
 ANN, BOB, EVE = "@ann:site", "@bob:site", "@eve:else"
 TEXT = "m.room.message"
-
-
-def talk(room, count, sender=ANN):
-    """Messages, in one transaction."""
-    return [event.event_id for event in room.add([NewEvent(sender, TEXT, {"body": str(n)}) for n in range(count)])]
 
 
 def new(user, token, **arguments):

@@ -182,7 +182,7 @@ def test_outlier_has_no_state_to_tell():
 
 
 @pytest.mark.parametrize("event_id", ["$gone", "", "$a\0b", "\ud800", "$" + "x" * 5_000])
-def test_unknown_events(event_id):
+def test_unknown_events_are_named_or_left_out(event_id):
     for question in (state_ids, auth_chain):
         with pytest.raises(UnknownEvent):
             question(event_id)
@@ -190,7 +190,7 @@ def test_unknown_events(event_id):
 
 
 @pytest.mark.parametrize("room_id", ["!gone:a", "", "!a\0b", "\ud800"])
-def test_unknown_rooms(room_id):
+def test_unknown_rooms_are_named(room_id):
     for question in (
         lambda: backfill("a", room_id, ["$a"]),
         lambda: missing_events("a", room_id, [], ["$a"]),
@@ -200,7 +200,7 @@ def test_unknown_rooms(room_id):
             question()
 
 
-def test_unusable_questions(fork):
+def test_unusable_questions_are_refused(fork):
     made, *_ = fork
     many = [f"${n}" for n in range(10_000)]
     for question in (

@@ -23,7 +23,7 @@ from events.persist import Incoming, persist
 from pipeline.feeds import Stretch, Written, drop_feeds, write_feeds
 from streams.tokens import VectorToken
 from tests.made_rooms import ALICE, MadeRoom
-from tests.syncing import here, ids
+from tests.syncing import here, ids, talk
 
 pytestmark = pytest.mark.django_db
 
@@ -36,10 +36,6 @@ MANY = 1_000
 @pytest.fixture(autouse=True)
 def _feeds_for_few_rooms(monkeypatch):
     monkeypatch.setattr(module, "ROOMS_WORTH_A_FEED", 1)
-
-
-def talk(room, count=1, sender=ANN):
-    return [event.event_id for event in room.add([NewEvent(sender, TEXT, {"body": str(n)}) for n in range(count)])]
 
 
 def write(upto=None, low=None, limit=MANY):
@@ -357,7 +353,7 @@ class History:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_random_histories(seed, monkeypatch):
+def test_random_histories_read_the_same_with_and_without_feeds(seed, monkeypatch):
     history = History(seed)
     with_feed = 0
     plain = module.listed_since

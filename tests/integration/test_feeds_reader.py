@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from django.core.management import call_command
 
-from events.creating import NewEvent, create_room
+from events.creating import create_room
 from events.events_since import events_since
 from events.feeds import FEEDS, listed_since
 from events.models import Event, Feed, FeedEntry, FeedPosition
@@ -14,7 +14,7 @@ from pipeline.feeds import write_feeds
 from streams.errors import HandlerFailed
 from streams.follow import Reader, resync_reader
 from streams.following_models import StoredCursor
-from tests.syncing import here, ids
+from tests.syncing import here, ids, talk
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -24,11 +24,6 @@ ANN, BOB = "@ann:site", "@bob:site"
 @pytest.fixture(autouse=True)
 def _server_name(settings):
     settings.REPLSITE_SERVER_NAME = "site"
-
-
-def talk(room, count=1):
-    events = [NewEvent(ANN, "m.room.message", {"body": str(n)}) for n in range(count)]
-    return [event.event_id for event in room.add(events)]
 
 
 def catch_up():

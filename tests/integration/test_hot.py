@@ -170,7 +170,7 @@ def test_other_rooms_are_nothing_new(room):
     assert found.now != since
 
 
-def test_memberships(room):
+def test_each_membership_change_is_seen_and_rooms_follow(room):
     since = hot.look(BOB, START).now
     assert hot.look(BOB, since).nothing
     room.invite(ALICE, BOB)

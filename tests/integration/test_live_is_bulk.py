@@ -78,7 +78,7 @@ def act(made, choose):
 
 
 @pytest.mark.parametrize("seed", range(14))
-def test_live_is_bulk(seed):
+def test_live_path_stores_what_an_import_does(seed):
     made = generated(seed)
     persist_all(made.events, [1, 4, 15, 100][seed % 4])
     bulk = room_history(made.events)

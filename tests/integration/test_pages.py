@@ -230,7 +230,7 @@ def test_unreadable_tokens_are_refused(token):
 
 
 @pytest.mark.parametrize("limit", [0, -5, "10", None, 1.5, True])
-def test_unusable_limits(limit):
+def test_unusable_limits_are_refused(limit):
     made = talking_room(1)
     with pytest.raises(BadQuestion):
         timeline(made.room_id, ALICE, limit)
@@ -250,7 +250,7 @@ def test_both_directions_at_once_are_no_question():
 
 @pytest.mark.parametrize("room_id", ["!gone:a", "", "!a\0", "\ud800", "!" + "x" * 10_000])
 @pytest.mark.parametrize("user", [None, ALICE])
-def test_unknown_rooms(room_id, user):
+def test_unknown_rooms_are_named(room_id, user):
     with pytest.raises(UnknownRoom):
         timeline(room_id, user)
 

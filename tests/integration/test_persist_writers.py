@@ -248,7 +248,7 @@ def written_rows():
 
 
 @pytest.mark.parametrize(("count", "rows"), [(1, 4), (10, 31)])
-def test_rows_of_messages(count, rows):
+def test_messages_write_so_many_rows_and_no_more(count, rows):
     room = room_of_two()
     stored(*room.events, room.message())
     before = written_rows()

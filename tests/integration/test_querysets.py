@@ -97,7 +97,7 @@ def test_rooms_and_members_of_the_current_state(made):
     assert not Room.read.with_gaps()
 
 
-def test_rooms_with_gaps(made):
+def test_rooms_with_gaps_are_those_that_lack_events(made):
     made.message(prev=["$gone"])
     store_room(made.events)
     assert [room.room_id for room in Room.read.with_gaps()] == [made.room_id]
@@ -112,7 +112,7 @@ def test_groups_and_their_rows(made):
     assert ids(Event.read.with_state_of(group.pk)) == [topic.event_id]
 
 
-def test_ranges_of_visibility(made):
+def test_ranges_are_asked_by_position_user_and_room(made):
     store_room(made.events)
     position = Event.read.get(event_id=made.events[2].event_id).stream_ordering
     kinds = {(row.user_id, row.kind) for row in EventVisibility.read.covering(made.room_id, position)}

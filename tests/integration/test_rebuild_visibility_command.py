@@ -62,7 +62,7 @@ def test_unknown_rooms_are_told(rooms):
 
 
 @pytest.mark.parametrize("arguments", [[], ["!a:a.test", "--all"]])
-def test_unusable_arguments(arguments):
+def test_unusable_arguments_end_with_status_2(arguments):
     with pytest.raises(CommandError) as error:
         run(*arguments)
     assert error.value.returncode == 2

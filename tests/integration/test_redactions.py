@@ -175,7 +175,7 @@ def test_backfilled_target_of_a_redaction_that_is_here():
 
 
 @pytest.mark.parametrize("sender, applies", [(MOD, True), (EVE, False)])
-def test_backfilled_redaction(sender, applies):
+def test_backfilled_redaction_applies_where_its_sender_may_redact(sender, applies):
     made = public_room()
     if sender == EVE:
         made.member(EVE, "join")

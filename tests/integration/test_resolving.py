@@ -45,7 +45,7 @@ def test_all_rooms_that_need_it(half_filled):
         assert state_at(event.event_id).after == half_filled.state_after(event.event_id)
 
 
-def test_named_rooms(half_filled):
+def test_named_rooms_are_resolved_once(half_filled):
     assert run(half_filled.room_id) == [{"room_id": half_filled.room_id, "resolved": 5, "left": 0}]
     assert run(half_filled.room_id) == [{"room_id": half_filled.room_id, "resolved": 0, "left": 0}]
 
@@ -68,7 +68,7 @@ def test_rooms_that_are_not_here(room_id):
     assert error.value.returncode == 2
 
 
-def test_unknown_room():
+def test_unknown_room_is_refused_and_nothing_stored():
     with pytest.raises(UnknownRoom):
         resolve_room("!nowhere:a")
     assert not Event.objects.exists()

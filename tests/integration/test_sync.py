@@ -144,7 +144,7 @@ def test_what_is_held_and_told_is_what_a_fresh_snapshot_tells(room):
         assert not client.sync(), f"{name}: told what does not concern the user"
 
 
-def test_rooms_too(room):
+def test_rooms_follow_like_any_stream(room):
     second = create_room(BOB)
     check_matches(
         ALICE,

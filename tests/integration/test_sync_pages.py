@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from events.creating import NewEvent, create_room
+from events.creating import create_room
 from events.pages import timeline
 from events.sync_positions import events_token
 from events.sync_rooms import initial_sync, rooms_since
-from tests.syncing import ids, only
+from tests.syncing import ids, only, talk
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 ANN, BOB = "@ann:site", "@bob:site"
-
-
-def talk(room, count):
-    """Messages, in one transaction."""
-    said = room.add([NewEvent(ANN, "m.room.message", {"body": str(n)}) for n in range(count)])
-    return [event.event_id for event in said]
 
 
 @pytest.fixture

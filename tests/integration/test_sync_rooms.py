@@ -21,17 +21,12 @@ from streams.epochs import current_epoch
 from streams.errors import TokenError
 from streams.tokens import VectorToken
 from tests.made_rooms import ALICE, MadeRoom
-from tests.syncing import first, here, ids, only, since
+from tests.syncing import first, here, ids, only, since, talk
 
 pytestmark = pytest.mark.django_db
 
 ANN, BOB, EVE = "@ann:site", "@bob:site", "@eve:else"
 TEXT, TOPIC = "m.room.message", "m.room.topic"
-
-
-def talk(room, count, sender=ANN):
-    """Messages, in one transaction."""
-    return [event.event_id for event in room.add([NewEvent(sender, TEXT, {"body": str(n)}) for n in range(count)])]
 
 
 @pytest.fixture

@@ -100,7 +100,7 @@ def test_room_of_unknown_visibility_is_not_guessed():
         timeline_of(ALICE, made.room_id)
 
 
-def test_unusable_questions():
+def test_unusable_questions_are_refused():
     with pytest.raises(UnknownRoom):
         timeline_of(ALICE, "!nowhere:a")
     with pytest.raises(BadToken):

@@ -56,7 +56,7 @@ def compare(user_id, room_id):
 
 
 @pytest.mark.parametrize("room", [room for room in ROOM_NAMES if room != "large_v10"])
-def test_shipped_rooms(room):
+def test_predicate_and_view_agree_with_the_rule_on_shipped_rooms(room):
     """Then once more with erased users, and with the room forgotten by all who can."""
     events = [parse_line(line) for line in event_lines(room)]
     store_room(events)
@@ -180,7 +180,7 @@ def test_many_rooms_are_read_at_once_and_only_those_that_may_be():
 
 @settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(made=forked_rooms())
-def test_generated_rooms(made):
+def test_predicate_and_view_agree_with_the_rule_on_generated_rooms(made):
     with transaction.atomic():
         store_room(made.events, first_position=-sum(event.backfilled for event in made.events) or 2)
         for user_id in (*USERS, STRANGER):

@@ -41,7 +41,7 @@ def test_ids_are_counted_once_each():
 
 
 @pytest.mark.parametrize("limit", [0, -1, 1.5, "5", None, True, float("inf")])
-def test_unusable_limits(limit):
+def test_unusable_limits_are_refused(limit):
     with pytest.raises(BadQuestion, match="1 to 100"):
         checked_limit(limit, 100)
 

@@ -7,7 +7,7 @@ from replsite.settings import _days_or_never
 
 
 @pytest.mark.parametrize(("text", "days"), [("7", 7.0), ("0", 0.0), ("0.5", 0.5), ("never", None)])
-def test_days_or_never(text, days):
+def test_days_are_a_number_or_never(text, days):
     assert _days_or_never(text) == days
 
 
