@@ -1,4 +1,4 @@
-"""SQL about the rows of jobs that others put into queries of theirs.
+"""SQL about the rows of jobs that others put into queries of theirs (pure).
 
 The table is only there where ``pipeline`` is installed.
 """
