@@ -402,7 +402,8 @@ class RoomBatch:
         """New redactions of stored and new events, and stored redactions of new ones; the first that applies counts."""
         new = {event.event_id: event for event in (*self.changes.filled.events, *self.changes.events)}
         effective, earlier = self._effective(new)
-        self.changes.now_shown = [event_id for event_id in earlier if event_id in effective]
+        stored = dict.fromkeys([*earlier, *(event.event_id for event in self.changes.filled.events)])
+        self.changes.now_shown = [event_id for event_id in stored if event_id in effective]
         for number, event in enumerate(self.changes.events):
             if _redacts(event) and event.event_id not in effective:
                 self.changes.ranges.append(VisibilityRow(None, "withheld", number, number))
