@@ -4,7 +4,7 @@ Verdicts are taken as they are stored, because they depend on the order of arriv
 say otherwise now that is a *doubt*. So is a state that may have been told with an event whose prev events came later, or
 never: it counts as stored for everything above. Everything else follows from the events: a difference in it is damage.
 
-Many rooms can be checked in many places: ``check`` takes the rows of one and asks no database.
+Many rooms can be checked in many places: ``compute`` takes the rows of one and asks no database.
 """
 
 from __future__ import annotations
