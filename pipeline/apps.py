@@ -16,7 +16,9 @@ class PipelineConfig(AppConfig):
         from pipeline.feed_commands import register_feeds  # noqa: PLC0415 - models are loaded now
         from pipeline.kinds import register_kinds  # noqa: PLC0415
         from pipeline.purge_kind import register_purges  # noqa: PLC0415
+        from pipeline.resync_commands import register_resyncs  # noqa: PLC0415
 
         register_feeds()
         register_purges()
+        register_resyncs()
         register_kinds()
