@@ -17,8 +17,9 @@ from events.graph import backward_extremities, is_accepted
 from events.graph_ranges import GraphRanges
 from events.parsing import ParsedEvent
 from events.room_states import RoomStates, Stored, is_create
+from events.room_visibility import membership
 from events.stored_groups import DeltaRow, Digests, GroupRow, StoredGroups
-from events.visibility_ranges import VisibilityRow
+from events.visibility_ranges import VisibilityRow, in_order
 from state.deltas import GroupBuilder, StateKey
 from state.room_versions import RoomVersion, room_version
 
@@ -180,7 +181,10 @@ def compute(rows: RoomRows) -> Computed:
     ranges = GraphRanges(graph, states, targets)
     forward = _leaves(rows, list(states.events.values()), ranges)
     current = states.merged(states.after.get(leaf) for leaf in sorted(forward))
-    return Computed(rows, dict(states.events), stored, states, create, ranges, ranges.ranges(), forward, current)
+    found = ranges.ranges()
+    if found is not None:
+        found = in_order([*found, *_cuts_of_before(rows, graph, states, current)])
+    return Computed(rows, dict(states.events), stored, states, create, ranges, found, forward, current)
 
 
 def stored_before(event: StoredEvent, stored: StoredGroups) -> int | None:
@@ -251,6 +255,19 @@ def _leaves(rows: RoomRows, events: Sequence[ParsedEvent], ranges: GraphRanges) 
     graph = [event for event in events if not event.outlier]
     least, most = _live_leaves(events), _live_leaves(graph)
     return least | (rows.forward & most) or most or set(ranges.leaves)
+
+
+def _cuts_of_before(
+    rows: RoomRows, graph: Sequence[ParsedEvent], states: RoomStates, current: int | None
+) -> list[VisibilityRow]:
+    """Ends of view of those who left below everything that is here: nothing but the stored rows tells where."""
+    places = [event.stream_ordering for event in graph if is_accepted(event) and event.stream_ordering is not None]
+    first = min((place for place in places if place > 0), default=0)
+    kept = [row for row in rows.ranges if row.kind == "cut" and row.last is None and row.first < first]
+    if current is None or not kept:
+        return []
+    state = states.state(current)
+    return [row for row in kept if membership(state, row.user_id or "") not in (None, "join")]
 
 
 def _live_leaves(events: Sequence[ParsedEvent]) -> set[str]:

@@ -7,13 +7,14 @@ whole. Doubts, which nobody can decide, are no differences.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from events.graph import is_accepted
 from events.graph_ranges import tell_the_same
 from events.room_check import Computed, RoomRows, StoredEvent, compute, stored_before
+from events.visibility_ranges import VisibilityRow
 
 __all__ = ["SUBJECTS", "Difference", "RoomReport", "compare", "differences"]
 
@@ -96,6 +97,8 @@ def compare(rows: RoomRows, computed: Computed | None = None) -> RoomReport:
     report = RoomReport(rows.room_id, len(rows.events))
     for difference in differences(should):
         report.add(difference)
+    if _is_cut_off(rows, should) and not _tell_the_same(rows, should, should.ranges):
+        report.doubt("who sees what differs, but it follows from events that were purged")
     for event_id in should.states.differing:
         report.doubt(f"{event_id}: its state differs from that of its prev events; it may have been told with it")
     return report
@@ -207,6 +210,8 @@ def _redacted(rows: RoomRows, should: Computed) -> Iterator[Difference]:
         right = applied.get(row.event_id, [])
         if row.redacted_by in right or (row.redacted_by is None and not right) or should.undecided(row.redacted_by):
             continue
+        if row.outlier and row.redacted_by not in should.events:  # both were purged, and the state event stayed
+            continue
         yield Difference(
             "state", "events_event", row.event_id, "redacted_by", row.redacted_by, right[0] if right else None
         )
@@ -236,8 +241,7 @@ def _visibility(rows: RoomRows, should: Computed) -> Iterator[Difference]:
     if rows.visibility_unresolved != (right is None):
         stored = rows.visibility_unresolved
         yield Difference("visibility", "events_room", rows.room_id, "visibility_unresolved", stored, right is None)
-    accepted = [row.stream_ordering for row in rows.events if is_accepted(should.events[row.event_id])]
-    if tell_the_same(rows.ranges, right or [], accepted):
+    if _tell_the_same(rows, should, right) or _is_cut_off(rows, should):
         return
     stored_rows, right_rows = set(rows.ranges), set(right or [])
     for found in sorted(stored_rows ^ right_rows, key=str):
@@ -245,6 +249,21 @@ def _visibility(rows: RoomRows, should: Computed) -> Iterator[Difference]:
         there = [found.first, found.last] if found in right_rows else None
         key = f"{found.user_id or 'everyone'} {found.kind}"
         yield Difference("visibility", "events_eventvisibility", key, "first, last", here, there)
+
+
+def _tell_the_same(rows: RoomRows, should: Computed, right: Sequence[VisibilityRow] | None) -> bool:
+    accepted = [row.stream_ordering for row in rows.events if is_accepted(should.events[row.event_id])]
+    return tell_the_same(rows.ranges, right or [], accepted)
+
+
+def _is_cut_off(rows: RoomRows, should: Computed) -> bool:
+    """Whether the ranges begin below everything that is here, the create event not: older events were purged.
+
+    Who saw what right above them followed from what is gone, so nobody can recompute it.
+    """
+    first = min((row.stream_ordering for row in rows.events if not row.outlier), default=0)
+    begins_here = should.create is not None and not should.create.outlier
+    return not begins_here and any(found.first < first for found in rows.ranges)
 
 
 def _may_be_unknown(rows: RoomRows, should: Computed) -> bool:
