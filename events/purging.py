@@ -36,6 +36,7 @@ __all__ = [
     "cut_at_event",
     "cut_at_time",
     "cut_at_token",
+    "deepest_leaf",
     "foresee_history",
     "only_purge",
     "purge_events",
@@ -218,6 +219,12 @@ def only_purge(room_id: str, using: str) -> Iterator[None]:
             if not cursor.fetchone()[0]:
                 raise PurgeRefused(f"{room_id} is being purged already; see manage.py jobs.")
         yield
+
+
+def deepest_leaf(room_id: str, using: str) -> int | None:
+    """The depth of the room's deepest leaf; null: it has none."""
+    found = _first(using, _DEEPEST_LEAF, [room_id])
+    return None if found is None else found[0]
 
 
 def check_leaves(cursor: Any, request: PurgeRequest) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 
 from django.core.management.base import BaseCommand, CommandError
 
-from events.errors import BadToken, EventsError
+from events.errors import BadToken, EventsError, PurgeRefused
 from events.group_purging import GroupPurge, GroupsPurged, plan_groups, rooms_with_groups
 from events.purging import (
     HistoryPurged,
@@ -28,15 +28,24 @@ from events.purging import (
     room_figures,
 )
 from events.reading import timeline_place
+from events.retention import retention_cuts
 from pipeline.errors import JobCancelled, UnusableArguments
 from pipeline.job_runs import JobRun, run_job
 from pipeline.job_runs import register as register_kind
 from pipeline.kinds import only
 from streams.maintenance import register
 
-__all__ = ["PurgeHistory", "PurgeHistoryKind", "PurgeOrphans", "PurgeOrphansKind", "register_purges"]
+__all__ = [
+    "PurgeHistory",
+    "PurgeHistoryKind",
+    "PurgeOrphans",
+    "PurgeOrphansKind",
+    "PurgeRetention",
+    "PurgeRetentionKind",
+    "register_purges",
+]
 
-HISTORY, ORPHANS = "purge history", "purge orphans"
+HISTORY, ORPHANS, RETENTION = "purge history", "purge orphans", "purge retention"
 _CUTS = ("before", "before_time", "before_token")
 _LATEST = 2**63 - 1
 _LONGEST_REST = 1.0
@@ -198,6 +207,47 @@ class PurgeOrphansKind:
         }
 
 
+# --- retention --------------------------------------------------------------------------------------------------------
+
+
+class PurgeRetentionKind:
+    """Purges what rooms have kept for long enough."""
+
+    help = "Delete the messages that rooms have kept for long enough, by m.room.retention and the site's settings."
+
+    def check(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        """``dry_run``: only count."""
+        only(arguments, "dry_run")
+        return {"dry_run": bool(arguments.get("dry_run", False))}
+
+    def run(self, run: JobRun) -> Mapping[str, Any]:
+        """Room by room; one that is being purged already is left for the next time."""
+        dry, rooms, busy = run.arguments["dry_run"], 0, list[str]()
+        deleted = outliers = groups = 0
+        for room_id, cut in retention_cuts(time.time_ns() // 1_000_000, run.using):
+            request = PurgeRequest(room_id, cut, delete_local=True, using=run.using)
+            try:
+                with only_purge(room_id, run.using):
+                    events, gone, _ = (_foresee if dry else _carry_out)(run, request, room_figures(room_id, run.using))
+            except PurgeRefused:
+                busy.append(room_id)
+                continue
+            rooms += bool(events.deleted or events.became_outliers)
+            deleted, outliers, groups = (
+                deleted + events.deleted,
+                outliers + events.became_outliers,
+                groups + gone.groups,
+            )
+        return {
+            "rooms": rooms,
+            "dry_run": dry,
+            "deleted": deleted,
+            "became_outliers": outliers,
+            "state_groups_deleted": groups,
+            "busy": busy[:100],
+        }
+
+
 # --- the command ------------------------------------------------------------------------------------------------------
 
 
@@ -273,6 +323,36 @@ class PurgeOrphans(_AsJob):
         self._run(command, arguments, _orphan_lines, as_json=options["json"])
 
 
+class PurgeRetention(_AsJob):
+    """``purge retention``."""
+
+    kind = RETENTION
+    help = (
+        "Delete the messages that rooms have kept for long enough: m.room.retention in their current state, "
+        "REPLSITE_RETENTION_DEFAULT_SECONDS elsewhere. State stays. Safe beside writers and readers; may be interrupted and "
+        "repeated. Example: purge retention --dry-run"
+    )
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Declare the options."""
+        parser.add_argument("--dry-run", action="store_true", help="only say how much would be deleted")
+        parser.add_argument("--json", action="store_true", help="the outcome as one JSON object")
+
+    def run(self, command: BaseCommand, options: Mapping[str, Any]) -> None:
+        """As a job."""
+        self._run(command, {"dry_run": options["dry_run"]}, _retention_lines, as_json=options["json"])
+
+
+def _retention_lines(summary: Mapping[str, Any]) -> Iterator[str]:
+    verb = "would be deleted" if summary["dry_run"] else "deleted"
+    yield (
+        f"{summary['rooms']} rooms: {summary['deleted']} events {verb}, {summary['became_outliers']} kept as outliers, "
+        f"{summary['state_groups_deleted']} state groups {verb}"
+    )
+    for room_id in summary["busy"]:
+        yield f"{room_id} is being purged already, or may not be cut; left as it is"
+
+
 def _history_lines(summary: Mapping[str, Any]) -> Iterator[str]:
     verb = "would be deleted" if summary["dry_run"] else "deleted"
     yield (
@@ -304,3 +384,5 @@ def register_purges() -> None:
     register_kind(ORPHANS, PurgeOrphansKind())
     register("purge", "history", PurgeHistory())
     register("purge", "orphans", PurgeOrphans())
+    register_kind(RETENTION, PurgeRetentionKind())
+    register("purge", "retention", PurgeRetention())

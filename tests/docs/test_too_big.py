@@ -1,0 +1,58 @@
+"""The page about a database that is too big: its commands run, and a dry run says what the run does."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import shlex
+
+import pytest
+from django.core.management import call_command
+
+from events.models import Event
+from events.persist import persist
+from events.stored_room import forget_kept
+from tests.made_rooms import ALICE, MadeRoom
+from tests.persisted_rooms import incoming
+from tests.session import PROJECT
+
+PAGE = (PROJECT / "docs" / "how-to" / "my-database-is-too-big.md").read_text()
+COMMANDS = re.findall(r"^\$ manage\.py (.*)$", PAGE.replace("example.org", "a.test"), re.MULTILINE)
+
+
+@pytest.fixture(autouse=True)
+def _forget():
+    yield
+    forget_kept()
+
+
+def run(command, *more):
+    out = io.StringIO()
+    call_command(*shlex.split(command), *more, stdout=out, stderr=io.StringIO())
+    return out.getvalue()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_commands_do_what_the_page_says():
+    made = MadeRoom("10", "!room:a.test", ruled=True)
+    made.state("m.room.power_levels", "", {"users": {ALICE: 100}})
+    made.state("m.room.retention", "", {"max_lifetime": 1000})
+    for n in range(6):
+        made.send({"type": "m.room.message", "origin_server_ts": 1_767_225_599_990 + 5 * n})
+    persist([incoming(event) for event in made.events])
+    foreseen = {}
+    for command in COMMANDS:
+        plain = command.removesuffix(" --dry-run")
+        told = json.loads(run(command, "--json"))
+        if plain == command:
+            assert told == {**foreseen[plain], "dry_run": False}
+        else:
+            foreseen[plain] = told
+    assert foreseen["purge history '!room:a.test' --before-time 1767225600000"]["deleted"] == 1
+    assert foreseen["purge retention"]["deleted"] == 4
+    assert Event.objects.filter(type="m.room.message").get().event_id == made.events[-1].event_id
+
+
+def test_every_purge_has_its_line_and_says_so_for_people():
+    assert {command.split()[1] for command in COMMANDS} == {"history", "retention", "orphans", "stream", "feeds"}
