@@ -107,8 +107,8 @@ class _Placed:
 def _parse(batch: Sequence[Incoming], outcome: PersistOutcome, using: str) -> list[_Placed]:
     """The events, each once.
 
-    Of several with one ID and room version the first, but rather one as its sender made it (pruned and tampered ones have the
-    same ID), and rather one with a place in the graph.
+    Of several with one ID, room and room version the first, but rather one as its sender made it (pruned and tampered ones have
+    the same ID), and rather one with a place in the graph.
     """
     decoded: list[tuple[int, Incoming, dict[str, Any]]] = []
     for place, incoming in enumerate(batch):
@@ -117,14 +117,14 @@ def _parse(batch: Sequence[Incoming], outcome: PersistOutcome, using: str) -> li
         except EventRefused as error:
             outcome.refused.append(RefusedEvent(place, error))
     versions = _versions(decoded, using)
-    found: dict[tuple[str, str], _Placed] = {}
+    found: dict[tuple[str, str, str], _Placed] = {}
     for place, incoming, event in decoded:
         try:
             parsed = _parsed(incoming, event, versions)
         except EventRefused as error:
             outcome.refused.append(RefusedEvent(place, error))
             continue
-        key = parsed.event_id, parsed.room_version
+        key = parsed.event_id, parsed.room_version, parsed.room_id
         if key in found:
             outcome.duplicates.append(parsed.event_id)
         if key not in found or _worth(parsed) > _worth(found[key].event):
@@ -191,16 +191,21 @@ def _check_given(event_ids: Any) -> None:
 
 @dataclass(slots=True)
 class _Work:
-    """What there is to do: new events and given states by room, and the place of each event in the batch."""
+    """What there is to do: new events and given states by room, the place of each event in the batch, and its room.
+
+    Before room version 3 senders choose the IDs of events, so two rooms may claim one.
+    """
 
     by_room: dict[str, list[ParsedEvent]] = field(default_factory=dict)
     given: dict[str, dict[str, Sequence[str]]] = field(default_factory=dict)
     places: dict[str, int] = field(default_factory=dict)
+    rooms: dict[str, str] = field(default_factory=dict)
 
     def add(self, placed: _Placed, *, stored: bool) -> None:
         """``stored``: the event is here, and only its state is told."""
         event = placed.event
         self.places.setdefault(event.event_id, placed.place)
+        self.rooms[event.event_id] = event.room_id
         events = self.by_room.setdefault(event.room_id, [])
         if not stored:
             events.append(event)
@@ -240,7 +245,11 @@ def _work(parsed: Sequence[_Placed], reading: RoomReading, outcome: PersistOutco
     for placed in parsed:
         event = placed.event
         facts = reading.events.get(event.event_id)
-        if facts is not None and (event.outlier or not facts.outlier):
+        owner = work.rooms.get(event.event_id) if facts is None else facts.room_id
+        if owner not in (None, event.room_id):
+            detail = f"{event.event_id} is the ID of an event of {owner}"
+            outcome.refused.append(RefusedEvent(placed.place, EventRefused(Reason.WRONG_EVENT_ID, detail)))
+        elif facts is not None and (event.outlier or not facts.outlier):
             outcome.duplicates.append(event.event_id)
             if facts.state_unresolved and placed.state_before is not None:
                 work.add(placed, stored=True)

@@ -46,7 +46,7 @@ WITH leaf AS MATERIALIZED (
 ), base AS MATERIALIZED (
     SELECT %(prevs)s::text[] || ARRAY(SELECT event_id FROM leaf) || ARRAY(SELECT event_id FROM latest) AS ids
 ), here AS MATERIALIZED (
-    SELECT event_id, outlier, rejected_reason, soft_failed, state_group FROM events_event
+    SELECT event_id, outlier, rejected_reason, soft_failed, state_group, room_id FROM events_event
     WHERE event_id = ANY((SELECT ids FROM base) || %(own)s::text[] || %(auths)s::text[])
 )
 SELECT json_build_array(
@@ -54,7 +54,7 @@ SELECT json_build_array(
      WHERE room_id = ANY(%(rooms)s::text[])),
     (SELECT json_agg(json_build_array(room_id, event_id) ORDER BY event_id) FROM leaf),
     (SELECT json_agg(json_build_array(room_id, event_id, stream_ordering)) FROM latest),
-    (SELECT json_agg(json_build_array(event_id, outlier, rejected_reason, soft_failed, state_group)) FROM here),
+    (SELECT json_agg(json_build_array(event_id, outlier, rejected_reason, soft_failed, state_group, room_id)) FROM here),
     (SELECT json_agg(json_build_array(g.id, g.chain, g.hops, g.rows_to_read,
          %(building)s::boolean AND NOT EXISTS (
              SELECT FROM state_stategroupdelta d WHERE d.chain = g.chain AND d.state_group > g.id)))
@@ -80,6 +80,7 @@ class EventFacts:
     rejected_reason: str | None
     soft_failed: bool
     state_group: int | None
+    room_id: str
 
     @property
     def state_unresolved(self) -> bool:

@@ -74,7 +74,7 @@ def forget_kept() -> None:
 
 
 _FACTS = """
-SELECT event_id, outlier, rejected_reason, soft_failed, state_group FROM events_event WHERE event_id = ANY(%s)
+SELECT event_id, outlier, rejected_reason, soft_failed, state_group, room_id FROM events_event WHERE event_id = ANY(%s)
 """
 #: The groups after events, with what a builder needs; the last of a chain is found by its delta rows, which every group has.
 _GROUPS = """

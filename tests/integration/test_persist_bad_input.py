@@ -2,6 +2,7 @@
 
 import json
 import time
+from dataclasses import replace
 
 import pytest
 from django.db import connection
@@ -414,6 +415,32 @@ def test_bad_copy_in_a_batch_does_not_hide_the_event(first):
     outcome = persist([copy, *(incoming(event) for event in made.events)])
     assert leaves(made.room_id) == [message.event_id] and outcome.bad_content_hashes == 0
     assert bytes(EventJson.objects.get(pk=message.event_id).json) == message.json
+
+
+def chosen_id(room_id, version="1", event_id="$chosen:a.test"):
+    """A create event whose sender chose an ID that is not theirs alone."""
+    made = MadeRoom("3", room_id)
+    whole = {**json.loads(made.create.json), "event_id": event_id, "content": {"creator": ALICE}}
+    whole["content"]["room_version"] = version
+    return incoming(finish_event({key: whole[key] for key in whole if key not in ("hashes", "signatures")}, version))
+
+
+@pytest.mark.parametrize("versions", [("1", "1"), ("1", "2")])
+def test_id_that_two_rooms_claim_is_that_of_the_first(versions):
+    one, other = chosen_id("!one:a.test", versions[0]), chosen_id("!other:a.test", versions[1])
+    rest = public_room(room_id="!rest:a.test")
+    outcome = persist([one, other, *(incoming(event) for event in rest.events)])
+    assert reasons(outcome) == [Reason.WRONG_EVENT_ID] and outcome.duplicates == []
+    assert len(outcome.stored) == 1 + len(rest.events)
+    assert reasons(persist([other])) == [Reason.WRONG_EVENT_ID]
+    assert persist([one]).duplicates == ["$chosen:a.test"]
+
+
+def test_outlier_of_another_room_becomes_nothing_here():
+    outlier = replace(chosen_id("!one:a.test"), outlier=True)
+    assert len(persist([chosen_id("!one:a.test", event_id="$begin:a.test"), outlier]).stored) == 2
+    assert reasons(persist([chosen_id("!other:a.test")])) == [Reason.WRONG_EVENT_ID]
+    assert Event.objects.get(event_id="$chosen:a.test").room_id == "!one:a.test"
 
 
 def test_create_event_decides_the_version_of_its_room():
