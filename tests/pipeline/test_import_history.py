@@ -8,6 +8,7 @@ import re
 
 import pytest
 
+from events.room_repair import check_room
 from pipeline.models import Job
 from streams import registry
 from streams.readers import linear_position, rows_between, stored_positions
@@ -42,6 +43,11 @@ def test_every_line_is_accounted_for(imported):
         "rooms": len(ROOM_NAMES),
         "seconds": 0,
     }
+
+
+def test_checking_finds_no_difference(room):
+    report = check_room(room_id_of(room))
+    assert (report.totals, report.doubts) == ({}, [])
 
 
 def test_the_order_is_the_given_one(room, rows):
