@@ -170,7 +170,11 @@ class Computed:
 def compute(rows: RoomRows) -> Computed:
     """What the same rules make of the stored JSON."""
     version = room_version(rows.room_version)
-    events = {row.event_id: _event(row, rows) for row in rows.events}
+    lost = {row.event_id for row in rows.events if row.parsed is None}
+    prevs: dict[str, list[str]] = {}
+    for event_id, prev in sorted(edge for edge in rows.edges if edge[0] in lost):
+        prevs.setdefault(event_id, []).append(prev)
+    events = {row.event_id: _event(row, rows, prevs.get(row.event_id, ())) for row in rows.events}
     stored = StoredGroups(rows.groups, rows.deltas)
     create = _create(rows, events.values())
     states = _CheckedStates(version, list(events.values()), create, _told(rows, events, stored))
@@ -195,7 +199,7 @@ def stored_before(event: StoredEvent, stored: StoredGroups) -> int | None:
     return stored.below(group)
 
 
-def _event(row: StoredEvent, rows: RoomRows) -> ParsedEvent:
+def _event(row: StoredEvent, rows: RoomRows, prevs: Sequence[str]) -> ParsedEvent:
     """The event with its stored verdict; what the JSON has lost is as it is in the columns."""
     verdict: dict[str, Any] = {
         "outlier": row.outlier,
@@ -219,7 +223,7 @@ def _event(row: StoredEvent, rows: RoomRows) -> ParsedEvent:
         sender=row.sender,
         depth=row.topological_ordering,
         origin_server_ts=row.origin_server_ts,
-        prev_event_ids=tuple(sorted(prev for event_id, prev in rows.edges if event_id == row.event_id)),
+        prev_event_ids=tuple(prevs),
         auth_event_ids=rows.auth.get(row.event_id, ()),
         membership=row.membership,
         redacts=row.redacts,

@@ -7,7 +7,7 @@ as it is. The lock is the one that ``persist`` takes, and it is taken first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -196,10 +196,10 @@ class _Repair:
 class _Groups:
     """New groups for events whose stored ones are wrong."""
 
-    def __init__(self, computed: Computed, wrong: Iterable[str], using: str) -> None:
+    def __init__(self, computed: Computed, wrong: Collection[str], using: str) -> None:
         self._computed = computed
         self._stored, self._states = computed.stored, computed.states
-        self._rows = [row for row in computed.rows.events if row.event_id in set(wrong)]
+        self._rows = [row for row in computed.rows.events if row.event_id in wrong]
         self._using = using
         self._builder = GroupBuilder()
         self._ids: dict[int, int] = {}
