@@ -1,7 +1,7 @@
 """Purging the history of a room below a depth, beside live writers and readers (``events.purge_rules`` is the rule).
 
 Messages go; state events stay as outliers, because they are needed to judge by and as state, and so do messages of this server
-unless asked for; depth equal to the cut stays. Events go from the lowest depth on, some hundreds in each transaction, with the
+unless asked for; depth equal to the cut stays. Events go from the lowest depth on, up to a thousand in each transaction, with the
 room locked first like everybody who writes it. After every transaction the room is one whose history begins a little higher:
 what is referred to from above is a gap again, which backfill may fill, and a sync across it is limited. So a purge may be stopped
 after any of them and run again. Then state groups that no event needs are deleted (``events.group_purging``).
@@ -43,7 +43,7 @@ __all__ = [
     "room_figures",
 ]
 
-_EVENTS_PER_TRANSACTION = 300
+_EVENTS_PER_TRANSACTION = 1_000
 _POSITION_LIMIT = 2**63
 
 _EVENT = "SELECT room_id, topological_ordering, outlier FROM events_event WHERE event_id = %s"

@@ -2,6 +2,10 @@
 
 import io
 import json
+import os
+import signal
+import subprocess
+import sys
 import threading
 from contextlib import closing
 
@@ -32,16 +36,20 @@ from events.reading import timeline
 from events.states_at import states_at
 from events.stored_room import forget_kept
 from events.user_timeline import timeline_of
+from pipeline.jobs import killed_jobs
 from pipeline.models import Job
 from state.models import StateGroup, StateGroupDelta
 from state.store import full_states
 from streams.models import CacheInvalidation
+from streams.tokens import VectorToken
 from tests.generated_rooms import forked_rooms
 from tests.made_rooms import ALICE, BOB, MadeRoom
 from tests.oracle.answers import parsed
 from tests.persisted_rooms import current_state, gaps, incoming, leaves, persist_all, replayed_state
 from tests.room_data import ROOM_NAMES
 from tests.stored_rooms import store_room
+from tests.syncing import ids, only, since
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 SMALL_ROOMS = [name for name in ROOM_NAMES if not name.startswith("large")]
@@ -329,6 +337,16 @@ def test_a_hole_is_noted_where_a_sync_meets_it():
     assert list(TimelineGap.objects.values_list("stream_ordering", flat=True)) == [above.stream_ordering]
 
 
+def test_a_sync_across_the_cut_is_limited():
+    made = talked_room(5)
+    place = Event.objects.get(event_id=made.events[-4].event_id).stream_ordering
+    before = only(since(ALICE, VectorToken(place)).joined)
+    purge(made.room_id, made.events[-1].depth)
+    after = only(since(ALICE, VectorToken(place)).joined)
+    assert (before.limited, ids(before.timeline)) == (False, [e.event_id for e in made.events[-3:]])
+    assert (after.limited, ids(after.timeline)) == (True, [made.events[-1].event_id])
+
+
 def test_a_shallow_leaf_goes_and_the_state_is_that_of_the_others():
     made = MadeRoom("10", ruled=True)
     made.state("m.room.power_levels", "", {"users": {ALICE: 100}})
@@ -388,6 +406,45 @@ def test_stopped_anywhere_and_run_again_gives_the_same_end(stop_after, monkeypat
     figures = room_figures(room_id, "default")
     assert figures == {table: after for table, (_, after) in foreseen["tables"].items()}
     assert (gaps(room_id), states(kept)) == (sorted(plan.gaps), before)
+
+
+_KILLED = """
+import os, signal, sys
+import django
+django.setup()
+from events import purging
+from pipeline.job_runs import run_job
+purging._EVENTS_PER_TRANSACTION = 3
+plain, done = purging._Batch.purge, []
+def purge(self, *arguments):
+    plain(self, *arguments)
+    done.append(1)
+    if len(done) == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+purging._Batch.purge = purge
+run_job("purge history", {"room": sys.argv[1], "before_token": sys.argv[2]})
+"""
+
+
+def test_kill_nine_within_a_transaction(database_url):
+    made = talked_room(20)
+    cut = made.events[-1].depth
+    foreseen = purge(made.room_id, cut, "--dry-run")
+    environment = {
+        **os.environ, "DATABASE_URL": database_url, "DJANGO_SETTINGS_MODULE": "replsite.settings",
+        "REPLSITE_SERVER_NAME": "nobody.test", "REPLSITE_INSTANCE": "killed",
+    }  # fmt: skip
+    command = [sys.executable, "-c", _KILLED, made.room_id, f"t{cut}-0"]
+    killed = subprocess.run(command, env=environment, timeout=120, capture_output=True, text=True, check=False)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    outliers = Event.objects.filter(outlier=True).count()
+    assert (outliers, room_figures(made.room_id, "default")["events_event"]) == (4, len(made.events) - 2)
+    wait_until(lambda: killed_jobs("default"), 20)
+    outcome = purge(made.room_id, cut)
+    assert outcome["deleted"] == foreseen["deleted"] - 2
+    assert {t: after for t, (_, after) in outcome["tables"].items()} == {
+        t: a for t, (_, a) in foreseen["tables"].items()
+    }
 
 
 def every_step(request):
