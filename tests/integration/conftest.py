@@ -1,4 +1,4 @@
-"""After each test this process lets go what would outlive the tables: writer names, what it keeps of events, hot caches."""
+"""After each test this process lets go what would outlive the tables; rooms and processes that many tests talk in."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from streams.testing import forget_writers
+from tests.letting_go import everything_let_go
 from tests.room_talker import USERS, Talker, talkers
 
 if TYPE_CHECKING:
@@ -17,16 +17,9 @@ if TYPE_CHECKING:
 
 @pytest.fixture(autouse=True)
 def _nothing_kept(request: pytest.FixtureRequest) -> Iterator[None]:
-    marker = request.node.get_closest_marker("django_db")
-    if "transactional_db" in request.fixturenames or (marker and marker.kwargs.get("transaction")):
-        request.getfixturevalue("transactional_db")  # so that it is torn down after this one
-    yield
-    from events import hot, stored_room  # need Django's apps, which are loaded by now
-
-    hot.forget_feeds()
-    stored_room.forget_kept()
-    forget_writers()
-    if "transactional_db" in request.fixturenames or (marker and marker.kwargs.get("transaction")):
+    with everything_let_go(request):
+        yield
+    if "transactional_db" in request.fixturenames:
         _bring_sequences_back()
 
 

@@ -1,0 +1,47 @@
+"""What this process lets go after a test: writer names, kept events, hot caches, and the rows that outlive a rollback."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import pytest
+
+__all__ = ["everything_let_go"]
+
+#: Written by the writers' own connection, so that a test whose changes are rolled back leaves them.
+_ROWS_OF_WRITERS = ("streams_streamposition", "streams_instance", "streams_writerresolution")
+
+
+@contextmanager
+def everything_let_go(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Around one test."""
+    from streams import writers  # needs Django's apps, which are loaded by now
+
+    marker = request.node.get_closest_marker("django_db")
+    commits = "transactional_db" in request.fixturenames or bool(marker and marker.kwargs.get("transaction"))
+    if commits:
+        request.getfixturevalue("transactional_db")  # so that it is torn down after this one
+    instance = writers._instance
+    yield
+    _let_go(rows_stay=not commits and bool(writers._writers))
+    writers._instance = instance  # a command of the test may have set its own
+
+
+def _let_go(*, rows_stay: bool) -> None:
+    from events import hot, stored_room
+    from streams import database
+    from streams.testing import forget_writers
+    from tests.writing import session
+
+    hot.forget_feeds()
+    stored_room.forget_kept()
+    forget_writers()
+    if rows_stay:
+        with (
+            suppress(database.DatabaseError),
+            session() as cursor,
+        ):  # the test's own transaction may hold a row for long
+            cursor.execute("SET lock_timeout = '5s'")
+            for table in _ROWS_OF_WRITERS:
+                cursor.execute(f"DELETE FROM {table}")
