@@ -124,7 +124,7 @@ class GraphRanges:
         arrivals = Arrivals(self._states, Leaves())
         found: dict[str, int | None] = {}
         for backfilled in (False, True):
-            part = [event for event in self._graph if event.backfilled is backfilled]
+            part = self._old() if backfilled else [event for event in self._graph if not event.backfilled]
             order, left = causal_order(part)
             for number in (*order, *left):
                 arrivals.add(part[number])
@@ -136,6 +136,19 @@ class GraphRanges:
         if last is not None and current is not None:  # whoever goes on with the room begins with this line
             found[last.event_id] = current
         return found
+
+    def _old(self) -> list[ParsedEvent]:
+        """Backfilled events that live ones stand on; others are no leaves and cover none, but where there are no live ones."""
+        by_id = {event.event_id: event for event in self._graph}
+        level = [event for event in self._graph if not event.backfilled]
+        if not level:
+            return list(self._graph)
+        below: set[str] = set()
+        while level:
+            named = {prev for event in level for prev in event.prev_event_ids} - below
+            below |= named
+            level = [by_id[prev] for prev in named if prev in by_id]
+        return [event for event in self._graph if event.backfilled and event.event_id in below]
 
     def _step(self, event: ParsedEvent, line: int | None) -> Step | None:
         """Null for an event without state."""

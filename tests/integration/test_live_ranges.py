@@ -93,6 +93,22 @@ def test_backfilled_events_among_live_ones_are_seen_by_whom_the_rule_lets(made, 
     forget_kept()
 
 
+def test_an_old_join_that_nothing_stands_on_opens_no_range_when_ranges_are_made_anew():
+    """The room's current state does not know it; an open range would show its user all that is still to come."""
+    made = MadeRoom(ruled=True)
+    made.state("m.room.join_rules", "", {"join_rule": "public"})
+    made.state("m.room.history_visibility", "", {"history_visibility": "joined"})
+    below = made.events[-1]
+    persist_all(made.events, 1)
+    join = made.member(BOB, "join", prev=[below])
+    persist([incoming(join, backfilled=True)])
+    persist([incoming(made.message(prev=[below]))])
+    rebuild_visibility(made.room_id)
+    assert [(row.user_id, row.last) for row in stored_ranges(made.room_id) if row.user_id == BOB and row.first > 0] == []
+    persist([incoming(made.message(prev=[made.events[-1]]))])
+    compare(BOB, made.room_id)
+
+
 def test_message_on_top_writes_no_range():
     made = MadeRoom(ruled=True)
     made.state("m.room.join_rules", "", {"join_rule": "public"})
