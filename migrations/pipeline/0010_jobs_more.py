@@ -1,0 +1,10 @@
+"""Holds nothing yet."""
+
+from django.db import migrations
+
+
+class Migration(migrations.Migration):
+    """Empty."""
+
+    dependencies = [("pipeline", "0009_compress")]
+    operations = []
