@@ -36,6 +36,7 @@ _STATE_COLUMNS = (
     Column("state_key", ColumnKind.TEXT),
     Column("event_id", ColumnKind.TEXT, nullable=True),
 )
+_SENDER = (Column("sender", ColumnKind.TEXT),)
 _NEW_EVENT = (
     *("event_id", "room_id", "type", "state_key", "redacts", "relates_to", "membership"),
     IsSet("rejected_reason"),
@@ -55,6 +56,7 @@ EVENTS = StreamDeclaration(
             id_column="stream_ordering",
             where="stream_ordering > 0",
             then_by="",
+            more=_SENDER,
         ),
         FactTable(
             name="events_currentstatedelta",
@@ -77,6 +79,7 @@ BACKFILL = StreamDeclaration(
             id_column="stream_ordering",
             where="stream_ordering < 0",
             then_by="",
+            more=_SENDER,
         ),
     ),
 )

@@ -50,7 +50,7 @@ def fact_columns(declaration: StreamDeclaration) -> dict[str, ColumnKind]:
     """Name and kind of the columns of all tables, in order of first appearance."""
     found: dict[str, ColumnKind] = {}
     for table in declaration.tables:
-        for column in table.columns:
+        for column in table.stored:
             if found.setdefault(column.name, column.kind) is not column.kind:
                 raise ValueError(f"stream {declaration.name}: column {column.name} has two kinds")
     return found

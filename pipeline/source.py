@@ -142,11 +142,11 @@ def _rows_of(
     from pipeline.schemas import arrow_schema  # noqa: PLC0415
 
     schema = arrow_schema(declaration)
-    own = [column.name for column in table.columns]
+    own = [column.name for column in table.stored]
     wanted = {"after": partition.after, "upto": partition.upto, "writer": partition.writer, "limit": None}
     with connection.cursor(name="replsite_rows") as cursor:
         cursor.itersize = _ROWS_PER_ARROW_BATCH
-        cursor.execute(rows_sql(declaration, table, of_writer=True), wanted)
+        cursor.execute(rows_sql(declaration, table, of_writer=True, stored=True), wanted)
         while rows := cursor.fetchmany(_ROWS_PER_ARROW_BATCH):
             tokens, writers, times, *values = zip(*rows, strict=True)
             found = dict(zip(own, values, strict=True))

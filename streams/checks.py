@@ -148,7 +148,7 @@ def check_declarations(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -
                 found.append(Error(text, hint="Decorate the model with streams.registry.bind.", id="streams.E005"))
                 continue
             columns = {field.column for field in model._meta.concrete_fields}
-            wanted = {table.id_column, table.writer_column, table.received_column, *(c.name for c in table.columns)}
+            wanted = {table.id_column, table.writer_column, table.received_column, *(c.name for c in table.stored)}
             wanted |= {table.then_by} if table.then_by else set()
             found += [
                 Error(

@@ -33,7 +33,7 @@ class ColumnKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column of a fact table that takes part in the wire row."""
+    """One column of a fact table."""
 
     name: str
     kind: ColumnKind
@@ -47,7 +47,8 @@ class FactTable:
     ``row`` turns the values of ``columns``, in that order, into the JSON value that travels in RDATA.
     ``where`` is an extra SQL condition for a table that serves several streams; ``then_by`` is the column that orders the
     rows of one fact, empty when a fact has one row at most. With ``newest_per`` the table keeps only the newest row for
-    each value of that column: an older one vanishes, and never changes under its ID.
+    each value of that column: an older one vanishes, and never changes under its ID. ``more`` are columns for those who read
+    the table itself (Spark); they do not travel.
     """
 
     name: str
@@ -59,6 +60,12 @@ class FactTable:
     where: str = ""
     then_by: str = "id"
     newest_per: str = ""
+    more: tuple[Column, ...] = ()
+
+    @property
+    def stored(self) -> tuple[Column, ...]:
+        """The columns that travel, then the others."""
+        return self.columns + self.more
 
 
 @dataclass(frozen=True, slots=True)

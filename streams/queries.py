@@ -88,16 +88,18 @@ def rows_sql(
     of_writer: bool = False,
     of_writers: bool = False,
     with_times: bool = True,
+    stored: bool = False,
 ) -> str:
     """Rows of one table with ``after < token <= upto`` (of ``writer``, or of ``writers``), ascending, at most ``limit``.
 
-    Columns: token, writer, received_at (``with_times``), then the table's own columns. The limit is applied in the order
-    of the ID alone, which the index gives: asked for more, PostgreSQL may sort all rows there are to hand out a thousand.
+    Columns: token, writer, received_at (``with_times``), then those that travel, or all (``stored``). The limit is applied in the
+    order of the ID alone, which the index gives: asked for more, PostgreSQL may sort all rows there are to hand out a thousand.
     The order within a token is made afterwards; a token that the limit cuts is never used (`cut_whole_tokens`).
     """
     token = token_sql(declaration, table)
     times = [table.received_column] if with_times else []
-    columns = ", ".join([token, table.writer_column, *times, *(column.name for column in table.columns)])
+    own = table.stored if stored else table.columns
+    columns = ", ".join([token, table.writer_column, *times, *(column.name for column in own)])
     condition = bounds_sql(declaration, table)
     condition += f" AND {table.writer_column} = %(writer)s" if of_writer else ""
     condition += f" AND {table.writer_column} = ANY(%(writers)s)" if of_writers else ""

@@ -99,3 +99,9 @@ def test_order_of_ids_is_that_of_tokens_with_the_sign_changed(declaration, newes
 def test_condition_of_a_shared_table_is_kept_everywhere():
     for sql in (rows_sql(EVENTS, EVENTS.tables[0], of_writer=False), ids_sql(EVENTS), maximum_sql(EVENTS)):
         assert "stream_ordering > 0" in sql
+
+
+def test_columns_that_do_not_travel_are_read_on_demand_only():
+    table = EVENTS.tables[0]
+    assert "sender" not in rows_sql(EVENTS, table)
+    assert "rejected_reason, sender FROM" in rows_sql(EVENTS, table, stored=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from events import catalog as events_catalog
-from events.catalog import EVENTS
+from events.catalog import BACKFILL, EVENTS
 from pipeline.schemas import COMMON_COLUMNS, arrow_schema, declaration_of, fact_columns, spark_schema
 from streams import catalog as streams_catalog
 from streams.catalog import CACHES
@@ -15,7 +15,12 @@ from streams.declaration import Column, ColumnKind, FactTable, StreamDeclaration
 def test_columns_of_all_tables_stand_once_in_order_of_appearance():
     names = list(fact_columns(EVENTS))
     assert names[:3] == ["event_id", "room_id", "type"]
-    assert len(names) == len(set(names)) == len({column.name for table in EVENTS.tables for column in table.columns})
+    assert len(names) == len(set(names)) == len({column.name for table in EVENTS.tables for column in table.stored})
+
+
+def test_columns_that_do_not_travel_are_there_for_spark():
+    assert "sender" in fact_columns(EVENTS) and "sender" in fact_columns(BACKFILL)
+    assert "sender" not in [column.name for table in EVENTS.tables for column in table.columns]
 
 
 ALL_STREAMS = [declared.name for declared in (*events_catalog.declarations(), *streams_catalog.declarations())]
