@@ -22,6 +22,7 @@ NAMES = (
     "feeds",
     "page",
     "visibility",
+    "import_",
 )
 
 
