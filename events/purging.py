@@ -1,7 +1,7 @@
 """Purging the history of a room below a depth, beside live writers and readers (``events.purge_rules`` is the rule).
 
 Messages go; state events stay as outliers, because they are needed to judge by and as state, and so do messages of this server
-unless asked for; depth equal to the cut stays. Events go from the lowest depth on, up to a thousand in each transaction, with the
+unless asked for; depth equal to the cut stays. Events go from the lowest depth on, some thousand in each transaction, with the
 room locked first like everybody who writes it. After every transaction the room is one whose history begins a little higher:
 what is referred to from above is a gap again, which backfill may fill, and a sync across it is limited. So a purge may be stopped
 after any of them and run again. Then state groups that no event needs are deleted (``events.group_purging``).
@@ -13,21 +13,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from django.db import connections, transaction
 
-from events.censoring import CACHE_NAME
 from events.errors import PurgeRefused, UnknownEvent, UnknownRoom
+from events.purge_batch import GOES, LOWEST, PURGED, HistoryPurged, PurgeRequest, check_leaves, purge_batch
 from events.questions import can_be_stored
 from events.reading import timeline_place
-from events.room_batch import RoomBatch
-from events.room_reading import lock_and_read
-from events.room_writes import write_rooms
-from streams import database, registry
-from streams.conf import stream_settings
-from streams.models import CacheInvalidation
+from streams import database
 
 __all__ = [
     "HistoryPurged",
@@ -43,8 +37,7 @@ __all__ = [
     "room_figures",
 ]
 
-_EVENTS_PER_TRANSACTION = 1_000
-_POSITION_LIMIT = 2**63
+_EVENTS_PER_TRANSACTION = 2_000
 
 _EVENT = "SELECT room_id, topological_ordering, outlier FROM events_event WHERE event_id = %s"
 #: The last event before the time, but nothing that is younger by its own word may be lost to an event that claims to be old.
@@ -57,49 +50,10 @@ SELECT least(
 ) WHERE EXISTS (SELECT FROM events_event WHERE room_id = %(room)s AND origin_server_ts < %(ms)s AND NOT outlier)
 """
 _ROOM = "SELECT FROM events_room WHERE room_id = %s"
-_LOCK_ROOM = "UPDATE events_room SET content_generation = content_generation + 1 WHERE room_id = %s"
 _DEEPEST_LEAF = """
 SELECT max(topological_ordering) FROM events_forwardextremity leaf JOIN events_event e USING (event_id) WHERE leaf.room_id = %s
 """
 _ONLY_ONE = "SELECT pg_try_advisory_lock(hashtextextended('replsite.purge:' || %s, 0))"
-
-#: What goes, or becomes an outlier: ``goes`` tells which.
-_GOES = "(e.state_key IS NULL AND (%(delete_local)s OR substr(e.sender, strpos(e.sender, ':') + 1) <> %(server)s))"
-_PURGED = f"e.room_id = %(room)s AND e.topological_ordering < %(cut)s AND (NOT e.outlier OR {_GOES})"
-_NEXT = f"""
-SELECT e.event_id, e.stream_ordering, {_GOES}, e.topological_ordering FROM events_event e
-WHERE {_PURGED} AND (e.topological_ordering, e.stream_ordering) > (%(topological)s, %(stream)s)
-ORDER BY e.topological_ordering, e.stream_ordering LIMIT %(limit)s
-"""
-_EDGES = "DELETE FROM events_eventedge WHERE event_id = ANY(%s) RETURNING prev_event_id"
-_LEAVES = "DELETE FROM events_forwardextremity WHERE event_id = ANY(%s)"
-_JSON = "DELETE FROM events_eventjson WHERE event_id = ANY(%s)"
-_AUTH = "DELETE FROM events_eventauth WHERE event_id = ANY(%s)"
-_EVENTS = "DELETE FROM events_event WHERE event_id = ANY(%s)"
-_BECOME_OUTLIERS = """
-UPDATE events_event SET outlier = true, state_group = NULL, state_unresolved = false WHERE event_id = ANY(%s) AND NOT outlier
-"""
-_NEW_GAPS = """
-INSERT INTO events_backwardextremity (room_id, event_id)
-SELECT DISTINCT e.room_id, edge.prev_event_id FROM events_eventedge edge JOIN events_event e USING (event_id)
-WHERE edge.prev_event_id = ANY(%(ids)s) AND e.room_id = %(room)s AND NOT e.outlier
-ON CONFLICT (room_id, event_id) DO NOTHING
-"""
-_NEW_HOLES = """
-INSERT INTO events_timelinegap (room_id, stream_ordering, instance_name)
-SELECT DISTINCT e.room_id, e.stream_ordering, e.instance_name
-FROM events_eventedge edge JOIN events_event e USING (event_id)
-WHERE edge.prev_event_id = ANY(%(ids)s) AND e.room_id = %(room)s AND NOT e.outlier AND e.stream_ordering > 0
-ON CONFLICT (room_id, stream_ordering) DO NOTHING
-"""
-_OLD_HOLES = "DELETE FROM events_timelinegap WHERE room_id = %s AND stream_ordering = ANY(%s)"
-_OLD_GAPS = """
-DELETE FROM events_backwardextremity gap WHERE gap.room_id = %(room)s AND gap.event_id = ANY(%(prevs)s) AND NOT EXISTS (
-    SELECT FROM events_eventedge edge JOIN events_event e USING (event_id)
-    WHERE edge.prev_event_id = gap.event_id AND NOT e.outlier
-)
-"""
-_STATE_OPEN = "UPDATE events_room SET current_state_unresolved = true WHERE room_id = %s"
 
 #: Rows of a room by table, as they are.
 _FIGURES: Mapping[str, str] = {
@@ -118,7 +72,7 @@ _FIGURES: Mapping[str, str] = {
 }
 _FORESEE = f"""
 WITH purged AS MATERIALIZED (
-    SELECT e.event_id, e.stream_ordering, e.outlier, {_GOES} AS goes FROM events_event e WHERE {_PURGED}
+    SELECT e.event_id, e.stream_ordering, e.outlier, {GOES} AS goes FROM events_event e WHERE {PURGED}
 ), above AS MATERIALIZED (
     SELECT edge.prev_event_id, e.stream_ordering FROM events_eventedge edge JOIN events_event e USING (event_id)
     WHERE e.room_id = %(room)s AND NOT e.outlier AND e.event_id NOT IN (SELECT event_id FROM purged)
@@ -140,31 +94,6 @@ SELECT (SELECT count(*) FILTER (WHERE goes) FROM purged), (SELECT count(*) FILTE
     (SELECT count(*) FROM events_forwardextremity WHERE event_id IN (SELECT event_id FROM purged)),
     (SELECT count(*) FROM gaps), (SELECT count(*) FROM holes)
 """
-
-
-@dataclass(frozen=True, slots=True)
-class PurgeRequest:
-    """Everything of the room below depth ``cut``; messages of this server only with ``delete_local``."""
-
-    room_id: str
-    cut: int
-    delete_local: bool
-    using: str
-
-    @property
-    def names(self) -> dict[str, Any]:
-        """For the statements."""
-        server = stream_settings().server_name
-        return {"room": self.room_id, "cut": self.cut, "delete_local": self.delete_local, "server": server}
-
-
-@dataclass(slots=True)
-class HistoryPurged:
-    """How far a purge is, in events."""
-
-    deleted: int = 0
-    became_outliers: int = 0
-    leaves: int = 0
 
 
 # --- where to cut -----------------------------------------------------------------------------------------------------
@@ -227,17 +156,6 @@ def deepest_leaf(room_id: str, using: str) -> int | None:
     return None if found is None else found[0]
 
 
-def check_leaves(cursor: Any, request: PurgeRequest) -> None:
-    """Raises ``PurgeRefused`` when no leaf would stay."""
-    cursor.execute(_DEEPEST_LEAF, [request.room_id])
-    deepest = cursor.fetchone()[0]
-    if deepest is not None and deepest < request.cut:
-        raise PurgeRefused(
-            f"{request.room_id} would be left without its last event: the deepest one is at depth {deepest}, and everything "
-            f"below {request.cut} was to go. Cut at {deepest} or lower."
-        )
-
-
 def foresee_history(request: PurgeRequest) -> tuple[HistoryPurged, dict[str, int]]:
     """What a purge would delete, and the rows of the room's tables afterwards, state groups left out.
 
@@ -273,73 +191,11 @@ def purge_events(request: PurgeRequest) -> Iterator[HistoryPurged]:
 
     Raises ``PurgeRefused``. Appends facts, so this process becomes a writer of the stream ``caches``.
     """
-    done, place = HistoryPurged(), (-_POSITION_LIMIT, -_POSITION_LIMIT)
+    done, place = HistoryPurged(), LOWEST
     while True:
         with transaction.atomic(using=request.using), connections[request.using].cursor() as cursor:
-            batch = _Batch(cursor, request)
-            found = batch.take(place)
-            if found is None:
-                return
-            place = found
-            batch.purge(done)
+            found = purge_batch(cursor, request, place, _EVENTS_PER_TRANSACTION, done)
+        if found is None:
+            return
+        place = found
         yield done
-
-
-class _Batch:
-    """One transaction's events."""
-
-    def __init__(self, cursor: Any, request: PurgeRequest) -> None:
-        self._cursor, self._request = cursor, request
-        self._ids: list[str] = []
-        self._places: list[int] = []
-        self._going: list[str] = []
-
-    def take(self, place: tuple[int, int]) -> tuple[int, int] | None:
-        """Lock the room and find the next events behind a place; returns the place of the last one."""
-        cursor, request = self._cursor, self._request
-        limits = {"topological": place[0], "stream": place[1], "limit": _EVENTS_PER_TRANSACTION}
-        cursor.execute(_NEXT, {**request.names, **limits})
-        if not cursor.fetchall():
-            check_leaves(cursor, request)
-            return None
-        cursor.execute(_LOCK_ROOM, [request.room_id])
-        check_leaves(cursor, request)
-        cursor.execute(_NEXT, {**request.names, **limits})
-        rows = cursor.fetchall()
-        self._ids = [row[0] for row in rows]
-        self._places = [row[1] for row in rows]
-        self._going = [row[0] for row in rows if row[2]]
-        return (rows[-1][3], rows[-1][1]) if rows else None
-
-    def purge(self, done: HistoryPurged) -> None:
-        """Everything of these events."""
-        cursor, ids, going = self._cursor, self._ids, self._going
-        names = {"room": self._request.room_id, "ids": ids}
-        cursor.execute(_EDGES, [ids])
-        prevs = sorted({prev for (prev,) in cursor.fetchall()})
-        cursor.execute(_LEAVES, [ids])
-        leaves = cursor.rowcount
-        for statement in (_JSON, _AUTH, _EVENTS):
-            cursor.execute(statement, [going])
-        staying = sorted(set(ids) - set(going))
-        cursor.execute(_BECOME_OUTLIERS, [staying])
-        cursor.execute(_NEW_GAPS, names)
-        cursor.execute(_NEW_HOLES, names)
-        cursor.execute(_OLD_HOLES, [self._request.room_id, self._places])
-        cursor.execute(_OLD_GAPS, {**names, "prevs": prevs})
-        if leaves:
-            self._settle_state()
-        registry.get("caches").append(CacheInvalidation(cache_name=CACHE_NAME, keys=None))
-        done.deleted += len(going)
-        done.became_outliers += len(staying)
-        done.leaves += leaves
-
-    def _settle_state(self) -> None:
-        """Fewer leaves may make another current state: worked out and told as when a gap is filled."""
-        room_id, using = self._request.room_id, self._request.using
-        self._cursor.execute(_STATE_OPEN, [room_id])
-        reading = lock_and_read([], using, rooms=[room_id])
-        room = reading.rooms[room_id]
-        batch = RoomBatch(reading, room, [], using)
-        changes = batch.work_out()
-        write_rooms([(room, batch.stored, changes)], set(), using)

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from events import group_purging, purging
+from events import group_purging, purge_batch, purging
 from events.errors import PurgeRefused, UnknownEvent, UnknownRoom
 from events.group_purging import GroupPurge, plan_groups
 from events.models import (
@@ -372,7 +372,7 @@ def test_a_shallow_leaf_goes_and_the_state_is_that_of_the_others():
 def test_others_are_told_in_the_same_transaction(monkeypatch):
     made = talked_room(5)
     before = Room.objects.get().content_generation
-    monkeypatch.setattr(purging, "_OLD_GAPS", "SELECT 1 / 0, %(room)s, %(prevs)s")
+    monkeypatch.setattr(purge_batch, "_PURGE", f"{purge_batch._PURGE}; SELECT 1 / 0")
     with pytest.raises(CommandError, match="division by zero"):
         purge(made.room_id, 5)
     assert (CacheInvalidation.objects.count(), Room.objects.get().content_generation) == (0, before)
@@ -415,13 +415,14 @@ django.setup()
 from events import purging
 from pipeline.job_runs import run_job
 purging._EVENTS_PER_TRANSACTION = 3
-plain, done = purging._Batch.purge, []
-def purge(self, *arguments):
-    plain(self, *arguments)
+plain, done = purging.purge_batch, []
+def purge(*arguments):
+    place = plain(*arguments)
     done.append(1)
     if len(done) == 3:
         os.kill(os.getpid(), signal.SIGKILL)
-purging._Batch.purge = purge
+    return place
+purging.purge_batch = purge
 run_job("purge history", {"room": sys.argv[1], "before_token": sys.argv[2]})
 """
 
