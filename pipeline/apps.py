@@ -13,6 +13,7 @@ class PipelineConfig(AppConfig):
 
     def ready(self) -> None:
         """Make the kinds of job and the subjects of maintenance commands known."""
+        from pipeline import checks  # noqa: F401, PLC0415 - registers itself
         from pipeline.feed_commands import register_feeds  # noqa: PLC0415 - models are loaded now
         from pipeline.kinds import register_kinds  # noqa: PLC0415
         from pipeline.purge_kind import register_purges  # noqa: PLC0415

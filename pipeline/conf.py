@@ -5,7 +5,8 @@ Only drivers use this module; executors are given what they need.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from django.conf import settings
@@ -25,6 +26,10 @@ class PipelineSettings:
     """Folder that may hold ``.java``, the Java that set-up fetched."""
     master: str = "local[2]"
     """Spark master of commands that were not given ``--master``."""
+    spark_conf: Mapping[str, str] = field(default_factory=dict)
+    """Spark's own settings, added to ours: ``{"spark.executor.memory": "4g"}``."""
+    executor_seconds: float = 60.0
+    """How long a cluster may take to give a job its first executors."""
     line_limit_bytes: int = LINE_LIMIT_BYTES
     """Longest line of an import; a longer one is quarantined. A higher limit has no effect: the parser has its own."""
 
@@ -37,6 +42,8 @@ def pipeline_settings() -> PipelineSettings:
         name: getattr(settings, setting)
         for name, setting in {
             "master": "REPLSITE_SPARK_MASTER",
+            "spark_conf": "REPLSITE_SPARK_CONF",
+            "executor_seconds": "REPLSITE_SPARK_EXECUTOR_SECONDS",
             "line_limit_bytes": "REPLSITE_IMPORT_LINE_LIMIT_BYTES",
         }.items()
         if hasattr(settings, setting)

@@ -3,8 +3,13 @@
 PipelineError
     JavaMissing            no Java for Spark
     UnusableArguments      a path or option that cannot be used (exit status 2)
+        UnusableSource     what an import should read is of no form that it knows
     JobRunning             another process works on the job
     JobCancelled           somebody asked for the end of the job
+    JobInterrupted         the process that works on a queued job was told to end; the job is queued again
+    JobLost                the process that works on a job has lost the job's lock
+    ClusterUnfit           executors lack a package, the way to the database, or cores
+    MasterAway             no Spark master answers
     UnknownJob             there is no such job, or kind of job
     SourceChanged          an input file is not what the job began with
     LedgerMismatch         a batch does not continue where the table's ledger ends
@@ -14,16 +19,21 @@ PipelineError
 from __future__ import annotations
 
 __all__ = [
+    "ClusterUnfit",
     "JavaMissing",
     "JobCancelled",
+    "JobInterrupted",
+    "JobLost",
     "JobRunning",
     "LedgerMismatch",
+    "MasterAway",
     "PipelineError",
     "QueryRunning",
     "SourceChanged",
     "SparkFailed",
     "UnknownJob",
     "UnusableArguments",
+    "UnusableSource",
 ]
 
 
@@ -39,12 +49,32 @@ class UnusableArguments(PipelineError):
     """A path or an option cannot be used."""
 
 
+class UnusableSource(UnusableArguments):
+    """A file or a database from which no events can be read; nothing was begun."""
+
+
 class JobRunning(PipelineError):
     """Another living process works on the job."""
 
 
 class JobCancelled(PipelineError):
     """Somebody asked for the end of the job; what it has done stays."""
+
+
+class JobInterrupted(PipelineError):
+    """The process was told to end; a queued job goes on with the next one, and what it has done stays."""
+
+
+class JobLost(PipelineError):
+    """The job's lock went with its connection, so another process may have begun the job: this one leaves it."""
+
+
+class ClusterUnfit(PipelineError):
+    """Executors of a cluster cannot do our work."""
+
+
+class MasterAway(PipelineError):
+    """Nothing answers where the Spark master should be."""
 
 
 class UnknownJob(PipelineError):

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.errors import JavaMissing
+from pipeline.masters import check_master, check_master_answers, driver_address, is_local
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -57,20 +58,24 @@ def spark_session(
 ) -> Iterator[SparkSession]:
     """A session for the length of the block; ``folder`` takes its scratch files and the archive of our code.
 
-    A session that this process has already is used as it is, and stays. ``project`` may hold ``.java``. Raises
-    ``JavaMissing``. Starting takes some seconds.
+    A session that this process has already is used as it is, and stays. ``project`` may hold ``.java``. ``conf`` adds to our
+    configuration and wins over it. Raises ``JavaMissing``, ``UnusableArguments`` for what is no master, and ``MasterAway``.
+    Starting takes some seconds.
     """
+    check_master(master)
     from pyspark.sql import SparkSession  # noqa: PLC0415 - slow to import, and not needed to read this module
 
     if (active := SparkSession.getActiveSession()) is not None:
         yield active
         return
+    check_master_answers(master)
     (folder / "tmp").mkdir(parents=True, exist_ok=True)
     archive = code_archive(folder)
     builder = SparkSession.builder.master(master).appName(f"replsite {name}")
-    for key, value in {**_configuration(folder, master), **(conf or {})}.items():
+    configuration = {**_configuration(folder, master), **(conf or {})}
+    for key, value in configuration.items():
         builder = builder.config(key, value)
-    with _environment_of_jvm(find_java(project)), _own_interrupt_handler():
+    with _environment_of_jvm(find_java(project), configuration), _own_interrupt_handler():
         session = builder.getOrCreate()
     logging.getLogger("py4j").setLevel(logging.WARNING)  # it tells of every connection
     session.sparkContext.addPyFile(str(archive))
@@ -122,15 +127,14 @@ def _configuration(folder: Path, master: str) -> dict[str, str]:
         "spark.sql.shuffle.partitions": "8",
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
         "spark.sql.streaming.stopTimeout": "30s",
+        "spark.redaction.regex": "(?i)secret|password|passwd|token|access[.]?key|dsn",
+        "spark.sql.redaction.options.regex": "(?i)url|dsn|password|secret|token",
         "spark.driver.extraJavaOptions": _java_options(folder),
     }
-    if master.startswith("local"):
-        settings |= {
-            "spark.driver.host": "127.0.0.1",
-            "spark.driver.bindAddress": "127.0.0.1",
-        }
-        if "SPARK_LOCAL_DIRS" not in os.environ:
-            settings["spark.local.dir"] = scratch
+    if (address := driver_address(master)) is not None:
+        settings |= {"spark.driver.host": address, "spark.driver.bindAddress": address}
+    if is_local(master) and "SPARK_LOCAL_DIRS" not in os.environ:
+        settings["spark.local.dir"] = scratch
     return settings
 
 
@@ -142,14 +146,19 @@ def _java_options(folder: Path) -> str:
 
 
 @contextmanager
-def _environment_of_jvm(java_home: str | None) -> Iterator[None]:
-    """While the JVM starts: its Python is this one, and what is not its business is out of sight."""
+def _environment_of_jvm(java_home: str | None, configuration: Mapping[str, str]) -> Iterator[None]:
+    """While the JVM starts: its Python is this one, and what is not its business is out of sight.
+
+    Workers of a cluster run the Python of ``spark.pyspark.python``; without it this one's path must be the same there.
+    """
     before = dict(os.environ)
     for name in list(os.environ):
         if name.startswith(_HIDDEN_PREFIXES):
             del os.environ[name]
-    os.environ.update(PYSPARK_PYTHON=sys.executable, PYSPARK_DRIVER_PYTHON=sys.executable)
-    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    python = configuration.get("spark.pyspark.python", sys.executable)
+    os.environ.update(PYSPARK_PYTHON=python, PYSPARK_DRIVER_PYTHON=sys.executable)
+    if address := configuration.get("spark.driver.bindAddress"):
+        os.environ.setdefault("SPARK_LOCAL_IP", address)
     if java_home:
         os.environ["JAVA_HOME"] = java_home
     try:

@@ -201,6 +201,9 @@ REPLSITE_HOT_WAITER_LIMIT = env.int("REPLSITE_HOT_WAITER_LIMIT", 10_000)
 REPLSITE_PLAIN_NETWORKS: list[str] = env.list("REPLSITE_PLAIN_NETWORKS", [])
 REPLSITE_BLOCKED_AFTER_SECONDS = env.float("REPLSITE_BLOCKED_AFTER_SECONDS", 10.0)  # status words, see replsite.status
 REPLSITE_STUCK_AFTER_SECONDS = env.float("REPLSITE_STUCK_AFTER_SECONDS", 10.0)
+REPLSITE_SPARK_MASTER = env.str("REPLSITE_SPARK_MASTER", "local[2]")
+REPLSITE_SPARK_CONF = env.json("REPLSITE_SPARK_CONF", {})
+REPLSITE_SPARK_EXECUTOR_SECONDS = env.float("REPLSITE_SPARK_EXECUTOR_SECONDS", 60.0)
 REPLSITE_SYNAPSE_METRIC_NAMES = env.bool("REPLSITE_SYNAPSE_METRIC_NAMES", True)
 
 # --- logging ------------------------------------------------------------------------------------------------------

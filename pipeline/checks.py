@@ -1,0 +1,46 @@
+"""System checks of the pipeline: settings of Spark that cannot work.
+
+pipeline.E001   REPLSITE_SPARK_MASTER is no master
+pipeline.E002   REPLSITE_SPARK_CONF is no object of names and words
+pipeline.E003   REPLSITE_SPARK_EXECUTOR_SECONDS is no time
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from django.apps import AppConfig
+from django.core.checks import CheckMessage, Error, register
+
+from pipeline.conf import pipeline_settings
+from pipeline.errors import UnusableArguments
+from pipeline.masters import check_master
+
+__all__ = ["check_spark_settings"]
+
+_LONGEST_SECONDS = 3_600
+
+
+@register()
+def check_spark_settings(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
+    """What Spark would refuse when the first job begins, said before."""
+    conf = pipeline_settings()
+    found: list[CheckMessage] = []
+    try:
+        check_master(conf.master)
+    except UnusableArguments as error:
+        found.append(Error(str(error), hint="See REPLSITE_SPARK_MASTER.", id="pipeline.E001"))
+    if not _is_configuration(conf.spark_conf):
+        text = "REPLSITE_SPARK_CONF must be a JSON object of Spark's settings: names that begin with spark. and words."
+        found.append(Error(text, hint='For instance {"spark.executor.memory": "4g"}.', id="pipeline.E002"))
+    if not 0 < conf.executor_seconds <= _LONGEST_SECONDS:
+        text = f"REPLSITE_SPARK_EXECUTOR_SECONDS must be above 0 and at most {_LONGEST_SECONDS:,}, not {conf.executor_seconds}."
+        found.append(Error(text, hint="The default is 60.", id="pipeline.E003"))
+    return found
+
+
+def _is_configuration(conf: Any) -> bool:
+    return isinstance(conf, Mapping) and all(
+        isinstance(name, str) and name.startswith("spark.") and isinstance(value, str) for name, value in conf.items()
+    )

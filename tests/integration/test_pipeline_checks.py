@@ -1,0 +1,37 @@
+"""Settings of Spark that cannot work are said by ``manage.py check``, before a job begins."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipeline.checks import check_spark_settings
+
+
+def told() -> list[str]:
+    return [found.id for found in check_spark_settings(None)]
+
+
+def test_the_defaults_are_well():
+    assert told() == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("REPLSITE_SPARK_MASTER", "localhost:7077", "pipeline.E001"),
+        ("REPLSITE_SPARK_CONF", ["spark.executor.memory"], "pipeline.E002"),
+        ("REPLSITE_SPARK_CONF", {"executor.memory": "4g"}, "pipeline.E002"),
+        ("REPLSITE_SPARK_CONF", {"spark.cores.max": 4}, "pipeline.E002"),
+        ("REPLSITE_SPARK_EXECUTOR_SECONDS", 0, "pipeline.E003"),
+        ("REPLSITE_SPARK_EXECUTOR_SECONDS", 10_000.0, "pipeline.E003"),
+    ],
+)
+def test_what_spark_would_refuse_is_refused_before(settings, name, value, expected):
+    setattr(settings, name, value)
+    assert told() == [expected]
+
+
+def test_a_cluster_and_its_settings_are_well(settings):
+    settings.REPLSITE_SPARK_MASTER = "spark://10.0.0.1:7077"
+    settings.REPLSITE_SPARK_CONF = {"spark.executor.memory": "4g"}
+    assert told() == []

@@ -1,0 +1,42 @@
+"""What an executor tells of itself: packages that it lacks, and whether it reaches the database."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from pipeline import executor_check
+from pipeline.executor_check import look_around
+
+
+def test_nothing_is_missing_here():
+    assert look_around("") == {}
+
+
+def test_a_module_that_cannot_be_imported_is_named(monkeypatch):
+    monkeypatch.setattr(executor_check, "TASK_MODULES", ("no_such_package.tasks",))
+    assert look_around("") == {"no_such_package": "No module named 'no_such_package'"}
+
+
+def test_a_database_that_cannot_be_reached_is_told_in_one_line():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        missing = look_around(f"host=127.0.0.1 port={probe.getsockname()[1]} dbname=x user=u password=hidden")
+    (told,) = missing.values()
+    assert "\n" not in told and "refused" in told
+    assert "hidden" not in told
+
+
+@pytest.mark.parametrize(
+    ("trace", "gist"),
+    [
+        ("Aborted\nTraceback (most recent)\n  File \"x.py\"\nModuleNotFoundError: No module named 'pipeline'\n\tat a.b",
+         "ModuleNotFoundError: No module named 'pipeline'"),
+        ("[PYTHON_VERSION_MISMATCH] Python in worker has different version: 3.9", "[PYTHON_VERSION_MISMATCH] Python in worker "
+         "has different version: 3.9"),
+        ("", "Spark gave no reason"),
+    ],
+)  # fmt: skip
+def test_the_gist_of_a_remote_trace_is_the_line_that_tells_why(trace, gist):
+    assert executor_check._gist(trace) == gist
