@@ -11,7 +11,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol, TextIO
 
@@ -99,6 +99,14 @@ class JobRun:
         with self._progress.stage(name, total, unit, count):
             yield count
 
+    @contextmanager
+    def watch(self, name: str, total: int | None, unit: str, done: Callable[[], int]) -> Iterator[None]:
+        """The same where somebody else does the work: ``done`` is asked now and then, in another thread."""
+        self._unit = unit
+        with self._progress.stage(name, total, unit, done):
+            yield
+        self.step()
+
     def step(self) -> None:
         """Raises ``JobCancelled`` when somebody wants the end; looks once a second at most."""
         now = time.monotonic()
@@ -151,11 +159,14 @@ def queue_job(name: str, arguments: Mapping[str, Any], by: str, using: str | Non
     return job
 
 
-def carry_out(job: Job, using: str, stream: TextIO) -> Mapping[str, Any]:
-    """Do the work of a job whose lock this process holds, and write into its row how it ended."""
+Work = Callable[[JobRun], Mapping[str, Any]]
+
+
+def carry_out(job: Job, using: str, stream: TextIO, work: Work | None = None) -> Mapping[str, Any]:
+    """Do the work of a job whose lock this process holds (its kind's, if not told), and write into its row how it ended."""
     log.info("job.began", job=job.pk, kind=job.kind, asked_by=job.asked_by)
     try:
-        summary = _kind(job.kind).run(JobRun(job, using, stream))
+        summary = (work or _kind(job.kind).run)(JobRun(job, using, stream))
     except JobCancelled as error:
         end_cancelled_job(job.pk, using)
         log.warning("job.cancelled", job=job.pk, kind=job.kind, why=str(error))
