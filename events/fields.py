@@ -57,14 +57,24 @@ def _encoded_size(value: str, name: str) -> int:
 
 def identifier(event: Mapping[str, Any], name: str, sigil: str = "") -> str:
     """A required Matrix identifier that begins with its sigil."""
+    found = event.get(name)
+    if type(found) is str and _is_short(found) and found.startswith(sigil):
+        return found
     value = storable(required(event, name, str), name)
     if not value.startswith(sigil):
         raise EventRefused(Reason.BAD_IDENTIFIER, f"{name} is {_shown(value)} and should begin with {sigil!r}")
     return value
 
 
+def _is_short(value: str) -> bool:
+    """True for most identifiers that a column can hold; the others take a closer look."""
+    return len(value) <= IDENTIFIER_LIMIT_BYTES and value.isascii() and "\0" not in value
+
+
 def optional_identifier(value: Any) -> str | None:
     """An identifier that content names, or null where it is nothing a column can hold: content may be anything."""
+    if value is None:
+        return None
     if type(value) is not str or "\0" in value or len(value.encode()) > IDENTIFIER_LIMIT_BYTES:
         return None
     return value
@@ -72,6 +82,9 @@ def optional_identifier(value: Any) -> str | None:
 
 def integer(event: Mapping[str, Any], name: str, least: int) -> int:
     """A required integer between ``least`` and 2^63 - 1."""
+    value = event.get(name)
+    if type(value) is int and least <= value <= _LARGEST_BIGINT:
+        return value
     value = required(event, name, int)
     if not least <= value <= _LARGEST_BIGINT:
         shown = value if value.bit_length() < 200 else "far too large"
@@ -91,8 +104,12 @@ def boolean(value: Any, name: str) -> bool:
 def references(event: Mapping[str, Any], name: str, version: RoomVersion, own_id: str) -> tuple[str, ...]:
     """``prev_events`` or ``auth_events``: the IDs in the event's order, each once."""
     found: dict[str, None] = {}
+    plain = version.ids_are_hashes
     for entry in required(event, name, list):
-        reference = entry if version.ids_are_hashes else _old_reference(entry, name)
+        if plain and type(entry) is str and entry[:1] == "$" and _is_short(entry):
+            found[entry] = None
+            continue
+        reference = entry if plain else _old_reference(entry, name)
         reference = storable(reference, f"an entry of {name}")
         if not reference.startswith("$"):
             raise EventRefused(Reason.BAD_REFERENCE, f"{name} names {_shown(reference)}, which is no event ID")

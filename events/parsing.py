@@ -8,15 +8,17 @@ linear in its length.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import msgspec
+import orjson
 
 from events import hashes
 from events.canonical import encode_examined, examine
-from events.decoding import decode_event
+from events.decoding import decode_event, decode_plain
 from events.errors import EventRefused, NotCanonical, Reason
 from events.fields import boolean, identifier, integer, optional_identifier, references, required, storable
 from state.errors import UnknownRoomVersion
@@ -29,6 +31,7 @@ __all__ = [
     "announced_version",
     "parse_event",
     "parse_line",
+    "parse_stored",
     "ruled_content",
 ]
 
@@ -99,6 +102,61 @@ def ruled_content(event_type: str, content: Mapping[str, Any]) -> Mapping[str, A
     return {}
 
 
+Verdict = tuple[bool, str | None, bool, int | None, bool, bool]
+"""The last fields of ``ParsedEvent``, from ``outlier`` on."""
+
+
+def parse_stored(
+    json: bytes, version: RoomVersion, event_id: str, verdict: Verdict, kept: dict[Any, Any]
+) -> ParsedEvent:
+    """A stored event with what became of it; its text is not kept. Raises ``EventRefused`` and ``ValueError``.
+
+    An ID that is the hash of the event proves that its fields are those that were examined when it was stored, so they are
+    taken as they are. What the hash does not cover is looked at, and so is everything where it proves nothing. Nobody asks
+    for the content hash, which pruned events do not have. ``kept`` is what equal values of the room's events are shared in.
+    """
+    if version.ids_are_hashes:
+        try:
+            return _proven(orjson.loads(json), version, event_id, verdict, kept.setdefault)
+        except (EventRefused, ValueError, TypeError, AttributeError, KeyError, RecursionError):
+            pass  # the slow way has the reason
+    parsed = parse_event(json, orjson.loads(json), version.name, event_id)
+    return ParsedEvent(*(getattr(parsed, name) for name in _OF_THE_TEXT), b"", parsed.content, *verdict)
+
+
+_OF_THE_TEXT = ParsedEvent.__slots__[: ParsedEvent.__slots__.index("json")]
+
+
+def _proven(
+    event: dict[str, Any], version: RoomVersion, given_id: str, verdict: Verdict, one: Callable[[Any, Any], Any]
+) -> ParsedEvent:
+    _, room_id = _ids(event, version, True, given_id)
+    event_type, state_key, content = event["type"], event.get("state_key"), required(event, "content", dict)
+    sender, auth = event["sender"], tuple(dict.fromkeys(event["auth_events"]))
+    relation = content.get("m.relates_to")
+    return ParsedEvent(
+        one(given_id, given_id),
+        one(room_id, room_id),
+        version.name,
+        one(event_type, event_type),
+        state_key,
+        one(sender, sender),
+        event["depth"],
+        event["origin_server_ts"],
+        tuple([one(prev, prev) for prev in dict.fromkeys(event["prev_events"])]),
+        one(auth, auth),
+        optional_identifier(content.get("membership"))
+        if event_type == "m.room.member" and state_key is not None
+        else None,
+        _redacts(event, content, version),
+        optional_identifier(relation.get("event_id")) if isinstance(relation, dict) else None,
+        True,
+        b"",
+        ruled_content(event_type, content),
+        *verdict,
+    )
+
+
 class _Line(msgspec.Struct):
     """The wrapper's keys; every type is checked by us, so that the reason is ours."""
 
@@ -126,35 +184,46 @@ def parse_line(line: bytes, versions: Mapping[str, str] | None = None) -> Parsed
         raise EventRefused(Reason.LINE_TOO_LONG, f"{len(text)} bytes; at most {LINE_LIMIT_BYTES} are looked at")
     wrapper = _split(text)
     if wrapper is None:
-        event = decode_event(text)
-        return parse_event(text, event, _bare_version(event, versions or {}))
+        plain = decode_plain(text)
+        event = decode_event(text) if plain is None else plain
+        return parse_event(text, event, _bare_version(event, versions or {}), plain=plain is not None)
     raw = bytes(wrapper.json) if isinstance(wrapper.json, msgspec.Raw) else b""
-    event = decode_event(raw)
-    name = wrapper.room_version
-    parsed = parse_event(
-        raw, event, name if name is not None else _bare_version(event, versions or {}), wrapper.event_id
-    )
-    return _with_wrapper(parsed, wrapper)
+    return _parse_wrapped(raw, wrapper, versions or {})
 
 
-def announced_version(line: bytes) -> tuple[str, str] | None:
-    """(room ID, room version) of a bare create event; null for every other line.
+def parse_row(json: bytes, told: Mapping[str, Any], versions: Mapping[str, str] | None = None) -> ParsedEvent:
+    """The same of an event whose wrapper comes in parts: its bytes, and what columns beside them tell.
+
+    ``told`` may have the keys of a wrapper but for ``json``; what it leaves out was not said. Raises ``EventRefused``.
+    """
+    if len(json) > LINE_LIMIT_BYTES:
+        raise EventRefused(Reason.LINE_TOO_LONG, f"{len(json)} bytes; at most {LINE_LIMIT_BYTES} are looked at")
+    return _parse_wrapped(json.strip(b" \t\r\n"), _Line(**told), versions or {})
+
+
+def announced_version(line: bytes, told: Mapping[str, Any] | None = None) -> tuple[str, str] | None:
+    """(room ID, room version) of a create event; null for every other line (with ``told``, row).
 
     Cheap for lines that cannot be one. Never raises: what is wrong with a line is found by ``parse_line``.
     """
     if b"m.room.create" not in line or len(line) > LINE_LIMIT_BYTES:
         return None
     try:
-        parsed = parse_line(line)
+        parsed = parse_line(line) if told is None else parse_row(line, told)
     except EventRefused:
         return None
     return (parsed.room_id, parsed.room_version) if parsed.type == "m.room.create" else None
 
 
-def parse_event(json: bytes, event: Mapping[str, Any], version_name: Any, given_id: Any = None) -> ParsedEvent:
-    """Check one event: its bytes, the same decoded, its room version, and the ID that it is said to have."""
+def parse_event(
+    json: bytes, event: Mapping[str, Any], version_name: Any, given_id: Any = None, *, plain: bool = False
+) -> ParsedEvent:
+    """Check one event: its bytes, the same decoded, its room version, and the ID that it is said to have.
+
+    ``plain``: the bytes are known to be (``events.decoding.decode_plain``), so that numbers and depth need no look.
+    """
     version = _version(version_name)
-    plain = _examined(json, event, version)
+    plain = (plain and len(json) <= SIZE_LIMIT_BYTES) or _examined(json, event, version)
     content = required(event, "content", dict)
     event_type = identifier(event, "type")
     event_id, room_id = _ids(event, version, plain, given_id)
@@ -179,6 +248,14 @@ def parse_event(json: bytes, event: Mapping[str, Any], version_name: Any, given_
         json=json,
         content=ruled_content(event_type, content),
     )
+
+
+def _parse_wrapped(raw: bytes, wrapper: _Line, versions: Mapping[str, str]) -> ParsedEvent:
+    plain = decode_plain(raw)
+    event = decode_event(raw) if plain is None else plain
+    name = wrapper.room_version
+    version = name if name is not None else _bare_version(event, versions)
+    return _with_wrapper(parse_event(raw, event, version, wrapper.event_id, plain=plain is not None), wrapper)
 
 
 def _split(text: bytes) -> _Line | None:
@@ -263,12 +340,16 @@ def _with_wrapper(parsed: ParsedEvent, wrapper: _Line) -> ParsedEvent:
         reason = storable(reason, "rejected_reason", limit_bytes=None)
     if ordering is not None:
         ordering = integer({"stream_ordering": ordering}, "stream_ordering", -LARGEST_STREAM_ORDERING)
-    return replace(
-        parsed,
-        outlier=boolean(wrapper.outlier, "outlier"),
-        rejected_reason=reason,
-        soft_failed=boolean(None if soft_failed is msgspec.UNSET else soft_failed, "soft_failed"),
-        stream_ordering=ordering or None,
-        rejection_given=wrapper.rejected_reason is not msgspec.UNSET,
-        soft_failure_given=soft_failed is not msgspec.UNSET,
+    return _make(
+        *_before_verdict(parsed),
+        boolean(wrapper.outlier, "outlier"),
+        reason,
+        boolean(None if soft_failed is msgspec.UNSET else soft_failed, "soft_failed"),
+        ordering or None,
+        wrapper.rejected_reason is not msgspec.UNSET,
+        soft_failed is not msgspec.UNSET,
     )
+
+
+_make: Callable[..., ParsedEvent] = ParsedEvent
+_before_verdict = attrgetter(*ParsedEvent.__slots__[: ParsedEvent.__slots__.index("outlier")])

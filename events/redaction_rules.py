@@ -18,14 +18,14 @@ _KEPT_TOP_LEVEL = frozenset(
     {"event_id", "type", "room_id", "sender", "state_key", "content", "hashes", "signatures", "depth"}
     | {"prev_events", "auth_events", "origin_server_ts"}
 )
-_KEPT_BEFORE_VERSION_11 = frozenset({"origin", "prev_state", "membership"})
+_KEPT_TOP_LEVEL_BEFORE_VERSION_11 = _KEPT_TOP_LEVEL | {"origin", "prev_state", "membership"}
 _KEPT_UNSIGNED = ("age_ts", "replaces_state")
 _POWER_LEVELS = ("users", "users_default", "events", "events_default", "state_default", "ban", "kick", "redact")
 
 
 def prune(event: Mapping[str, Any], version: RoomVersion) -> dict[str, Any]:
     """The redacted form of a federation event; ``unsigned`` keeps what this server added itself."""
-    kept = _KEPT_TOP_LEVEL if version.newer_redactions else _KEPT_TOP_LEVEL | _KEPT_BEFORE_VERSION_11
+    kept = _KEPT_TOP_LEVEL if version.newer_redactions else _KEPT_TOP_LEVEL_BEFORE_VERSION_11
     pruned = {key: value for key, value in event.items() if key in kept}
     pruned["content"] = prune_content(event.get("type"), event.get("content"), version)
     unsigned = event.get("unsigned")
@@ -36,7 +36,7 @@ def prune(event: Mapping[str, Any], version: RoomVersion) -> dict[str, Any]:
 
 def prune_content(event_type: Any, content: Any, version: RoomVersion) -> dict[str, Any]:
     """The content that is left of an event of that type."""
-    if not isinstance(content, dict):
+    if event_type == "m.room.message" or not isinstance(content, dict):
         return {}
     if event_type == "m.room.create" and version.newer_redactions:
         return content

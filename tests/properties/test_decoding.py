@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from events.decoding import decode_event
+from events.canonical import examine
+from events.decoding import decode_event, decode_plain
 from events.errors import EventRefused, Reason
 
 TEXT = st.text(st.characters(codec="utf-8"), max_size=5)
@@ -33,6 +34,39 @@ def test_duplicate_key_is_found_at_any_depth(outside, inside, key, one, other):
     with pytest.raises(EventRefused) as caught:
         decode_event(whole.encode())
     assert caught.value.reason == Reason.DUPLICATE_KEY
+
+
+@given(OBJECTS, STYLES)
+def test_a_plain_text_is_what_the_slow_way_calls_plain(value, style):
+    text = json.dumps(value, **style).encode()
+    plain = decode_plain(text)
+    if plain is not None:
+        assert plain == decode_event(text)
+        assert examine(plain, strict=True)
+
+
+@given(st.dictionaries(TEXT, st.integers(-(2**53) + 1, 2**53 - 1) | TEXT | st.none(), max_size=4))
+def test_most_events_are_plain(value):
+    assert decode_plain(json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()) == value
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"a":1.0}',
+        '{"a":9007199254740992}',
+        '{"a":-9007199254740992}',
+        '{"a":123456789012345678901234}',
+        '{"a":1,"a":2}',
+        '{"a": 1}',
+        '{"a":"\\ud800"}',
+        "[1]",
+        "{",
+        '{"a":' + "[" * 400 + "]" * 400 + "}",
+    ],
+)
+def test_what_takes_a_closer_look_is_not_called_plain(text):
+    assert decode_plain(text.encode()) is None
 
 
 @given(st.binary(max_size=40))
