@@ -27,6 +27,7 @@ __all__ = [
     "HistoryPurged",
     "PurgeRequest",
     "check_leaves",
+    "count_purged",
     "cut_at_event",
     "cut_at_time",
     "cut_at_token",
@@ -70,6 +71,7 @@ _FIGURES: Mapping[str, str] = {
         "WHERE g.room_id = %(room)s"
     ),
 }
+_COUNT = f"SELECT count(*) FROM events_event e WHERE {PURGED}"
 _FORESEE = f"""
 WITH purged AS MATERIALIZED (
     SELECT e.event_id, e.stream_ordering, e.outlier, {GOES} AS goes FROM events_event e WHERE {PURGED}
@@ -177,6 +179,14 @@ def foresee_history(request: PurgeRequest) -> tuple[HistoryPurged, dict[str, int
         "events_backwardextremity": gaps,
         "events_timelinegap": holes,
     }
+
+
+def count_purged(request: PurgeRequest) -> int:
+    """How many events a purge has before it. Raises ``PurgeRefused``."""
+    with connections[request.using].cursor() as cursor:
+        check_leaves(cursor, request)
+        cursor.execute(_COUNT, request.names)
+        return int(cursor.fetchone()[0])
 
 
 def room_figures(room_id: str, using: str) -> dict[str, int]:

@@ -22,6 +22,7 @@ NAMES = (
     "feeds",
     "page",
     "visibility",
+    "purge",
     "import_",
 )
 

@@ -1,6 +1,6 @@
 """A large room put into the tables by PostgreSQL itself, in a line: messages of another server, and a new member now and then.
 
-Quick, because what is measured afterwards is how it is read or deleted: the JSON has the size of a real event and no valid hashes.
+Quick, because what is measured afterwards is reading or deleting it: the JSON has the size of a real event and no valid hashes.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ _STATEMENTS = (
     """,
     f"""
     INSERT INTO state_stategroup (id, room_id, prev_group, chain, hops, keys, rows_to_read)
-    SELECT %(group)s + member, %(room)s, CASE WHEN member > 0 THEN %(group)s + member - 1 END, %(group)s, 0, member + 1, member + 1
+    SELECT %(group)s + member, %(room)s, CASE WHEN member > 0 THEN %(group)s + member - 1 END, %(group)s, 0,
+        member + 1, member + 1
     FROM ({_NUMBERED}) AS numbered WHERE is_state ORDER BY n
     """,
     f"""
@@ -57,7 +58,10 @@ _STATEMENTS = (
     SELECT %(room)s, 'm.room.member', '@u' || member || ':filled.example.org', event_id, 'join'
     FROM ({_NUMBERED}) AS numbered WHERE is_state
     """,
-    f"INSERT INTO events_forwardextremity (event_id, room_id) SELECT event_id, %(room)s FROM ({_NUMBERED}) AS numbered WHERE n = %(events)s",
+    f"""
+    INSERT INTO events_forwardextremity (event_id, room_id)
+    SELECT event_id, %(room)s FROM ({_NUMBERED}) AS numbered WHERE n = %(events)s
+    """,
     "INSERT INTO events_room (room_id, room_version) VALUES (%(room)s, '10')",
     """
     INSERT INTO events_eventvisibility (room_id, kind, first) VALUES (%(room)s, 'shared', %(first)s + 1)
@@ -74,7 +78,9 @@ _STATEMENTS = (
 def fill_room(events: int, room_id: str = ROOM) -> str:
     """Store a room of so many events; returns its ID. Tables are vacuumed and analysed afterwards."""
     with connection.cursor() as cursor:
-        cursor.execute("SELECT (SELECT last_value FROM events_event_stream_seq), coalesce(max(id), 0) FROM state_stategroup")
+        cursor.execute(
+            "SELECT (SELECT last_value FROM events_event_stream_seq), coalesce(max(id), 0) FROM state_stategroup"
+        )
         first, group = cursor.fetchone()
         for statement in _STATEMENTS:
             cursor.execute(statement, {"events": events, "room": room_id, "first": first, "group": group + 1})
