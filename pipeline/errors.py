@@ -10,8 +10,10 @@ PipelineError
     JobLost                the process that works on a job has lost the job's lock
     ClusterUnfit           executors lack a package, the way to the database, or cores
     MasterAway             no Spark master answers
+    QueueFull              too many jobs wait already
     UnknownJob             there is no such job, or kind of job
     SourceChanged          an input file is not what the job began with
+    DiskFull               a disk is full; what was done stays, and the job can be resumed
     LedgerMismatch         a batch does not continue where the table's ledger ends
     QueryRunning           another process runs the query
 """
@@ -20,6 +22,7 @@ from __future__ import annotations
 
 __all__ = [
     "ClusterUnfit",
+    "DiskFull",
     "JavaMissing",
     "JobCancelled",
     "JobInterrupted",
@@ -29,6 +32,7 @@ __all__ = [
     "MasterAway",
     "PipelineError",
     "QueryRunning",
+    "QueueFull",
     "SourceChanged",
     "SparkFailed",
     "UnknownJob",
@@ -77,12 +81,20 @@ class MasterAway(PipelineError):
     """Nothing answers where the Spark master should be."""
 
 
+class QueueFull(PipelineError):
+    """As many jobs wait as may."""
+
+
 class UnknownJob(PipelineError):
     """There is no job of that number, or no kind of that name."""
 
 
 class SourceChanged(PipelineError):
     """A file differs from what the job began with, so what was staged of it cannot be trusted."""
+
+
+class DiskFull(PipelineError):
+    """A disk is full; the job can be resumed when there is space."""
 
 
 class LedgerMismatch(PipelineError):

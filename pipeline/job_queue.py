@@ -1,7 +1,8 @@
 """The queue of jobs: ``manage.py runjobs`` carries out, one after another, what the admin or another service left.
 
 Any number of processes may serve it; a job is begun by one of them. One that was killed with its process is queued again, at
-most ``MOST_ATTEMPTS`` times. Assumes that a job's work is good to be repeated (``pipeline.job_runs``).
+most ``MOST_ATTEMPTS`` times. A process that is told to end leaves the job at hand at its next step and queues it again. A
+database that is started anew is waited for. Assumes that a job's work is good to be repeated (``pipeline.job_runs``).
 """
 
 from __future__ import annotations
@@ -11,14 +12,15 @@ import time
 from collections.abc import Callable
 from typing import TextIO
 
+from django.db import Error as DjangoError
 from django.db import connections
-from django.db.models import F
 from django.db.models.functions import Now
 
-from pipeline.errors import JobCancelled
-from pipeline.job_runs import QUEUE_CHANNEL, carry_out, take_over
+from pipeline.errors import JobCancelled, JobInterrupted
+from pipeline.job_runs import QUEUE_CHANNEL, Keeper, carry_out, take_over
 from pipeline.jobs import JobLock, hold_lock, killed_jobs
 from pipeline.models import Job, JobState
+from streams.database import DatabaseError
 from streams.logs import get_logger
 from streams.notifications import NotifyListener
 
@@ -28,6 +30,7 @@ log = get_logger(__name__)
 MOST_ATTEMPTS = 3
 #: A killed job is noticed after so long; a queued one at once.
 _LOOK_SECONDS = 10.0
+_AWAY_SECONDS = 1.0
 
 
 def requeue_killed(lock: JobLock, using: str) -> list[int]:
@@ -65,22 +68,40 @@ class JobServer:
         self._heard.set()
 
     def run(self, *, once: bool) -> None:
-        """Carry out what is queued; then wait for more, unless ``once``."""
+        """Carry out what is queued; then wait for more, unless ``once``.
+
+        Raises database errors at the beginning, and with ``once``; later ones are waited out.
+        """
         listener = NotifyListener(QUEUE_CHANNEL, str, lambda _: self._heard.set(), self._using, "jobs")
         listener.start()
         try:
-            with hold_lock(self._using) as lock:
-                while not self._stopping:
-                    self._heard.clear()
-                    requeue_killed(lock, self._using)
-                    if self._serve_next(lock):
-                        continue
-                    if once:
-                        return
-                    connections[self._using].close()
-                    self._heard.wait(_LOOK_SECONDS)
+            while True:
+                try:
+                    with hold_lock(self._using) as lock:
+                        return self._serve(lock, once=once)
+                except (DjangoError, DatabaseError) as error:
+                    if once or self._stopping:
+                        raise
+                    self._wait_for_database(error)
         finally:
             listener.stop()
+
+    def _serve(self, lock: JobLock, *, once: bool) -> None:
+        while not self._stopping:
+            self._heard.clear()
+            requeue_killed(lock, self._using)
+            if self._serve_next(lock):
+                continue
+            if once:
+                return
+            connections[self._using].close()
+            self._heard.wait(_LOOK_SECONDS)
+
+    def _wait_for_database(self, error: Exception) -> None:
+        log.warning("jobs.database_away", error=" ".join(str(error).split()))
+        connections[self._using].close()
+        self._heard.clear()
+        self._heard.wait(_AWAY_SECONDS)  # the listener is connected again, or once more in vain
 
     def _serve_next(self, lock: JobLock) -> bool:
         """Carry out the oldest job that nobody else has; whether there was one."""
@@ -88,18 +109,17 @@ class JobServer:
         for number in list(queued.values_list("pk", flat=True)[:100]):
             job = take_over(lock, number, self._using)
             if job is not None:
-                self._carry_out(job)
+                self._carry_out(job, lock)
                 lock.give_back(job.pk)
                 return True
         return False
 
-    def _carry_out(self, job: Job) -> None:
-        Job.objects.using(self._using).filter(pk=job.pk).update(attempts=F("attempts") + 1)
+    def _carry_out(self, job: Job, lock: JobLock) -> None:
         begun = time.monotonic()
         self._say(f"job {job.pk}: {job.kind}, asked for by {job.asked_by}")
         try:
-            carry_out(job, self._using, self._stream)
-        except JobCancelled as error:
+            carry_out(job, self._using, self._stream, keeper=Keeper(lock, lambda: self._stopping))
+        except (JobCancelled, JobInterrupted) as error:
             self._say(f"job {job.pk}: {error}")
         except Exception as error:  # noqa: BLE001 - the next job must not suffer from this one; the row has the reason
             self.failed += 1

@@ -7,28 +7,51 @@ each, outside of it: a count is where a job ends when somebody cancels it. Work 
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any, Protocol, TextIO
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
-from django.db import connections, transaction
+from django.db import DatabaseError, InterfaceError, connections, transaction
+from django.db.models import F
 from django.db.models.functions import Now
 
-from pipeline.errors import JobCancelled, UnknownJob
-from pipeline.jobs import JobLock, begin_job, end_cancelled_job, fail_job, finish_job, hold_lock, show_progress
+from pipeline.errors import JobCancelled, JobInterrupted, JobLost, QueueFull, UnknownJob, UnusableArguments
+from pipeline.jobs import JobLock, begin_job, end_cancelled_job, end_run, hold_lock, show_progress
 from pipeline.models import Job, JobState
 from pipeline.progress import Progress
+from pipeline.spark_steps import spark_steps
 from streams.conf import stream_settings
 from streams.logs import get_logger
 
-__all__ = ["QUEUE_CHANNEL", "Count", "JobKind", "JobRun", "carry_out", "job_kinds", "queue_job", "register", "run_job"]
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = [
+    "MOST_QUEUED",
+    "QUEUE_CHANNEL",
+    "Count",
+    "JobKind",
+    "JobRun",
+    "Keeper",
+    "carry_out",
+    "job_kinds",
+    "queue_job",
+    "register",
+    "run_job",
+    "take_over",
+]
 
 log = get_logger(__name__)
 QUEUE_CHANNEL = "replsite_jobs"
+MOST_QUEUED = 1_000
+"""Jobs that may wait; whoever asks for one more is told so."""
+_MOST_OF_ARGUMENTS = 100_000
 _LOOK_SECONDS = 1.0
 
 
@@ -80,13 +103,26 @@ class Count:
         self._run.step()
 
 
+@dataclass(frozen=True, slots=True)
+class Keeper:
+    """What a run asks of the process that it is in: whether the job is still its own, and whether it is to leave off."""
+
+    lock: JobLock | None = None
+    stopping: Callable[[], bool] = lambda: False
+
+    def has_lost(self) -> bool:
+        """Whether the lock is gone with its connection."""
+        return self.lock is not None and not self.lock.is_held()
+
+
 class JobRun:
     """A job at work in this process, as its kind sees it."""
 
-    def __init__(self, job: Job, using: str, stream: TextIO) -> None:
+    def __init__(self, job: Job, using: str, stream: TextIO, keeper: Keeper | None = None) -> None:
         self.id = job.pk
         self.arguments: Mapping[str, Any] = job.arguments
         self.using = using
+        self._keeper = keeper or Keeper()
         self._progress = Progress(stream, self._store)
         self._unit = ""
         self._looked = time.monotonic()
@@ -107,15 +143,26 @@ class JobRun:
             yield
         self.step()
 
+    def spark_steps(self, spark: SparkSession) -> AbstractContextManager[None]:
+        """While the block waits for Spark, steps go on in another thread: what ends the job ends Spark's tasks, too.
+
+        Only for Spark jobs that the block's own thread begins. Raises what ``step`` raises.
+        """
+        return spark_steps(self.step, spark, f"replsite job {self.id}")
+
     def step(self) -> None:
-        """Raises ``JobCancelled`` when somebody wants the end; looks once a second at most."""
+        """Raises ``JobCancelled``, ``JobInterrupted`` or ``JobLost`` when the work is to end; looks once a second at most."""
         now = time.monotonic()
         if now - self._looked < _LOOK_SECONDS:
             return
         self._looked = now
+        if self._keeper.has_lost():
+            raise JobLost(f"Job {self.id} has lost its lock, so another process may have begun it; this one leaves it.")
         by = Job.objects.using(self.using).values_list("cancel_asked_by", flat=True).get(pk=self.id)
         if by:
             raise JobCancelled(f"Cancelled by {by}. What was done stays; the job can be run again.")
+        if self._keeper.stopping():
+            raise JobInterrupted("Its process was told to end. What was done stays; the job is queued again.")
 
     def say(self, text: str) -> None:
         """A line for whoever watches."""
@@ -143,13 +190,18 @@ def run_job(
     alias = using or stream_settings().database
     checked = _kind(name).check(arguments)
     with hold_lock(alias) as lock:
-        return carry_out(begin_job(lock, name, checked, alias), alias, stream or sys.stderr)
+        job = begin_job(lock, name, checked, alias)
+        return carry_out(job, alias, stream or sys.stderr, keeper=Keeper(lock))
 
 
 def queue_job(name: str, arguments: Mapping[str, Any], by: str, using: str | None = None) -> Job:
-    """Leave a job for ``manage.py runjobs``. Raises ``UnknownJob`` and ``UnusableArguments``."""
+    """Leave a job for ``manage.py runjobs``. Raises ``UnknownJob``, ``UnusableArguments`` and ``QueueFull``."""
     alias = using or stream_settings().database
     checked = _kind(name).check(arguments)
+    if len(json.dumps(dict(checked))) > _MOST_OF_ARGUMENTS:
+        raise UnusableArguments(f"The arguments are longer than {_MOST_OF_ARGUMENTS:,} characters of JSON.")
+    if Job.objects.using(alias).filter(state=JobState.QUEUED).count() >= MOST_QUEUED:
+        raise QueueFull(f"{MOST_QUEUED:,} jobs wait already. Let manage.py runjobs work, or cancel some of them.")
     with transaction.atomic(using=alias):
         job = Job.objects.using(alias).create(
             kind=name, arguments=dict(checked), asked_by=by, state=JobState.QUEUED, queued_at=Now()
@@ -162,31 +214,62 @@ def queue_job(name: str, arguments: Mapping[str, Any], by: str, using: str | Non
 Work = Callable[[JobRun], Mapping[str, Any]]
 
 
-def carry_out(job: Job, using: str, stream: TextIO, work: Work | None = None) -> Mapping[str, Any]:
-    """Do the work of a job whose lock this process holds (its kind's, if not told), and write into its row how it ended."""
+def carry_out(
+    job: Job, using: str, stream: TextIO, work: Work | None = None, keeper: Keeper | None = None
+) -> Mapping[str, Any]:
+    """Do the work of a job whose lock this process holds (its kind's, if not told), and write into its row how it ended.
+
+    A run that lost its lock writes nothing: the row is the next one's.
+    """
+    keeper = keeper or Keeper()
     log.info("job.began", job=job.pk, kind=job.kind, asked_by=job.asked_by)
     try:
-        summary = (work or _kind(job.kind).run)(JobRun(job, using, stream))
+        summary = (work or _kind(job.kind).run)(JobRun(job, using, stream, keeper))
     except JobCancelled as error:
         end_cancelled_job(job.pk, using)
         log.warning("job.cancelled", job=job.pk, kind=job.kind, why=str(error))
         raise
-    except BaseException as error:
-        log.error("job.failed", job=job.pk, kind=job.kind, error=str(error) or type(error).__name__)
-        fail_job(job.pk, str(error) or type(error).__name__, using)
+    except JobInterrupted as error:
+        _put_back(job, using)
+        log.warning("job.interrupted", job=job.pk, kind=job.kind, why=str(error))
         raise
-    finish_job(job.pk, summary, using)
+    except BaseException as error:
+        _fail(job, using, error, keeper)
+        raise
+    if not end_run(job, using, state=JobState.DONE, summary=dict(summary), finished_at=Now(), stage="", error=""):
+        raise JobLost(f"Job {job.pk} was done here, but another process has begun it meanwhile; its row is that one's.")
     log.info("job.done", job=job.pk, kind=job.kind)
     return summary
+
+
+def _put_back(job: Job, using: str) -> None:
+    """Queue a job again that did not fail; being told to end is no attempt."""
+    with transaction.atomic(using=using), connections[using].cursor() as cursor:
+        end_run(job, using, state=JobState.QUEUED, stage="", attempts=F("attempts") - 1)
+        cursor.execute("SELECT pg_notify(%s, %s)", [QUEUE_CHANNEL, str(job.pk)])
+
+
+def _fail(job: Job, using: str, error: BaseException, keeper: Keeper) -> None:
+    """The job ended early. One of the queue whose lock went, as when the database was started anew, is left to be begun again."""
+    why = str(error) or type(error).__name__
+    if not keeper.has_lost():
+        log.error("job.failed", job=job.pk, kind=job.kind, error=why)
+        end_run(job, using, state=JobState.FAILED, error=why[:2000], finished_at=Now())
+        return
+    log.error("job.lost", job=job.pk, kind=job.kind, error=why)
+    connections[using].close()  # it may be as dead as the lock's
+    if job.queued_at is None:
+        with suppress(DatabaseError, InterfaceError):  # away; the row then tells of a killed job, which is true as well
+            end_run(job, using, state=JobState.FAILED, error=why[:2000], finished_at=Now())
 
 
 def take_over(lock: JobLock, job: int, using: str) -> Job | None:
     """Make a queued job this process's own and running; null when another has it."""
     if not lock.take(job):
         return None
+    values = {"host": socket.gethostname(), "process_id": os.getpid(), "attempts": F("attempts") + 1}
     queued = Job.objects.using(using).filter(pk=job, state=JobState.QUEUED)
-    host, process = socket.gethostname(), os.getpid()
-    if not queued.update(state=JobState.RUNNING, host=host, process_id=process, started_at=Now(), updated_at=Now()):
+    if not queued.update(state=JobState.RUNNING, started_at=Now(), updated_at=Now(), **values):
         lock.give_back(job)
         return None
     return Job.objects.using(using).get(pk=job)

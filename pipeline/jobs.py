@@ -18,7 +18,7 @@ from django.db.models.functions import Now
 from pipeline.errors import UnknownJob
 from pipeline.job_sql import KILLED_JOBS
 from pipeline.models import Job, JobState
-from streams.database import direct_connection
+from streams.database import DatabaseError, direct_connection
 from streams.maintenance import asked_by
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "begin_job",
     "cancel_job",
     "end_cancelled_job",
+    "end_run",
     "fail_job",
     "finish_job",
     "hold_lock",
@@ -57,6 +58,15 @@ class JobLock:
         with self._connection.cursor() as cursor:
             cursor.execute(_LOCK, [job])
             return bool(cursor.fetchone()[0])
+
+    def is_held(self) -> bool:
+        """Whether what was taken is still ours: the locks go with the connection, whoever ended it."""
+        try:
+            with self._connection.cursor() as cursor:
+                cursor.execute("SELECT")
+        except DatabaseError:
+            return False
+        return True
 
     def give_back(self, job: int) -> None:
         """Let go of a job that was only looked at."""
@@ -102,9 +112,13 @@ def resumable_job(lock: JobLock, kind: str, arguments: Mapping[str, Any], using:
 
 
 def abandoned_jobs(lock: JobLock, kind: str, keep: Sequence[int], using: str) -> list[int]:
-    """Jobs that are not done and that no process works on; those that were killed are marked as failed."""
+    """Jobs that are not done and that no process works on; those that were killed are marked as failed.
+
+    A queued one that was killed is left to ``runjobs``, which begins it again.
+    """
     found = []
     unfinished = Job.objects.using(using).filter(kind=kind, state__in=[JobState.RUNNING, JobState.FAILED])
+    unfinished = unfinished.exclude(state=JobState.RUNNING, queued_at__isnull=False)
     for job in unfinished.exclude(pk__in=keep):
         if lock.take(job.pk):
             killed = Job.objects.using(using).filter(pk=job.pk, state=JobState.RUNNING)
@@ -117,6 +131,12 @@ def abandoned_jobs(lock: JobLock, kind: str, keep: Sequence[int], using: str) ->
 def show_progress(job: int, using: str, **values: Any) -> None:
     """Write stage, done, total and rate into the job's row, for whoever looks at it."""
     Job.objects.using(using).filter(pk=job).update(updated_at=Now(), **values)
+
+
+def end_run(job: Job, using: str, **values: Any) -> bool:
+    """Write into the row how this run of the job ended; False when the job is somebody else's by now, and nothing was written."""
+    own = Job.objects.using(using).filter(pk=job.pk, state=JobState.RUNNING, host=job.host, process_id=job.process_id)
+    return bool(own.filter(attempts=job.attempts).update(updated_at=Now(), **values))
 
 
 def finish_job(job: int, summary: Mapping[str, Any], using: str) -> None:

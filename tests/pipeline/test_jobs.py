@@ -14,12 +14,13 @@ import pytest
 from django.db import connection
 
 from pipeline import job_runs
-from pipeline.errors import JobCancelled, UnknownJob, UnusableArguments
+from pipeline.errors import JobCancelled, JobLost, QueueFull, UnknownJob, UnusableArguments
 from pipeline.job_queue import MOST_ATTEMPTS, JobServer, requeue_killed
 from pipeline.job_runs import queue_job, run_job
 from pipeline.job_views import job_views
 from pipeline.jobs import CancelOutcome, begin_job, cancel_job, hold_lock, killed_jobs
 from pipeline.models import Job, JobState
+from streams.database import DatabaseError
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -234,6 +235,118 @@ def test_figures_of_before_stay_when_a_job_goes_on(kind):
     Job.objects.filter(pk=job.pk).update(before={"rows": 99})
     serve()
     assert Job.objects.get().before == {"rows": 99}
+
+
+# --- processes that are told to end, and databases that are started anew ------------------------------------------
+
+
+def test_a_job_whose_process_is_told_to_end_is_queued_again_and_that_is_no_attempt(kind):
+    server = JobServer("default", io.StringIO(), lambda text: None)
+    steps = kind(lambda step: server.stop() if step == 1 else None)
+    queue_job("walk", {"steps": 5}, "ann")
+    server.run(once=True)
+    assert (steps.taken, server.done, server.failed) == ([0, 1], 0, 0)
+    assert Job.objects.values_list("state", "attempts", "error").get() == (JobState.QUEUED, 0, "")
+    steps.at = lambda step: None
+    assert serve().done == 1
+    assert Job.objects.get().state == JobState.DONE
+
+
+def test_cancelling_wins_over_the_end_of_the_process(kind):
+    server = JobServer("default", io.StringIO(), lambda text: None)
+
+    def end(step):
+        cancel_job(Job.objects.get().pk, "bob", "default")
+        server.stop()
+
+    kind(end)
+    queue_job("walk", {"steps": 5}, "ann")
+    server.run(once=True)
+    assert Job.objects.get().state == JobState.CANCELLED
+
+
+def end_sessions(like: str) -> None:
+    """As an operator, a failover or a restart of the database does."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE pid <> pg_backend_pid() "
+            "AND datname = current_database() AND application_name LIKE %s",
+            [like],
+        )
+
+
+def test_a_job_that_has_lost_its_lock_is_left_to_the_next_process(kind):
+    steps = kind(lambda step: end_sessions("replsite job") if step == 1 else None)
+    queue_job("walk", {"steps": 5}, "ann")
+    with pytest.raises(DatabaseError):
+        serve()
+    assert steps.taken == [0, 1]
+    assert job_views(1, "default")[0].word == "killed"
+    steps.at = lambda step: None
+    assert serve().done == 1
+    assert Job.objects.values_list("state", "attempts").get() == (JobState.DONE, 2)
+
+
+def test_a_command_that_has_lost_its_lock_says_so_in_its_row(kind):
+    kind(lambda step: end_sessions("replsite job"))
+    with pytest.raises(JobLost, match="another process"):
+        run_job("walk", {"steps": 5}, stream=io.StringIO())
+    job = Job.objects.get()
+    assert job.state == JobState.FAILED and "lost its lock" in job.error
+
+
+def test_a_run_that_is_late_does_not_write_over_the_next_one(kind):
+    kind(lambda step: Job.objects.update(attempts=7))
+    with pytest.raises(JobLost, match="meanwhile"):
+        run_job("walk", {"steps": 1}, stream=io.StringIO())
+    assert Job.objects.values_list("state", "summary").get() == (JobState.RUNNING, None)
+
+
+def test_jobs_go_on_after_the_database_was_started_anew(kind):
+    pids: list[int] = []
+    went_on = threading.Event()
+    steps = kind(lambda step: pids.append(_own_session()) or went_on.wait(20))
+    server = JobServer("default", io.StringIO(), lambda text: None)
+    thread = threading.Thread(target=server.run, kwargs={"once": False})
+    thread.start()
+    try:
+        job = queue_job("walk", {"steps": 2}, "ann")
+        wait_until(lambda: pids, 20)
+        steps.at = lambda step: None
+        end_sessions("%replsite job%")
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_terminate_backend(%s, 10000)", [pids[0]])
+        went_on.set()
+        wait_until(lambda: Job.objects.get(pk=job.pk).state == JobState.DONE, 30)
+    finally:
+        went_on.set()
+        server.stop()
+        thread.join(20)
+    assert not thread.is_alive()
+    assert Job.objects.get().attempts == 2
+
+
+def _own_session() -> int:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_backend_pid()")
+        return cursor.fetchone()[0]
+
+
+def test_no_more_jobs_wait_than_may(kind, monkeypatch):
+    kind()
+    monkeypatch.setattr(job_runs, "MOST_QUEUED", 2)
+    for _ in range(2):
+        queue_job("walk", {}, "ann")
+    with pytest.raises(QueueFull, match="runjobs"):
+        queue_job("walk", {}, "ann")
+    assert serve().done == 2
+    queue_job("walk", {}, "ann")
+
+
+def test_arguments_beyond_all_measure_are_refused(kind):
+    kind()
+    with pytest.raises(UnusableArguments, match="100,000"):
+        queue_job("walk", {"why": "x" * 100_001}, "ann")
 
 
 # --- commands -----------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """``manage.py runjobs``: carries out the jobs that the admin or another service queued, one after another.
 
-Several may run at once. It ends with SIGTERM after the job at hand; a job that is killed with it is begun again by the next one.
+Several may run at once. SIGTERM ends it: the job at hand stops at its next step and is queued again, as is one that is killed
+with it. A database that is started anew is waited for.
 Exit status 0: stopped, or with ``--once`` all jobs are done; 1: with ``--once`` one failed; or the database is away.
 """
 

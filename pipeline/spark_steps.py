@@ -1,0 +1,78 @@
+"""Ending a job that waits for Spark: somebody looks meanwhile whether the work is to end, and then ends Spark's tasks (driver).
+
+The work itself sits in a call to Spark and cannot look. A task that is ended leaves nothing: its transaction is rolled back.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from django.db import Error as DjangoError
+from django.db import connections
+
+from pipeline.errors import PipelineError
+from streams.logs import get_logger
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["spark_steps"]
+
+log = get_logger(__name__)
+_LOOK_SECONDS = 1.0
+_CANCEL_SECONDS = 0.2
+_GROUP_PROPERTIES = ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel")
+
+
+@contextmanager
+def spark_steps(step: Callable[[], None], spark: SparkSession, group: str) -> Iterator[None]:
+    """Call ``step`` about once a second while the block's thread runs Spark jobs; what it raises ends them, and is raised here.
+
+    The block's Spark jobs bear the name ``group``; only they are ended.
+    """
+    context = spark.sparkContext
+    context.setJobGroup(group, group, interruptOnCancel=True)
+    watcher = _Watcher(step, context, group)
+    watcher.start()
+    try:
+        yield
+    except Exception:
+        watcher.stop()
+        if watcher.reason is not None:
+            raise watcher.reason from None
+        raise
+    finally:
+        watcher.stop()
+        for name in _GROUP_PROPERTIES:
+            context.setLocalProperty(name, None)  # type: ignore[arg-type]  # null takes it away
+    if watcher.reason is not None:
+        raise watcher.reason
+
+
+class _Watcher(threading.Thread):
+    def __init__(self, step: Callable[[], None], context: Any, group: str) -> None:
+        super().__init__(name="spark steps", daemon=True)
+        self._step, self._context, self._group = step, context, group
+        self._over = threading.Event()
+        self.reason: PipelineError | None = None
+
+    def stop(self) -> None:
+        """The block is over."""
+        self._over.set()
+        self.join()
+
+    def run(self) -> None:
+        while self.reason is None and not self._over.wait(_LOOK_SECONDS):
+            try:
+                self._step()
+            except PipelineError as error:
+                self.reason = error
+            except DjangoError as error:  # the work itself will notice
+                log.warning("job.not_looked", error=str(error))
+        connections.close_all()  # this thread's own
+        while self.reason is not None and not self._over.is_set():
+            self._context.cancelJobGroup(self._group)  # again and again: the next job may be on its way
+            self._over.wait(_CANCEL_SECONDS)

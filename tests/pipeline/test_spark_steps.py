@@ -1,0 +1,74 @@
+"""Ending a job that waits for Spark: its tasks end, others go on, and the session is as good as before."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from pipeline import spark_steps as module
+from pipeline.errors import JobCancelled
+from pipeline.spark_steps import spark_steps
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(module, "_LOOK_SECONDS", 0.1)
+
+
+def work(spark, seconds: float) -> int:
+    """A Spark job of one task that takes so long."""
+
+    def sleep(batches):
+        import time
+
+        for batch in batches:
+            time.sleep(seconds)
+            yield batch
+
+    return spark.range(0, 1, 1, 1).mapInArrow(sleep, "id bigint").count()
+
+
+class Asked:
+    """A step that is cancelled from its third call on."""
+
+    calls = 0
+
+    def __call__(self) -> None:
+        self.calls += 1
+        if self.calls >= 3:
+            raise JobCancelled("Cancelled by bob.")
+
+
+def test_a_wish_to_end_ends_the_tasks_and_is_raised_in_place_of_sparks_error(spark):
+    begun = time.monotonic()
+    with pytest.raises(JobCancelled, match="bob"), spark_steps(Asked(), spark, "replsite job 1"):
+        work(spark, 200.0)
+    assert time.monotonic() - begun < 60
+    assert work(spark, 0.0) == 1
+
+
+def test_a_job_that_begins_after_the_wish_is_ended_as_well(spark):
+    asked = Asked()
+    with pytest.raises(JobCancelled), spark_steps(asked, spark, "replsite job 2"):
+        while asked.calls < 3:
+            time.sleep(0.05)
+        work(spark, 200.0)
+
+
+def test_a_wish_that_comes_at_the_end_is_heard_too(spark):
+    asked = Asked()
+    with pytest.raises(JobCancelled), spark_steps(asked, spark, "replsite job 3"):
+        while asked.calls < 3:
+            time.sleep(0.05)
+
+
+def test_work_that_nobody_ends_is_left_alone(spark):
+    with spark_steps(lambda: None, spark, "replsite job 4"):
+        assert work(spark, 0.3) == 1
+    assert spark.sparkContext.getLocalProperty("spark.jobGroup.id") is None
+
+
+def test_errors_of_the_work_stay_what_they_are(spark):
+    with pytest.raises(ValueError, match="own"), spark_steps(lambda: None, spark, "replsite job 5"):
+        raise ValueError("own")
