@@ -26,7 +26,7 @@ from pipeline.jobs import cancel_job, killed_jobs
 from streams.conf import stream_settings
 from streams.read_only_admin import ReadOnlyAdmin
 
-__all__ = ["JobAdmin", "NewestFirstAdmin", "QuarantinedLineAdmin", "RoomCountAdmin"]
+__all__ = ["JobAdmin", "NewestFirstAdmin", "QuarantinedLineAdmin", "RoomStatisticsAdmin"]
 
 _MOST_OF_ARGUMENTS = 10_000
 
@@ -134,9 +134,9 @@ class JobAdmin(ReadOnlyAdmin):
         return view_of(job, self._killed)
 
 
-@admin.register(models.ImportedRoom, models.BatchLedger)
+@admin.register(models.ImportSource, models.ImportedRoom, models.BatchLedger)
 class NewestFirstAdmin(ReadOnlyAdmin):
-    """Runs of bulk work, the rooms that they loaded, and how far the live tables are: all columns, newest first."""
+    """What runs of bulk work read, the rooms that they loaded, and how far the live tables are: all columns, newest first."""
 
     ordering = ("-pk",)
 
@@ -154,9 +154,9 @@ class QuarantinedLineAdmin(NewestFirstAdmin):
         return format_html('<pre style="white-space: pre-wrap; overflow-wrap: anywhere">{}</pre>', shown)
 
 
-@admin.register(models.RoomCount)
-class RoomCountAdmin(ReadOnlyAdmin):
-    """Events per room, kept current by the live pipeline."""
+@admin.register(models.RoomStatistics)
+class RoomStatisticsAdmin(ReadOnlyAdmin):
+    """What came in for each room and who is there, kept current by the live pipeline."""
 
     ordering = ("pk",)
     search_fields = ("pk__exact",)

@@ -1,49 +1,46 @@
-"""The import of room histories, from files to visible rooms (driver, with Django).
+"""The import of room histories, from files and databases to visible rooms (driver, with Django).
 
-    scan     Spark    lines and announced room versions of every part of the files
-    read     Spark    lines -> parsed events and broken lines, staged            (pipeline.stage_lines)
+    scan     Spark    lines and announced room versions of every part of the sources
+    read     Spark    lines and rows -> parsed events and broken lines, staged   (pipeline.stage_lines)
     plan     SQL      what is new, which rooms, in which order                   (pipeline.plan)
     rooms    Spark    state, extremities, visibility of each room, staged        (pipeline.stage_rooms)
     load     SQL      staged rows -> the tables, whole rooms at a time           (pipeline.promotion)
 
 Each step can be repeated: staging has a ledger, loading writes down what it loaded in the same transaction. A job that was
-killed is continued by ``resume``; a new job finds what is loaded already as duplicates. Neither loses or doubles anything.
+killed is continued by ``resume`` (a queued one by the next ``runjobs``); a new job finds what is loaded already as duplicates.
+Neither loses or doubles anything.
 """
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from django.db import connections, transaction
 
 from pipeline.conf import pipeline_settings
-from pipeline.errors import SourceChanged, UnusableArguments
-from pipeline.jobs import (
-    JobLock,
-    abandoned_jobs,
-    begin_job,
-    fail_job,
-    finish_job,
-    hold_lock,
-    resumable_job,
-    show_progress,
-)
-from pipeline.lines import parts_of
-from pipeline.models import ImportedRoom, Job
+from pipeline.disk import disk_full
+from pipeline.errors import JobCancelled, SourceChanged
+from pipeline.inputs import Input, check_unchanged, input_names, open_inputs, parts_of_inputs, unchanged
+from pipeline.job_runs import JobRun, carry_out
+from pipeline.jobs import JobLock, abandoned_jobs, begin_job, hold_lock, resumable_job
+from pipeline.models import ImportedRoom, ImportSource, Job
+from pipeline.parts import Part
 from pipeline.plan import (
     create_staging,
     drop_staging,
     finish_results,
     give_up_rooms,
+    leftover_staging,
     make_plan,
     planned_rooms,
     store_broken,
 )
-from pipeline.progress import Progress
 from pipeline.promotion import EVENTS_PER_BATCH, batches, promote, ready_rooms
 from pipeline.session import spark_session
 from pipeline.spark_tasks import pack_rooms, scan_parts, stage_parts, stage_rooms
@@ -57,7 +54,7 @@ from streams.writers import retire_all, use_instance
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["ImportOptions", "Outcome", "check_paths", "import_history"]
+__all__ = ["KIND", "ImportOptions", "Outcome", "import_history", "import_in"]
 
 KIND = "import_events"
 PART_BYTES = 16 * 1024 * 1024
@@ -67,7 +64,7 @@ PART_BYTES = 16 * 1024 * 1024
 class ImportOptions:
     """What to import and how; ``pause`` is called with the name of each finished step, for tests that end it there."""
 
-    paths: Sequence[Path]
+    sources: Sequence[str | Path]
     as_history: bool = False
     resume: bool = False
     master: str = "local[2]"
@@ -107,143 +104,202 @@ class Outcome:
         }
 
 
-def check_paths(names: Sequence[str]) -> list[Path]:
-    """The files, absolute; ``UnusableArguments`` names the first that cannot be read."""
-    paths = []
-    for name in names:
-        path = Path(name).absolute()
-        try:
-            with path.open("rb") as file:
-                file.read(1)
-        except OSError as error:
-            raise UnusableArguments(f"Cannot read {name}: {error.strerror}. Give readable JSON Lines files.") from error
-        paths.append(path)
-    return paths
+def import_history(options: ImportOptions, stream: TextIO | None = None) -> Outcome:
+    """Import as a job of this process, with its progress on ``stream``.
 
-
-def import_history(options: ImportOptions, progress: Callable[[Callable[..., None]], Progress]) -> Outcome:
-    """Import; raises ``PipelineError`` and database errors, with the job marked as failed and resumable."""
+    Raises ``UnusableSource`` before anything is begun; later ``PipelineError`` and database errors, with the job marked as failed
+    and resumable.
+    """
     using = stream_settings().database
+    inputs = open_inputs([str(name) for name in options.sources])
+    found: list[Outcome] = []
+
+    def work(run: JobRun) -> Mapping[str, Any]:
+        found.append(import_in(run, options, inputs))
+        return found[0].summary()
+
     use_instance("import_events-{n}")
     try:
         with hold_lock(using) as lock:
-            return _Import(options, lock, using).run(progress)
+            carry_out(_job(options, lock, using), using, stream or sys.stderr, work)
+        return found[0]
     finally:
         retire_all()
+
+
+def _job(options: ImportOptions, lock: JobLock, using: str) -> Job:
+    names = input_names([str(name) for name in options.sources])
+    arguments = {"sources": names, "as_history": options.as_history}
+    job = resumable_job(lock, KIND, arguments, using) if options.resume else None
+    return job or begin_job(lock, KIND, arguments, using)
+
+
+def import_in(run: JobRun, options: ImportOptions, inputs: Sequence[Input]) -> Outcome:
+    """The same in a job that runs already; its process has a writer."""
+    return _Import(run, options, inputs).run()
 
 
 class _Import:
     """One run of one job."""
 
-    def __init__(self, options: ImportOptions, lock: JobLock, using: str) -> None:
+    def __init__(self, run: JobRun, options: ImportOptions, inputs: Sequence[Input]) -> None:
+        self._run = run
+        self._job = run.id
+        self._using = run.using
         self._options = options
-        self._using = using
+        self._given = inputs
         self._begun = time.monotonic()
-        self._files = [_fingerprint(path) for path in options.paths]
-        self._job = self._open_job(lock)
-        self._parts = [part for file, path in enumerate(options.paths) for part in parts_of(file, path, PART_BYTES)]
+        self._parts: list[Part] = []
 
-    def _open_job(self, lock: JobLock) -> Job:
-        arguments = {"files": self._files, "as_history": self._options.as_history}
-        job = resumable_job(lock, KIND, arguments, self._using) if self._options.resume else None
-        job = job or begin_job(lock, KIND, arguments, self._using)
-        with self._cursor() as cursor:
-            drop_staging(cursor, abandoned_jobs(lock, KIND, [job.pk], self._using))
-        return job
-
-    def run(self, progress: Callable[[Callable[..., None]], Progress]) -> Outcome:
-        self._progress = progress(self._store_progress)
+    def run(self) -> Outcome:
+        self._inputs = self._remember_sources()
+        self._drop_leftovers()
+        self._run.note_before(self._figures())
         try:
-            outcome = self._steps()
-        except BaseException as error:
-            fail_job(self._job.pk, str(error) or type(error).__name__, self._using)
+            with disk_full():
+                outcome = self._steps()
+        except (JobCancelled, SourceChanged):  # what is staged is of no use any more
+            self._drop_staging([self._job])
             raise
-        with self._cursor() as cursor:
-            drop_staging(cursor, [self._job.pk])
-        finish_job(self._job.pk, outcome.summary(), self._using)
+        self._drop_staging([self._job])
+        self._run.note_after(self._figures())
         return outcome
 
     def _steps(self) -> Outcome:
         with transaction.atomic(using=self._using), self._cursor() as cursor:
-            create_staging(cursor, self._job.pk)
-        settings = pipeline_settings()
+            create_staging(cursor, self._job)
         begun = time.monotonic()
-        with spark_session(
-            "import", folder=settings.folder, master=self._options.master, project=settings.project
-        ) as spark:
+        with self._spark() as spark:
             spark_seconds = time.monotonic() - begun
-            self._progress.say(f"Spark: started in {spark_seconds:.1f} s")
+            self._run.say(f"Spark: started in {spark_seconds:.1f} s")
             scans = self._read(spark)
             self._plan()
             self._rooms(spark)
         quarantined = self._store_broken(scans)
         if lost := self._load():
             with transaction.atomic(using=self._using), self._cursor() as cursor:
-                give_up_rooms(cursor, self._job.pk, lost)
+                give_up_rooms(cursor, self._job, lost)
             quarantined = self._store_broken(scans)
         return self._outcome(quarantined, spark_seconds)
+
+    @contextmanager
+    def _spark(self) -> Iterator[SparkSession]:
+        settings = pipeline_settings()
+        with spark_session(
+            "import", folder=settings.folder, master=self._options.master, project=settings.project
+        ) as spark:
+            yield spark
+
+    # --- what is read ---------------------------------------------------------------------------------------------------
+
+    def _remember_sources(self) -> list[Input]:
+        """Write down what is read; a job that goes on reads what it began with, or refuses."""
+        rows = ImportSource.objects.using(self._using)
+        known = list(rows.filter(job_id=self._job).order_by("number"))
+        if not known:
+            given = enumerate(self._given)
+            rows.bulk_create(
+                ImportSource(job_id=self._job, number=number, name=one.name, form=one.form, identity=one.identity)
+                for number, one in given
+            )
+            return list(self._given)
+        if [row.name for row in known] != [one.name for one in self._given]:
+            self._drop_staging([self._job])
+            raise SourceChanged(
+                f"Job {self._job} began with {len(known)} files and databases, and there are others now. Import without --resume."
+            )
+        try:
+            return [unchanged(one, row.identity) for one, row in zip(self._given, known, strict=True)]
+        except SourceChanged:
+            self._drop_staging([self._job])
+            raise
+
+    def _drop_leftovers(self) -> None:
+        """Staging tables of imports that nobody goes on with."""
+        with hold_lock(self._using) as lock:
+            over = abandoned_jobs(lock, KIND, [self._job], self._using)
+        with self._cursor() as cursor:
+            over += leftover_staging(cursor, KIND)
+        self._drop_staging(over)
+
+    def _drop_staging(self, jobs: Sequence[int]) -> None:
+        with self._cursor() as cursor:
+            drop_staging(cursor, jobs)
 
     # --- steps ------------------------------------------------------------------------------------------------------
 
     def _read(self, spark: SparkSession) -> list[PartScan]:
         limit = pipeline_settings().line_limit_bytes
-        scans = scan_parts(spark, self._parts, limit)
-        versions = self._known_versions()
-        for scan in scans:
-            versions = {**scan.versions, **versions}
-        work = LineWork(self._job.pk, dsn(self._using), limit, versions)
-        total = sum(scan.lines for scan in scans)
-        with self._progress.stage("read", total, "lines", self._counter(STEPS.name, "sum(lines)")):
-            stage_parts(spark, work, self._parts)
-        self._check_files()
+        with self._spark_reads(), parts_of_inputs(self._inputs, PART_BYTES) as parts:
+            self._parts = parts
+            with self._run.watch("scan", None, "parts", lambda: 0):
+                scans = scan_parts(spark, parts, limit)
+            self._note_rows(scans)
+            versions = self._known_versions()
+            for scan in scans:
+                versions = {**scan.versions, **versions}
+            work = LineWork(self._job, dsn(self._using), limit, versions)
+            total = sum(scan.lines for scan in scans)
+            with self._run.watch("read", total, "lines", self._counter(STEPS.name, "sum(lines)")):
+                stage_parts(spark, work, parts)
         self._options.pause("read")
         return scans
+
+    @contextmanager
+    def _spark_reads(self) -> Iterator[None]:
+        """A source that changed meanwhile is what is wrong, whatever went wrong because of it."""
+        try:
+            yield
+        finally:
+            check_unchanged(self._inputs)
+
+    def _note_rows(self, scans: Sequence[PartScan]) -> None:
+        rows = dict.fromkeys(range(len(self._inputs)), 0)
+        for part, scan in zip(self._parts, scans, strict=True):
+            rows[part.file] += scan.lines
+        sources = list(ImportSource.objects.using(self._using).filter(job_id=self._job))
+        for source in sources:
+            source.rows = rows[source.number]
+        ImportSource.objects.using(self._using).bulk_update(sources, ["rows"], batch_size=1_000)
 
     def _known_versions(self) -> dict[str, str]:
         with self._cursor() as cursor:
             cursor.execute("SELECT room_id, room_version FROM events_room")
             return dict(cursor.fetchall())
 
-    def _check_files(self) -> None:
-        for path, before in zip(self._options.paths, self._files, strict=True):
-            if _fingerprint(path) != before:
-                raise SourceChanged(
-                    f"{path} has changed while it was read, so nothing of it was loaded. Import it again when it is at rest."
-                )
-
     def _plan(self) -> None:
         with (
-            self._progress.stage("plan", None, "steps", lambda: 0),
+            self._run.watch("plan", None, "steps", lambda: 0),
             transaction.atomic(using=self._using),
             self._cursor() as cursor,
         ):
-            make_plan(cursor, self._job.pk)
+            make_plan(cursor, self._job)
         self._options.pause("plan")
 
     def _rooms(self, spark: SparkSession) -> None:
         with self._cursor() as cursor:
-            rooms = planned_rooms(cursor, self._job.pk)
-        work = RoomWork(self._job.pk, dsn(self._using), self._options.as_history)
+            rooms = planned_rooms(cursor, self._job)
+        work = RoomWork(self._job, dsn(self._using), self._options.as_history)
         total = sum(room.events for room in rooms)
-        with self._progress.stage("rooms", total, "events", self._counter("result_room", "sum(events)")):
+        with self._run.watch("rooms", total, "events", self._counter("result_room", "sum(events)")):
             stage_rooms(spark, work, pack_rooms(rooms))
         with self._cursor() as cursor:
-            finish_results(cursor, self._job.pk)
+            finish_results(cursor, self._job)
         self._options.pause("rooms")
 
     def _store_broken(self, scans: Sequence[PartScan]) -> int:
         with transaction.atomic(using=self._using), self._cursor() as cursor:
-            return store_broken(cursor, self._job.pk, self._parts, [scan.lines for scan in scans])
+            return store_broken(cursor, self._job, self._parts, [scan.lines for scan in scans])
 
     def _load(self) -> set[str]:
         """Load room after room; returns those that somebody else made meanwhile."""
         with self._cursor() as cursor:
-            rooms = ready_rooms(cursor, self._job.pk)
+            rooms = ready_rooms(cursor, self._job)
         lost: set[str] = set()
         done = 0
-        with self._progress.stage("load", sum(room.events for room in rooms), "events", lambda: done):
+        with self._run.watch("load", sum(room.events for room in rooms), "events", lambda: done):
             for batch in batches(rooms, self._options.events_per_batch):
-                lost |= promote(self._job.pk, batch, self._using)
+                lost |= promote(self._job, batch, self._using)
                 done += sum(room.events for room in batch)
                 self._options.pause("load")
         return lost
@@ -251,7 +307,7 @@ class _Import:
     # --- figures ----------------------------------------------------------------------------------------------------
 
     def _outcome(self, quarantined: int, spark_seconds: float) -> Outcome:
-        loaded = list(ImportedRoom.objects.using(self._using).filter(job_id=self._job.pk))
+        loaded = list(ImportedRoom.objects.using(self._using).filter(job_id=self._job))
         return Outcome(
             read=self._counter(STEPS.name, "sum(lines)")(),
             imported=sum(room.imported for room in loaded),
@@ -261,7 +317,7 @@ class _Import:
             seconds=time.monotonic() - self._begun,
             unresolved=sum(room.unresolved for room in loaded),
             spark_seconds=spark_seconds,
-            job=self._job.pk,
+            job=self._job,
         )
 
     def _counter(self, table: str, what: str) -> Callable[[], int]:
@@ -269,19 +325,17 @@ class _Import:
 
         def count() -> int:
             with self._cursor() as cursor:
-                cursor.execute(f"SELECT coalesce({what}, 0) FROM {table_name(self._job.pk, table)}")
+                cursor.execute(f"SELECT coalesce({what}, 0) FROM {table_name(self._job, table)}")
                 return int(cursor.fetchone()[0])
 
         return count
 
-    def _store_progress(self, stage: str, done: int, total: int | None, rate: float | None) -> None:
-        show_progress(self._job.pk, self._using, stage=stage, done=done, total=total, rate=rate)
+    def _figures(self) -> dict[str, int]:
+        """What is noted before and after: rooms of the site, and the size of its database."""
+        with self._cursor() as cursor:
+            cursor.execute("SELECT (SELECT count(*) FROM events_room), pg_database_size(current_database())")
+            rooms, size = cursor.fetchone()
+        return {"rooms": rooms, "database_bytes": size}
 
     def _cursor(self) -> Any:
         return connections[self._using].cursor()
-
-
-def _fingerprint(path: Path) -> dict[str, Any]:
-    """What tells that a file is still the same, short of reading it."""
-    about = path.stat()
-    return {"path": str(path), "size": about.st_size, "modified_ns": about.st_mtime_ns}

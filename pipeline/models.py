@@ -12,7 +12,18 @@ from django.db.models.functions import Now
 
 from state.fields import IdentifierField
 
-__all__ = ["BatchLedger", "ImportedRoom", "Job", "JobState", "QuarantinedLine", "RoomCount"]
+__all__ = [
+    "BatchLedger",
+    "ImportSource",
+    "ImportedRoom",
+    "Job",
+    "JobState",
+    "QuarantinedLine",
+    "RoomDay",
+    "RoomStatistics",
+    "ServerStatistics",
+    "UserDay",
+]
 
 
 class JobState(models.TextChoices):
@@ -115,8 +126,8 @@ class BatchLedger(models.Model):
     """How far a live derived table is: updated in the transaction that changes the table, so each batch counts once."""
 
     query = models.TextField(primary_key=True)
-    batch_id = models.BigIntegerField(help_text="Spark's number, of the checkpoint in use")
-    offsets = models.JSONField(help_text="{writer: position} up to which the table holds every fact")
+    batch_id = models.BigIntegerField(help_text="Spark's number, since the query was started")
+    offsets = models.JSONField(help_text="{stream: {writer: position}} up to which the tables hold every fact")
     batches = models.BigIntegerField(db_default=0)
     applied_at = models.DateTimeField(db_default=Now())
 
@@ -127,15 +138,5 @@ class BatchLedger(models.Model):
         return f"{self.query} {self.batch_id}"
 
 
-class RoomCount(models.Model):
-    """Live derived table: how many events of a room have come in on the stream ``events``."""
-
-    room_id = IdentifierField(primary_key=True)
-    events = models.BigIntegerField()
-    last_position = models.BigIntegerField(help_text="stream position of the newest event")
-
-    class Meta:
-        db_table = "pipeline_roomcount"
-
-    def __str__(self) -> str:
-        return f"{self.room_id}: {self.events}"
+from pipeline.import_models import ImportSource  # noqa: E402 - after the table of jobs
+from pipeline.statistics_models import RoomDay, RoomStatistics, ServerStatistics, UserDay  # noqa: E402 - after the tables

@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.lines import HEAD_BYTES, Part
+from pipeline.parts import HEAD_BYTES, Part
 from pipeline.stage_lines import LINES_PER_PART
 from pipeline.staging import BROKEN, PREFIX, RESULT_TABLES, STAGED_EVENTS, STAGED_TABLES, STEPS, table_name
 
@@ -19,6 +19,7 @@ __all__ = [
     "drop_staging",
     "finish_results",
     "give_up_rooms",
+    "leftover_staging",
     "make_plan",
     "planned_rooms",
     "store_broken",
@@ -26,6 +27,7 @@ __all__ = [
 
 ROOM_KNOWN = "room-known"
 VERSION_DIFFERS = "room-version-differs"
+MOST_QUARANTINED = 1_000_000
 _CREATED = "created"
 _PLANNED = "planned"
 
@@ -84,6 +86,7 @@ FROM {broken} b
 JOIN unnest(%(paths)s::text[], %(before)s::bigint[]) WITH ORDINALITY AS p(path, lines_before, place)
      ON p.place - 1 = b.seq / %(lines_per_part)s
 LEFT JOIN {event} e ON e.seq = b.seq
+ORDER BY b.seq LIMIT %(most)s
 """
 
 
@@ -120,6 +123,20 @@ def drop_staging(cursor: Any, jobs: Sequence[int]) -> None:
         )
         for (name,) in cursor.fetchall():
             cursor.execute(f'DROP TABLE IF EXISTS "{name}"')
+
+
+def leftover_staging(cursor: Any, kind: str) -> list[int]:
+    """Jobs of a kind that are over, not to be resumed, and left tables: cancelled when their process was dead, for instance."""
+    cursor.execute(
+        """
+        SELECT DISTINCT job.id FROM pg_tables
+        JOIN pipeline_job job ON starts_with(tablename, %s || job.id || '_')
+        WHERE schemaname = current_schema() AND starts_with(tablename, %s)
+          AND job.kind = %s AND job.state IN ('done', 'cancelled')
+        """,
+        [PREFIX, PREFIX, kind],
+    )
+    return [int(job) for (job,) in cursor.fetchall()]
 
 
 def make_plan(cursor: Any, job: int) -> None:
@@ -159,7 +176,10 @@ def give_up_rooms(cursor: Any, job: int, rooms: Collection[str]) -> None:
 
 
 def store_broken(cursor: Any, job: int, parts: Sequence[Part], lines: Sequence[int]) -> int:
-    """Write the quarantine of the job, with file and line; ``lines`` are those of each part. Returns its size."""
+    """Write the quarantine of the job, with file and line; ``lines`` are those of each part. Returns its size.
+
+    The first million lines are written down; all are counted.
+    """
     before, counted = [], 0
     for number, part in enumerate(parts):
         counted = 0 if number == 0 or parts[number - 1].file != part.file else counted + lines[number - 1]
@@ -171,11 +191,13 @@ def store_broken(cursor: Any, job: int, parts: Sequence[Part], lines: Sequence[i
             "job": job,
             "lines_per_part": LINES_PER_PART,
             "head": HEAD_BYTES,
-            "paths": [part.path for part in parts],
+            "paths": [part.name for part in parts],
             "before": before,
+            "most": MOST_QUARANTINED,
         },
     )
-    return int(cursor.rowcount)
+    cursor.execute(_named("SELECT count(*) FROM {broken}", job))
+    return int(cursor.fetchone()[0])
 
 
 def _step(cursor: Any, job: int, step: str) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline import stage_rooms as on_executors
 from pipeline.errors import SparkFailed
-from pipeline.lines import Part
+from pipeline.parts import Part
 from pipeline.plan import PlannedRoom
 from pipeline.stage_lines import LineWork, PartScan, scan_part, stage_part
 from pipeline.stage_rooms import RoomWork

@@ -1,7 +1,7 @@
-"""First half of an import, on executors: lines of files -> parsed events in the staging table (no Django).
+"""First half of an import, on executors: rows of sources -> parsed events in the staging table (no Django).
 
-Every part of a file is a piece of work with a ledger row of its own. A line that cannot be an event is put aside with
-the reason; nothing in a file can end the job, but for the file itself being unreadable.
+Every part of a source is a piece of work with a ledger row of its own. A line that cannot be an event is put aside with
+the reason; nothing in a source can end the job, but for the source itself being unreadable.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from events.errors import EventRefused
-from events.parsing import ParsedEvent, announced_version, parse_line
-from pipeline.lines import HEAD_BYTES, BrokenLine, Line, Part, read_lines
+from events.parsing import ParsedEvent, announced_version, parse_line, parse_row
+from pipeline.inputs import announcing_rows, read_part
+from pipeline.parts import HEAD_BYTES, BrokenLine, Line, Part
 from pipeline.staging import BROKEN, STAGED_EVENTS, STEPS, copy_rows, staging_connection, table_name
 
 __all__ = ["LINES_PER_PART", "LineWork", "PartScan", "scan_part", "sequence_number", "stage_part"]
@@ -49,11 +50,11 @@ def scan_part(part: Part, limit_bytes: int) -> PartScan:
     """Count the lines and collect versions, which bare events of other lines need."""
     last = 0
     versions: dict[str, str] = {}
-    for line in read_lines(part, limit_bytes):
+    for line in announcing_rows(part, limit_bytes):
         last = line.number
-        if isinstance(line, Line) and (announced := announced_version(line.content)):
+        if isinstance(line, Line) and (announced := announced_version(line.content, line.told)):
             versions.setdefault(*announced)
-    return PartScan(last, versions)
+    return PartScan(last if part.rows is None else part.rows, versions)
 
 
 def stage_part(work: LineWork, number: int, part: Part) -> int:
@@ -66,7 +67,7 @@ def stage_part(work: LineWork, number: int, part: Part) -> int:
         if not cursor.rowcount:
             return 0
         read = 0
-        for events, broken in _batches(work, number, read_lines(part, work.limit_bytes)):
+        for events, broken in _batches(work, number, read_part(part, work.limit_bytes)):
             copy_rows(cursor, work.job, STAGED_EVENTS, events)
             copy_rows(cursor, work.job, BROKEN, broken)
             read += len(events) + len(broken)
@@ -86,16 +87,26 @@ def _batches(work: LineWork, part: int, lines: Iterable[Line | BrokenLine]) -> I
     for line in lines:
         place = sequence_number(part, line.number)
         if isinstance(line, BrokenLine):
-            broken.append((place, line.reason, line.detail, line.head))
+            broken.append((place, line.reason, _text(line.detail), line.head[:HEAD_BYTES]))
             continue
         try:
-            events.append(_row(place, parse_line(line.content, work.versions)))
+            events.append(_row(place, _parse(line, work.versions)))
         except EventRefused as refused:
-            broken.append((place, str(refused.reason), _text(refused.detail), line.content[:HEAD_BYTES]))
+            broken.append((place, str(refused.reason), _detail(refused, line), line.content[:HEAD_BYTES]))
         if len(events) + len(broken) >= _ROWS_PER_COPY:
             yield events, broken
             events, broken = [], []
     yield events, broken
+
+
+def _parse(line: Line, versions: Mapping[str, str]) -> ParsedEvent:
+    return parse_line(line.content, versions) if line.told is None else parse_row(line.content, line.told, versions)
+
+
+def _detail(refused: EventRefused, line: Line) -> str:
+    """Why; of a table's row also which event, since nobody counts its rows."""
+    event_id = line.told.get("event_id") if line.told else None
+    return _text(f"{event_id}: {refused.detail}" if event_id else refused.detail)
 
 
 def _text(detail: str) -> str:

@@ -9,18 +9,15 @@ from pathlib import Path
 from django.db import connection
 
 from pipeline.import_history import ImportOptions, Outcome, import_history
-from pipeline.progress import Progress
 from tests.room_data import ROOM_NAMES, ROOMS
 
 ALL_ROOMS = tuple(ROOMS / name / "events.jsonl.gz" for name in ROOM_NAMES)
 SMALL_ROOMS = tuple(path for path in ALL_ROOMS if path.parent.name != "large_v10")
 
 
-def run_import(*paths: Path, **options: object) -> Outcome:
+def run_import(*paths: Path | str, **options: object) -> Outcome:
     """Import files in this process, on the session that it has."""
-    return import_history(
-        ImportOptions([Path(path) for path in paths], **options), lambda store: Progress(io.StringIO(), store)
-    )
+    return import_history(ImportOptions(paths, **options), io.StringIO())
 
 
 def write_lines(path: Path, *lines: object) -> Path:

@@ -66,9 +66,11 @@ def test_json_leaves_only_the_summary(import_events):
     assert len(out.splitlines()) == 1 and errors == ""
 
 
-@pytest.mark.parametrize("name", ["missing.jsonl", "."])
-def test_a_path_that_cannot_be_read_is_status_2_before_anything_starts(tmp_path, name):
-    with pytest.raises(CommandError, match="Cannot read") as refused:
+@pytest.mark.parametrize(
+    ("name", "why"), [("missing.jsonl", "Cannot read"), (".", "holds no .*parquet files. Name the files")]
+)
+def test_a_path_that_cannot_be_read_is_status_2_before_anything_starts(tmp_path, name, why):
+    with pytest.raises(CommandError, match=why) as refused:
         call_command("import_events", str(tmp_path / name))
     assert refused.value.returncode == 2
     assert not Job.objects.exists()

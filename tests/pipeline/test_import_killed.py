@@ -15,10 +15,8 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("
 
 KILLED = """
 import io
-from pathlib import Path
 from pipeline import promotion
 from pipeline.import_history import ImportOptions, import_history
-from pipeline.progress import Progress
 
 def die(step):
     if step == sys.argv[1]:
@@ -32,8 +30,8 @@ if sys.argv[1] == "middle":
             os.kill(os.getpid(), signal.SIGKILL)
     from pipeline.models import Job
     promotion._Batch._run = run
-options = ImportOptions([Path(path) for path in sys.argv[2:]], events_per_batch=300, pause=die)
-import_history(options, lambda store: Progress(io.StringIO(), store))
+options = ImportOptions(sys.argv[2:], events_per_batch=300, pause=die)
+import_history(options, io.StringIO())
 """
 
 

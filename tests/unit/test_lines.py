@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.lines import HEAD_BYTES, BrokenLine, Line, parts_of, read_lines
+from pipeline.lines import parts_of, read_lines
+from pipeline.parts import HEAD_BYTES, BrokenLine, Line
 
 LIMIT = 100
 

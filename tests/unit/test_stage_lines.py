@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gzip
 
-from pipeline.lines import BrokenLine, Line, Part, parts_of
+from pipeline.lines import parts_of
+from pipeline.parts import BrokenLine, Form, Line, Part
 from pipeline.stage_lines import LINES_PER_PART, LineWork, _batches, _text, scan_part, sequence_number
 from pipeline.staging import BROKEN, STAGED_EVENTS, table_name
 from tests.room_data import event_lines, stored_events
@@ -57,7 +58,7 @@ def test_a_scan_counts_lines_and_finds_announced_versions(tmp_path):
     path.write_bytes(gzip.compress(b"\n" + json.dumps(create).encode() + b"\nnot json m.room.create\n"))
     (part,) = parts_of(0, path, 1 << 20)
     found = scan_part(part, 1 << 20)
-    assert part == Part(0, str(path), compressed=True)
+    assert part == Part(0, str(path), form=Form.GZIP, name=str(path))
     assert (found.lines, found.versions) == (3, {create["room_id"]: "6"})
 
 

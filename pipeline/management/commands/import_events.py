@@ -1,4 +1,4 @@
-"""``manage.py import_events``: room histories from JSON Lines files, through Spark.
+"""``manage.py import_events``: room histories from files and Synapse databases, through Spark.
 
 Standard output ends with one line of JSON; everything else goes to standard error. Exit status 0: everything is in or was
 there; 1: something was quarantined, or the import could not be finished; 2: unusable arguments.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
@@ -17,7 +16,6 @@ from django.db import DatabaseError, connections
 from pipeline.conf import pipeline_settings
 from pipeline.errors import PipelineError, UnusableArguments
 from pipeline.models import QuarantinedLine
-from pipeline.progress import Progress
 from streams import database
 from streams.conf import stream_settings
 from streams.errors import StreamError
@@ -31,32 +29,31 @@ class Command(BaseCommand):
     """Imports files and says what became of every line."""
 
     help = (
-        "Import room histories: JSON Lines files (.gz too), one event a line, bare or wrapped as "
-        '{"json": {...}, "room_version": ...}. Each room becomes visible as a whole; connected followers see every event. '
+        "Import room histories: JSON Lines files (.gz and .zst too), one event a line, bare or wrapped as "
+        '{"json": {...}, "room_version": ...}; Parquet files or folders of them; a Synapse database (postgresql:// URL or SQLite '
+        "file). Each room becomes visible as a whole; connected followers see every event. "
         "Example: manage.py import_events data/rooms/*/events.jsonl.gz"
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Declare the options."""
-        parser.add_argument("paths", nargs="+", metavar="PATH", help="JSON Lines file, plain or gzip")
+        parser.add_argument("paths", nargs="+", metavar="PATH", help="file, folder of Parquet files, or postgresql:// URL")
         parser.add_argument("--as-history", action="store_true", help="on the backward stream: never new to anybody")
-        parser.add_argument("--resume", action="store_true", help="continue the import of these files that was killed")
+        parser.add_argument("--resume", action="store_true", help="continue the import of these that ended early")
         parser.add_argument("--master", metavar="URL", help="Spark master (default: local[2])")
         parser.add_argument("--json", action="store_true", help="only the summary line on stdout, no report on stderr")
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Import, print the summary, and end with the status that the module tells."""
-        from pipeline.import_history import ImportOptions, check_paths, import_history  # noqa: PLC0415 - needs pyspark
+        from pipeline.import_history import ImportOptions, import_history  # noqa: PLC0415 - needs pyspark
 
-        try:
-            paths = check_paths(options["paths"])
-        except UnusableArguments as error:
-            raise CommandError(str(error), returncode=2) from error
         wanted = ImportOptions(
-            paths, options["as_history"], options["resume"], options["master"] or pipeline_settings().master
+            options["paths"], options["as_history"], options["resume"], options["master"] or pipeline_settings().master
         )
         try:
-            outcome = import_history(wanted, self._progress)
+            outcome = import_history(wanted)
+        except UnusableArguments as error:
+            raise CommandError(str(error), returncode=2) from error
         except (DatabaseError, database.DatabaseError) as error:
             raise CommandError(database.explain(error), returncode=1) from error
         except (PipelineError, StreamError, OSError) as error:
@@ -68,9 +65,6 @@ class Command(BaseCommand):
         self.stdout.write(json.dumps(outcome.summary()))
         if outcome.quarantined:
             sys.exit(1)
-
-    def _progress(self, store: Callable[..., None]) -> Progress:
-        return Progress(sys.stderr, store)
 
     def _report(self, outcome: Any) -> None:
         rate = outcome.read / max(outcome.seconds - outcome.spark_seconds, 0.001)

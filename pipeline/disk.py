@@ -1,0 +1,38 @@
+"""A full disk, wherever it was noticed: one error that says what to do."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from django.db import DatabaseError
+
+from pipeline.errors import DiskFull, SparkFailed
+from streams import database
+
+__all__ = ["disk_full"]
+
+_STATE = "53100"
+_WORDS = ("DiskFull", "No space left on device")
+
+
+@contextmanager
+def disk_full() -> Iterator[None]:
+    """Raises ``DiskFull`` for whatever comes out of the block because of a full disk; everything else as it is."""
+    try:
+        yield
+    except (DatabaseError, database.DatabaseError, SparkFailed, OSError) as error:
+        if not _is_full(error):
+            raise
+        raise DiskFull(
+            f"A disk is full: {str(error).strip()} Free space, then go on with --resume: what was loaded stays, and so does "
+            "what was worked out until then."
+        ) from error
+
+
+def _is_full(error: BaseException) -> bool:
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOSPC
+    state = getattr(error.__cause__ or error, "pgcode", None)
+    return state == _STATE or any(word in str(error) for word in _WORDS)

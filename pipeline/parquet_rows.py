@@ -1,0 +1,164 @@
+"""Events in Parquet files: which columns are taken, and their rows (no Django).
+
+Taken are ``json`` (an event's exact bytes, or text) and, where there are columns of these names, what a JSON Lines wrapper may
+tell (``pipeline.parts.TOLD``); other columns are left alone. Row groups are the parts. A row group that cannot be decoded is one
+broken line, and the next one is read. Memory: one batch of rows, and of each column a buffer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline.errors import UnusableSource
+from pipeline.parts import TOLD, BrokenLine, Form, Line, Part
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+__all__ = ["MAGIC", "announcing_rows", "check_columns", "parts_of", "read_rows"]
+
+MAGIC = b"PAR1"
+_JSON = "json"
+_ROWS_PER_BATCH = 1_000
+_BUFFER_BYTES = 1024 * 1024
+_ROWS_PER_PART = 50_000
+
+
+def parts_of(file: int, path: Path) -> list[Part]:
+    """Some ten thousand rows of whole row groups each; at least one part. Raises ``UnusableSource``."""
+    import pyarrow as pa  # noqa: PLC0415 - only where such files are read
+
+    try:
+        with _open(path) as source:
+            check_columns(source.schema_arrow, str(path))
+            sizes = [source.metadata.row_group(n).num_rows for n in range(source.metadata.num_row_groups)]
+    except (pa.ArrowException, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        raise UnusableSource(f"{path} cannot be read as Parquet: {_first_line(error)} Is it complete?") from error
+    return [
+        Part(file, str(path), first, last, Form.PARQUET, str(path), rows)
+        for first, last, rows in _groups_of_parts(sizes)
+    ]
+
+
+def check_columns(schema: pa.Schema, name: str) -> None:
+    """Raises ``UnusableSource`` unless events can be read from a file of these columns."""
+    wanted = _kinds()
+    if _JSON not in schema.names:
+        raise UnusableSource(
+            f"{name} has no column {_JSON!r} with the events; its columns are {', '.join(schema.names)[:300]}. "
+            f"Taken are {_JSON} and, if they are there, {', '.join(TOLD)}."
+        )
+    for field in schema:
+        if schema.names.count(field.name) > 1 and field.name in wanted:
+            raise UnusableSource(f"{name} has several columns {field.name!r}. Leave one.")
+        if field.name in wanted and not wanted[field.name][0](field.type):
+            raise UnusableSource(
+                f"{name}: column {field.name!r} is of type {field.type} and must be {wanted[field.name][1]}. "
+                "Cast it, or leave the column out."
+            )
+
+
+def _kinds() -> dict[str, tuple[Callable[[Any], bool], str]]:
+    """Of each column that is taken: whether a type fits, and which do in words."""
+    from pyarrow import types  # noqa: PLC0415
+
+    def is_text(kind: Any) -> bool:
+        return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_null(kind))
+
+    def is_bytes(kind: Any) -> bool:
+        return bool(types.is_binary(kind) or types.is_large_binary(kind))
+
+    text = (is_text, "a string")
+    boolean = (lambda kind: types.is_boolean(kind) or types.is_null(kind), "a boolean")
+    return {
+        _JSON: (lambda kind: is_bytes(kind) or (is_text(kind) and not types.is_null(kind)), "binary or a string"),
+        **dict.fromkeys(("event_id", "room_version", "rejected_reason"), text),
+        **dict.fromkeys(("outlier", "soft_failed"), boolean),
+        "stream_ordering": (lambda kind: types.is_integer(kind) or types.is_null(kind), "an integer"),
+    }
+
+
+def _groups_of_parts(sizes: list[int]) -> Iterator[tuple[int, int, int]]:
+    """(first row group, the one behind the last, rows)."""
+    first, rows = 0, 0
+    for number, size in enumerate(sizes):
+        if rows and rows + size > _ROWS_PER_PART:
+            yield first, number, rows
+            first, rows = number, 0
+        rows += size
+    yield first, len(sizes), rows
+
+
+def read_rows(part: Part) -> Iterator[Line | BrokenLine]:
+    """The rows of the part's row groups, in order. Raises ``OSError`` when the file cannot be read."""
+    with _open(Path(part.path)) as source:
+        number = 0
+        for group in _groups(part):
+            yield from _rows_or_why(source, group, number)
+            number += source.metadata.row_group(group).num_rows
+
+
+def announcing_rows(part: Part) -> Iterator[Line | BrokenLine]:
+    """The rows of those row groups in which rows have no room version."""
+    with _open(Path(part.path)) as source:
+        for group in _groups(part):
+            if not _all_versions_told(source.metadata.row_group(group)):
+                yield from _rows_or_why(source, group, 0)
+
+
+def _groups(part: Part) -> range:
+    return range(part.start, part.start if part.end is None else part.end)
+
+
+def _all_versions_told(group: pq.RowGroupMetaData) -> bool:
+    columns = (group.column(n) for n in range(group.num_columns))
+    found = [column.statistics for column in columns if column.path_in_schema == "room_version"]
+    return bool(found and found[0] is not None and found[0].has_null_count and found[0].null_count == 0)
+
+
+def _rows_or_why(source: pq.ParquetFile, group: int, before: int) -> Iterator[Line | BrokenLine]:
+    """The rows of a group, numbered after ``before``; where it cannot be decoded, one broken line instead of the rest."""
+    import pyarrow as pa  # noqa: PLC0415
+
+    number = before
+    try:
+        for number, (json, told) in enumerate(_rows_of(source, group), before + 1):
+            yield Line(number, json, told) if json is not None else BrokenLine(number, "no-json", "null", b"")
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        detail = f"row group {group}: {_first_line(error)} The rest of the row group is left out."
+        yield BrokenLine(number + 1, "corrupt-parquet", detail, b"")
+
+
+def _rows_of(source: pq.ParquetFile, group: int) -> Iterator[tuple[bytes | None, dict[str, Any]]]:
+    taken = [name for name in (_JSON, *TOLD) if name in source.schema_arrow.names]
+    for batch in source.iter_batches(_ROWS_PER_BATCH, row_groups=[group], columns=taken):
+        columns = {name: batch.column(name) for name in taken}
+        events = _as_bytes(columns.pop(_JSON)).to_pylist()
+        told = [column.to_pylist() for column in columns.values()]
+        for json, *values in zip(events, *told, strict=True):
+            yield json, dict(zip(columns, values, strict=True))
+
+
+def _as_bytes(column: pa.Array) -> pa.Array:
+    """Text as its bytes, whatever they are: the parser says what is wrong with them."""
+    import pyarrow as pa  # noqa: PLC0415
+
+    return column.cast(pa.large_binary())
+
+
+def _open(path: Path) -> pq.ParquetFile:
+    import pyarrow.parquet as pq  # noqa: PLC0415 - only where such files are read
+
+    return pq.ParquetFile(path, buffer_size=_BUFFER_BYTES, pre_buffer=False, page_checksum_verification=True)
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).partition("\n")[0].rstrip(".")
+    return f"{text}." if text else f"{type(error).__name__}."
