@@ -18,7 +18,7 @@ from events.errors import PurgeWentWrong
 from state.collecting import GroupCollection, GroupPlace, Run, collection_of
 from state.store import full_states
 
-__all__ = ["GroupPurge", "GroupsPurged", "plan_groups", "rooms_with_groups"]
+__all__ = ["GroupPurge", "GroupsPurged", "needed_groups", "plan_groups", "rooms_with_groups"]
 
 _GROUPS_PER_TRANSACTION = 500
 _RUNS_PER_TRANSACTION = 20
@@ -30,7 +30,7 @@ FROM state_stategroup g LEFT JOIN LATERAL (
     SELECT true AS needed, bool_or(e.state_key IS NOT NULL AND e.rejected_reason IS NULL) AS changes_state
     FROM events_event e WHERE e.state_group = g.id AND e.topological_ordering >= %(cut)s HAVING count(*) > 0
 ) AS used ON true
-WHERE g.room_id = %(room)s ORDER BY g.id
+WHERE g.room_id = %(room)s AND g.id > %(above)s ORDER BY g.id
 """
 _ROOMS = "SELECT DISTINCT room_id FROM state_stategroup ORDER BY room_id"
 _LOCK_ROOM = "SELECT FROM events_room WHERE room_id = %s FOR UPDATE"
@@ -121,17 +121,30 @@ def rooms_with_groups(using: str) -> list[str]:
 
 def plan_groups(room_id: str, using: str, cut: int | None = None) -> GroupCollection:
     """What can go, when no event below depth ``cut`` counts any more."""
+    groups, needed, _ = needed_groups(room_id, using, cut)
+    return collection_of(groups, needed)
+
+
+def needed_groups(
+    room_id: str, using: str, cut: int | None = None, above: int = 0
+) -> tuple[list[GroupPlace], set[int], set[int]]:
+    """The groups with IDs above ``above``; those that are needed; those that accepted state events have.
+
+    Of the last the group right below is needed, too: it is the state before.
+    """
     groups: list[GroupPlace] = []
     needed: set[int] = set()
+    steps: set[int] = set()
     with connections[using].cursor() as cursor:
-        cursor.execute(_PLACES, {"room": room_id, "cut": -(2**63) if cut is None else cut})
+        cursor.execute(_PLACES, {"room": room_id, "cut": -(2**63) if cut is None else cut, "above": above})
         for group, prev, chain, has_event, changes_state in cursor.fetchall():
             groups.append(GroupPlace(group, prev, chain))
             if has_event:
                 needed.add(group)
-            if changes_state and prev is not None:
-                needed.add(prev)
-    return collection_of(groups, needed)
+            if changes_state:
+                steps.add(group)
+                needed.update(() if prev is None else (prev,))
+    return groups, needed, steps
 
 
 class GroupPurge:

@@ -94,6 +94,10 @@ class GroupBuilder:
             number = self._add(self._copy(base), changes)
         return number if number is not None else self._add_full_on(base, changes)
 
+    def end_chains(self) -> None:
+        """Whatever comes next begins a chain: somebody else may have gone on with those that there are."""
+        self._tips = dict.fromkeys(self._tips, -1)
+
     def add_nearest(self, bases: Mapping[int, Mapping[StateKey, str]], state: Mapping[StateKey, str]) -> int:
         """A group with this full state: one of ``bases`` where it has it, else a new one on top of the nearest.
 
@@ -114,6 +118,10 @@ class GroupBuilder:
     def step(self, group: int) -> tuple[int | None, Mapping[StateKey, str | None]]:
         """What a group is built on (null: nothing) and how it differs from that."""
         return self._groups[group].prev, self._groups[group].changes
+
+    def original(self, copy: int) -> int:
+        """The group that ``add`` copied in full."""
+        return self._originals[copy]
 
     def lookup(self, group: int, key: StateKey) -> str | None:
         """The event at one key of a group's state, or null."""

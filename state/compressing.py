@@ -1,0 +1,172 @@
+"""The state groups of a room, built anew with as few rows as the chain scheme allows (pure).
+
+Groups are taken in the order of their IDs, as they are stored: by this project, by an older version of it, or as another program
+wrote them. Each state that is needed is stored once, on top of the nearest one that is there: the one below it, the last one, or
+none. ``state.deltas`` builds them, as it does for every new event, so its bounds hold.
+What only stood between needed groups is read and left out.
+
+The group of an accepted state event stays on top of a group with the state before the event, because that is how the state before
+is found.
+
+Equal states are told by digests, sums over the entries, which are good within one process. Takes memory in proportion to what
+the outcome stores, and time in proportion to what is stored now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from state.deltas import GroupBuilder, StateKey
+from state.errors import StepTooLarge
+
+__all__ = ["Compression", "Need", "WrittenRows"]
+
+_MASK = 2**64 - 1
+Changes = Mapping[StateKey, str | None]
+
+
+class Need(Enum):
+    """What a stored group is there for."""
+
+    NOTHING = auto()
+    """Others are built on it."""
+    STATE = auto()
+    """It is the state after or before some event."""
+    STEP = auto()
+    """It is the state after an accepted state event: the group below it is the state before."""
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenRows:
+    """Rows of groups, and of their deltas."""
+
+    groups: int
+    deltas: int
+
+    @property
+    def total(self) -> int:
+        """Of both tables."""
+        return self.groups + self.deltas
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A stored group's state: that of a new group (null: nothing), with some changes."""
+
+    base: int | None
+    changes: Changes
+
+
+class Compression:
+    """One room's groups, taken one after another; ``numbers`` has the new group of each needed one."""
+
+    def __init__(self) -> None:
+        self.builder = GroupBuilder()
+        self.numbers: dict[int, int] = {}
+        self._places: dict[int, _Place] = {}
+        self._digests: dict[int, int] = {}
+        self._by_state: dict[int, int] = {}
+        self._by_step: dict[tuple[int | None, int], int] = {}
+        self._last: int | None = None
+
+    def take(self, group: int, prev: int | None, changes: Changes, need: Need) -> None:
+        """The next group; ``prev``, if it is not null, was taken before. Raises ``KeyError`` where it was not."""
+        place = self._place(prev, changes)
+        digest = self._digest(place)
+        if need is Need.STEP:
+            number = self._step(place, digest, changes)
+        elif digest in self._by_state:
+            number = self._by_state[digest]
+        elif need is Need.STATE:
+            number = self._state(place, digest)
+        else:
+            self._places[group] = place
+            return
+        self._places[group] = _Place(number, {})
+        if need is not Need.NOTHING:
+            self.numbers[group] = number
+
+    def stored(self, ids: Mapping[int, int]) -> None:
+        """New groups are stored under these IDs by now (number -> ID), so later ones may be built on them."""
+        self._places.update((group, _Place(number, {})) for number, group in ids.items())
+
+    def begin_round(self) -> None:
+        """Groups that come from now on stand beside those that others build on already."""
+        self.builder.end_chains()
+
+    def rows(self) -> WrittenRows:
+        """What the outcome stores."""
+        kept = self.builder.kept(self.numbers.values())
+        return WrittenRows(len(kept), sum(len(self.builder.step(number)[1]) for number in kept))
+
+    def _place(self, prev: int | None, changes: Changes) -> _Place:
+        """Where the state of a group is, with nothing in the changes that changes nothing."""
+        below = _Place(None, {}) if prev is None else self._places[prev]
+        whole = {**below.changes, **changes}
+        return _Place(below.base, {key: new for key, new in whole.items() if self._old(below.base, key) != new})
+
+    def _old(self, base: int | None, key: StateKey) -> str | None:
+        return None if base is None else self.builder.lookup(base, key)
+
+    def _digest(self, place: _Place) -> int:
+        digest = 0 if place.base is None else self._digests[place.base]
+        for key, new in place.changes.items():
+            digest += _of_entry(key, new) - _of_entry(key, self._old(place.base, key))
+        return digest & _MASK
+
+    def _step(self, place: _Place, digest: int, changes: Changes) -> int:
+        """A group right on top of the one with the state before."""
+        step = place.base, digest
+        if step not in self._by_step:
+            made = place.changes or changes  # an event that puts what is there already has a row all the same
+            number = self._by_step[step] = self._add(place.base, made, digest)
+            below = self.builder.step(number)[0]
+            if below is not None and below != place.base:
+                below = self.builder.original(below)
+            if below != place.base:
+                raise StepTooLarge(
+                    f"a state event changes {len(made)} entries, more than can be stored on top of the state before"
+                )
+        return self._by_step[step]
+
+    def _state(self, place: _Place, digest: int) -> int:
+        """On top of the group that it stood on or of the last one, whichever takes fewer rows and hops.
+
+        On the shipped rooms comparing with more groups did not save rows: the copies for their hops ate them up.
+        """
+        state = {} if place.base is None else self.builder.expand(place.base)
+        for key, new in place.changes.items():
+            if new is None:
+                state.pop(key, None)
+            else:
+                state[key] = new
+        near = {base for base in (self._last, place.base) if base is not None}
+        first = len(self.builder)
+        number = self.builder.add_nearest(
+            {base: self.builder.expand(base) for base in sorted(near, reverse=True)}, state
+        )
+        self._note(first, number, digest)
+        return number
+
+    def _add(self, base: int | None, changes: Changes, digest: int) -> int:
+        first = len(self.builder)
+        if base is None:
+            number = self.builder.add_full({key: new for key, new in changes.items() if new is not None})
+        else:
+            number = self.builder.add(base, changes)
+        self._note(first, number, digest)
+        return number
+
+    def _note(self, first: int, number: int, digest: int) -> None:
+        """Remember what was built from ``first`` on: the group, and copies of the one below it."""
+        for copy in range(first, number):
+            self._digests[copy] = self._digests[self.builder.original(copy)]
+        self._digests[number] = digest
+        self._by_state.setdefault(digest, number)
+        self._last = number
+
+
+def _of_entry(key: StateKey, event_id: str | None) -> int:
+    return 0 if event_id is None else hash((key, event_id))
