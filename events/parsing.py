@@ -9,9 +9,9 @@ linear in its length.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import orjson
@@ -28,6 +28,7 @@ __all__ = [
     "LARGEST_STREAM_ORDERING",
     "SIZE_LIMIT_BYTES",
     "ParsedEvent",
+    "Verdict",
     "announced_version",
     "parse_event",
     "parse_line",
@@ -102,8 +103,15 @@ def ruled_content(event_type: str, content: Mapping[str, Any]) -> Mapping[str, A
     return {}
 
 
-Verdict = tuple[bool, str | None, bool, int | None, bool, bool]
-"""The last fields of ``ParsedEvent``, from ``outlier`` on."""
+class Verdict(NamedTuple):
+    """What became of an event: the last fields of ``ParsedEvent``."""
+
+    outlier: bool
+    rejected_reason: str | None
+    soft_failed: bool
+    stream_ordering: int | None
+    rejection_given: bool
+    soft_failure_given: bool
 
 
 def parse_stored(
@@ -120,11 +128,8 @@ def parse_stored(
             return _proven(orjson.loads(json), version, event_id, verdict, kept.setdefault)
         except (EventRefused, ValueError, TypeError, AttributeError, KeyError, RecursionError):
             pass  # the slow way has the reason
-    parsed = parse_event(json, orjson.loads(json), version.name, event_id)
-    return ParsedEvent(*(getattr(parsed, name) for name in _OF_THE_TEXT), b"", parsed.content, *verdict)
-
-
-_OF_THE_TEXT = ParsedEvent.__slots__[: ParsedEvent.__slots__.index("json")]
+    parsed = parse_event(json, decode_event(json), version.name, event_id)
+    return replace(parsed, json=b"", **verdict._asdict())
 
 
 def _proven(

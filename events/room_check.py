@@ -10,8 +10,8 @@ Many rooms can be checked in many places: ``compute`` takes the rows of one and 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from events.graph import backward_extremities, is_accepted
 from events.graph_ranges import GraphRanges
@@ -23,15 +23,12 @@ from events.visibility_ranges import VisibilityRow, in_order
 from state.deltas import GroupBuilder, StateKey
 from state.room_versions import RoomVersion, room_version
 
-__all__ = ["Computed", "RoomRows", "StoredEvent", "compute"]
+__all__ = ["Columns", "Computed", "RoomRows", "StoredEvent", "compute", "stored_before"]
 
 
-@dataclass(frozen=True, slots=True)
-class StoredEvent:
-    """A row of an event, with what its JSON says; ``problem`` tells why there is nothing."""
+class Columns(NamedTuple):
+    """The columns of an event, and its rows in other tables, that its JSON tells; ``edges`` ascending, ``auth`` null: no row."""
 
-    event_id: str
-    stream_ordering: int
     type: str
     state_key: str | None
     sender: str
@@ -40,6 +37,36 @@ class StoredEvent:
     membership: str | None
     redacts: str | None
     relates_to: str | None
+    edges: Sequence[str]
+    auth: Sequence[str] | None
+
+    @classmethod
+    def of(cls, event: ParsedEvent) -> Columns:
+        """What they should be."""
+        prevs = [] if event.outlier else sorted(event.prev_event_ids)
+        return cls(
+            event.type,
+            event.state_key,
+            event.sender,
+            event.depth,
+            event.origin_server_ts,
+            event.membership,
+            event.redacts,
+            event.relates_to,
+            prevs,
+            None if event.state_key is None else [*event.auth_event_ids],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StoredEvent:
+    """A row of an event, with what its JSON says and the stored verdict; ``problem`` tells why there is nothing.
+
+    ``columns`` is null where they are as its JSON says.
+    """
+
+    event_id: str
+    stream_ordering: int
     outlier: bool
     rejected_reason: str | None
     soft_failed: bool
@@ -47,8 +74,15 @@ class StoredEvent:
     state_unresolved: bool
     censored: bool
     state_group: int | None
-    parsed: ParsedEvent | None = None
+    columns: Columns | None
+    parsed: ParsedEvent | None
     problem: str | None = None
+
+    @property
+    def is_state(self) -> bool:
+        """By its column."""
+        about = self.columns if self.columns is not None else self.parsed
+        return about is not None and about.state_key is not None
 
 
 @dataclass(slots=True)
@@ -62,8 +96,6 @@ class RoomRows:
     current_state_unresolved: bool
     visibility_unresolved: bool
     events: list[StoredEvent] = field(default_factory=list)
-    edges: set[tuple[str, str]] = field(default_factory=set)
-    auth: dict[str, tuple[str, ...]] = field(default_factory=dict)
     forward: set[str] = field(default_factory=set)
     backward: set[str] = field(default_factory=set)
     groups: Sequence[GroupRow] = ()
@@ -170,11 +202,7 @@ class Computed:
 def compute(rows: RoomRows) -> Computed:
     """What the same rules make of the stored JSON."""
     version = room_version(rows.room_version)
-    lost = {row.event_id for row in rows.events if row.parsed is None}
-    prevs: dict[str, list[str]] = {}
-    for event_id, prev in sorted(edge for edge in rows.edges if edge[0] in lost):
-        prevs.setdefault(event_id, []).append(prev)
-    events = {row.event_id: _event(row, rows, prevs.get(row.event_id, ())) for row in rows.events}
+    events = {row.event_id: row.parsed or _lost(row, rows) for row in rows.events}
     stored = StoredGroups(rows.groups, rows.deltas)
     create = _create(rows, events.values())
     states = _CheckedStates(version, list(events.values()), create, _told(rows, events, stored))
@@ -194,49 +222,40 @@ def compute(rows: RoomRows) -> Computed:
 def stored_before(event: StoredEvent, stored: StoredGroups) -> int | None:
     """The group that is read as the state before an event."""
     group = event.state_group
-    if group is None or event.state_key is None or event.rejected_reason is not None or group not in stored:
+    if group is None or not event.is_state or event.rejected_reason is not None or group not in stored:
         return group
     return stored.below(group)
 
 
-def _event(row: StoredEvent, rows: RoomRows, prevs: Sequence[str]) -> ParsedEvent:
-    """The event with its stored verdict; what the JSON has lost is as it is in the columns."""
-    verdict: dict[str, Any] = {
-        "outlier": row.outlier,
-        "rejected_reason": row.rejected_reason,
-        "soft_failed": row.soft_failed,
-        "stream_ordering": row.stream_ordering,
-        "rejection_given": not _waits_for_a_verdict(row),
-        "soft_failure_given": True,
-        "json": b"",
-    }
-    if row.parsed is not None:
-        if row.censored:
-            verdict |= {"redacts": row.redacts, "relates_to": row.relates_to, "membership": row.membership}
-        return replace(row.parsed, **verdict)
+def _lost(row: StoredEvent, rows: RoomRows) -> ParsedEvent:
+    """An event whose JSON says nothing: as it is in the columns."""
+    columns = row.columns
+    if columns is None:  # they are kept where there is nothing to compare them with
+        raise AssertionError(f"{row.event_id} has neither JSON nor columns")
     return ParsedEvent(
         event_id=row.event_id,
         room_id=rows.room_id,
         room_version=rows.room_version,
-        type=row.type,
-        state_key=row.state_key,
-        sender=row.sender,
-        depth=row.topological_ordering,
-        origin_server_ts=row.origin_server_ts,
-        prev_event_ids=tuple(prevs),
-        auth_event_ids=rows.auth.get(row.event_id, ()),
-        membership=row.membership,
-        redacts=row.redacts,
-        relates_to=row.relates_to,
+        type=columns.type,
+        state_key=columns.state_key,
+        sender=columns.sender,
+        depth=columns.topological_ordering,
+        origin_server_ts=columns.origin_server_ts,
+        prev_event_ids=tuple(columns.edges),
+        auth_event_ids=tuple(columns.auth or ()),
+        membership=columns.membership,
+        redacts=columns.redacts,
+        relates_to=columns.relates_to,
         content_hash_matches=True,
+        json=b"",
         content={},
-        **verdict,
+        outlier=row.outlier,
+        rejected_reason=row.rejected_reason,
+        soft_failed=row.soft_failed,
+        stream_ordering=row.stream_ordering,
+        rejection_given=not (row.state_unresolved and row.state_group is None and row.rejected_reason is None),
+        soft_failure_given=True,
     )
-
-
-def _waits_for_a_verdict(row: StoredEvent) -> bool:
-    """Whether an event is to be judged once the state before it is known."""
-    return row.state_unresolved and row.state_group is None and row.rejected_reason is None
 
 
 def _create(rows: RoomRows, events: Iterable[ParsedEvent]) -> ParsedEvent | None:

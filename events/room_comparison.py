@@ -13,7 +13,7 @@ from typing import Any
 
 from events.graph import is_accepted
 from events.graph_ranges import tell_the_same
-from events.room_check import Computed, RoomRows, StoredEvent, compute, stored_before
+from events.room_check import Columns, Computed, RoomRows, StoredEvent, compute, stored_before
 from events.visibility_ranges import VisibilityRow
 
 __all__ = ["SUBJECTS", "Difference", "RoomReport", "compare", "differences"]
@@ -21,10 +21,7 @@ __all__ = ["SUBJECTS", "Difference", "RoomReport", "compare", "differences"]
 SUBJECTS = ("state", "extremities", "visibility")
 _MOST_LISTED = 200
 _MOST_ENTRIES = 20
-_COLUMNS = {
-    "type": "type", "state_key": "state_key", "sender": "sender", "topological_ordering": "depth",
-    "origin_server_ts": "origin_server_ts", "membership": "membership", "redacts": "redacts", "relates_to": "relates_to",
-}  # fmt: skip
+_OF_THE_EVENT = [name for name in Columns._fields if name not in ("edges", "auth")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,27 +127,28 @@ def _events(rows: RoomRows, should: Computed) -> Iterator[Difference]:
         event = should.events[row.event_id]
         if event.room_id != rows.room_id:
             yield Difference("state", "events_event", row.event_id, "room_id", rows.room_id, event.room_id, False)
-        for column, name in _COLUMNS.items():
-            stored, computed = getattr(row, column), getattr(event, name)
-            if stored != computed:
-                yield Difference("state", "events_event", row.event_id, column, stored, computed)
+        if row.columns is not None:
+            right = Columns.of(event)
+            for column in _OF_THE_EVENT:
+                stored, computed = getattr(row.columns, column), getattr(right, column)
+                if stored != computed:
+                    yield Difference("state", "events_event", row.event_id, column, stored, computed)
         if event.event_id in should.states.after and row.rejected_reason != event.rejected_reason:
             reason = event.rejected_reason
             yield Difference("state", "events_event", row.event_id, "rejected_reason", row.rejected_reason, reason)
 
 
 def _graph(rows: RoomRows, should: Computed) -> Iterator[Difference]:
-    events = [should.events[row.event_id] for row in rows.events if row.parsed is not None]
-    edges = {(event.event_id, prev) for event in events if not event.outlier for prev in event.prev_event_ids}
-    known = {event.event_id for event in events}
-    for event_id, prev in sorted(edges ^ {edge for edge in rows.edges if edge[0] in known}):
-        stored, computed = (prev, None) if (event_id, prev) in rows.edges else (None, prev)
-        yield Difference("state", "events_eventedge", event_id, "prev_event_id", stored, computed)
-    for event in events:
-        listed = event.auth_event_ids if event.is_state else None
-        told = rows.auth.get(event.event_id)
-        if told != listed:
-            yield Difference("state", "events_eventauth", event.event_id, "auth_event_ids", told, listed)
+    for row in rows.events:
+        if row.columns is None or row.parsed is None:
+            continue
+        right = Columns.of(should.events[row.event_id])
+        stored, computed = set(row.columns.edges), set(right.edges)
+        for prev in sorted(stored ^ computed):
+            pair = (prev, None) if prev in stored else (None, prev)
+            yield Difference("state", "events_eventedge", row.event_id, "prev_event_id", *pair)
+        if row.columns.auth != right.auth:
+            yield Difference("state", "events_eventauth", row.event_id, "auth_event_ids", row.columns.auth, right.auth)
 
 
 # --- states -------------------------------------------------------------------------------------------------------

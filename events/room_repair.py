@@ -67,8 +67,8 @@ class Resynced:
 
 def check_room(room_id: str, using: str = "default") -> RoomReport | None:
     """Compare everything that is stored of a room with what its JSON says; null where there is no such room."""
-    with one_view(using):
-        rows = read_room(room_id, using)
+    with one_view(using) as cursor:
+        rows = read_room(cursor, room_id)
     return None if rows is None else compare(rows)
 
 
@@ -82,7 +82,7 @@ def resync_room(room_id: str, subject: str, using: str = "default", *, dry_run: 
     with transaction.atomic(using=using):
         with connections[using].cursor() as cursor:
             cursor.execute(_LOCK, [room_id])
-        rows = read_room(room_id, using)
+            rows = read_room(cursor, room_id)
         if rows is None:
             return None
         computed = compute(rows)

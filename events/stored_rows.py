@@ -1,21 +1,20 @@
-"""Everything that is stored of one room, read once: what ``events.room_check`` compares.
+"""Everything that is stored of one room, read once: what ``events.room_check`` compares (no Django).
 
-Reads on the given alias in the caller's transaction, which should be one view of the database. Takes memory in proportion to
-the room's events, edges and state changes; the JSON text is parsed on the way and dropped.
+Reads through the given cursor in the caller's transaction, which should be one view of the database. Takes memory in proportion
+to the room's events, edges and state changes; the JSON text is parsed on the way, some thousand events at a time, and dropped.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
-import orjson
-from django.db import connections
-
 from events.errors import EventRefused
-from events.parsing import parse_event
-from events.room_check import RoomRows, StoredEvent
+from events.parsing import ParsedEvent, Verdict, parse_stored
+from events.room_check import Columns, RoomRows, StoredEvent
 from events.visibility_ranges import VisibilityRow, in_order
+from state.room_versions import RoomVersion, room_version
 
 __all__ = ["read_room"]
 
@@ -23,17 +22,17 @@ _ROOM_COLUMNS = (
     "room_id", "room_version", "creator", "create_event_id", "current_state_unresolved", "visibility_unresolved",
 )  # fmt: skip
 _ROOM = f"SELECT {', '.join(_ROOM_COLUMNS)} FROM events_room WHERE room_id = %(room)s"
+#: The next events of a room in the order of their stream orderings; ``Columns`` come last but for the JSON.
 _EVENTS = """
-SELECT e.event_id, e.stream_ordering, e.type, e.state_key, e.sender, e.topological_ordering, e.origin_server_ts, e.membership,
-  e.redacts, e.relates_to, e.outlier, e.rejected_reason, e.soft_failed, e.redacted_by, e.state_unresolved,
-  e.censored_at IS NOT NULL, e.state_group, j.json
-FROM events_event e LEFT JOIN events_eventjson j USING (event_id) WHERE e.room_id = %(room)s ORDER BY e.stream_ordering
+SELECT e.event_id, e.stream_ordering, e.outlier, e.rejected_reason, e.soft_failed, e.redacted_by, e.state_unresolved,
+  e.censored_at IS NOT NULL, e.state_group, j.json,
+  e.type, e.state_key, e.sender, e.topological_ordering, e.origin_server_ts, e.membership, e.redacts, e.relates_to,
+  ARRAY(SELECT edge.prev_event_id FROM events_eventedge edge WHERE edge.event_id = e.event_id ORDER BY 1), a.auth_event_ids
+FROM events_event e LEFT JOIN events_eventjson j USING (event_id) LEFT JOIN events_eventauth a USING (event_id)
+WHERE e.room_id = %(room)s AND e.stream_ordering > %(after)s ORDER BY e.stream_ordering LIMIT %(most)s
 """
+_OWN = 9
 _QUERIES = {
-    "edges": "SELECT edge.event_id, prev_event_id FROM events_eventedge edge JOIN events_event e USING (event_id) "
-    "WHERE e.room_id = %(room)s",
-    "auth": "SELECT a.event_id, auth_event_ids FROM events_eventauth a JOIN events_event e USING (event_id) "
-    "WHERE e.room_id = %(room)s",
     "forward": "SELECT event_id FROM events_forwardextremity WHERE room_id = %(room)s",
     "backward": "SELECT event_id FROM events_backwardextremity WHERE room_id = %(room)s",
     "groups": "SELECT id, prev_group, chain, hops, keys, rows_to_read FROM state_stategroup WHERE room_id = %(room)s",
@@ -42,30 +41,26 @@ _QUERIES = {
     "current": "SELECT type, state_key, event_id, membership FROM events_currentstate WHERE room_id = %(room)s",
     "ranges": "SELECT user_id, kind, first, last FROM events_eventvisibility WHERE room_id = %(room)s",
 }
-_FETCHED = 1_000
+_EVENTS_PER_QUERY = 5_000
+_BEFORE_ALL = -(2**63)
 
 
-def read_room(room_id: str, using: str = "default") -> RoomRows | None:
+def read_room(cursor: Any, room_id: str) -> RoomRows | None:
     """The rows of a room, or null where there is none."""
-    with connections[using].cursor() as cursor:
-        cursor.execute(_ROOM, {"room": room_id})
-        room = cursor.fetchone()
-        if room is None:
-            return None
-        cursor.execute(_EVENTS, {"room": room_id})
-        events = []
-        while rows := cursor.fetchmany(_FETCHED):
-            events += [_event(row, room[1]) for row in rows]
-        found: dict[str, list[Any]] = {}
-        for name, query in _QUERIES.items():
-            cursor.execute(query, {"room": room_id})
-            found[name] = cursor.fetchall()
+    cursor.execute(_ROOM, {"room": room_id})
+    room = cursor.fetchone()
+    if room is None:
+        return None
+    read = _Events(room_version(room[1])).event
+    events = [read(row) for row in _event_rows(cursor, room_id)]
+    found: dict[str, list[Any]] = {}
+    for name, query in _QUERIES.items():
+        cursor.execute(query, {"room": room_id})
+        found[name] = cursor.fetchall()
     columns: dict[str, Any] = dict(zip(_ROOM_COLUMNS, room, strict=True))
     return RoomRows(
         **columns,
         events=events,
-        edges={(event_id, prev) for event_id, prev in found["edges"]},
-        auth={event_id: tuple(ids) for event_id, ids in found["auth"]},
         forward={event_id for (event_id,) in found["forward"]},
         backward={event_id for (event_id,) in found["backward"]},
         groups=found["groups"],
@@ -75,17 +70,51 @@ def read_room(room_id: str, using: str = "default") -> RoomRows | None:
     )
 
 
-def _event(row: Sequence[Any], version: str) -> StoredEvent:
-    """The event with its JSON parsed, as far as it can be."""
-    event_id, text = row[0], row[-1]
-    parsed, problem = None, None
-    if text is None:
-        problem = "its JSON is not stored"
-    else:
-        json = bytes(text)
-        try:
-            parsed = parse_event(json, orjson.loads(json), version, event_id)
-        except (EventRefused, ValueError) as error:
-            problem = f"its JSON cannot be read: {error}"
-    values: dict[str, Any] = dict(zip(StoredEvent.__slots__, (*row[:-1], parsed, problem), strict=True))
-    return StoredEvent(**values)
+def _event_rows(cursor: Any, room_id: str) -> Iterator[tuple[Any, ...]]:
+    """By key ranges, so that the driver holds a bounded part of them."""
+    after = _BEFORE_ALL
+    while True:
+        cursor.execute(_EVENTS, {"room": room_id, "after": after, "most": _EVENTS_PER_QUERY})
+        rows = cursor.fetchall()
+        yield from rows
+        if len(rows) < _EVENTS_PER_QUERY:
+            return
+        after = rows[-1][1]
+
+
+class _Events:
+    """Rows of one room's events -> events with their JSON parsed, as far as it can be.
+
+    Equal values are kept once: events name each other, and the same few types, senders and auth events.
+    """
+
+    def __init__(self, version: RoomVersion) -> None:
+        self._version = version
+        self._kept: dict[Any, Any] = {}
+
+    def event(self, row: tuple[Any, ...]) -> StoredEvent:
+        """The event of a row of ``_EVENTS``."""
+        own, text, columns = row[:_OWN], row[_OWN], Columns(*row[_OWN + 1 :])
+        parsed, problem = None, None
+        if text is None:
+            problem = "its JSON is not stored"
+        else:
+            try:
+                parsed = self._parsed(own, columns, bytes(text))
+            except (EventRefused, ValueError) as error:
+                problem = f"its JSON cannot be read: {error}"
+        same = parsed is not None and columns == Columns.of(parsed)
+        values: tuple[Any, ...] = (*own, None if same else columns, parsed, problem)
+        return StoredEvent(*values)
+
+    def _parsed(self, own: tuple[Any, ...], columns: Columns, json: bytes) -> ParsedEvent:
+        """With the verdict that is stored, but for an event that is to be judged once the state before it is known."""
+        event_id, place, outlier, reason, soft_failed, _, unresolved, censored, group = own
+        waits = unresolved and group is None and reason is None
+        verdict = Verdict(outlier, reason, soft_failed, place, not waits, True)
+        parsed = parse_stored(json, self._version, event_id, verdict, self._kept)
+        if censored:  # the JSON has lost these
+            return replace(
+                parsed, redacts=columns.redacts, relates_to=columns.relates_to, membership=columns.membership
+            )
+        return parsed

@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 
 from events.errors import EventRefused, Reason
-from events.parsing import LINE_LIMIT_BYTES, announced_version, parse_line
+from events.parsing import LINE_LIMIT_BYTES, Verdict, announced_version, parse_line, parse_stored
+from state.room_versions import room_version
 from tests.room_data import ROOM_NAMES, event_lines, stored_events
 
 
@@ -306,3 +307,60 @@ def test_refusal_survives_pickling_with_its_reason():
     refused = refusal(b"[]")
     again = pickle.loads(pickle.dumps(refused))
     assert (again.reason, again.detail) == (refused.reason, refused.detail)
+
+
+# --- stored events ----------------------------------------------------------------------------------------------------
+
+TOLD = Verdict(False, None, True, 7, True, True)
+
+
+def stored(json, version, event_id):
+    return parse_stored(json, room_version(version), event_id, TOLD, {})
+
+
+@pytest.mark.parametrize("room", ROOM_NAMES)
+def test_stored_event_is_what_was_parsed_with_its_verdict(room):
+    for text in event_lines(room)[:300]:
+        parsed = parse_line(text)
+        expected = replace(parsed, json=b"", content_hash_matches=True, **TOLD._asdict())
+        found = stored(parsed.json, parsed.room_version, parsed.event_id)
+        assert replace(found, content_hash_matches=True) == expected
+
+
+def test_stored_events_share_equal_values():
+    kept, parsed = {}, parse_line(line())
+    one, other = (
+        parse_stored(parsed.json, room_version("10"), parsed.event_id, TOLD, kept) for _ in range(2)
+    )  # fmt: skip
+    assert one.sender is other.sender and one.auth_event_ids is other.auth_event_ids
+
+
+@pytest.mark.parametrize(
+    "changes, reason",
+    [
+        ({"sender": "@other:a.test"}, Reason.WRONG_EVENT_ID),
+        ({"depth": 7}, Reason.WRONG_EVENT_ID),
+        ({"prev_events": ["$q"]}, Reason.WRONG_EVENT_ID),
+        ({"content": "no object"}, Reason.WRONG_TYPE),
+        ({"content": {"number": 1.5}, "depth": 7}, Reason.BAD_NUMBER),
+        ({"auth_events": ...}, Reason.WRONG_EVENT_ID),
+    ],
+)
+def test_damaged_stored_event_has_its_reason(changes, reason):
+    right = parse_line(line())
+    with pytest.raises(EventRefused) as caught:
+        stored(json.dumps(event(**changes)).encode(), "10", right.event_id)
+    assert caught.value.reason is reason
+
+
+@pytest.mark.parametrize("text", [b"", b"[]", b"3", b"{}", b'{"a":', b"\xff"])
+def test_stored_text_that_is_no_event_is_refused(text):
+    with pytest.raises((EventRefused, ValueError)):
+        stored(text, "10", "$x")
+
+
+def test_what_the_hash_does_not_cover_is_looked_at():
+    parsed = parse_line(line(type="m.room.redaction", redacts="$target"))
+    text = json.dumps(event(type="m.room.redaction", redacts=["nothing"], content={"m.relates_to": 3})).encode()
+    found = stored(text, "10", parsed.event_id)
+    assert (found.redacts, found.relates_to) == (None, None)
