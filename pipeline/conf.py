@@ -24,6 +24,8 @@ class PipelineSettings:
     """Checkpoints, shipped code and Spark's scratch files; below ``REPLSITE_DATA_DIR``."""
     project: Path
     """Folder that may hold ``.java``, the Java that set-up fetched."""
+    import_folder: Path
+    """Queued imports read files of this folder only: who may queue a job may not read every file of the machine."""
     master: str = "local[2]"
     """Spark master of commands that were not given ``--master``."""
     spark_conf: Mapping[str, str] = field(default_factory=dict)
@@ -48,4 +50,5 @@ def pipeline_settings() -> PipelineSettings:
         }.items()
         if hasattr(settings, setting)
     }
-    return PipelineSettings(folder=data / "pipeline", project=project, **given)
+    inbox = Path(getattr(settings, "REPLSITE_IMPORT_FOLDER", data / "import"))
+    return PipelineSettings(folder=data / "pipeline", project=project, import_folder=inbox, **given)

@@ -42,8 +42,8 @@ from pipeline.plan import (
     store_broken,
 )
 from pipeline.promotion import EVENTS_PER_BATCH, batches, promote, ready_rooms
-from pipeline.session import spark_session
-from pipeline.spark_tasks import pack_rooms, scan_parts, stage_parts, stage_rooms
+from pipeline.site_spark import site_session
+from pipeline.spark_tasks import finished_tasks, pack_rooms, scan_parts, stage_parts, stage_rooms
 from pipeline.stage_lines import LineWork, PartScan
 from pipeline.stage_rooms import RoomWork
 from pipeline.staging import STEPS, table_name
@@ -67,7 +67,7 @@ class ImportOptions:
     sources: Sequence[str | Path]
     as_history: bool = False
     resume: bool = False
-    master: str = "local[2]"
+    master: str | None = None
     events_per_batch: int = EVENTS_PER_BATCH
     pause: Callable[[str], None] = field(default=lambda step: None)
 
@@ -184,10 +184,7 @@ class _Import:
 
     @contextmanager
     def _spark(self) -> Iterator[SparkSession]:
-        settings = pipeline_settings()
-        with spark_session(
-            "import", folder=settings.folder, master=self._options.master, project=settings.project
-        ) as spark:
+        with site_session("import", self._options.master) as spark, self._run.spark_steps(spark):
             yield spark
 
     # --- what is read ---------------------------------------------------------------------------------------------------
@@ -232,7 +229,7 @@ class _Import:
         limit = pipeline_settings().line_limit_bytes
         with self._spark_reads(), parts_of_inputs(self._inputs, PART_BYTES) as parts:
             self._parts = parts
-            with self._run.watch("scan", None, "parts", lambda: 0):
+            with self._run.watch("scan", len(parts), "parts", lambda: finished_tasks(spark)):
                 scans = scan_parts(spark, parts, limit)
             self._note_rows(scans)
             versions = self._known_versions()

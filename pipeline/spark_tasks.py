@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
 
-__all__ = ["pack_rooms", "scan_parts", "stage_parts", "stage_rooms"]
+__all__ = ["finished_tasks", "pack_rooms", "run_tasks", "scan_parts", "stage_parts", "stage_rooms"]
 
 EVENTS_PER_TASK = 20_000
 
@@ -34,7 +34,14 @@ def scan_parts(spark: SparkSession, parts: Sequence[Part], limit_bytes: int) -> 
         found = scan_part(parts[number], limit_bytes)
         return json.dumps([found.lines, dict(found.versions)])
 
-    return [PartScan(*json.loads(answer)) for answer in _run(spark, len(parts), scan)]
+    return [PartScan(*json.loads(answer)) for answer in run_tasks(spark, len(parts), scan)]
+
+
+def finished_tasks(spark: SparkSession) -> int:
+    """How many tasks of what Spark works on now are done; may be asked from another thread."""
+    tracker = spark.sparkContext.statusTracker()
+    stages = [tracker.getStageInfo(number) for number in tracker.getActiveStageIds()]
+    return sum(stage.numCompletedTasks for stage in stages if stage is not None)
 
 
 def stage_parts(spark: SparkSession, work: LineWork, parts: Sequence[Part]) -> None:
@@ -43,7 +50,7 @@ def stage_parts(spark: SparkSession, work: LineWork, parts: Sequence[Part]) -> N
     def stage(number: int) -> str:
         return str(stage_part(work, number, parts[number]))
 
-    _run(spark, len(parts), stage)
+    run_tasks(spark, len(parts), stage)
 
 
 def stage_rooms(spark: SparkSession, work: RoomWork, packs: Sequence[Sequence[PlannedRoom]]) -> None:
@@ -53,7 +60,7 @@ def stage_rooms(spark: SparkSession, work: RoomWork, packs: Sequence[Sequence[Pl
         rooms = [(room.room_no, room.room_id, room.events) for room in packs[number]]
         return str(on_executors.stage_rooms(work, rooms))
 
-    _run(spark, len(packs), stage)
+    run_tasks(spark, len(packs), stage)
 
 
 def pack_rooms(rooms: Sequence[PlannedRoom], events: int = EVENTS_PER_TASK) -> list[list[PlannedRoom]]:
@@ -69,7 +76,7 @@ def pack_rooms(rooms: Sequence[PlannedRoom], events: int = EVENTS_PER_TASK) -> l
     return packs
 
 
-def _run(spark: SparkSession, tasks: int, work: Callable[[int], str]) -> list[str]:
+def run_tasks(spark: SparkSession, tasks: int, work: Callable[[int], str]) -> list[str]:
     """``work(0)`` to ``work(tasks - 1)``, each in a Spark task of its own; the answers in that order."""
     if not tasks:
         return []

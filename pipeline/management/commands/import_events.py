@@ -13,7 +13,6 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError, connections
 
-from pipeline.conf import pipeline_settings
 from pipeline.errors import PipelineError, UnusableArguments
 from pipeline.models import QuarantinedLine
 from streams import database
@@ -40,16 +39,14 @@ class Command(BaseCommand):
         parser.add_argument("paths", nargs="+", metavar="PATH", help="file, folder of Parquet files, or postgresql:// URL")
         parser.add_argument("--as-history", action="store_true", help="on the backward stream: never new to anybody")
         parser.add_argument("--resume", action="store_true", help="continue the import of these that ended early")
-        parser.add_argument("--master", metavar="URL", help="Spark master (default: local[2])")
+        parser.add_argument("--master", metavar="URL", help="Spark master (default: the setting)")
         parser.add_argument("--json", action="store_true", help="only the summary line on stdout, no report on stderr")
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Import, print the summary, and end with the status that the module tells."""
         from pipeline.import_history import ImportOptions, import_history  # noqa: PLC0415 - needs pyspark
 
-        wanted = ImportOptions(
-            options["paths"], options["as_history"], options["resume"], options["master"] or pipeline_settings().master
-        )
+        wanted = ImportOptions(options["paths"], options["as_history"], options["resume"], options["master"])
         try:
             outcome = import_history(wanted)
         except UnusableArguments as error:
