@@ -16,12 +16,23 @@ from events.graph_ranges import tell_the_same
 from events.room_check import Columns, Computed, RoomRows, StoredEvent, compute, stored_before
 from events.visibility_ranges import VisibilityRow
 
-__all__ = ["SUBJECTS", "Difference", "RoomReport", "compare", "differences"]
+__all__ = [
+    "COLUMNS_OF_THE_EVENT",
+    "EVERYTHING",
+    "SUBJECTS",
+    "Difference",
+    "RoomReport",
+    "compare",
+    "concerns",
+    "differences",
+]
 
 SUBJECTS = ("state", "extremities", "visibility")
+EVERYTHING = "rooms"
+"""All subjects at once."""
 _MOST_LISTED = 200
 _MOST_ENTRIES = 20
-_OF_THE_EVENT = [name for name in Columns._fields if name not in ("edges", "auth")]
+COLUMNS_OF_THE_EVENT = [name for name in Columns._fields if name not in ("edges", "auth")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +71,7 @@ class RoomReport:
 
     def of(self, subject: str) -> int:
         """How many differences a subject has."""
-        return sum(count for (found, _), count in self.totals.items() if found == subject)
+        return sum(count for (found, _), count in self.totals.items() if concerns(subject, found))
 
     def add(self, difference: Difference) -> None:
         """Count it, and list it while there is room."""
@@ -86,6 +97,11 @@ class RoomReport:
             "doubtful": self.doubtful,
             "doubts": self.doubts,
         }
+
+
+def concerns(asked: str, subject: str) -> bool:
+    """Whether somebody who asks for one subject, or for ``EVERYTHING``, means this one."""
+    return asked in (subject, EVERYTHING)
 
 
 def compare(rows: RoomRows, computed: Computed | None = None) -> RoomReport:
@@ -129,7 +145,7 @@ def _events(rows: RoomRows, should: Computed) -> Iterator[Difference]:
             yield Difference("state", "events_event", row.event_id, "room_id", rows.room_id, event.room_id, False)
         if row.columns is not None:
             right = Columns.of(event)
-            for column in _OF_THE_EVENT:
+            for column in COLUMNS_OF_THE_EVENT:
                 stored, computed = getattr(row.columns, column), getattr(right, column)
                 if stored != computed:
                     yield Difference("state", "events_event", row.event_id, column, stored, computed)

@@ -6,7 +6,7 @@ alias that is given, inside the caller's transaction if there is one; each funct
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from operator import itemgetter
 from typing import Any
 
@@ -15,6 +15,7 @@ from django.db import connections
 from state.deltas import StateKey
 from state.errors import UnknownStateGroup
 from state.filters import EVERYTHING, StateFilter
+from state.group_ids import reserve_group_ids
 from state.models import StateGroup
 
 __all__ = ["FULL_STATE", "ONE_BY_ONE", "State", "entries", "full_state", "full_states", "reserve_group_ids"]
@@ -94,11 +95,6 @@ SELECT NULL, chains.chain, read.* FROM chains, LATERAL (
 ) AS read
 """
 
-#: IDs for new groups, ascending.
-_RESERVE = """
-SELECT nextval(pg_get_serial_sequence('state_stategroup', 'id')) FROM generate_series(1, %(count)s)
-"""
-
 
 def full_state(group: int, using: str = "default", only: StateFilter = EVERYTHING) -> State:
     """The state of a group, ``(type, state_key) -> event_id``, as far as wanted; raises ``UnknownStateGroup``."""
@@ -135,12 +131,6 @@ def entries(groups: Collection[int], keys: Collection[StateKey], using: str = "d
     """Of each group the entries at these keys; keys that it lacks are left out, and so is what a missing group had."""
     found: dict[int, State] = {group: {} for group in groups}
     return found | _at_keys(list(found), keys, using)
-
-
-def reserve_group_ids(cursor: Any, count: int) -> Sequence[int]:
-    """IDs for ``count`` new groups, ascending and not necessarily consecutive; never given back."""
-    cursor.execute(_RESERVE, {"count": count})
-    return sorted(number for (number,) in cursor)
 
 
 def _one_pass(group: int, only: StateFilter, using: str) -> State:

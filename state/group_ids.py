@@ -1,0 +1,19 @@
+"""Numbers for new state groups, from the table's own sequence (no Django)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+__all__ = ["reserve_group_ids"]
+
+#: IDs for new groups, ascending.
+_RESERVE = """
+SELECT nextval(pg_get_serial_sequence('state_stategroup', 'id')) FROM generate_series(1, %(count)s)
+"""
+
+
+def reserve_group_ids(cursor: Any, count: int) -> Sequence[int]:
+    """IDs for ``count`` new groups, ascending and not necessarily consecutive; never given back."""
+    cursor.execute(_RESERVE, {"count": count})
+    return sorted(number for (number,) in cursor)
