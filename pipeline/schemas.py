@@ -6,6 +6,7 @@ a row's table does not have is null. Times are milliseconds since the epoch.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from events import catalog as events_catalog
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-__all__ = ["COMMON_COLUMNS", "arrow_schema", "declaration_of", "fact_columns", "spark_schema"]
+__all__ = ["COMMON_COLUMNS", "arrow_schema", "chosen_columns", "declaration_of", "fact_columns", "spark_schema"]
 
 #: Name and Spark type of the columns that every stream has.
 COMMON_COLUMNS = (
@@ -69,8 +70,8 @@ def spark_schema(declaration: StreamDeclaration) -> StructType:
     return types.StructType([types.StructField(name, kinds[kind]) for name, kind in _columns(declaration)])
 
 
-def arrow_schema(declaration: StreamDeclaration) -> pa.Schema:
-    """The same schema for Arrow batches."""
+def arrow_schema(declaration: StreamDeclaration, names: Sequence[str] | None = None) -> pa.Schema:
+    """The same schema for Arrow batches; with ``names`` these columns only, in that order."""
     import pyarrow as pa  # noqa: PLC0415
 
     types = {
@@ -79,7 +80,20 @@ def arrow_schema(declaration: StreamDeclaration) -> pa.Schema:
         "boolean": pa.bool_(),
         "array<string>": pa.list_(pa.string()),
     }
-    return pa.schema([(name, types[kind]) for name, kind in _columns(declaration)])
+    kinds = dict(_columns(declaration))
+    return pa.schema([(name, types[kinds[name]]) for name in (kinds if names is None else names)])
+
+
+def chosen_columns(declaration: StreamDeclaration, schema: StructType) -> tuple[str, ...]:
+    """The columns of a schema that was asked for; ``ValueError`` names one that the stream does not have so."""
+    known = {field.name: field.dataType for field in spark_schema(declaration).fields}
+    for field in schema.fields:
+        if known.get(field.name) != field.dataType:
+            shown = ", ".join(f"{name} {kind.simpleString()}" for name, kind in known.items())
+            raise ValueError(
+                f"stream {declaration.name} has no column {field.name} {field.dataType.simpleString()}; it has {shown}"
+            )
+    return tuple(field.name for field in schema.fields)
 
 
 def _columns(declaration: StreamDeclaration) -> list[tuple[str, str]]:

@@ -1,32 +1,41 @@
-"""The Spark data source ``replsite``: a stream's facts as rows, in batch and in micro-batches. No Django.
+"""The Spark data source ``replsite``: a stream's facts as rows, in batch and in micro-batches, and appended. No Django.
 
     from pipeline.source import register
     register(spark)
     spark.readStream.format("replsite").option("dsn", DSN).option("stream", "events").load()
 
-Options: ``dsn`` (libpq), ``stream``, ``maxRows`` (facts a micro-batch, default 100000; 0: no limit), ``startingOffsets`` (a
-JSON object ``{writer: position}``, ``earliest`` or ``latest``; only for a query without checkpoint), ``readerName`` (shows
-the query on the live page). A stream of a recorded foreign server is called ``NAME/stream``; its column ``row`` is JSON text.
+Options of reading: ``dsn`` (libpq), ``stream``, ``view`` (``writer``: each writer's facts as soon as they are complete;
+``linear``: in the order of IDs over all writers), ``maxRows`` (rows a micro-batch, default 100000; 0: no limit),
+``rowsPerPartition`` (default 50000), ``startingOffsets`` (a JSON object ``{writer: position}``, ``earliest`` or ``latest``; only
+for a query without checkpoint), ``readerName`` (shows the query on the live page). A stream of a recorded foreign server is
+called ``NAME/stream``; its column ``row`` is JSON text. Appending is told in ``pipeline.source_writing``.
 
 The offset is the vector of stored positions ``{writer: position}``. A stored position covers complete facts only, and
-facts below it never change, so a batch that is repeated after a restart holds the same rows. A writer that joins is
-read from position 0; none ever leaves the vector, and no entry goes back.
+facts below it never change, so a batch that is repeated after a restart holds the same rows. The first offset names every
+writer there is, so one that is missing joined later. None ever leaves the vector, and no entry goes back.
 
-With the vector stands the epoch of the database (``streams.epochs``), under a key that is no writer's name: a checkpoint of
-before the database was restored is refused with ``EpochChanged`` instead of skipping the facts that took its IDs.
+With the vector stand, under keys that are no writers' names, the epoch of the database (``streams.epochs``), so that a
+checkpoint of before the database was restored is refused with ``EpochChanged`` instead of skipping the facts that took its IDs;
+and for a stream in memory its life: when that has begun anew, so does the reader, at 0.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import psycopg2
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceWriter,
+    Filter,
+    InputPartition,
+)
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
@@ -36,54 +45,34 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from pipeline.reader_rows import ReaderRow, store_reader
-from pipeline.schemas import declaration_of, fact_columns, spark_schema
+from pipeline.schemas import chosen_columns, declaration_of, spark_schema
+from pipeline.source_filters import Condition, accepted, token_range, writers_of
+from pipeline.source_options import ReadOptions, WriteOptions
+from pipeline.source_positions import SourcePositions, known_positions
+from pipeline.source_rows import Reading, read_piece
+from pipeline.source_sql import cuts_sql
+from pipeline.source_vectors import Piece, Stretch, Vector, cut_vector, pieces, stretches, within
 from streams.errors import EpochChanged
-from streams.queries import NEWEST_EPOCH, STORED_POSITIONS, bounds_sql, order_sql, rows_sql, token_sql
-from streams.recorded import RECORDED_POSITIONS, is_recorded, recorded_names
-from streams.tokens import VectorToken
-from streams.trim_marks import check_not_trimmed, trim_mark
+from streams.recorded import is_recorded
+from streams.trim_marks import trim_mark
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
 
-    from streams.declaration import FactTable, StreamDeclaration
-
 __all__ = ["ReplsiteSource", "Vector", "cut_vector", "register"]
 
-Vector = dict[str, int]
-DEFAULT_MAX_ROWS = 100_000
-_ROWS_PER_ARROW_BATCH = 10_000
 _HEARTBEAT_SECONDS = 1.0
-#: Key of the epoch in an offset: a writer's name has no blank.
+#: Keys of the epoch and of the life in an offset: a writer's name has no blank.
 _EPOCH = "in epoch"
+_LIFE = "in life"
+_PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 
 
 def register(spark: SparkSession) -> None:
-    """Make the format ``replsite`` known to a session."""
+    """Make the format ``replsite`` known to a session, which then leaves filters to it."""
     spark.dataSource.register(ReplsiteSource)
-
-
-@dataclass(frozen=True, slots=True)
-class _Options:
-    dsn: str
-    stream: str
-    max_rows: int
-    starting_offsets: str
-    reader_name: str
-
-    @classmethod
-    def read(cls, options: Mapping[str, str]) -> _Options:
-        missing = [name for name in ("dsn", "stream") if not options.get(name)]
-        if missing:
-            raise ValueError(f"the source 'replsite' needs the option {' and '.join(missing)}")
-        return cls(
-            dsn=options["dsn"],
-            stream=options["stream"],
-            max_rows=int(options.get("maxRows") or DEFAULT_MAX_ROWS),
-            starting_offsets=options.get("startingOffsets") or "earliest",
-            reader_name=options.get("readerName") or "",
-        )
+    spark.conf.set(_PUSHDOWN, "true")
 
 
 class ReplsiteSource(DataSource):
@@ -94,184 +83,163 @@ class ReplsiteSource(DataSource):
         return "replsite"
 
     def schema(self) -> StructType:
-        return spark_schema(declaration_of(_Options.read(self.options).stream))
+        return spark_schema(declaration_of(ReadOptions.read(self.options).stream))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        return _BatchReader(_Options.read(self.options))
+        return _BatchReader(ReadOptions.read(self.options), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        return _StreamReader(_Options.read(self.options))
+        return _StreamReader(ReadOptions.read(self.options), schema)
 
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        from pipeline.source_writing import fact_writer  # noqa: PLC0415 - readers do not need it
 
-@dataclass
-class _Range(InputPartition):
-    """Rows of one writer in one range; holds everything that an executor needs."""
-
-    writer: str
-    after: int
-    upto: int
+        return fact_writer(WriteOptions.read(self.options), schema, overwrite=overwrite)
 
 
 class _Facts:
-    """What both readers share: the declaration and reading a range in an executor."""
+    """What both readers share: the options, the columns, and reading a piece in an executor."""
 
-    def __init__(self, options: _Options) -> None:
+    unbroken = False
+
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self.options = options
         self.declaration = declaration_of(options.stream)
+        names = chosen_columns(self.declaration, schema)
+        self.reading = Reading(options.dsn, options.stream, names, unbroken=self.unbroken)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, _Range)  # noqa: S101 - what partitions() made
-        columns = list(fact_columns(self.declaration))
-        connection = _connect(self.options.dsn, "reads")
-        try:
-            for table in self.declaration.tables:
-                yield from _rows_of(connection, self.declaration, table, columns, partition)
-            self.check(connection, partition)
-        finally:
-            connection.close()
+        if isinstance(partition.value, Piece):  # Spark makes a partition of its own where there is none
+            yield from read_piece(self.reading, partition.value)
 
-    def check(self, connection: Any, partition: _Range) -> None:
-        """Called after the rows of a range were read; a batch takes what is there."""
+    def cuts(
+        self, cursor: Any, moved: Mapping[str, Stretch], limit: int | None = None, conditions: Sequence[Condition] = ()
+    ) -> list[tuple[int, int]]:
+        """(number, token) of the rows that end partitions, of the first row, and of the first beyond ``limit``."""
+        whole = pieces(moved, [])
+        if not whole:
+            return []
+        cursor.execute(cuts_sql(self.declaration, whole[0], self.options.rows_per_partition, limit, conditions))
+        found: list[tuple[int, int]] = cursor.fetchall()
+        return found
 
-
-def _rows_of(
-    connection: Any, declaration: StreamDeclaration, table: FactTable, columns: Sequence[str], partition: _Range
-) -> Iterator[pa.RecordBatch]:
-    import pyarrow as pa  # noqa: PLC0415 - executors only
-
-    from pipeline.schemas import arrow_schema  # noqa: PLC0415
-
-    schema = arrow_schema(declaration)
-    own = [column.name for column in table.stored]
-    wanted = {"after": partition.after, "upto": partition.upto, "writer": partition.writer, "limit": None}
-    with connection.cursor(name="replsite_rows") as cursor:
-        cursor.itersize = _ROWS_PER_ARROW_BATCH
-        cursor.execute(rows_sql(declaration, table, of_writer=True, stored=True), wanted)
-        while rows := cursor.fetchmany(_ROWS_PER_ARROW_BATCH):
-            tokens, writers, times, *values = zip(*rows, strict=True)
-            found = dict(zip(own, values, strict=True))
-            arrays = [
-                pa.array([table.name] * len(rows)),
-                pa.array(tokens, pa.int64()),
-                pa.array(writers),
-                pa.array([int(moment.timestamp() * 1000) for moment in times], pa.int64()),
-                *(_array(found.get(name), schema.field(name).type, len(rows)) for name in columns),
-            ]
-            yield pa.RecordBatch.from_arrays(arrays, schema=schema)
-
-
-def _array(values: Sequence[Any] | None, kind: pa.DataType, count: int) -> pa.Array:
-    import pyarrow as pa  # noqa: PLC0415 - executors only
-
-    if values is None:
-        return pa.nulls(count, kind)
-    if pa.types.is_string(kind):
-        values = [json.dumps(value) if isinstance(value, dict | list) else value for value in values]
-    return pa.array(values, kind)
+    def partitions_at(self, moved: Mapping[str, Stretch], cuts: Sequence[tuple[int, int]]) -> list[InputPartition]:
+        """The stretches as partitions, cut at those of the rows that end one."""
+        size = self.options.rows_per_partition
+        return [InputPartition(piece) for piece in pieces(moved, [token for n, token in cuts if n % size == 0])]
 
 
 class _BatchReader(_Facts, DataSourceReader):
-    """Every complete fact at the time of planning."""
+    """Every complete fact at the time of planning that passes the filters."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterator[Filter]:
+        taken, left = accepted(filters, self.declaration)
+        self.reading = replace(self.reading, conditions=tuple(taken))
+        return iter(left)
 
     def partitions(self) -> Sequence[InputPartition]:
-        return _ranges({}, _stored_vector(self.options))
+        conditions = self.reading.conditions
+        connection = _connect(self.options.dsn)
+        try:
+            with connection.cursor() as cursor:
+                target = known_positions(cursor, self.declaration).target(linear=self.options.linear)
+                moved = within(stretches({}, target), *token_range(conditions))
+                moved = {writer: moved[writer] for writer in writers_of(conditions, moved)}
+                return self.partitions_at(moved, self.cuts(cursor, moved, None, conditions))
+        finally:
+            connection.close()
 
 
 class _StreamReader(_Facts, DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Micro-batches between vectors. The methods but ``read`` run in one long-lived process beside the driver."""
+    """Micro-batches between vectors. The methods but ``read`` run in one long-lived process beside the driver.
 
+    A micro-batch goes on where the last one ended, so facts in between that were trimmed must not be missing silently.
+    """
+
+    unbroken = True
     _connection: Any = None
-    _target: Vector | None = None
+    _ends_at: SourcePositions | None = None
+    _planned: tuple[dict[str, Any], dict[str, Any], list[tuple[int, int]]] | None = None
     _shown: tuple[float, Vector] = (0.0, {})
 
     def initialOffset(self) -> dict[str, Any]:
-        where = self.options.starting_offsets
-        if where == "earliest":
+        now = self._now()
+        begin = self.options.starting_vector
+        if self.options.starting_offsets == "latest":
+            begin = now.target(linear=self.options.linear)
+        elif begin is None:
             with self._cursor() as cursor:
-                return self._stamped(trim_mark(cursor, self.options.stream).writers)
-        return self._stamped(self._stored() if where == "latest" else self._vector(json.loads(where)))
+                begin = dict(trim_mark(cursor, self.options.stream).writers)
+        return self._stamped(dict.fromkeys(now.stored, 0) | begin, now)
 
     def getDefaultReadLimit(self) -> ReadLimit:
         return ReadMaxRows(self.options.max_rows) if self.options.max_rows else ReadAllAvailable()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        begin = self._vector(start)
+        now = self._ends_at or self._now()
+        begin = self._begin(start, now)
         self._show(begin)
-        target = self._stored() if self._target is None else self._target
-        cut = None
-        if isinstance(limit, ReadMaxRows):
-            cut = self._token_beyond(begin, target, limit.max_rows)
-        return self._stamped(cut_vector(begin, target, cut))
+        target = now.target(linear=self.options.linear)
+        moved = self._moved(begin, target)
+        rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        with self._cursor() as cursor:
+            cuts = self.cuts(cursor, moved, rows)
+        end = self._stamped(cut_vector(begin, target, _beyond(cuts, rows)), now)
+        self._planned = (start, end, cuts)
+        return end
 
     def reportLatestOffset(self) -> dict[str, Any]:
-        return self._stamped(self._stored() if self._target is None else self._target)
+        now = self._ends_at or self._now()
+        return self._stamped(now.target(linear=self.options.linear), now)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        self._target = self._stored()
+        self._ends_at = self._now()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        return _ranges(self._vector(start), self._vector(end))
-
-    def _stamped(self, vector: Mapping[str, int]) -> dict[str, Any]:
-        """An offset to keep; as plain as ever while the database knows no epoch."""
-        epoch = self._epoch()
-        return {**_sorted(vector), **({_EPOCH: epoch} if epoch else {})}
-
-    def _vector(self, offset: Mapping[str, Any]) -> Vector:
-        """The positions of an offset; raises ``EpochChanged`` for one of before the database was restored."""
-        kept, now = offset.get(_EPOCH), self._epoch() if _EPOCH in offset else None
-        if kept != now:
-            raise EpochChanged(
-                f"The checkpoint of this query on stream {self.options.stream} is of epoch {kept}, but the database is in "
-                f"epoch {now}: it was restored, so facts that were read may be gone and others stand under their IDs. "
-                f"Remove the checkpoint and what was made from it, and begin anew."
-            )
-        return {writer: position for writer, position in offset.items() if writer != _EPOCH}
-
-    def _epoch(self) -> str:
-        with self._cursor() as cursor:
-            cursor.execute(NEWEST_EPOCH)
-            row = cursor.fetchone()
-        return row[0] if row else ""
-
-    def check(self, connection: Any, partition: _Range) -> None:
-        """A micro-batch goes on where the last one ended: facts in between that were trimmed must not be missing silently."""
-        with connection.cursor() as cursor:
-            check_not_trimmed(cursor, self.options.stream, VectorToken(partition.after), partition.writer)
+        moved = self._moved(_vector(start) if start.get(_LIFE) == end.get(_LIFE) else {}, _vector(end))
+        if self._planned is not None and self._planned[:2] == (start, end):
+            return self.partitions_at(moved, self._planned[2])
+        with self._cursor() as cursor:  # a batch of before a restart
+            self._check_epoch(end, known_positions(cursor, self.declaration))
+            return self.partitions_at(moved, self.cuts(cursor, moved))
 
     def stop(self) -> None:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
 
+    def _moved(self, begin: Vector, end: Vector) -> dict[str, Stretch]:
+        """In lives of their own, writers begin at 0."""
+        return stretches(begin, end, from_zero=is_recorded(self.options.stream) or self.declaration.in_memory)
+
+    def _stamped(self, vector: Mapping[str, int], now: SourcePositions) -> dict[str, Any]:
+        """An offset to keep; as plain as can be."""
+        kept = {_EPOCH: now.epoch, _LIFE: now.life}
+        return {**cut_vector({}, vector, None), **{key: word for key, word in kept.items() if word}}
+
+    def _begin(self, offset: Mapping[str, Any], now: SourcePositions) -> Vector:
+        """The positions of an offset: none of an earlier life. Raises ``EpochChanged``."""
+        self._check_epoch(offset, now)
+        return _vector(offset) if offset.get(_LIFE, "") == now.life else {}
+
+    def _check_epoch(self, offset: Mapping[str, Any], now: SourcePositions) -> None:
+        kept = offset.get(_EPOCH)
+        if kept is not None and kept != now.epoch:
+            raise EpochChanged(
+                f"The checkpoint of this query on stream {self.options.stream} is of epoch {kept}, but the database is in "
+                f"epoch {now.epoch}: it was restored, so facts that were read may be gone and others stand under their IDs. "
+                f"Remove the checkpoint and what was made from it, and begin anew."
+            )
+
     def _cursor(self) -> Any:
         """A cursor of the planning connection, which is opened again after it was lost."""
         if self._connection is None or self._connection.closed:
-            self._connection = _connect(self.options.dsn, "plans")
+            self._connection = _connect(self.options.dsn)
         return self._connection.cursor()
 
-    def _stored(self) -> Vector:
+    def _now(self) -> SourcePositions:
         with self._cursor() as cursor:
-            return _vector(cursor, self.options.stream)
-
-    def _token_beyond(self, start: Vector, target: Vector, limit: int) -> int | None:
-        """The token of the first row beyond ``limit`` rows of the range, counted over all writers; None: there is none."""
-        moved = {writer: position for writer, position in target.items() if position > start.get(writer, 0)}
-        if not moved:
-            return None
-        after = min(start.get(writer, 0) for writer in moved)
-        bounds = {
-            "writers": list(moved),
-            "starts": [start.get(writer, 0) for writer in moved],
-            "ends": list(moved.values()),
-            "after": after,
-            "upto": max(moved.values()),
-            "limit": limit,
-        }
-        with self._cursor() as cursor:
-            cursor.execute(_beyond_sql(self.declaration), bounds)
-            row = cursor.fetchone()
-        return None if row is None else row[0]
+            return known_positions(cursor, self.declaration)
 
     def _show(self, handled: Vector) -> None:
         """Keep the row on the live page: at once when the position moved, else as a sign of life."""
@@ -284,61 +252,21 @@ class _StreamReader(_Facts, DataSourceStreamReader, SupportsTriggerAvailableNow)
             self._shown = (now, dict(handled))
 
 
-def cut_vector(start: Mapping[str, int], target: Mapping[str, int], beyond: int | None) -> Vector:
-    """Where a batch ends: every writer at its target, but below ``beyond``; no entry is lost or goes back."""
-    end = dict(start)
-    for writer, position in target.items():
-        reached = position if beyond is None else min(position, beyond - 1)
-        end[writer] = max(reached, start.get(writer, 0))
-    return _sorted(end)
+def _beyond(cuts: Sequence[tuple[int, int]], limit: int | None) -> int | None:
+    """The token that a batch of ``limit`` rows ends below; a first fact of more rows than that goes alone, as a whole."""
+    tokens = dict(cuts)
+    if limit is None or limit + 1 not in tokens:
+        return None
+    return max(tokens[limit + 1], tokens[1] + 1)
 
 
-def _sorted(vector: Mapping[str, int]) -> Vector:
-    """Spark compares offsets as text, so equal vectors must be written alike."""
-    return dict(sorted(vector.items()))
+def _vector(offset: Mapping[str, Any]) -> Vector:
+    return {writer: position for writer, position in offset.items() if writer not in (_EPOCH, _LIFE)}
 
 
-def _ranges(start: Mapping[str, int], end: Mapping[str, int]) -> list[InputPartition]:
-    moved = [(writer, start.get(writer, 0), upto) for writer, upto in end.items() if upto > start.get(writer, 0)]
-    return [_Range(writer, after, upto) for writer, after, upto in moved]
-
-
-def _beyond_sql(declaration: StreamDeclaration) -> str:
-    """Token of the row after ``limit`` rows in order of tokens, over all tables."""
-    selects = [f"({_bounded_sql(declaration, table)})" for table in declaration.tables]
-    return f"SELECT token FROM ({' UNION ALL '.join(selects)}) AS facts ORDER BY token OFFSET %(limit)s LIMIT 1"
-
-
-def _bounded_sql(declaration: StreamDeclaration, table: FactTable) -> str:
-    """Tokens of one table that lie in their writer's range, in order, one more than ``limit``."""
-    token = token_sql(declaration, table)
-    return (
-        f"SELECT {token} AS token FROM {table.name} t "
-        f"JOIN unnest(%(writers)s::text[], %(starts)s::bigint[], %(ends)s::bigint[]) AS b(of_writer, first, last) "
-        f"ON t.{table.writer_column} = b.of_writer AND {token} > b.first AND {token} <= b.last "
-        f"WHERE {bounds_sql(declaration, table)} ORDER BY {order_sql(declaration, table)} LIMIT %(limit)s + 1"
-    )
-
-
-def _connect(dsn: str, job: str) -> Any:
-    connection = psycopg2.connect(dsn, application_name=f"replsite spark {job}", connect_timeout=10)
-    if job == "plans":
-        connection.autocommit = True
+def _connect(dsn: str) -> Any:
+    connection = psycopg2.connect(dsn, application_name="replsite spark plans", connect_timeout=10)
+    connection.autocommit = True
+    with connection.cursor() as cursor:  # statistics of a table that has just grown say nothing about its end
+        cursor.execute("SET enable_seqscan = off; SET enable_bitmapscan = off; SET jit = off")
     return connection
-
-
-def _vector(cursor: Any, stream: str) -> Vector:
-    if is_recorded(stream):
-        cursor.execute(RECORDED_POSITIONS, recorded_names(stream))
-    else:
-        cursor.execute(STORED_POSITIONS, {"streams": [stream]})
-    return {row[1]: row[2] for row in cursor.fetchall()}
-
-
-def _stored_vector(options: _Options) -> Vector:
-    connection = _connect(options.dsn, "plans")
-    try:
-        with connection.cursor() as cursor:
-            return _vector(cursor, options.stream)
-    finally:
-        connection.close()

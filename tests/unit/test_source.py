@@ -1,44 +1,10 @@
-"""Offsets of the Spark source."""
+"""The Spark source as Spark meets it before it reads anything."""
 
 from __future__ import annotations
 
-import json
-
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from pipeline.source import ReplsiteSource, _ranges, cut_vector
-
-vectors = st.dictionaries(st.sampled_from("abcd"), st.integers(0, 50), max_size=4)
-
-
-@given(vectors, vectors, st.none() | st.integers(0, 60))
-def test_no_writer_leaves_an_offset_and_none_goes_back(start, target, beyond):
-    end = cut_vector(start, target, beyond)
-    assert set(end) == set(start) | set(target)
-    assert all(end[writer] >= position for writer, position in start.items())
-    assert all(end[writer] <= max(target.get(writer, 0), start.get(writer, 0)) for writer in end)
-
-
-@given(vectors, st.randoms())
-def test_equal_offsets_are_written_alike(vector, random):
-    shuffled = dict(random.sample(sorted(vector.items()), len(vector)))
-    assert json.dumps(cut_vector({}, vector, None)) == json.dumps(cut_vector({}, shuffled, None))
-
-
-def test_a_batch_ends_below_the_first_row_that_is_too_much():
-    assert cut_vector({"a": 5}, {"a": 90, "b": 40}, 30) == {"a": 29, "b": 29}
-
-
-def test_only_writers_that_moved_are_read():
-    (found,) = _ranges({"a": 5, "b": 7}, {"a": 5, "b": 9})
-    assert (found.writer, found.after, found.upto) == ("b", 7, 9)
-
-
-def test_a_writer_that_joins_is_read_from_the_beginning():
-    (found,) = _ranges({}, {"new": 12})
-    assert (found.after, found.upto) == (0, 12)
+from pipeline.source import ReplsiteSource, _beyond
 
 
 @pytest.mark.parametrize(("options", "said"), [({}, "dsn and stream"), ({"dsn": "x"}, "option stream")])
@@ -50,3 +16,24 @@ def test_missing_options_are_named(options, said):
 def test_an_unknown_stream_is_refused_with_the_known_ones():
     with pytest.raises(ValueError, match="'nonsense'; known streams: events, backfill, presence"):
         ReplsiteSource({"dsn": "x", "stream": "nonsense"}).schema()
+
+
+def test_a_column_that_the_stream_has_not_is_refused_with_those_it_has():
+    from pyspark.sql.types import IntegerType, StructField, StructType
+
+    schema = StructType([StructField("token", IntegerType())])
+    with pytest.raises(ValueError, match=r"no column token int; it has .*token bigint, writer string"):
+        ReplsiteSource({"dsn": "x", "stream": "caches"}).reader(schema)
+
+
+def test_a_batch_ends_below_the_first_row_that_is_too_much():
+    assert _beyond([(1, 10), (5, 14), (11, 20)], 10) == 20
+
+
+def test_a_batch_that_the_limit_does_not_reach_ends_at_its_target():
+    assert _beyond([(1, 10), (5, 14)], 10) is None
+    assert _beyond([(1, 10)], None) is None
+
+
+def test_a_fact_of_more_rows_than_a_batch_may_have_goes_alone():
+    assert _beyond([(1, 10), (3, 10)], 2) == 11
