@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
 
-__all__ = ["finished_tasks", "pack_rooms", "run_tasks", "scan_parts", "stage_parts", "stage_rooms"]
+__all__ = ["finished_tasks", "last_words", "pack_rooms", "run_tasks", "scan_parts", "stage_parts", "stage_rooms"]
 
 EVENTS_PER_TASK = 20_000
 
@@ -94,11 +94,11 @@ def run_tasks(spark: SparkSession, tasks: int, work: Callable[[int], str]) -> li
     try:
         found = spark.range(0, tasks, 1, tasks).mapInArrow(each, "task bigint, answer string").collect()
     except PySparkException as error:  # its text needs the JVM, which may be gone when somebody prints it
-        raise SparkFailed(f"Spark could not finish: {_last_words(str(error))}") from None
+        raise SparkFailed(f"Spark could not finish: {last_words(str(error))}") from None
     return [row["answer"] for row in sorted(found, key=lambda row: row["task"])]
 
 
-def _last_words(text: str) -> str:
+def last_words(text: str) -> str:
     """Of a remote traceback the line that says what happened, and where in our rooms."""
     lines = [line.strip() for line in text.splitlines()]
     python = [

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.plan import PlannedRoom
-from pipeline.spark_tasks import _last_words, pack_rooms
+from pipeline.spark_tasks import last_words, pack_rooms
 
 
 def sizes(packs):
@@ -41,4 +41,4 @@ def test_of_a_remote_traceback_the_error_and_its_place_are_told():
     AttributeError: no such thing
      SQLSTATE: 38000
     \tat org.apache.spark.Task.run(Task.scala:1)"""
-    assert _last_words(text) == 'AttributeError: no such thing File "/x/pipeline/stage_rooms.py", line 97, in _work_out'
+    assert last_words(text) == 'AttributeError: no such thing File "/x/pipeline/stage_rooms.py", line 97, in _work_out'
