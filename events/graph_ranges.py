@@ -85,6 +85,31 @@ class _Runs:
         self.run = None
 
 
+def _in_order(events: Sequence[ParsedEvent]) -> list[ParsedEvent]:
+    order, left = causal_order(events)
+    return [events[number] for number in (*order, *left)]
+
+
+def _old_below(event: ParsedEvent, by_id: Mapping[str, ParsedEvent], seen: set[str]) -> list[ParsedEvent]:
+    """The backfilled events below an accepted one; those below an accepted live one that it stands on were found with that.
+
+    ``seen`` has what was looked at for earlier events and is added to.
+    """
+    found: list[ParsedEvent] = []
+    stack = [event]
+    while stack:
+        for prev in stack.pop().prev_event_ids:
+            below = by_id.get(prev)
+            if below is None or prev in seen:
+                continue
+            seen.add(prev)
+            if below.backfilled:
+                found.append(below)
+            if below.backfilled or not is_accepted(below):
+                stack.append(below)
+    return found
+
+
 class GraphRanges:
     """The events of a room with a place in the graph as they came, their verdicts and states known: who sees what.
 
@@ -120,35 +145,32 @@ class GraphRanges:
         return in_order([*old.rows, *live.rows, *live.still_open(), *self._withheld()])
 
     def _lines(self) -> dict[str, int | None]:
-        """Live event -> the group of the current state when it had come in; an event waits for its prev events."""
+        """Live event -> the group of the current state when it had come in; an event waits for its prev events.
+
+        A backfilled event counts from the first accepted live event on that stands on it: what nothing stands on is no leaf and
+        covers none, but where there are no live events at all.
+        """
         arrivals = Arrivals(self._states, Leaves())
         found: dict[str, int | None] = {}
-        for backfilled in (False, True):
-            part = self._old() if backfilled else [event for event in self._graph if not event.backfilled]
-            order, left = causal_order(part)
-            for number in (*order, *left):
-                arrivals.add(part[number])
-                if not backfilled:
-                    found[part[number].event_id] = arrivals.current
+        by_id = {event.event_id: event for event in self._graph}
+        seen: set[str] = set()
+        live = [event for event in self._graph if not event.backfilled]
+        order, left = causal_order(live)
+        for number in (*order, *left):
+            event = live[number]
+            for old in _in_order(_old_below(event, by_id, seen)) if is_accepted(event) else ():
+                arrivals.add(old)
+            arrivals.add(event)
+            found[event.event_id] = arrivals.current
+        if not live:
+            for old in _in_order(self._graph):
+                arrivals.add(old)
         current = self.current = arrivals.finish()
         self.leaves = list(arrivals.leaves.current)
         last = next((event for event in reversed(self._graph) if is_accepted(event) and not event.backfilled), None)
         if last is not None and current is not None:  # whoever goes on with the room begins with this line
             found[last.event_id] = current
         return found
-
-    def _old(self) -> list[ParsedEvent]:
-        """Backfilled events that live ones stand on; others are no leaves and cover none, but where there are no live ones."""
-        by_id = {event.event_id: event for event in self._graph}
-        level = [event for event in self._graph if not event.backfilled]
-        if not level:
-            return list(self._graph)
-        below: set[str] = set()
-        while level:
-            named = {prev for event in level for prev in event.prev_event_ids} - below
-            below |= named
-            level = [by_id[prev] for prev in named if prev in by_id]
-        return [event for event in self._graph if event.backfilled and event.event_id in below]
 
     def _step(self, event: ParsedEvent, line: int | None) -> Step | None:
         """Null for an event without state."""

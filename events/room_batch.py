@@ -277,9 +277,14 @@ class RoomBatch:
         for event in old:
             changes.events.append(event)
             self._add_step(steps, event, states.after.get(event.event_id))
+        leaves_or_new = {*arrivals.leaves.current, *(event.event_id for event in live)}
         for event in live:
+            looks_through = self._looks_through(event, leaves_or_new)
             judged = arrivals.add(event)
             changes.events.append(judged)
+            if looks_through and is_accepted(judged) and len(arrivals.leaves.current) > 1:
+                arrivals.drop(leaves_covered(list(arrivals.leaves.current), changes.events, self._using))
+                arrivals.finish()
             if arrivals.current is not None and arrivals.current != known:
                 self._note_changes(len(changes.events) - 1, known, arrivals.current)
                 known = arrivals.current
@@ -288,6 +293,10 @@ class RoomBatch:
         self._settle_leaves(arrivals, old, live)
         self._finish(arrivals, known, steps)
         return steps
+
+    def _looks_through(self, event: ParsedEvent, known: Collection[str]) -> bool:
+        """Whether an event builds on a stored one that is no leaf: on an old one, maybe, below which there are leaves."""
+        return any(prev not in known or not is_accepted(self.states.events[prev]) for prev in event.prev_event_ids)
 
     def _settle_leaves(self, arrivals: Arrivals, old: Sequence[ParsedEvent], live: Sequence[ParsedEvent]) -> None:
         """Old events make no leaves, unless the room consists of them, but may cover some."""
