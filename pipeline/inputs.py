@@ -110,6 +110,8 @@ def _at_rest(path: Path, form: Form) -> dict[str, Any]:
 
 def _identity(path: Path, form: Form) -> dict[str, Any]:
     identity = _at_rest(path, form)
+    if form is Form.PARQUET:
+        parquet_rows.check_file(path)
     if form is Form.SQLITE:
         schema, bounds = synapse_rows.inspect(form, str(path), str(path))
         identity |= {"schema": schema, "bounds": [list(part) for part in bounds]}

@@ -8,6 +8,7 @@ broken line, and the next one is read. Memory: one batch of rows, and of each co
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-__all__ = ["MAGIC", "announcing_rows", "check_columns", "parts_of", "read_rows"]
+__all__ = ["MAGIC", "announcing_rows", "check_columns", "check_file", "parts_of", "read_rows"]
 
 MAGIC = b"PAR1"
 _JSON = "json"
@@ -27,22 +28,34 @@ _BUFFER_BYTES = 1024 * 1024
 _ROWS_PER_PART = 50_000
 
 
+def check_file(path: Path) -> None:
+    """Raises ``UnusableSource`` unless events can be read from the file, by what its end says of it."""
+    with _inspected(path):
+        pass
+
+
 def parts_of(file: int, path: Path) -> list[Part]:
     """Some ten thousand rows of whole row groups each; at least one part. Raises ``UnusableSource``."""
+    with _inspected(path) as source:
+        sizes = [source.metadata.row_group(n).num_rows for n in range(source.metadata.num_row_groups)]
+    return [
+        Part(file, str(path), first, last, Form.PARQUET, str(path), rows)
+        for first, last, rows in _groups_of_parts(sizes)
+    ]
+
+
+@contextmanager
+def _inspected(path: Path) -> Iterator[pq.ParquetFile]:
     import pyarrow as pa  # noqa: PLC0415 - only where such files are read
 
     try:
         with _open(path) as source:
             check_columns(source.schema_arrow, str(path))
-            sizes = [source.metadata.row_group(n).num_rows for n in range(source.metadata.num_row_groups)]
+            yield source
     except (pa.ArrowException, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
         raise UnusableSource(f"{path} cannot be read as Parquet: {_first_line(error)} Is it complete?") from error
-    return [
-        Part(file, str(path), first, last, Form.PARQUET, str(path), rows)
-        for first, last, rows in _groups_of_parts(sizes)
-    ]
 
 
 def check_columns(schema: pa.Schema, name: str) -> None:
@@ -56,7 +69,7 @@ def check_columns(schema: pa.Schema, name: str) -> None:
     for field in schema:
         if schema.names.count(field.name) > 1 and field.name in wanted:
             raise UnusableSource(f"{name} has several columns {field.name!r}. Leave one.")
-        if field.name in wanted and not wanted[field.name][0](field.type):
+        if field.name in wanted and not wanted[field.name][0](_plain(field.type)):
             raise UnusableSource(
                 f"{name}: column {field.name!r} is of type {field.type} and must be {wanted[field.name][1]}. "
                 "Cast it, or leave the column out."
@@ -81,6 +94,13 @@ def _kinds() -> dict[str, tuple[Callable[[Any], bool], str]]:
         **dict.fromkeys(("outlier", "soft_failed"), boolean),
         "stream_ordering": (lambda kind: types.is_integer(kind) or types.is_null(kind), "an integer"),
     }
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    """The type of the values, where a column keeps each of them once."""
+    from pyarrow import types  # noqa: PLC0415
+
+    return kind.value_type if types.is_dictionary(kind) else kind
 
 
 def _groups_of_parts(sizes: list[int]) -> Iterator[tuple[int, int, int]]:
@@ -150,7 +170,7 @@ def _as_bytes(column: pa.Array) -> pa.Array:
     """Text as its bytes, whatever they are: the parser says what is wrong with them."""
     import pyarrow as pa  # noqa: PLC0415
 
-    return column.cast(pa.large_binary())
+    return column.cast(_plain(column.type)).cast(pa.large_binary())
 
 
 def _open(path: Path) -> pq.ParquetFile:

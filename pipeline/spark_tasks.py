@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["finished_tasks", "last_words", "pack_rooms", "run_tasks", "scan_parts", "stage_parts", "stage_rooms"]
 
+_ERROR_NAMED = re.compile(r"[\w.]+(Error|Exception|Refused|Missing)\b|psycopg2\.errors\.\w+:")
 EVENTS_PER_TASK = 20_000
 
 
@@ -106,6 +107,6 @@ def last_words(text: str) -> str:
         for line in lines
         if line and not line.startswith(("at ", "...", "Driver stacktrace", "SQLSTATE", "^", "~"))
     ]
-    named = [line for line in python if re.match(r"[A-Za-z_.]+(Error|Exception|Refused|Missing)\b", line)]
+    named = [line for line in python if _ERROR_NAMED.match(line)]
     where = [line for line in python if line.startswith("File ")]
     return " ".join([*(named or python)[-1:], *where[-1:]])[:1000]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 
+import pyarrow
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -86,6 +87,42 @@ def test_a_corrupt_gzip_is_one_broken_line(file):
     content[len(content) // 2] ^= 0xFF
     found = read(file(bytes(content)), limit=1 << 20)[0]
     assert isinstance(found[-1], BrokenLine) and found[-1].reason in ("corrupt-gzip", "truncated-gzip")
+
+
+def zstd(content: bytes) -> bytes:
+    return pyarrow.compress(content, codec="zstd", asbytes=True)
+
+
+def test_zstandard_is_known_by_its_content_not_by_its_name(file):
+    assert read(file(zstd(b"a\nb\n"), "plain.jsonl")) == [[Line(1, b"a"), Line(2, b"b")]]
+
+
+def test_several_zstandard_frames_and_ones_to_be_skipped_are_one_file(file):
+    skipped = b"\x50\x2a\x4d\x18" + (5).to_bytes(4, "little") + b"12345"
+    assert read(file(skipped + zstd(b"a\nb") + zstd(b"c\n"))) == [[Line(1, b"a"), Line(2, b"bc")]]
+
+
+@pytest.mark.parametrize("cut", [2000, 40_000])
+def test_a_truncated_zstandard_file_keeps_every_whole_line_before_the_break(file, cut):
+    lines = b"".join(b"line %d of some length %d\n" % (n, n * n * 7919) for n in range(30_000))
+    (*whole, last), *_ = read(file(zstd(lines)[:-cut]))
+    kept = b"".join(line.content + b"\n" for line in whole)
+    assert last.reason == "truncated-zstd" and last.number == len(whole) + 1 > 1000
+    assert lines.startswith(kept) and len(kept) > 100_000
+
+
+def test_a_corrupt_zstandard_file_is_one_broken_line(file):
+    content = bytearray(zstd(bytes(range(256)) * 2000))
+    content[6:20] = b"\xff" * 14
+    found = read(file(bytes(content)), limit=1 << 20)[0]
+    assert isinstance(found[-1], BrokenLine) and found[-1].reason in ("corrupt-zstd", "truncated-zstd")
+
+
+def test_a_compressed_file_that_goes_away_is_an_error_of_the_file_system(file, tmp_path):
+    (part,) = parts_of(0, file(zstd(b"a\n")), 1)
+    (tmp_path / "in.jsonl").unlink()
+    with pytest.raises(FileNotFoundError):
+        list(read_lines(part, LIMIT))
 
 
 @given(st.lists(st.binary(max_size=12).filter(lambda line: b"\n" not in line)), st.integers(1, 40))
