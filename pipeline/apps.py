@@ -17,7 +17,7 @@ class PipelineConfig(AppConfig):
         from pipeline.feed_commands import register_feeds  # noqa: PLC0415 - models are loaded now
         from pipeline.import_kind import register_imports  # noqa: PLC0415
         from pipeline.kinds import register_kinds  # noqa: PLC0415
-        from pipeline.purge_kind import register_purges  # noqa: PLC0415
+        from pipeline.purge_commands import register_purges  # noqa: PLC0415
         from pipeline.resync_commands import register_resyncs  # noqa: PLC0415
 
         register_feeds()

@@ -16,13 +16,20 @@ PipelineError
     DiskFull               a disk is full; what was done stays, and the job can be resumed
     LedgerMismatch         a batch does not continue where the table's ledger ends
     QueryRunning           another process runs the query
+    FactsNotAppended       what Spark wrote to a stream was not appended
+    ArchiveDamaged         an archive is not, or no longer, what was written
+    ArchiveElsewhere       an archive does not fit this database
+    QueryFailed            a query of the live pipeline has ended by itself
 """
 
 from __future__ import annotations
 
 __all__ = [
+    "ArchiveDamaged",
+    "ArchiveElsewhere",
     "ClusterUnfit",
     "DiskFull",
+    "FactsNotAppended",
     "JavaMissing",
     "JobCancelled",
     "JobInterrupted",
@@ -31,6 +38,7 @@ __all__ = [
     "LedgerMismatch",
     "MasterAway",
     "PipelineError",
+    "QueryFailed",
     "QueryRunning",
     "QueueFull",
     "SourceChanged",
@@ -105,5 +113,21 @@ class QueryRunning(PipelineError):
     """Another living process keeps the same table current."""
 
 
+class QueryFailed(PipelineError):
+    """A query of the live pipeline ended with an error; its tables are as they were after its last batch."""
+
+
 class SparkFailed(PipelineError):
     """A Spark job failed; what was done before stays, and the job can be resumed."""
+
+
+class ArchiveDamaged(PipelineError):
+    """An archive is incomplete, or differs from what was written; nothing is deleted or restored on its word."""
+
+
+class ArchiveElsewhere(PipelineError):
+    """An archive is of another database, or its positions are taken here."""
+
+
+class FactsNotAppended(PipelineError):
+    """Facts that Spark wrote to a stream were not appended, none of them."""

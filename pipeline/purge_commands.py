@@ -1,0 +1,151 @@
+"""The subjects ``history``, ``orphans`` and ``retention`` of the command ``purge``: each runs a job (``pipeline.purge_kind``)."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Protocol
+
+from django.core.management.base import BaseCommand
+
+from pipeline.archive_commands import ARCHIVE_OPTIONS, add_archive_options, run_as_job
+from pipeline.archive_kind import ARCHIVE, ArchiveKind
+from pipeline.cuts import CUTS, add_cut_options
+from pipeline.job_runs import register as register_kind
+from pipeline.purge_kind import HISTORY, ORPHANS, RETENTION, PurgeHistoryKind, PurgeOrphansKind, PurgeRetentionKind
+from streams.maintenance import register
+
+__all__ = ["PurgeHistory", "PurgeOrphans", "PurgeRetention", "register_purges"]
+
+
+class _Telling(Protocol):
+    def __call__(self, summary: Mapping[str, Any]) -> Iterable[str]:
+        """Lines for a person."""
+
+
+class _AsJob:
+    """A subject that runs a job and tells its summary."""
+
+    kind = ""
+
+    def _run(self, command: BaseCommand, arguments: Mapping[str, Any], tell: _Telling, *, as_json: bool) -> None:
+        summary = run_as_job(command, self.kind, arguments)
+        for line in [json.dumps(summary)] if as_json else tell(summary):
+            command.stdout.write(line)
+
+
+class PurgeHistory(_AsJob):
+    """``purge history``."""
+
+    kind = HISTORY
+    help = (
+        "Delete a room's messages below an event, a time or a token; state events stay as outliers, and messages of this server "
+        "unless --delete-local is given. Then state groups that nothing needs go. Safe beside writers and readers; may be "
+        "interrupted and repeated. Example: purge history '!room:site' --before-time 1700000000000 --dry-run"
+    )
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Declare the options."""
+        parser.add_argument("room", metavar="ROOM", help="the room")
+        add_cut_options(parser, required=True)
+        parser.add_argument("--delete-local", action="store_true", help="messages of this server go, too")
+        add_archive_options(parser)
+        parser.add_argument("--dry-run", action="store_true", help="only say what would be deleted")
+        parser.add_argument("--json", action="store_true", help="the outcome as one JSON object")
+
+    def run(self, command: BaseCommand, options: Mapping[str, Any]) -> None:
+        """As a job."""
+        names = ("room", *CUTS, "delete_local", "dry_run", *ARCHIVE_OPTIONS)
+        self._run(command, {name: options[name] for name in names}, _history_lines, as_json=options["json"])
+
+
+class PurgeOrphans(_AsJob):
+    """``purge orphans``."""
+
+    kind = ORPHANS
+    help = (
+        "Delete the state groups that no event needs, and merge what stands between those that stay; never stores more rows than "
+        "before. Safe beside writers and readers; may be interrupted and repeated. Example: purge orphans --dry-run"
+    )
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Declare the options."""
+        parser.add_argument("--room", metavar="ROOM", help="of this room only")
+        parser.add_argument("--dry-run", action="store_true", help="only say how much would be deleted")
+        parser.add_argument("--json", action="store_true", help="the outcome as one JSON object")
+
+    def run(self, command: BaseCommand, options: Mapping[str, Any]) -> None:
+        """As a job."""
+        arguments = {"room": options["room"], "dry_run": options["dry_run"]}
+        self._run(command, arguments, _orphan_lines, as_json=options["json"])
+
+
+class PurgeRetention(_AsJob):
+    """``purge retention``."""
+
+    kind = RETENTION
+    help = (
+        "Delete the messages that rooms have kept for long enough: m.room.retention in their current state, "
+        "REPLSITE_RETENTION_DEFAULT_SECONDS elsewhere. State stays. Safe beside writers and readers; may be interrupted and "
+        "repeated. Example: purge retention --dry-run"
+    )
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Declare the options."""
+        add_archive_options(parser)
+        parser.add_argument("--dry-run", action="store_true", help="only say how much would be deleted")
+        parser.add_argument("--json", action="store_true", help="the outcome as one JSON object")
+
+    def run(self, command: BaseCommand, options: Mapping[str, Any]) -> None:
+        """As a job."""
+        arguments = {name: options[name] for name in ("dry_run", *ARCHIVE_OPTIONS)}
+        self._run(command, arguments, _retention_lines, as_json=options["json"])
+
+
+def _retention_lines(summary: Mapping[str, Any]) -> Iterator[str]:
+    verb = "would be deleted" if summary["dry_run"] else "deleted"
+    yield (
+        f"{summary['rooms']} rooms: {summary['deleted']} events {verb}, {summary['became_outliers']} kept as outliers, "
+        f"{summary['state_groups_deleted']} state groups {verb}"
+    )
+    for room_id in summary["busy"]:
+        yield f"{room_id} is being purged already, or may not be cut; left as it is"
+
+
+def _history_lines(summary: Mapping[str, Any]) -> Iterator[str]:
+    verb = "would be deleted" if summary["dry_run"] else "deleted"
+    yield (
+        f"{summary['room_id']}: below depth {summary['cut']} {summary['deleted']} events {verb}, "
+        f"{summary['became_outliers']} kept as outliers"
+    )
+    if "archive" in summary:
+        yield f"archived in {summary['archive']['folder']}: {summary['archive']['events']} events"
+    for table, (before, after) in summary["tables"].items():
+        yield f"{table}: {before} -> {after} rows"
+    yield from _left(summary)
+
+
+def _orphan_lines(summary: Mapping[str, Any]) -> Iterator[str]:
+    verb = "would be deleted" if summary["dry_run"] else "deleted"
+    yield (
+        f"{summary['rooms']} rooms: {summary['state_groups_deleted']} state groups and {summary['state_rows_deleted']} "
+        f"of their rows {verb}"
+    )
+    yield from _left(summary)
+
+
+def _left(summary: Mapping[str, Any]) -> Iterator[str]:
+    if summary["state_groups_left"]:
+        yield f"{summary['state_groups_left']} state groups came into use meanwhile and stay"
+
+
+def register_purges() -> None:
+    """Make kinds and subjects known."""
+    register_kind(ARCHIVE, ArchiveKind())
+    register_kind(HISTORY, PurgeHistoryKind())
+    register_kind(ORPHANS, PurgeOrphansKind())
+    register("purge", "history", PurgeHistory())
+    register("purge", "orphans", PurgeOrphans())
+    register_kind(RETENTION, PurgeRetentionKind())
+    register("purge", "retention", PurgeRetention())
