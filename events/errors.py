@@ -7,6 +7,8 @@
     ├── HistoryError         a room's events that contradict each other
     ├── CannotForget         a room that the user has not left
     ├── TooManyWaiters       as many callers wait in this process as may
+    ├── CompressionRefused   a room whose state groups are damaged
+    ├── CompressionWentWrong rewritten state groups would not read as before; the transaction was taken back
     ├── PurgeRefused         the room would be left without leaves, or is being purged already
     ├── PurgeWentWrong       a purge would change what stays; its transaction was taken back
     └── ReadingError
@@ -28,6 +30,8 @@ __all__ = [
     "BadQuestion",
     "BadToken",
     "CannotForget",
+    "CompressionRefused",
+    "CompressionWentWrong",
     "EventNotAllowed",
     "EventRefused",
     "EventsError",
@@ -55,6 +59,14 @@ class PurgeRefused(EventsError):
 
 class PurgeWentWrong(EventsError):
     """What stays would not be what it was: the transaction was taken back."""
+
+
+class CompressionRefused(EventsError):
+    """State groups that cannot be rewritten, because they are damaged."""
+
+
+class CompressionWentWrong(EventsError):
+    """Rewritten state groups would not read as before: the transaction was taken back."""
 
 
 class Reason(StrEnum):

@@ -14,12 +14,14 @@ class PipelineConfig(AppConfig):
     def ready(self) -> None:
         """Make the kinds of job and the subjects of maintenance commands known."""
         from pipeline import checks  # noqa: F401, PLC0415 - registers itself
+        from pipeline.compress_kind import register_compression  # noqa: PLC0415 - models are loaded now
         from pipeline.feed_commands import register_feeds  # noqa: PLC0415 - models are loaded now
         from pipeline.import_kind import register_imports  # noqa: PLC0415
         from pipeline.kinds import register_kinds  # noqa: PLC0415
         from pipeline.purge_commands import register_purges  # noqa: PLC0415
         from pipeline.resync_commands import register_resyncs  # noqa: PLC0415
 
+        register_compression()
         register_feeds()
         register_imports()
         register_purges()

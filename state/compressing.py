@@ -1,9 +1,8 @@
 """The state groups of a room, built anew with as few rows as the chain scheme allows (pure).
 
 Groups are taken in the order of their IDs, as they are stored: by this project, by an older version of it, or as another program
-wrote them. Each state that is needed is stored once, on top of the nearest one that is there: the one below it, the last one, or
-none. ``state.deltas`` builds them, as it does for every new event, so its bounds hold.
-What only stood between needed groups is read and left out.
+wrote them. Each state that is needed is stored once, on top of the nearest of a few that are there. ``state.deltas`` builds
+them, as it does for every new event, so its bounds hold. What only stood between needed groups is read and left out.
 
 The group of an accepted state event stays on top of a group with the state before the event, because that is how the state before
 is found.
@@ -14,6 +13,7 @@ the outcome stores, and time in proportion to what is stored now.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -23,6 +23,8 @@ from state.errors import StepTooLarge
 
 __all__ = ["Compression", "Need", "WrittenRows"]
 
+_LATEST = 4
+"""Groups that a state which is stored in full is compared with."""
 _MASK = 2**64 - 1
 Changes = Mapping[StateKey, str | None]
 
@@ -68,8 +70,10 @@ class Compression:
         self._places: dict[int, _Place] = {}
         self._digests: dict[int, int] = {}
         self._by_state: dict[int, int] = {}
+        self._left_out: dict[int, _Place] = {}
+        """By state: a copy of one of these has its place, not one of its own."""
         self._by_step: dict[tuple[int | None, int], int] = {}
-        self._last: int | None = None
+        self._latest: deque[int] = deque(maxlen=_LATEST)
 
     def take(self, group: int, prev: int | None, changes: Changes, need: Need) -> None:
         """The next group; ``prev``, if it is not null, was taken before. Raises ``KeyError`` where it was not."""
@@ -80,9 +84,9 @@ class Compression:
         elif digest in self._by_state:
             number = self._by_state[digest]
         elif need is Need.STATE:
-            number = self._state(place, digest)
+            number = self._state(self._left_out.get(digest, place), digest)
         else:
-            self._places[group] = place
+            self._places[group] = self._left_out.setdefault(digest, place)
             return
         self._places[group] = _Place(number, {})
         if need is not Need.NOTHING:
@@ -134,7 +138,8 @@ class Compression:
     def _state(self, place: _Place, digest: int) -> int:
         """On top of the group that it stood on or of the last one, whichever takes fewer rows and hops.
 
-        On the shipped rooms comparing with more groups did not save rows: the copies for their hops ate them up.
+        A state that stood on none is compared with the latest ones. On the shipped rooms comparing with more did not save rows:
+        the copies for their hops ate them up.
         """
         state = {} if place.base is None else self.builder.expand(place.base)
         for key, new in place.changes.items():
@@ -142,7 +147,7 @@ class Compression:
                 state.pop(key, None)
             else:
                 state[key] = new
-        near = {base for base in (self._last, place.base) if base is not None}
+        near = set(self._latest) if place.base is None else {place.base, self._latest[-1]}
         first = len(self.builder)
         number = self.builder.add_nearest(
             {base: self.builder.expand(base) for base in sorted(near, reverse=True)}, state
@@ -165,7 +170,7 @@ class Compression:
             self._digests[copy] = self._digests[self.builder.original(copy)]
         self._digests[number] = digest
         self._by_state.setdefault(digest, number)
-        self._last = number
+        self._latest.append(number)
 
 
 def _of_entry(key: StateKey, event_id: str | None) -> int:

@@ -1,0 +1,138 @@
+"""``compress_state`` as a command and as a job."""
+
+import io
+import json
+
+import pytest
+from django.core.management import CommandError, call_command
+
+from events.group_compressing import RoomCompression, group_rows
+from events.purging import only_purge
+from pipeline.compress_kind import COMPRESS_STATE
+from pipeline.errors import JobCancelled, UnusableArguments
+from pipeline.job_runs import JobRun, job_kinds, queue_job, run_job
+from pipeline.models import Job, JobState
+from state.models import StateGroup
+from tests.foreign_groups import store_as
+from tests.oracle.answers import parsed
+from tests.stored_rooms import store_room
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def foreign(name="v9_restricted", first=2):
+    room_id = store_room(parsed(name), first).room_id
+    return room_id, store_as(room_id, "copied")
+
+
+def run(*arguments):
+    out = io.StringIO()
+    call_command("compress_state", *arguments, stdout=out, stderr=io.StringIO())
+    return out.getvalue()
+
+
+def outcome(*arguments):
+    return json.loads(run(*arguments, "--json"))
+
+
+def rows(room_id):
+    return group_rows(room_id, "default").total
+
+
+def test_a_dry_run_tells_the_figures_of_the_real_run_and_changes_nothing():
+    room_id, stored = foreign()
+    dry = outcome(room_id, "--dry-run")
+    assert rows(room_id) == stored == dry["rows"][0]
+    done = outcome(room_id)
+    assert (done["rows"], done["state_groups"], done["compressed"]) == (dry["rows"], dry["state_groups"], 1)
+    assert rows(room_id) == done["rows"][1] < stored
+
+
+def test_all_rooms_are_compressed_and_those_that_would_not_shrink_are_skipped():
+    room_id, _ = foreign()
+    other = store_room(parsed("v11_redactions"), 5_000).room_id
+    before = rows(other)
+    done = outcome("--all")
+    assert (done["rooms"], done["compressed"], done["skipped"]) == (2, 1, 1)
+    assert rows(other) == before
+    assert outcome("--all")["skipped"] == 2, room_id
+
+
+def test_a_room_that_would_save_too_little_is_skipped():
+    room_id, stored = foreign()
+    assert outcome(room_id, "--least-saving", "99")["skipped"] == 1
+    assert rows(room_id) == stored
+
+
+def test_it_says_what_it_did():
+    room_id, stored = foreign()
+    assert f"1 of 1 rooms shrank: {stored:,} -> " in run(room_id)
+    assert "0 of 1 rooms would shrink" in run(room_id, "--dry-run")
+
+
+def test_the_job_has_figures_before_and_after():
+    room_id, stored = foreign()
+    run(room_id)
+    job = Job.objects.get(kind=COMPRESS_STATE)
+    assert job.state == JobState.DONE
+    assert sum(job.before.values()) == stored
+    assert sum(job.after.values()) == rows(room_id)
+
+
+def test_it_can_be_queued():
+    room_id, stored = foreign()
+    queue_job(COMPRESS_STATE, {"rooms": [room_id]}, by="a timer")
+    call_command("runjobs", "--once", stdout=io.StringIO(), stderr=io.StringIO())
+    assert Job.objects.get().state == JobState.DONE
+    assert rows(room_id) < stored
+
+
+def test_a_cancelled_job_leaves_no_more_rows_than_before(monkeypatch):
+    room_id, stored = foreign()
+    monkeypatch.setattr(JobRun, "step", lambda _run: (_ for _ in ()).throw(JobCancelled("by a test")))
+    with pytest.raises(JobCancelled):
+        run_job(COMPRESS_STATE, {"rooms": [room_id]}, stream=io.StringIO())
+    assert rows(room_id) <= stored
+
+
+def test_a_room_that_is_being_purged_is_left_and_told():
+    room_id, stored = foreign()
+    with only_purge(room_id, "default"), pytest.raises(CommandError, match="left as they are") as raised:
+        run(room_id)
+    assert raised.value.returncode == 1
+    assert rows(room_id) == stored
+
+
+def test_a_damaged_room_does_not_hold_up_the_others():
+    room_id, _ = foreign()
+    broken, _ = foreign("v11_redactions", 5_000)
+    second = StateGroup.objects.filter(room_id=broken, prev_group__isnull=False).order_by("id").first()
+    StateGroup.objects.filter(pk=second.prev_group).delete()
+    with pytest.raises(CommandError) as raised:
+        run("--all")
+    assert raised.value.returncode == 1
+    assert RoomCompression(room_id, "default").saving() == 0
+    job = Job.objects.get()
+    assert job.summary["compressed"] == 1
+    assert "check_room" in job.summary["failed"][broken]
+
+
+def test_a_room_that_is_not_here_is_told():
+    with pytest.raises(CommandError, match="There is no room") as raised:
+        run("!nobody:a.test")
+    assert raised.value.returncode == 2
+
+
+@pytest.mark.parametrize("arguments", [[], ["!a:b.test", "--all"], ["!a:b.test", "--least-saving", "101"]])
+def test_unusable_arguments_are_refused(arguments):
+    with pytest.raises(CommandError) as raised:
+        run(*arguments)
+    assert raised.value.returncode == 2
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"rooms": "!a:b.test"}, {"rooms": [1]}, {"least_saving": True}, {"least_saving": "5"}, {"room": "!a"}]
+)
+def test_unusable_arguments_of_a_job_are_refused(arguments):
+    with pytest.raises(UnusableArguments):
+        job_kinds()[COMPRESS_STATE].check(arguments)

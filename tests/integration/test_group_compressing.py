@@ -1,0 +1,253 @@
+"""Rewriting state groups: the same states in fewer rows, beside writers and readers, stopped and gone on with."""
+
+import itertools
+import threading
+
+import pytest
+from django.db import connections
+
+from events import group_compressing
+from events.errors import CompressionRefused, CompressionWentWrong
+from events.group_compressing import RoomCompression, group_rows
+from events.models import Event
+from events.persist import persist
+from events.room_history import room_history
+from events.room_repair import check_room
+from events.states_at import states_at
+from events.stored_room import forget_kept
+from state.models import StateGroup, StateGroupDelta
+from tests.foreign_groups import store_as
+from tests.integration.test_purging import check_groups, states
+from tests.made_rooms import ALICE, BOB, public_room
+from tests.oracle.answers import parsed
+from tests.persisted_rooms import incoming, persist_all
+from tests.room_data import ROOM_NAMES
+from tests.stored_rooms import store_room
+
+pytestmark = pytest.mark.django_db(transaction=True)
+SMALL_ROOMS = [name for name in ROOM_NAMES if not name.startswith("large")]
+FORKED = "v10_power_fork"
+
+
+@pytest.fixture(autouse=True)
+def _forget():
+    yield
+    forget_kept()
+
+
+@pytest.fixture
+def small_steps(monkeypatch):
+    """Few rows, groups and events in each transaction."""
+    for limit in ("_ROWS_PER_TRANSACTION", "_EVENTS_PER_TRANSACTION", "_PAIRS_PER_TRANSACTION"):
+        monkeypatch.setattr(group_compressing, limit, 25)
+
+
+def foreign(name, layout="copied"):
+    """A shipped room whose groups were stored wastefully: its ID, and the rows that they take."""
+    room_id = store_room(parsed(name)).room_id
+    return room_id, store_as(room_id, layout)
+
+
+def all_states(room_id):
+    return states(list(Event.objects.filter(room_id=room_id).order_by("pk").values_list("event_id", flat=True)))
+
+
+def compress(room_id):
+    done = RoomCompression(room_id, "default")
+    done.plan()
+    for _ in done.carry_out():
+        pass
+    return done
+
+
+def differences(room_id):
+    return [found for found in check_room(room_id).differences if found.subject == "state"]
+
+
+@pytest.mark.parametrize("name", SMALL_ROOMS)
+def test_every_state_is_what_it_was_and_takes_about_as_few_rows_as_our_own(name):
+    room_id, stored = foreign(name)
+    before = all_states(room_id)
+    done = compress(room_id)
+    assert all_states(room_id) == before
+    assert done.before.total == stored
+    assert group_rows(room_id, "default") == done.foreseen
+    result = room_history(parsed(name))
+    assert done.foreseen.total <= 1.02 * (len(result.groups) + len(result.group_deltas))
+    check_groups(room_id)
+    assert differences(room_id) == []
+
+
+def test_a_plan_changes_nothing():
+    room_id, stored = foreign(FORKED)
+    planned = RoomCompression(room_id, "default")
+    planned.plan()
+    assert planned.saving() > 90
+    assert group_rows(room_id, "default").total == stored
+
+
+def test_what_was_compressed_would_not_shrink_again():
+    room_id, _ = foreign(FORKED)
+    compress(room_id)
+    again = RoomCompression(room_id, "default")
+    again.plan()
+    assert again.saving() < 1
+
+
+def test_events_are_moved_in_small_transactions(small_steps):
+    room_id, _ = foreign(FORKED)
+    done = RoomCompression(room_id, "default")
+    done.plan()
+    counts = list(done.carry_out())
+    assert max(new - old for old, new in itertools.pairwise(counts)) <= 25
+    assert counts[-1] == done.events
+
+
+@pytest.mark.parametrize("stop", [1, 3, 7, 15, 28])
+def test_stopped_after_any_transaction_it_can_be_run_again(stop, small_steps):
+    room_id, _ = foreign(FORKED)
+    before = all_states(room_id)
+    stopped = RoomCompression(room_id, "default")
+    stopped.plan()
+    steps = stopped.carry_out()
+    for _ in range(stop):
+        next(steps)
+    steps.close()
+    assert all_states(room_id) == before
+    assert compress(room_id).foreseen == group_rows(room_id, "default")
+    assert all_states(room_id) == before
+    check_groups(room_id)
+
+
+def test_what_was_written_in_vain_is_cleaned_up(small_steps):
+    room_id, stored = foreign(FORKED)
+    stopped = RoomCompression(room_id, "default")
+    stopped.plan()
+    next(stopped.carry_out())
+    assert group_rows(room_id, "default").total > stored
+    for _ in stopped.clean_up():
+        pass
+    assert group_rows(room_id, "default").total <= stored
+
+
+def test_what_is_written_meanwhile_is_taken_along(small_steps):
+    made = public_room()
+    for number in range(60):
+        made.topic(f"{number}")
+    fork = made.events[-8]
+    persist_all(made.events, 20)
+    store_as(made.room_id, "copied")
+    done = RoomCompression(made.room_id, "default")
+    done.plan()
+    written = 0
+    for _ in done.carry_out():
+        if written == 12:
+            continue
+        written += 1
+        prev = [fork] if written == 2 else [made.events[-1], fork] if written == 5 else None
+        made.topic(f"meanwhile {written}", prev=prev)
+        assert len(persist([incoming(made.events[-1])]).stored) == 1
+    assert written == 12
+    assert differences(made.room_id) == []
+    check_groups(made.room_id)
+    assert group_rows(made.room_id, "default").total < done.before.total / 3
+    assert StateGroup.objects.filter(pk__lte=done._highest).count() == 0, "no old group is left"
+
+
+def test_others_can_go_on_writing_and_reading_afterwards():
+    made = public_room()
+    for number in range(20):
+        made.topic(f"{number}")
+    persist_all(made.events, 5)
+    store_as(made.room_id, "one by one")
+    compress(made.room_id)
+    made.member(BOB, "join")
+    made.message(sender=BOB)
+    persist_all(made.events[-2:])
+    assert differences(made.room_id) == []
+    assert [found.after for found in states_at([made.events[-1].event_id])] == [
+        made.state_after(made.events[-1].event_id)
+    ]
+
+
+def test_readers_meanwhile_get_every_state(small_steps):
+    room_id, _ = foreign(FORKED)
+    events = list(Event.objects.filter(room_id=room_id).values_list("event_id", flat=True))
+    expected, wrong, ended = all_states(room_id), [], threading.Event()
+    expected = {state[0]: state for state in expected if isinstance(state, tuple)}
+
+    def read():
+        try:
+            while not ended.is_set():
+                for found in states_at(events):
+                    state = found.event_id, found.before, found.after
+                    if state != expected[found.event_id]:
+                        wrong.append(state)
+        except Exception as error:  # noqa: BLE001 - any error is a finding
+            wrong.append(error)
+        finally:
+            connections.close_all()
+
+    readers = [threading.Thread(target=read) for _ in range(3)]
+    for reader in readers:
+        reader.start()
+    compress(room_id)
+    ended.set()
+    for reader in readers:
+        reader.join(60)
+    assert wrong == []
+
+
+def test_a_state_that_would_differ_stops_everything():
+    room_id, _ = foreign(FORKED)
+    done = RoomCompression(room_id, "default")
+    done.plan()
+    row = StateGroupDelta.objects.filter(chain__in=StateGroup.objects.filter(room_id=room_id).values("chain")).first()
+    StateGroupDelta.objects.filter(
+        chain=row.chain, state_group=row.state_group, type=row.type, state_key=row.state_key
+    ).update(event_id="$other")
+    groups = set(Event.objects.filter(room_id=room_id).values_list("event_id", "state_group"))
+    with pytest.raises(CompressionWentWrong, match="read differently"):
+        list(done.carry_out())
+    assert set(Event.objects.filter(room_id=room_id).values_list("event_id", "state_group")) == groups
+
+
+def test_a_state_before_that_would_differ_stops_everything():
+    room_id, _ = foreign(FORKED, "one by one")
+    done = RoomCompression(room_id, "default")
+    done.plan()
+    first, *_, last = StateGroup.objects.filter(room_id=room_id).order_by("id")
+    state = {("m.room.create", ""): StateGroupDelta.objects.get(chain=first.chain, type="m.room.create").event_id}
+    StateGroup.objects.filter(pk=last.pk).update(prev_group=first.pk)
+    assert state
+    with pytest.raises(CompressionWentWrong):
+        list(done.carry_out())
+
+
+def test_a_group_on_one_that_is_missing_is_refused():
+    room_id, _ = foreign(FORKED, "one by one")
+    second = StateGroup.objects.filter(room_id=room_id).order_by("id")[1]
+    StateGroup.objects.filter(pk=second.pk).delete()
+    with pytest.raises(CompressionRefused, match="check_room"):
+        RoomCompression(room_id, "default").plan()
+
+
+def test_new_groups_that_somebody_deletes_are_missed_in_time():
+    room_id, _ = foreign(FORKED)
+    before = all_states(room_id)
+    done = RoomCompression(room_id, "default")
+    done.plan()
+    steps = done.carry_out()
+    next(steps)
+    for _ in done.clean_up():
+        pass
+    with pytest.raises(CompressionWentWrong):
+        list(steps)
+    assert all_states(room_id) == before
+
+
+def test_a_room_without_groups_has_nothing_to_save():
+    done = RoomCompression("!nobody:a.test", "default")
+    done.plan()
+    assert (done.saving(), done.before.total, done.events) == (0.0, 0, 0)
+    assert ALICE
