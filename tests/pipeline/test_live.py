@@ -1,4 +1,4 @@
-"""``manage.py pipeline run``: counts are exact, whatever is killed and whoever joins."""
+"""``manage.py pipeline run``: statistics are exact, whatever is killed and whoever joins."""
 
 from __future__ import annotations
 
@@ -11,17 +11,21 @@ import threading
 import uuid
 
 import pytest
+from django.core.management import CommandError, call_command
 from django.db import connections
 
-from events.models import Event
+from events.creating import create_room
+from events.models import CurrentState, Event
 from pipeline.conf import pipeline_settings
-from pipeline.counts import CountsQuery
-from pipeline.models import BatchLedger, RoomCount
+from pipeline.live import _only_one
+from pipeline.live_query import LiveQuery, Place
+from pipeline.live_statistics import StatisticsTable
+from pipeline.models import BatchLedger, RoomStatistics, ServerStatistics
 from pipeline.source import register
 from streams import registry, writers
 from streams.database import dsn
-from streams.models import Reader
-from tests.conftest import end_process
+from streams.models import Reader, StoredCursor
+from tests.syncing import talk
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("own_writer"), pytest.mark.spark]
 
@@ -58,7 +62,7 @@ def expected(rows):
 
 
 def counted():
-    return dict(RoomCount.objects.values_list("room_id", "events"))
+    return dict(RoomStatistics.objects.values_list("room_id", "events"))
 
 
 class Load:
@@ -91,43 +95,92 @@ class Load:
 def test_counts_are_exact_over_kills_while_writers_join(start_pipeline, wait_until, rows):
     with Load():
         for _ in range(2):
-            process = start_pipeline()
+            process = start_pipeline("--tables", "statistics")
             seen = sum(counted().values())
             wait_until(lambda seen=seen: sum(counted().values()) > seen, 60)
             os.killpg(process.pid, signal.SIGKILL)
     process = start_pipeline("--until-idle", "0.5")
     last = json.loads(process.communicate(timeout=90)[0].splitlines()[-1])
     assert counted() == expected(rows)
-    assert last["positions"]["events"] == BatchLedger.objects.get().offsets
-    assert len({name for name in last["positions"]["events"] if name.startswith("load-")}) >= 2
+    reached = last["positions"]["statistics"]
+    assert reached == BatchLedger.objects.get(query="statistics").offsets
+    assert len({name for name in reached["events"] if name.startswith("load-")}) >= 2
+    hour, day = (ServerStatistics.objects.filter(step_seconds=step) for step in (3600, 86400))
+    total = sum(counted().values())
+    assert sum(row.events for row in hour) == sum(row.events for row in day) == total
+    assert day.latest("at").rooms == RoomStatistics.objects.count()
+    assert StoredCursor.objects.get(reader="feeds").base >= max(reached["events"].values())
 
 
-def test_a_lost_checkpoint_does_not_count_twice(spark, tmp_path, rows):
+@pytest.fixture
+def kept(spark, tmp_path):
+    """``kept(table)``: bring a table up to date with a query in this process."""
     register(spark)
-    for run in ("first", "second"):
-        registry.get("events").append(*events("!r", 20))
-        assert writers.retire_all()
-        query = CountsQuery(dsn(), tmp_path / run, "default").start(spark, {"availableNow": True})
+
+    def run(table, checkpoints="checkpoints"):
+        query = LiveQuery(table, Place(dsn(), "default", tmp_path / checkpoints)).start(spark, {"availableNow": True})
         query.awaitTermination(60)
-    assert counted() == expected(rows) == {"!r": 40}
+
+    return run
 
 
-def test_sigterm_ends_it_cleanly_and_its_reader_is_closed(start_pipeline, wait_until):
-    registry.get("events").append(*events("!r", 3))
-    process = start_pipeline()
-    wait_until(counted, 60)
-    process.terminate()
-    assert process.wait(30) == 0
-    reader = Reader.objects.get(kind="spark")
-    assert reader.closed_at is not None
-    assert reader.positions["events"]["master"] == BatchLedger.objects.get().offsets["master"]
-    end_process(process)
+def test_what_comes_in_is_summed_by_room_hour_and_user(kept):
+    room = create_room("@ann:site")
+    room.join("@bob:else")
+    talk(room, 3)
+    assert writers.retire_all()
+    kept(StatisticsTable("site"))
+    found = RoomStatistics.objects.get()
+    stored = Event.objects.filter(stream_ordering__gt=0)
+    assert (found.events, found.messages) == (stored.count(), 3)
+    assert found.state_events == stored.filter(state_key__isnull=False).count()
+    assert found.last_position == stored.latest("stream_ordering").stream_ordering
+    assert (found.joined, found.joined_local, found.state_entries) == (2, 1, CurrentState.objects.count())
+    day = ServerStatistics.objects.get(step_seconds=86400)
+    assert (day.events, day.active_rooms, day.active_users, day.active_local_users) == (found.events, 1, 2, 1)
+
+
+def test_rejected_events_and_history_are_counted_apart(kept):
+    rejected = events("!r", 2)
+    for event in rejected:
+        event.rejected_reason = "not allowed"
+    registry.get("events").append(*rejected, *events("!r", 1))
+    registry.get("backfill").append(*events("!r", 4))
+    assert writers.retire_all()
+    kept(StatisticsTable("site"))
+    found = RoomStatistics.objects.get()
+    assert (found.events, found.rejected, found.messages, found.history) == (3, 2, 3, 4)
+    assert ServerStatistics.objects.get(step_seconds=86400).active_users == 1
+
+
+def test_every_start_goes_on_where_the_tables_are(kept, rows):
+    for checkpoints in ("first", "second", "first"):
+        registry.get("events").append(*events("!r", 20))
+        registry.get("backfill").append(*events("!r", 5))
+        assert writers.retire_all()
+        kept(StatisticsTable("site"), checkpoints)
+    assert counted() == expected(rows) == {"!r": 60}
+    assert RoomStatistics.objects.get().history == 15
 
 
 def test_a_second_process_is_refused_with_the_first_one_named(run_manage):
-    from pipeline.live import _only_one
-
-    Reader.objects.create(key="spark:x", name="pipeline room-counts", kind="spark", address="here", process_id=4242)
-    with _only_one("default"):
+    Reader.objects.create(key="spark:x", name="pipeline statistics", kind="spark", address="here", process_id=4242)
+    with _only_one("default", "pipeline statistics"):
         refused = run_manage("pipeline", "run")
     assert refused.returncode == 1 and "process 4242 on here" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--tables", "statistics,fees"], "there is no 'fees'; there are statistics, feeds"),
+        (["--tables", ""], "there is no ''"),
+        (["--until-idle", "nan"], "a number of seconds"),
+        (["--until-idle", "-1"], "a number of seconds"),
+        (["--master", "sparky"], "sparky"),
+    ],
+)
+def test_unusable_arguments_are_told_before_anything_begins(arguments, said):
+    with pytest.raises(CommandError, match=said) as refused:
+        call_command("pipeline", "run", *arguments)
+    assert refused.value.returncode == 2

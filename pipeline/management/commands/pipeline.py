@@ -8,8 +8,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from pipeline.conf import pipeline_settings
-from pipeline.errors import PipelineError
+from pipeline.errors import PipelineError, UnusableArguments
 
 __all__ = ["Command"]
 
@@ -17,29 +16,43 @@ __all__ = ["Command"]
 class Command(BaseCommand):
     """Runs the queries that keep derived tables current."""
 
-    help = "Keep derived tables (events per room) current with Spark, from the streams, exactly once."
+    help = "Keep statistics and per-user feeds current with Spark, from the streams, each fact once."
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Arguments: the action, the Spark master, and when to stop."""
+        """Arguments: the action, the Spark master, what to keep, and when to stop."""
         parser.add_argument("action", choices=["run"])
         parser.add_argument("--master", metavar="URL", help="Spark master (default: local[2])")
+        parser.add_argument(
+            "--tables",
+            metavar="NAMES",
+            default="statistics,feeds",
+            help="what to keep, of statistics and feeds (default: both; feeds take the place of runhandlers feeds)",
+        )
         parser.add_argument(
             "--until-idle", type=float, metavar="SECONDS", help="end when nothing was left for this long"
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Run, and print the vector reached as the last line."""
-        from pipeline.live import LiveOptions, run  # noqa: PLC0415 - pyspark is an optional part
+        """Run, and print the vectors reached as the last line."""
+        from pipeline.live import TABLES, LiveOptions, run  # noqa: PLC0415 - pyspark is an optional part
 
+        names = tuple(dict.fromkeys(name.strip() for name in options["tables"].split(",")))
+        if unknown := sorted(set(names) - set(TABLES)):
+            given = ", ".join(map(repr, unknown))
+            raise CommandError(f"--tables: there is no {given}; there are {', '.join(TABLES)}.", returncode=2)
+        if options["until_idle"] is not None and not 0 <= options["until_idle"] < float("inf"):
+            raise CommandError("--until-idle must be a number of seconds from 0.", returncode=2)
         told: list[int] = []
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda received, _: told.append(received))
-        live = LiveOptions(options["master"] or pipeline_settings().master, options["until_idle"])
+        live = LiveOptions(options["master"] or "", names, options["until_idle"])
         try:
             reached = run(live, lambda: bool(told), self._say_ready)
+        except UnusableArguments as error:
+            raise CommandError(str(error), returncode=2) from error
         except PipelineError as error:
             raise CommandError(str(error), returncode=1) from error
-        self.stdout.write(json.dumps({"positions": {"events": reached}}))
+        self.stdout.write(json.dumps({"positions": reached}))
 
     def _say_ready(self) -> None:
         self.stdout.write("ready pipeline")

@@ -1,0 +1,118 @@
+"""How a micro-batch counts once: its effect and the vectors that it ends at are written in one transaction.
+
+A batch is applied only if it begins where the ledger ends; one that ends there was applied before and is left out. So a process
+may be killed anywhere. The ledger is what counts: Spark's checkpoint serves one run of a query and nobody goes on from it.
+
+Runs in the driver. Called with the transaction open, but for ``read_offsets``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import LedgerMismatch
+
+__all__ = [
+    "BatchOffsets",
+    "Vectors",
+    "covers",
+    "hold_ledger",
+    "ledger_vectors",
+    "read_offsets",
+    "set_ledger",
+    "take_batch",
+]
+
+Vectors = dict[str, dict[str, int]]
+"""``{stream: {writer: position}}``"""
+
+_READ = "SELECT offsets::text FROM pipeline_batchledger WHERE query = %(query)s"
+_FIRST = """
+INSERT INTO pipeline_batchledger (query, batch_id, offsets) VALUES (%(query)s, -1, '{}') ON CONFLICT (query) DO NOTHING
+"""
+_ADVANCE = """
+UPDATE pipeline_batchledger
+SET batch_id = %(batch)s, offsets = %(offsets)s, batches = batches + 1, applied_at = clock_timestamp()
+WHERE query = %(query)s
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchOffsets:
+    """A micro-batch as Spark has logged it: of each stream everything after ``start`` up to ``end``."""
+
+    batch_id: int
+    start: Vectors
+    end: Vectors
+
+
+def ledger_vectors(cursor: Any, query: str) -> Vectors:
+    """How far the tables of a query are; empty when it never ran. No transaction needed."""
+    cursor.execute(_READ, {"query": query})
+    row = cursor.fetchone()
+    return {} if row is None else json.loads(row[0])
+
+
+def hold_ledger(cursor: Any, query: str) -> Vectors:
+    """The same, and no batch of the query is taken before the transaction ends."""
+    cursor.execute(_FIRST, {"query": query})
+    cursor.execute(f"{_READ} FOR UPDATE", {"query": query})
+    held: Vectors = json.loads(cursor.fetchone()[0])
+    return held
+
+
+def set_ledger(cursor: Any, query: str, vectors: Vectors) -> None:
+    """For tables that know themselves how far they are: the next batch must begin there."""
+    hold_ledger(cursor, query)
+    cursor.execute(_ADVANCE, {"query": query, "batch": -1, "offsets": json.dumps(vectors, sort_keys=True)})
+
+
+def take_batch(cursor: Any, query: str, offsets: BatchOffsets) -> bool:
+    """Write down that the batch counts; the caller writes its effect in the same transaction. False: it counted before.
+
+    Holds the ledger's row, so that batches of a query come one after another whoever brings them. Raises ``LedgerMismatch``.
+    """
+    held = hold_ledger(cursor, query)
+    if covers(held, offsets.end):
+        return False
+    if not (covers(held, offsets.start) and covers(offsets.start, held)):
+        raise LedgerMismatch(
+            f"Query {query}: batch {offsets.batch_id} begins at {offsets.start}, but its tables hold every fact up to {held}. "
+            f"Another process wrote them, or the database was restored: start the query again, then it begins where they are."
+        )
+    after = {"query": query, "batch": offsets.batch_id, "offsets": json.dumps(offsets.end, sort_keys=True)}
+    cursor.execute(_ADVANCE, after)
+    return True
+
+
+def covers(upper: Mapping[str, Mapping[str, int]], lower: Mapping[str, Mapping[str, int]]) -> bool:
+    """Whether every writer of every stream is as far in ``upper``; one that is missing is at 0."""
+    return all(
+        upper.get(stream, {}).get(writer, 0) >= position
+        for stream, vector in lower.items()
+        for writer, position in vector.items()
+    )
+
+
+def read_offsets(checkpoint: Path, batch_id: int, streams: Sequence[str], first: Vectors) -> BatchOffsets:
+    """The vectors of a batch from Spark's log, which is written before the batch runs; ``first``: where batch 0 begins."""
+    start = first if batch_id == 0 else _logged(checkpoint, batch_id - 1, streams, first)
+    return BatchOffsets(batch_id, start, _logged(checkpoint, batch_id, streams, first))
+
+
+def _logged(checkpoint: Path, batch_id: int, streams: Sequence[str], first: Vectors) -> Vectors:
+    """Version, metadata, then a line for each source in the order of the query; "-" for one that has not begun."""
+    lines = (checkpoint / "offsets" / str(batch_id)).read_text().splitlines()[2:]
+    found: Vectors = {}
+    for stream, line in zip(streams, lines, strict=True):
+        found[stream] = first.get(stream, {}) if line == "-" else _positions(json.loads(line))
+    return found
+
+
+def _positions(offset: Mapping[str, Any]) -> dict[str, int]:
+    """What is not a number is no position: the source notes the epoch of the database beside them."""
+    return {writer: position for writer, position in offset.items() if isinstance(position, int)}
