@@ -111,12 +111,12 @@ class _Rooms:
         if work.saving() <= 0 or work.saving() < least:
             self._skipped += 1
             return
-        after = work.foreseen
+        after, moved = work.foreseen, work.events
         if not self._run.arguments["dry_run"]:
             self._carry_out(work, rooms)
-            after = group_rows(work.room_id, self._run.using)
+            after, moved = group_rows(work.room_id, self._run.using), work.moved
         self._compressed += 1
-        self._moved += work.moved
+        self._moved += moved
         self._before, self._after = _sum(self._before, work.before), _sum(self._after, after)
 
     def _carry_out(self, work: RoomCompression, rooms: Count | None) -> None:
