@@ -134,7 +134,7 @@ class JobAdmin(ReadOnlyAdmin):
         return view_of(job, self._killed)
 
 
-@admin.register(models.ImportSource, models.ImportedRoom, models.BatchLedger)
+@admin.register(models.ImportSource, models.ImportedRoom, models.BatchLedger, models.MendedRoom)
 class NewestFirstAdmin(ReadOnlyAdmin):
     """What runs of bulk work read, the rooms that they loaded, and how far the live tables are: all columns, newest first."""
 

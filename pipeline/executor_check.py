@@ -21,7 +21,13 @@ if TYPE_CHECKING:
 __all__ = ["check_executors", "look_around"]
 
 #: What tasks import; each names the packages that it needs itself.
-TASK_MODULES = ("pipeline.source", "pipeline.stage_lines", "pipeline.stage_rooms", "pipeline.spark_tasks")
+TASK_MODULES = (
+    "pipeline.source",
+    "pipeline.stage_lines",
+    "pipeline.stage_rooms",
+    "pipeline.spark_tasks",
+    "pipeline.resync_rooms",
+)
 _CONNECT_SECONDS = 10
 _MOST_TOLD = 3
 _MOST_ASKED = 64

@@ -18,6 +18,7 @@ __all__ = [
     "ImportedRoom",
     "Job",
     "JobState",
+    "MendedRoom",
     "QuarantinedLine",
     "RoomDay",
     "RoomStatistics",
@@ -139,4 +140,5 @@ class BatchLedger(models.Model):
 
 
 from pipeline.import_models import ImportSource  # noqa: E402 - after the table of jobs
+from pipeline.resync_models import MendedRoom  # noqa: E402
 from pipeline.statistics_models import RoomDay, RoomStatistics, ServerStatistics, UserDay  # noqa: E402 - after the tables

@@ -10,8 +10,9 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError
 
 from events.errors import EventsError
+from events.room_comparison import EVERYTHING, SUBJECTS
 from events.sync import resync_user
-from pipeline.errors import JobCancelled, UnusableArguments
+from pipeline.errors import PipelineError, UnusableArguments
 from pipeline.job_runs import register as register_kind
 from pipeline.job_runs import run_job
 from pipeline.resync_kind import RESYNC, WHAT, ResyncKind
@@ -20,10 +21,12 @@ from streams.maintenance import register
 
 __all__ = ["Resync", "ResyncUser", "register_resyncs"]
 
+_ON_SPARK = (*SUBJECTS, EVERYTHING)
 _HELP = {
     "state": "events' columns and verdicts, edges, auth events, states, current state, redactions and flags",
     "extremities": "the leaves and gaps of the graph",
     "visibility": "who sees what",
+    "rooms": "state, extremities and visibility in one pass",
     "positions": "sequences of streams that are behind their tables or stored positions",
     "caches": "what processes keep of rooms: it is dropped everywhere",
     "feeds": "per-user feeds",
@@ -46,12 +49,20 @@ class Resync:
         if self._what != "positions":
             parser.add_argument("rooms", nargs="*", metavar="ROOM", help="these rooms")
             parser.add_argument("--all", action="store_true", help="all rooms")
+        if self._what in _ON_SPARK:
+            parser.add_argument(
+                "--master",
+                metavar="URL",
+                help="work on Spark, at this master (only when there is much to do, at the site's)",
+            )
         parser.add_argument("--dry-run", action="store_true", help="only compare")
         parser.add_argument("--json", action="store_true", help="the outcome as one JSON object")
 
     def run(self, command: BaseCommand, options: Mapping[str, Any]) -> None:
         """As a job; tells its summary."""
         arguments: dict[str, Any] = {"what": self._what, "dry_run": options["dry_run"]}
+        if self._what in _ON_SPARK:
+            arguments["master"] = options["master"]
         if self._what != "positions":
             if bool(options["rooms"]) == options["all"]:
                 raise CommandError("Name rooms, or give --all.", returncode=2)
@@ -61,7 +72,7 @@ class Resync:
             summary = run_job(RESYNC, arguments, stream=stream)
         except UnusableArguments as error:
             raise CommandError(str(error), returncode=2) from error
-        except (EventsError, JobCancelled) as error:
+        except (EventsError, PipelineError) as error:
             raise CommandError(str(error), returncode=1) from error
         for line in [json.dumps(summary, ensure_ascii=False)] if options["json"] else _lines(summary):
             command.stdout.write(line)

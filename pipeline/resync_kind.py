@@ -1,7 +1,7 @@
 """``resync WHAT`` as a job: what is stored beside what it should be, mended room by room while writers run.
 
-Each room is a transaction of its own under its lock, and only if it differs; the work is done in ``events.room_repair``. What
-cannot be recomputed is told and left.
+Each room is a transaction of its own under its lock, and only if it differs; the work is done in ``events.room_mending``, here
+or on Spark (``pipeline.many_rooms``). What cannot be recomputed is told and left.
 """
 
 from __future__ import annotations
@@ -17,20 +17,23 @@ from django.db.models import F
 
 from events.models import CurrentState, Room
 from events.questions import can_be_stored
-from events.room_comparison import SUBJECTS
-from events.room_repair import resync_room
+from events.room_comparison import EVERYTHING, SUBJECTS, concerns
 from events.stored_room import forget_kept
 from pipeline.errors import UnusableArguments
 from pipeline.feed_check import check_feeds
 from pipeline.job_runs import JobRun
 from pipeline.kinds import only
+from pipeline.many_rooms import ManyRooms
+from pipeline.masters import check_master
+from pipeline.resync_rooms import RoomAnswer
 from streams import database, inspection, registry
 from streams.caching import invalidate_room_state
 
 __all__ = ["RESYNC", "WHAT", "ResyncKind", "resync_caches"]
 
 RESYNC = "resync"
-WHAT = (*SUBJECTS, "positions", "caches", "feeds")
+WHAT = (*SUBJECTS, EVERYTHING, "positions", "caches", "feeds")
+_OF_ROOMS = (*SUBJECTS, EVERYTHING)
 _MOST_LISTED = 100
 _ROOMS_AT_ONCE = 1_000
 _LOCK = "SELECT FROM events_room WHERE room_id = %s FOR UPDATE"
@@ -42,21 +45,28 @@ class ResyncKind:
     help = "Compare what is stored of rooms with what follows from their events, and mend what differs."
 
     def check(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        """``what``; ``rooms``: these only (all, if left out); ``dry_run``: only compare."""
-        only(arguments, "what", "rooms", "dry_run")
+        """``what``; ``rooms``: these only (all, if left out); ``dry_run``: only compare; ``master``: on Spark, at this master."""
+        only(arguments, "what", "rooms", "dry_run", "master")
         what, rooms = arguments.get("what"), arguments.get("rooms")
         if what not in WHAT:
             raise UnusableArguments(f"what must be one of {', '.join(WHAT)}, not {what!r:.100}.")
         if rooms is not None and not (isinstance(rooms, list) and all(isinstance(one, str) for one in rooms)):
             raise UnusableArguments("rooms must be a list of room IDs.")
+        if unusable := [one for one in rooms or () if not can_be_stored(one)]:
+            raise UnusableArguments(f"{unusable[0]!r:.300} is no room ID: no column can hold it.")
         if what == "positions" and rooms:
             raise UnusableArguments("Positions are of streams: name no rooms.")
-        return {"what": what, "rooms": rooms, "dry_run": bool(arguments.get("dry_run", False))}
+        master = arguments.get("master")
+        if master is not None and what not in _OF_ROOMS:
+            raise UnusableArguments(f"resync {what} asks the database alone: leave the master out.")
+        if master is not None:
+            check_master(str(master))
+        return {"what": what, "rooms": rooms, "dry_run": bool(arguments.get("dry_run", False)), "master": master}
 
     def run(self, run: JobRun) -> Mapping[str, Any]:
         """The summary has totals before and after, and the first differences."""
         what = run.arguments["what"]
-        if what in SUBJECTS:
+        if what in _OF_ROOMS:
             return _Rooms(run).mend()
         work = {"positions": _positions, "caches": _caches, "feeds": _feeds}[what]
         return {"what": what, "dry_run": run.arguments["dry_run"], **work(run)}
@@ -72,21 +82,21 @@ class _Rooms:
         self._listed: list[dict[str, Any]] = []
         self._unknown: list[str] = []
         self._doubtful = 0
-        self._rooms = self._wrong = 0
+        self._rooms = self._events = self._wrong = 0
 
     def mend(self) -> Mapping[str, Any]:
-        """Every room."""
-        told, using = self._run.arguments, self._run.using
-        with self._run.stage(f"resync {told['what']}", _room_count(told["rooms"], using), "rooms") as count:
-            for room_id in _rooms(told["rooms"], using):
-                self._mend_room(room_id)
-                count.add()
+        """All rooms that were asked for."""
+        told = self._run.arguments
+        many = ManyRooms(self._run, told["what"], mend=not told["dry_run"], master=told["master"])
+        for answer in many.answers(f"resync {told['what']}", told["rooms"]):
+            self._note(answer)
         self._run.note_before(dict(self._before))
         self._run.note_after(dict(self._after))
         return {
             "what": told["what"],
             "dry_run": told["dry_run"],
             "rooms": self._rooms,
+            "events": self._events,
             "rooms_wrong": self._wrong,
             "before": dict(self._before),
             "after": dict(self._after),
@@ -96,21 +106,20 @@ class _Rooms:
             "differences": self._listed,
         }
 
-    def _mend_room(self, room_id: str) -> None:
-        what, dry_run = self._run.arguments["what"], self._run.arguments["dry_run"]
-        known = can_be_stored(room_id)
-        done = resync_room(room_id, what, self._run.using, dry_run=dry_run) if known else None
-        if done is None:
-            self._unknown += [room_id]
+    def _note(self, answer: RoomAnswer) -> None:
+        what, before, after = self._run.arguments["what"], answer.before, answer.after
+        if before is None or after is None:
+            self._unknown += [answer.room_id]
             return
         self._rooms += 1
-        self._wrong += done.before.of(what) > 0
-        self._doubtful += done.after.doubtful
-        for totals, report in ((self._before, done.before), (self._after, done.after)):
-            totals.update({table: count for (subject, table), count in report.totals.items() if subject == what})
-        for found in done.before.differences:
-            if found.subject == what and len(self._listed) < _MOST_LISTED:
-                self._listed.append({"room_id": room_id, **found.as_json()})
+        self._events += before.events
+        self._wrong += before.of(what) > 0
+        self._doubtful += after.doubtful
+        for totals, report in ((self._before, before), (self._after, after)):
+            totals.update({table: count for (found, table), count in report.totals.items() if concerns(what, found)})
+        for difference in before.differences:
+            if concerns(what, difference.subject) and len(self._listed) < _MOST_LISTED:
+                self._listed.append({"room_id": answer.room_id, **difference.as_json()})
 
 
 def resync_caches(room_id: str, using: str) -> bool:

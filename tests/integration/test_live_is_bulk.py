@@ -23,10 +23,10 @@ CAROL = "@carol:a.test"
 USERS = [ALICE, BOB, CAROL, EVE]
 
 
-def generated(seed, size=45, *, allowed_only=False):
+def generated(seed, size=45, *, allowed_only=False, room_id="!made:a.test"):
     """A room in which everybody tries everything on top of recent events; ``allowed_only`` drops what the rules reject."""
     choose = random.Random(seed)
-    made = MadeRoom(choose.choice(["1", "6", "10", "11", "12"]), ruled=True)
+    made = MadeRoom(choose.choice(["1", "6", "10", "11", "12"]), room_id, ruled=True)
     own = {} if made.version == "12" else {ALICE: 100}
     made.state("m.room.power_levels", "", {"users": {**own, BOB: 50}, "invite": 50})
     made.state("m.room.join_rules", "", {"join_rule": "public"})

@@ -1,0 +1,196 @@
+"""Rooms checked and mended, few in this process, many on Spark: the answers room by room (driver, with Django).
+
+Handfuls of rooms of about equal size go to Spark as jobs of one task each, as many at a time as it has cores, the largest rooms
+first. So answers come while others are worked at, only some are held at a time, and the work ends between two of them when it
+is to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from django.db import connections, transaction
+
+from events.room_repair import resync_room
+from events.stored_room import forget_kept
+from pipeline import resync_rooms as on_executors
+from pipeline.errors import JavaMissing, SparkFailed
+from pipeline.job_runs import JobRun
+from pipeline.resync_rooms import RoomAnswer, RoomsWork
+from pipeline.site_spark import site_session
+from pipeline.spark_tasks import last_words
+from streams.caching import invalidate_room_state
+from streams.database import dsn
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["EVENTS_IN_PROCESS", "ManyRooms", "SizedRoom", "pack", "tell_mended"]
+
+EVENTS_IN_PROCESS = 50_000
+"""Up to so many events are not worth starting Spark, which takes as long as they do."""
+_ROOMS_AT_ONCE = 100_000
+_EVENTS_PER_TASK = 20_000
+_ROOMS_PER_TASK = 500
+_MOST_TASKS = 64
+_LOOK_SECONDS = 1.0
+_TOLD_AT_ONCE = 1_000
+
+_COUNTED = "(SELECT count(*) FROM events_event e WHERE e.room_id = r.room_id)"
+_NEXT_ROOMS = f"SELECT room_id, {_COUNTED} FROM events_room r WHERE room_id > %s ORDER BY room_id LIMIT %s"
+_NAMED_ROOMS = f"SELECT room_id, {_COUNTED} FROM unnest(%s::text[]) r (room_id)"
+_TAKE_MENDED = """
+DELETE FROM pipeline_mendedroom WHERE id IN (
+    SELECT id FROM pipeline_mendedroom ORDER BY id LIMIT %s FOR UPDATE SKIP LOCKED
+) RETURNING room_id, user_ids
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class SizedRoom:
+    """A room, and how many events it has."""
+
+    room_id: str
+    events: int
+
+
+def pack(rooms: Sequence[SizedRoom], events: int = _EVENTS_PER_TASK) -> Iterator[list[SizedRoom]]:
+    """Rooms in tasks of about equal size, the largest first, so that no large room is left for the end."""
+    found: list[SizedRoom] = []
+    size = 0
+    for room in sorted(rooms, key=lambda room: -room.events):
+        if found and (size + room.events > events or len(found) == _ROOMS_PER_TASK):
+            yield found
+            found, size = [], 0
+        found.append(room)
+        size += room.events
+    if found:
+        yield found
+
+
+def tell_mended(using: str) -> int:
+    """Tell every process which rooms executors mended, and forget the rows; returns how many. Nothing is told twice, or lost."""
+    told = 0
+    while True:
+        with transaction.atomic(using=using), connections[using].cursor() as cursor:
+            cursor.execute(_TAKE_MENDED, [_TOLD_AT_ONCE])
+            found = cursor.fetchall()
+            for room_id, user_ids in found:
+                invalidate_room_state(room_id, user_ids)
+        told += len(found)
+        if not found:
+            break
+    if told:
+        forget_kept()
+    return told
+
+
+class ManyRooms:
+    """One run over the named rooms, or over all, in the order of their IDs or of their sizes.
+
+    ``master`` null: Spark is taken when there are more events than ``EVENTS_IN_PROCESS``, and only if there is Java.
+    """
+
+    def __init__(self, run: JobRun, subject: str, *, mend: bool, master: str | None = None) -> None:
+        self._run = run
+        self._subject = subject
+        self._mend = mend
+        self._master = master
+
+    def answers(self, stage: str, rooms: Sequence[str] | None) -> Iterator[RoomAnswer]:
+        """What was found of each room; counts events as done once the caller comes back for the next answer."""
+        tell_mended(self._run.using)  # what a killed run left
+        parts = self._parts(rooms)
+        first = next(parts, [])
+        total = sum(room.events for room in first) if len(first) < _ROOMS_AT_ONCE else None
+        with self._run.stage(stage, total, "events") as count, self._workers(first) as spark:
+            part: list[SizedRoom] | None = first
+            while part:
+                for done, answers in self._on_spark(spark, part) if spark is not None else self._in_process(part):
+                    yield from answers
+                    count.add(done)
+                part = next(parts, None)
+
+    @contextmanager
+    def _workers(self, rooms: Sequence[SizedRoom]) -> Iterator[SparkSession | None]:
+        """A session where one is worth it."""
+        events = sum(room.events for room in rooms)
+        if self._master is None and (len(rooms) < 2 or events <= EVENTS_IN_PROCESS):
+            yield None
+            return
+        with ExitStack() as stack:
+            try:
+                spark = stack.enter_context(site_session("resync", self._master))
+            except JavaMissing as missing:
+                if self._master is not None:
+                    raise
+                self._run.say(f"{missing} Going on in this process.")
+                spark = None
+            yield spark
+
+    def _parts(self, rooms: Sequence[str] | None) -> Iterator[list[SizedRoom]]:
+        """The rooms with their sizes, very many at a time; null: all."""
+        connection = connections[self._run.using]
+        names = None if rooms is None else list(dict.fromkeys(rooms))
+        last, start = "", 0
+        while True:
+            with connection.cursor() as cursor:
+                if names is None:
+                    cursor.execute(_NEXT_ROOMS, [last, _ROOMS_AT_ONCE])
+                else:
+                    cursor.execute(_NAMED_ROOMS, [names[start : start + _ROOMS_AT_ONCE]])
+                found = [SizedRoom(*row) for row in cursor.fetchall()]
+            if not found:
+                return
+            yield found
+            last, start = found[-1].room_id, start + _ROOMS_AT_ONCE
+
+    def _in_process(self, rooms: Sequence[SizedRoom]) -> Iterator[tuple[int, list[RoomAnswer]]]:
+        for room in rooms:
+            done = resync_room(room.room_id, self._subject, self._run.using, dry_run=not self._mend)
+            found = RoomAnswer(room.room_id, *((done.before, done.after) if done is not None else (None, None)))
+            yield room.events, [found]
+
+    def _on_spark(self, spark: SparkSession, rooms: Sequence[SizedRoom]) -> Iterator[tuple[int, list[RoomAnswer]]]:
+        work = RoomsWork(dsn(self._run.using), self._subject, self._mend)
+        group = f"replsite job {self._run.id}"
+        most = max(1, min(spark.sparkContext.defaultParallelism, _MOST_TASKS))
+        tasks = pack(rooms)
+        with ThreadPoolExecutor(most, "resync") as pool:
+            waiting: dict[Future[list[RoomAnswer]], int] = {}
+            try:
+                while True:
+                    while len(waiting) < 2 * most and (task := next(tasks, None)):
+                        ids = [room.room_id for room in task]
+                        waiting[pool.submit(_ask, spark, group, work, ids)] = sum(room.events for room in task)
+                    if not waiting:
+                        return
+                    for ended in wait(waiting, _LOOK_SECONDS, FIRST_COMPLETED).done:
+                        answers = ended.result()
+                        if any(found.before is not found.after for found in answers):
+                            tell_mended(self._run.using)
+                        yield waiting.pop(ended), answers
+                    self._run.step()
+            finally:  # nothing is left to do, or the work is to end
+                for future in waiting:
+                    future.cancel()
+                spark.sparkContext.cancelJobGroup(group)
+
+
+def _ask(spark: SparkSession, group: str, work: RoomsWork, room_ids: Sequence[str]) -> list[RoomAnswer]:
+    """In a thread: one task, and its answers."""
+    from py4j.protocol import Py4JError  # noqa: PLC0415 - with Spark only
+    from pyspark.errors import PySparkException  # noqa: PLC0415
+
+    context = spark.sparkContext
+    context.setJobGroup(group, "rooms checked", interruptOnCancel=True)
+    try:
+        tasks = context.parallelize([list(room_ids)], 1)
+        answers: list[Any] = tasks.map(lambda rooms: on_executors.resync_rooms(work, rooms)).collect()
+    except (PySparkException, Py4JError) as error:  # its text needs the JVM, which may be gone when somebody prints it
+        raise SparkFailed(f"Spark could not finish: {last_words(str(error))}") from None
+    return list(answers[0])

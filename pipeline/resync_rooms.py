@@ -1,0 +1,66 @@
+"""Rooms checked and mended, on executors (no Django): the same functions that a process of the site calls for one room.
+
+A room is compared in one view of the database, and mended in a transaction of its own under the room's lock; a task holds one
+room at a time. Executors append no facts: what has to be told to other processes is written down in that transaction
+(``resync_models.MendedRoom``), so it is not lost when a task, or the whole job, is killed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg2
+
+from events.room_comparison import RoomReport
+from events.room_mending import check_stored, mend_room
+
+__all__ = ["RoomAnswer", "RoomsWork", "resync_rooms"]
+
+_ONE_VIEW = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"
+_TO_TELL = "INSERT INTO pipeline_mendedroom (room_id, user_ids) VALUES (%s, %s::text[])"
+
+
+@dataclass(frozen=True, slots=True)
+class RoomsWork:
+    """What a task needs; the same for all tasks of a job."""
+
+    dsn: str
+    subject: str
+    mend: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RoomAnswer:
+    """What was found of a room before and after; null: there is no such room."""
+
+    room_id: str
+    before: RoomReport | None
+    after: RoomReport | None
+
+
+def resync_rooms(work: RoomsWork, room_ids: Sequence[str]) -> list[RoomAnswer]:
+    """Check these rooms, and mend those that differ if that is asked for; safe to be repeated."""
+    connection = psycopg2.connect(work.dsn, application_name="replsite spark resync", connect_timeout=10)
+    try:
+        return [_resync(connection, work, room_id) for room_id in room_ids]
+    finally:
+        connection.close()
+
+
+def _resync(connection: Any, work: RoomsWork, room_id: str) -> RoomAnswer:
+    before = _check(connection, room_id)
+    if before is None or not work.mend or not before.of(work.subject):
+        return RoomAnswer(room_id, before, before)
+    with connection, connection.cursor() as cursor:  # a transaction
+        mended = mend_room(cursor, room_id, work.subject)
+        if mended is not None and mended.moved is not None:
+            cursor.execute(_TO_TELL, [room_id, list(mended.moved)])
+    return RoomAnswer(room_id, None if mended is None else mended.before, _check(connection, room_id))
+
+
+def _check(connection: Any, room_id: str) -> RoomReport | None:
+    with connection, connection.cursor() as cursor:
+        cursor.execute(_ONE_VIEW)
+        return check_stored(cursor, room_id)

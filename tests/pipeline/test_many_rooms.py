@@ -1,0 +1,177 @@
+"""Many rooms checked and mended on Spark: the same answers as one by one in process, and whoever keeps something is told."""
+
+import io
+import json
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.db import connection
+
+from events.room_repair import check_room
+from events.stored_room import forget_kept
+from pipeline import many_rooms
+from pipeline.errors import JavaMissing, JobCancelled
+from pipeline.job_runs import run_job
+from pipeline.many_rooms import SizedRoom, pack, tell_mended
+from pipeline.models import Job, JobState, MendedRoom
+from pipeline.resync_rooms import RoomsWork, resync_rooms
+from streams.models import CacheInvalidation
+from tests.integration import test_room_repair as damage
+from tests.integration.test_live_is_bulk import generated
+from tests.persisted_rooms import persist_all
+
+pytestmark = pytest.mark.django_db(transaction=True)
+LOCAL = "local[2]"
+KINDS = [
+    damage.wrong_delta, damage.missing_group, damage.wrong_range, damage.lost_leaf, damage.missing_current_state,
+    damage.lost_edge, damage.wrong_columns, damage.lost_redacted_by, damage.wrong_room_flags,
+]  # fmt: skip
+
+
+def resync(*arguments):
+    """The object printed, and the exit status."""
+    out, status = io.StringIO(), 0
+    try:
+        call_command("resync", *arguments, "--json", stdout=out, stderr=io.StringIO())
+    except CommandError as error:
+        status = error.returncode
+    return json.loads(out.getvalue() or "null"), status
+
+
+def made_room(number):
+    made = generated(3, room_id=f"!room{number}:a.test")
+    persist_all(made.events, 100)
+    return made.room_id
+
+
+def plant(kind, room_id):
+    kind(room_id)
+    forget_kept()
+
+
+def told():
+    return CacheInvalidation.objects.count()
+
+
+def test_planted_corruption_is_found_and_mended_on_spark_as_in_process(spark, own_writer):
+    rooms = [made_room(number) for number in range(len(KINDS))]
+    before = {room_id: damage.answers(room_id) for room_id in rooms}
+    for kind, room_id in zip(KINDS, rooms, strict=True):
+        plant(kind, room_id)
+    alone = [check_room(room_id) for room_id in rooms]
+    assert not any(report.clean for report in alone)
+    dry, status = resync("rooms", "--all", "--dry-run", "--master", LOCAL)
+    assert (status, dry["rooms"], dry["rooms_wrong"]) == (1, len(rooms), len(rooms))
+    assert sum(dry["before"].values()) == sum(sum(report.totals.values()) for report in alone) == dry["left"]
+    facts = told()
+    found, status = resync("rooms", "--all", "--master", LOCAL)
+    assert (status, found["before"], found["after"], found["left"]) == (0, dry["before"], {}, 0)
+    assert {room_id: damage.answers(room_id) for room_id in rooms} == before
+    assert all(check_room(room_id).clean for room_id in rooms)
+    assert told() > facts and not MendedRoom.objects.exists()
+
+
+def test_named_rooms_on_spark_and_one_that_is_unknown(spark, own_writer):
+    rooms = [made_room(number) for number in range(3)]
+    for room_id in rooms:
+        plant(damage.lost_leaf, room_id)
+    found, status = resync("extremities", *rooms[:2], "!no:x", "--master", LOCAL)
+    assert (status, found["rooms"], found["unknown"]) == (2, 2, ["!no:x"])
+    assert [check_room(room_id).clean for room_id in rooms] == [True, True, False]
+
+
+def test_only_what_was_asked_for_is_mended_on_spark(spark, own_writer):
+    room_id = made_room(0)
+    for kind in (damage.wrong_delta, damage.lost_leaf):
+        plant(kind, room_id)
+    assert resync("extremities", room_id, "--master", LOCAL)[1] == 0
+    assert {subject for subject, _ in check_room(room_id).totals} == {"state"}
+
+
+def test_cancelled_job_ends_between_two_answers_and_keeps_what_was_mended(spark, own_writer, monkeypatch):
+    rooms = [made_room(number) for number in range(4)]
+    for room_id in rooms:
+        plant(damage.lost_leaf, room_id)
+    monkeypatch.setattr(many_rooms, "_ROOMS_PER_TASK", 1)
+    monkeypatch.setattr("pipeline.job_runs._LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(many_rooms, "tell_mended", lambda using: Job.objects.update(cancel_asked_by="ann"))
+    with pytest.raises(JobCancelled):
+        run_job("resync", {"what": "rooms", "master": LOCAL}, stream=io.StringIO())
+    assert Job.objects.get().state == JobState.CANCELLED
+    monkeypatch.undo()
+    assert resync("rooms", "--all")[1] == 0 and all(check_room(room_id).clean for room_id in rooms)
+
+
+# --- without Spark ----------------------------------------------------------------------------------------------------
+
+
+def test_what_a_killed_run_mended_is_told_by_the_next(own_writer, database_url):
+    """The task's transaction stands, the driver never heard of it."""
+    room_id = made_room(0)
+    plant(damage.missing_current_state, room_id)
+    (answer,) = resync_rooms(RoomsWork(database_url, "rooms", mend=True), [room_id])
+    assert answer.before.totals and answer.after.clean
+    row, facts = MendedRoom.objects.get(), told()
+    assert (row.room_id, row.user_ids, str(row)) == (room_id, [damage.USERS[0]], room_id)
+    assert resync("rooms", room_id)[1] == 0
+    assert told() > facts and not MendedRoom.objects.exists()
+
+
+def test_a_room_is_told_once_however_many_tell(own_writer):
+    MendedRoom.objects.bulk_create(MendedRoom(room_id=f"!{number}:x", user_ids=[]) for number in range(3))
+    assert [tell_mended("default"), tell_mended("default")] == [3, 0]
+
+
+def test_task_that_is_repeated_finds_nothing_to_do(own_writer, database_url):
+    room_id, work = made_room(0), RoomsWork(database_url, "rooms", mend=True)
+    plant(damage.wrong_delta, room_id)
+    first, second = resync_rooms(work, [room_id]), resync_rooms(work, [room_id, "!no:x"])
+    assert first[0].before.totals and first[0].after.clean
+    assert second[0].before.clean and second[0].before is second[0].after and second[1].before is None
+
+
+def test_task_that_only_checks_changes_nothing(own_writer, database_url):
+    room_id = made_room(0)
+    plant(damage.missing_ranges, room_id)
+    (answer,) = resync_rooms(RoomsWork(database_url, "rooms", mend=False), [room_id])
+    assert answer.before.totals == check_room(room_id).totals != {} and answer.before is answer.after
+
+
+def test_spark_is_taken_for_many_events_and_done_without_where_there_is_no_java(own_writer, monkeypatch):
+    rooms = [made_room(number) for number in range(2)]
+    asked = []
+
+    def no_java(name, master):
+        asked.append(master)
+        raise JavaMissing("There is no Java.")
+
+    monkeypatch.setattr(many_rooms, "site_session", no_java)
+    assert resync("rooms", "--all")[1] == 0 and asked == []
+    monkeypatch.setattr(many_rooms, "EVENTS_IN_PROCESS", 10)
+    plant(damage.lost_leaf, rooms[0])
+    said = io.StringIO()
+    found = run_job("resync", {"what": "rooms"}, stream=said)
+    assert asked == [None] and "There is no Java. Going on in this process." in said.getvalue()
+    assert (found["rooms"], found["rooms_wrong"], found["left"]) == (2, 1, 0)
+    assert resync("rooms", "--all", "--master", LOCAL) == (None, 1)  # it was asked for
+
+
+@pytest.mark.parametrize("arguments", [["--all", "--master", "nowhere"], ["--all", "--master", "sc://x"], ["!a\0b"]])
+def test_unusable_arguments(arguments):
+    assert resync("state", *arguments) == (None, 2)
+
+
+def test_rooms_are_given_out_part_by_part(own_writer, monkeypatch):
+    rooms = [made_room(number) for number in range(5)]
+    monkeypatch.setattr(many_rooms, "_ROOMS_AT_ONCE", 2)
+    assert resync("rooms", "--all")[0]["rooms"] == 5
+    assert resync("rooms", *rooms, *rooms)[0]["rooms"] == 5
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT count(*) FROM events_event")
+        assert resync("rooms", "--all")[0]["events"] == cursor.fetchone()[0]
+
+
+def test_tasks_are_of_about_equal_size_with_the_largest_first():
+    rooms = [SizedRoom(f"!{number}", events) for number, events in enumerate([3, 50, 2, 9, 1])]
+    assert [[room.events for room in task] for task in pack(rooms, 10)] == [[50], [9], [3, 2, 1]]
+    assert list(pack([])) == [] and len(list(pack([SizedRoom("!x", 0)] * 1_001))) == 3
