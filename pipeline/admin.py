@@ -26,7 +26,7 @@ from pipeline.jobs import cancel_job, killed_jobs
 from streams.conf import stream_settings
 from streams.read_only_admin import ReadOnlyAdmin
 
-__all__ = ["JobAdmin", "NewestFirstAdmin", "QuarantinedLineAdmin", "RoomStatisticsAdmin"]
+__all__ = ["JobAdmin", "NewestFirstAdmin", "QuarantinedLineAdmin", "RoomStatisticsAdmin", "SourceWriteAdmin"]
 
 _MOST_OF_ARGUMENTS = 10_000
 
@@ -139,6 +139,13 @@ class NewestFirstAdmin(ReadOnlyAdmin):
     """What runs of bulk work read, the rooms that they loaded, and how far the live tables are: all columns, newest first."""
 
     ordering = ("-pk",)
+
+
+@admin.register(models.SourceWrite)
+class SourceWriteAdmin(ReadOnlyAdmin):
+    """What Spark has appended to streams."""
+
+    ordering = ("-committed_at",)
 
 
 @admin.register(models.QuarantinedLine)

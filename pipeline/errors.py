@@ -29,6 +29,8 @@ __all__ = [
     "ArchiveElsewhere",
     "ClusterUnfit",
     "DiskFull",
+    "ExportDiffers",
+    "ExportRunning",
     "FactsNotAppended",
     "JavaMissing",
     "JobCancelled",
@@ -119,6 +121,14 @@ class QueryFailed(PipelineError):
 
 class SparkFailed(PipelineError):
     """A Spark job failed; what was done before stays, and the job can be resumed."""
+
+
+class ExportRunning(PipelineError):
+    """Another export writes to the same folder."""
+
+
+class ExportDiffers(PipelineError):
+    """An export has not the rows that the database has; what was in its folder is as it was."""
 
 
 class ArchiveDamaged(PipelineError):

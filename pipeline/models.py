@@ -23,6 +23,7 @@ __all__ = [
     "RoomDay",
     "RoomStatistics",
     "ServerStatistics",
+    "SourceWrite",
     "UserDay",
 ]
 
@@ -141,4 +142,5 @@ class BatchLedger(models.Model):
 
 from pipeline.import_models import ImportSource  # noqa: E402 - after the table of jobs
 from pipeline.resync_models import MendedRoom  # noqa: E402
+from pipeline.source_models import SourceWrite  # noqa: E402 - after the table of jobs
 from pipeline.statistics_models import RoomDay, RoomStatistics, ServerStatistics, UserDay  # noqa: E402 - after the tables

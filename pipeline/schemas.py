@@ -86,13 +86,12 @@ def arrow_schema(declaration: StreamDeclaration, names: Sequence[str] | None = N
 
 def chosen_columns(declaration: StreamDeclaration, schema: StructType) -> tuple[str, ...]:
     """The columns of a schema that was asked for; ``ValueError`` names one that the stream does not have so."""
-    known = {field.name: field.dataType for field in spark_schema(declaration).fields}
+    known = dict(_columns(declaration))
     for field in schema.fields:
-        if known.get(field.name) != field.dataType:
-            shown = ", ".join(f"{name} {kind.simpleString()}" for name, kind in known.items())
-            raise ValueError(
-                f"stream {declaration.name} has no column {field.name} {field.dataType.simpleString()}; it has {shown}"
-            )
+        kind = field.dataType.simpleString()
+        if known.get(field.name) != kind:
+            shown = ", ".join(f"{name} {own}" for name, own in known.items())
+            raise ValueError(f"stream {declaration.name} has no column {field.name} {kind}; it has {shown}")
     return tuple(field.name for field in schema.fields)
 
 

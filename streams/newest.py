@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from streams.declaration import FactTable
     from streams.facts import Fact
 
-__all__ = ["keep_newest"]
+__all__ = ["keep_newest", "keep_newest_of"]
 
 #: Locks per table, so that a batch of very many values does not need very many.
 _LOCKS = 64
@@ -31,16 +31,21 @@ FROM (SELECT DISTINCT hashtextextended(value, 0) & %(mask)s AS number FROM unnes
 def keep_newest(connection: BaseDatabaseWrapper, table: FactTable, facts: Sequence[Fact]) -> None:
     """Delete all but the newest row for each value that these facts have; in the transaction that inserted them."""
     values = sorted({str(getattr(fact, table.newest_per)) for fact in facts})
-    parameters: dict[str, Any] = {"table": f"replsite.newest:{table.name}", "mask": _LOCKS - 1, "values": values}
     with connection.cursor() as cursor:
-        cursor.execute(_LOCK, parameters)
-        cursor.execute(
-            f"""
-            DELETE FROM {table.name} AS old USING (
-                SELECT {table.newest_per} AS value, max({table.id_column}) AS id FROM {table.name}
-                WHERE {table.newest_per} = ANY(%(values)s) GROUP BY 1
-            ) AS newest
-            WHERE old.{table.newest_per} = newest.value AND old.{table.id_column} < newest.id
-            """,
-            parameters,
-        )
+        keep_newest_of(cursor, table, values)
+
+
+def keep_newest_of(cursor: Any, table: FactTable, values: Sequence[str]) -> None:
+    """Delete all but the newest row for each of these values; in the transaction that inserted rows with them."""
+    parameters: dict[str, Any] = {"table": f"replsite.newest:{table.name}", "mask": _LOCKS - 1, "values": list(values)}
+    cursor.execute(_LOCK, parameters)
+    cursor.execute(
+        f"""
+        DELETE FROM {table.name} AS old USING (
+            SELECT {table.newest_per} AS value, max({table.id_column}) AS id FROM {table.name}
+            WHERE {table.newest_per} = ANY(%(values)s) GROUP BY 1
+        ) AS newest
+        WHERE old.{table.newest_per} = newest.value AND old.{table.id_column} < newest.id
+        """,
+        parameters,
+    )

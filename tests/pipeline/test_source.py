@@ -135,3 +135,107 @@ def test_parquet_through_a_checkpoint_holds_every_fact_once(source, caches, spar
         query.start(str(tmp_path / "out")).awaitTermination(120)
     stored = spark.read.parquet(str(tmp_path / "out"))
     assert sorted(row["token"] for row in stored.collect()) == sorted(ids)
+
+
+def test_the_linear_view_gives_no_fact_above_an_open_one(source, caches, rows):
+    ids = write("one", caches, 5) + write("two", caches, 5)
+    rows(
+        "UPDATE streams_streamposition SET state = 'active', position = %s WHERE instance_name = 'one' RETURNING 1",
+        ids[2],
+    )
+    assert sorted(row["token"] for row in source(view="linear").collect()) == ids[:3]
+    assert sorted(row["token"] for row in source(view="writer").collect()) == ids[:3] + ids[5:]
+
+
+def test_micro_batches_of_the_linear_view_follow_each_other(source, caches, tmp_path):
+    ids = [one for writer in ("one", "two", "one") for one in write(writer, caches, 5)]
+    frame = source(streaming=True, view="linear", maxRows=4)
+    assert [token for batch in collect_batches(frame, tmp_path / "c") for token in batch] == ids
+
+
+def test_partitions_are_of_equal_counts(source, caches):
+    ids = write("one", caches, 10) + write("two", caches, 11)
+    parts = source(rowsPerPartition=5).rdd.mapPartitions(lambda part: [[row["token"] for row in part]]).collect()
+    assert [len(part) for part in parts] == [5, 5, 5, 5, 1]
+    assert [token for part in parts for token in part] == ids
+
+
+def test_filters_reach_postgresql_and_mean_the_same(source, caches):
+    ids = write("one", caches, 6, "c") + write("two", caches, 6, "it's \\ odd")
+    facts = source()
+    found = facts.where(
+        f"token > {ids[3]} AND writer = 'two' AND cache_name IN ('it\\'s \\\\ odd', 'x') AND keys IS NOT NULL"
+    )
+    assert sorted(row["token"] for row in found.collect()) == ids[6:]
+    plan = found._jdf.queryExecution().executedPlan().toString()
+    assert "Filter (" not in plan, plan
+    assert facts.where("fact_table = 'other' OR token = 0").count() == 0
+    assert facts.where("received_at_ms > 0").count() == 12
+
+
+def test_columns_that_are_asked_for_are_the_only_ones(spark, caches):
+    ids = write("one", caches, 3)
+    register(spark)
+    facts = (
+        spark.read.format("replsite")
+        .options(dsn=dsn(), stream="caches")
+        .schema("keys array<string>, token bigint")
+        .load()
+    )
+    assert [tuple(row) for row in facts.collect()] == [([str(n)], token) for n, token in enumerate(ids)]
+
+
+def test_an_empty_stream_is_empty(source):
+    assert source().count() == 0
+
+
+def test_a_stream_in_memory_that_began_anew_is_read_from_its_beginning(source, rows, tmp_path):
+    def live(generation, upto):
+        rows("DELETE FROM streams_typing RETURNING 1")
+        rows("DELETE FROM streams_streamposition RETURNING 1")
+        rows(
+            "INSERT INTO streams_streamposition (stream, instance_name, position, generation) "
+            "VALUES ('typing', 'w', %s, %s) RETURNING 1",
+            upto,
+            generation,
+        )
+        rows(
+            "INSERT INTO streams_typing (stream_id, instance_name, room_id, user_ids) "
+            "SELECT n, 'w', '!r', '{}' FROM generate_series(1, %s) n RETURNING 1",
+            upto,
+        )
+
+    frame = source("typing", streaming=True)
+    live(1, 9)
+    assert collect_batches(frame, tmp_path / "c") == [list(range(1, 10))]
+    live(2, 4)
+    assert collect_batches(frame, tmp_path / "c") == [[1, 2, 3, 4]]
+
+
+def test_a_fact_of_more_rows_than_a_batch_may_have_comes_as_a_whole(source, rows, tmp_path):
+    rows(
+        "INSERT INTO streams_streamposition (stream, instance_name, position) VALUES ('to_device', 'w', 3) RETURNING 1"
+    )
+    rows(
+        "INSERT INTO streams_todevicemessage (stream_id, instance_name, entity) "
+        "SELECT 2 + n / 5, 'w', '@u' || n FROM generate_series(0, 9) n RETURNING 1"
+    )
+    frame = source("to_device", streaming=True, maxRows=3)
+    assert collect_batches(frame, tmp_path / "c") == [[2] * 5, [3] * 5]
+
+
+def test_facts_that_spark_writes_are_appended_and_read_again(source, caches, spark):
+    write("one", caches, 3)
+    copied = source().where("token > 0").select("cache_name", "keys").repartition(2)
+    save = copied.write.format("replsite").options(dsn=dsn(), stream="caches", writeId="copy").mode("append").save
+    save()
+    save()  # as after a failure of which nobody knows what it left
+    found = source().groupBy("writer").count().collect()
+    assert {row["writer"]: row["count"] for row in found} == {"one": 3, "spark-1": 3}
+
+
+def test_a_write_of_which_a_task_fails_appends_nothing(source, caches, spark):
+    bad = spark.range(10).selectExpr("if(id = 7, null, 'c') AS cache_name", "array('k') AS keys").repartition(2)
+    with pytest.raises(Exception, match="column cache_name must not be null"):
+        bad.write.format("replsite").options(dsn=dsn(), stream="caches").mode("append").save()
+    assert CacheInvalidation.objects.count() == 0

@@ -1,0 +1,188 @@
+"""Tasks of a Spark write stage rows and one process appends them: repeated, late and killed ones lose and double nothing.
+
+The tasks' code is called as Spark calls it, without Spark.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+
+import psycopg2
+import pyarrow as pa
+import pytest
+from django.db import connection
+from pyspark.sql.types import ArrayType, LongType, StringType, StructField, StructType
+
+from pipeline.append_staged import database_settings
+from pipeline.errors import FactsNotAppended
+from pipeline.models import SourceWrite
+from pipeline.source_options import WriteOptions
+from pipeline.source_writing import PREFIX, fact_writer
+from streams.database import dsn
+from streams.models import CacheInvalidation, Receipt, StreamPosition
+from tests.session import PROJECT
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+TEXT = StringType()
+CACHES = StructType([StructField("cache_name", TEXT), StructField("keys", ArrayType(TEXT))])
+
+
+def options(stream="caches", **more):
+    return WriteOptions(dsn(), stream, **more)
+
+
+def batch(*names):
+    keys = pa.array([[name] for name in names], pa.list_(pa.string()))
+    return pa.RecordBatch.from_pydict({"cache_name": pa.array(names, pa.string()), "keys": keys})
+
+
+def stored():
+    return list(CacheInvalidation.objects.order_by("stream_id").values_list("cache_name", flat=True))
+
+
+def staging_tables():
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT relname FROM pg_class WHERE relkind = 'r' AND starts_with(relname::text, %s)", [PREFIX])
+        return [row[0] for row in cursor.fetchall()]
+
+
+@pytest.fixture
+def writer():
+    made = fact_writer(options(), CACHES, overwrite=False)
+    yield made
+    made.abort([])
+    assert staging_tables() == []
+
+
+def test_what_the_tasks_staged_is_appended_by_a_writer_that_leaves(writer):
+    first, second = writer.write(iter([batch("a"), batch("b")])), writer.write(iter([batch("c")]))
+    assert stored() == []
+    writer.commit([first, second])
+    assert stored() == ["a", "b", "c"]
+    position = StreamPosition.objects.get(stream="caches", instance_name="spark-1")
+    assert (position.state, position.position) == ("retired", SourceWrite.objects.get().last_id)
+
+
+def test_a_task_that_was_repeated_counts_once(writer):
+    writer.write(iter([batch("a", "b")]))
+    again = writer.write(iter([batch("a", "b")]))
+    writer.commit([again])
+    assert stored() == ["a", "b"]
+
+
+def test_a_task_that_dies_stages_nothing(writer):
+    def dying():
+        yield batch("a")
+        raise RuntimeError("killed")
+
+    with pytest.raises(RuntimeError):
+        writer.write(dying())
+    writer.commit([writer.write(iter([batch("a")]))])
+    assert stored() == ["a"]
+
+
+def test_a_task_that_comes_late_finds_no_table(writer):
+    writer.commit([writer.write(iter([batch("a")]))])
+    with pytest.raises(psycopg2.errors.UndefinedTable):
+        writer.write(iter([batch("late")]))
+    assert stored() == ["a"]
+
+
+def test_a_job_with_a_task_that_told_nothing_appends_nothing(writer):
+    with pytest.raises(FactsNotAppended, match="1 tasks told nothing"):
+        writer.commit([writer.write(iter([batch("a")])), None])
+    assert stored() == []
+
+
+def test_what_was_lost_in_a_crash_of_postgresql_is_noticed(writer):
+    staged = writer.write(iter([batch("a", "b")]))
+    with connection.cursor() as cursor:
+        cursor.execute(f"TRUNCATE {writer.staging}")  # as recovery does with tables that are UNLOGGED
+    with pytest.raises(FactsNotAppended, match="2 of 2 staged rows are gone"):
+        writer.commit([staged])
+    assert stored() == []
+
+
+def test_an_appending_process_that_is_killed_leaves_the_work_to_the_next(writer):
+    staged = writer.write(iter([batch("a", "b")]))
+    work = json.dumps(writer.work([staged]))
+    with psycopg2.connect(dsn()) as blocking, blocking.cursor() as cursor:
+        cursor.execute("LOCK TABLE streams_cacheinvalidation IN SHARE MODE")  # the insert waits, its IDs are reserved
+        command = [sys.executable, "-m", "pipeline.append_staged"]
+        process = subprocess.Popen(command, cwd=PROJECT, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        process.stdin.write(work)
+        process.stdin.close()
+        cursor.execute("SELECT count(*) FROM pg_locks WHERE NOT granted")
+        wait_until(lambda: is_waiting(cursor), 60)
+        process.send_signal(signal.SIGKILL)
+        process.wait(60)
+        process.stderr.close()
+    blocking.close()
+    assert stored() == []
+    writer.commit([staged])
+    assert stored() == ["a", "b"]
+
+
+def is_waiting(cursor):
+    cursor.execute(
+        "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'streams_cacheinvalidation'::regclass"
+    )
+    return cursor.fetchone()[0] == 1
+
+
+def test_json_travels_in_one_form_and_must_be_json():
+    names = ("room_id", "receipt_type", "user_id", "event_id", "data")
+    schema = StructType([StructField(name, TEXT) for name in names])
+    writer = fact_writer(options("receipts"), schema, overwrite=False)
+    row = ["!r", "m.read", "@u", "$e"]
+    staged = writer.write(
+        iter([pa.RecordBatch.from_arrays([pa.array([v]) for v in [*row, '{ "ü": 1 }']], list(names))])
+    )
+    with pytest.raises(FactsNotAppended, match="column data must be JSON text"):
+        writer.write(iter([pa.RecordBatch.from_arrays([pa.array([v]) for v in [*row, "{"]], list(names))]))
+    writer.commit([staged])
+    assert Receipt.objects.get().data == '{"\\u00fc":1}'
+
+
+def test_null_where_none_may_be_is_named(writer):
+    rows = pa.RecordBatch.from_pydict(
+        {"cache_name": pa.array([None], pa.string()), "keys": pa.nulls(1, pa.list_(pa.string()))}
+    )
+    with pytest.raises(FactsNotAppended, match="column cache_name must not be null"):
+        writer.write(iter([rows]))
+
+
+@pytest.mark.parametrize(
+    ("stream", "columns", "overwrite", "said"),
+    [
+        ("caches", CACHES.fields, True, r"mode\('append'\)"),
+        ("events", [StructField("event_id", TEXT)], False, "manage.py import_events"),
+        ("caches", CACHES.fields[1:], False, "needs cache_name"),
+        ("caches", [*CACHES.fields, StructField("token", LongType())], False, "drop token"),
+        ("caches", [StructField("cache_name", LongType())], False, "no column cache_name bigint"),
+        ("nonsense", CACHES.fields, False, "no stream 'nonsense'"),
+    ],
+)
+def test_what_cannot_be_appended_is_refused_before_anything_is_made(stream, columns, overwrite, said):
+    with pytest.raises(ValueError, match=said):
+        fact_writer(options(stream), StructType(list(columns)), overwrite=overwrite)
+    assert staging_tables() == []
+
+
+def test_why_nothing_was_appended_is_said(writer):
+    broken = fact_writer(options(writer="no good name"), CACHES, overwrite=False)
+    staged = broken.write(iter([batch("a")]))
+    with pytest.raises(FactsNotAppended, match=r"Stream caches: .*no good name"):
+        broken.commit([staged])
+    broken.abort([staged])
+
+
+def test_a_connection_string_of_either_kind_is_understood():
+    found = database_settings("postgresql://u:p%20w@h:5433/db?sslmode=require")
+    assert [found[key] for key in ("NAME", "USER", "PASSWORD", "HOST", "PORT")] == ["db", "u", "p w", "h", "5433"]
+    assert found["OPTIONS"]["sslmode"] == "require"
+    assert database_settings("dbname=db host=h")["NAME"] == "db"
