@@ -5,6 +5,7 @@
     plan     SQL      what is new, which rooms, in which order                   (pipeline.plan)
     rooms    Spark    state, extremities, visibility of each room, staged        (pipeline.stage_rooms)
     load     SQL      staged rows -> the tables, whole rooms at a time           (pipeline.promotion)
+    known    driver   new events of rooms that are here, the way of live events  (pipeline.known_rooms)
 
 Each step can be repeated: staging has a ledger, loading writes down what it loaded in the same transaction. A job that was
 killed is continued by ``resume`` (a queued one by the next ``runjobs``); a new job finds what is loaded already as duplicates.
@@ -29,6 +30,8 @@ from pipeline.errors import JobCancelled, SourceChanged
 from pipeline.inputs import Input, check_unchanged, input_names, open_inputs, parts_of_inputs, unchanged
 from pipeline.job_runs import JobRun, carry_out
 from pipeline.jobs import JobLock, abandoned_jobs, begin_job, hold_lock, resumable_job
+from pipeline.loading import load_batches, usual_loaders
+from pipeline.known_rooms import extend_rooms
 from pipeline.models import ImportedRoom, ImportSource, Job
 from pipeline.parts import Part
 from pipeline.plan import (
@@ -41,7 +44,7 @@ from pipeline.plan import (
     planned_rooms,
     store_broken,
 )
-from pipeline.promotion import EVENTS_PER_BATCH, batches, promote, ready_rooms
+from pipeline.promotion import EVENTS_PER_BATCH, batches, ready_rooms
 from pipeline.site_spark import site_session
 from pipeline.spark_tasks import finished_tasks, pack_rooms, scan_parts, stage_parts, stage_rooms
 from pipeline.stage_lines import LineWork, PartScan
@@ -175,11 +178,11 @@ class _Import:
             scans = self._read(spark)
             self._plan()
             self._rooms(spark)
-        quarantined = self._store_broken(scans)
         if lost := self._load():
             with transaction.atomic(using=self._using), self._cursor() as cursor:
                 give_up_rooms(cursor, self._job, lost)
-            quarantined = self._store_broken(scans)
+        extend_rooms(self._run)
+        quarantined = self._store_broken(scans)
         return self._outcome(quarantined, spark_seconds)
 
     @contextmanager
@@ -270,7 +273,7 @@ class _Import:
             transaction.atomic(using=self._using),
             self._cursor() as cursor,
         ):
-            make_plan(cursor, self._job)
+            make_plan(cursor, self._job, as_history=self._options.as_history)
         self._options.pause("plan")
 
     def _rooms(self, spark: SparkSession) -> None:
@@ -295,9 +298,10 @@ class _Import:
         lost: set[str] = set()
         done = 0
         with self._run.watch("load", sum(room.events for room in rooms), "events", lambda: done):
-            for batch in batches(rooms, self._options.events_per_batch):
-                lost |= promote(self._job, batch, self._using)
-                done += sum(room.events for room in batch)
+            chosen = batches(rooms, self._options.events_per_batch)
+            for loaded in load_batches(self._job, chosen, self._using, usual_loaders()):
+                lost |= loaded.lost
+                done += sum(room.events for room in loaded.rooms)
                 self._options.pause("load")
         return lost
 

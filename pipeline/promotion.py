@@ -18,7 +18,7 @@ from django.db import connections, transaction
 
 from events.catalog import BACKFILL, EVENTS
 from events.room_history import EVENT_COLUMNS
-from pipeline.staging import table_name
+from pipeline.staging import JUDGED_COLUMNS, table_name
 from streams import registry
 from streams.writers import current_writer
 
@@ -27,7 +27,8 @@ __all__ = ["EVENTS_PER_BATCH", "LoadedRoom", "batches", "promote", "ready_rooms"
 EVENTS_PER_BATCH = 20_000
 """Rooms are loaded together up to this size; a larger room makes a transaction of its own."""
 _LARGEST_RESERVATION = 500_000
-_COPIED = [name for name in EVENT_COLUMNS if name != "state_group"]
+_STAGED = [name for name in EVENT_COLUMNS if name not in JUDGED_COLUMNS]
+_JUDGED = [name for name in JUDGED_COLUMNS if name != "state_group"]
 
 
 def _of_batch(table: str = "") -> str:
@@ -47,15 +48,17 @@ ON CONFLICT (room_id) DO NOTHING RETURNING room_id
 _PLAIN = (
     f"""
     INSERT INTO events_eventjson (event_id, room_version, json)
-    SELECT r.event_id, e.room_version, e.json FROM {{result_event}} r JOIN {{event}} e USING (seq) WHERE {_of_batch()}
+    SELECT e.event_id, e.room_version, e.json FROM {{result_event}} r JOIN {{event}} e USING (seq) WHERE {_of_batch()}
     """,
     f"""
     INSERT INTO events_eventedge (event_id, prev_event_id)
-    SELECT event_id, prev_event_id FROM {{result_edge}} WHERE {_of_batch()}
+    SELECT e.event_id, below.event_id FROM {{result_event}} r JOIN {{event}} e USING (seq)
+    CROSS JOIN unnest(e.prev_event_ids) AS below(event_id) WHERE {_of_batch()}
     """,
     f"""
     INSERT INTO events_eventauth (event_id, auth_event_ids)
-    SELECT event_id, auth_event_ids FROM {{result_auth}} WHERE {_of_batch()}
+    SELECT e.event_id, e.auth_event_ids FROM {{result_event}} r JOIN {{event}} e USING (seq)
+    WHERE e.state_key IS NOT NULL AND {_of_batch()}
     """,
     f"""
     INSERT INTO events_forwardextremity (event_id, room_id)
@@ -109,11 +112,11 @@ JOIN unnest(%(ids)s::bigint[]) WITH ORDINALITY AS ids(id, place) USING (place)
 _GIVEN_ORDER = {False: "given NULLS LAST, seq", True: "given DESC NULLS FIRST, seq DESC"}
 _ORDERED = (
     f"""
-    INSERT INTO events_event (stream_ordering, instance_name, {", ".join(_COPIED)}, state_group)
-    SELECT o.stream_ordering, %(writer)s, {", ".join(f"e.{name}" for name in _COPIED)}, g.id
-    FROM {{result_event}} e JOIN import_ordering o USING (room_no, index)
-    LEFT JOIN import_group g ON g.room_no = e.room_no AND g.number = e.state_group
-    WHERE {_of_batch("e")} ORDER BY o.stream_ordering
+    INSERT INTO events_event (stream_ordering, instance_name, {", ".join((*_STAGED, *_JUDGED))}, state_group)
+    SELECT o.stream_ordering, %(writer)s, {", ".join([f"e.{name}" for name in _STAGED] + [f"r.{name}" for name in _JUDGED])}, g.id
+    FROM {{result_event}} r JOIN {{event}} e USING (seq) JOIN import_ordering o USING (room_no, index)
+    LEFT JOIN import_group g ON g.room_no = r.room_no AND g.number = r.state_group
+    WHERE {_of_batch("r")} ORDER BY o.stream_ordering
     """,
     f"""
     INSERT INTO events_currentstatedelta (stream_ordering, instance_name, room_id, type, state_key, event_id, prev_event_id)
@@ -123,12 +126,11 @@ _ORDERED = (
     """,
     f"""
     INSERT INTO events_timelinegap (room_id, stream_ordering, instance_name)
-    SELECT DISTINCT r.room_id, min(o.stream_ordering), %(writer)s
+    SELECT DISTINCT r.room_id, min(e.stream_ordering), %(writer)s
     FROM {{result_backward}} b JOIN {{result_room}} r USING (room_no)
-    JOIN {{result_edge}} edge ON edge.room_no = b.room_no AND edge.prev_event_id = b.event_id
-    JOIN {{result_event}} e ON e.room_no = edge.room_no AND e.event_id = edge.event_id
-    JOIN import_ordering o ON o.room_no = e.room_no AND o.index = e.index
-    WHERE {_of_batch("b")} AND o.stream_ordering > 0 GROUP BY r.room_id, b.event_id
+    JOIN events_eventedge edge ON edge.prev_event_id = b.event_id
+    JOIN events_event e ON e.event_id = edge.event_id AND e.room_id = r.room_id
+    WHERE {_of_batch("b")} AND e.stream_ordering > 0 GROUP BY r.room_id, b.event_id
     """,
     f"""
     INSERT INTO events_eventvisibility (room_id, user_id, kind, first, last)
@@ -205,10 +207,7 @@ class _Batch:
             name: table_name(job, name)
             for name in (
                 "event",
-                *(
-                    f"result_{kind}"
-                    for kind in ["room", "event", "edge", "auth", "forward", "backward", "group", "group_delta"]
-                ),
+                *(f"result_{kind}" for kind in ["room", "event", "forward", "backward", "group", "group_delta"]),
                 *(f"result_{kind}" for kind in ["current", "delta", "visibility"]),
             )
         }

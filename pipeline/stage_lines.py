@@ -6,7 +6,6 @@ the reason; nothing in a source can end the job, but for the source itself being
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 from events.errors import EventRefused
 from events.parsing import ParsedEvent, announced_version, parse_line, parse_row
 from pipeline.inputs import announcing_rows, read_part
+from pipeline.packed_events import pack
 from pipeline.parts import HEAD_BYTES, BrokenLine, Line, Part
 from pipeline.staging import BROKEN, STAGED_EVENTS, STEPS, copy_rows, staging_connection, table_name
 
@@ -125,17 +125,13 @@ def _row(place: int, event: ParsedEvent) -> Sequence[Any]:
         event.sender,
         event.depth,
         event.origin_server_ts,
-        event.prev_event_ids,
-        event.auth_event_ids,
+        None if event.outlier else event.prev_event_ids,
+        event.auth_event_ids if event.is_state else None,
         event.membership,
         event.redacts,
         event.relates_to,
         event.outlier,
-        event.rejected_reason,
-        event.soft_failed,
         event.stream_ordering,
-        event.rejection_given,
-        event.soft_failure_given,
-        json.dumps(event.content).encode() if event.content else None,
+        pack(event),
         event.json,
     )

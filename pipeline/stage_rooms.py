@@ -7,16 +7,18 @@ room, and the resulting rows of one group of small rooms, at a time.
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 from events.errors import HistoryError
 from events.parsing import ParsedEvent
-from events.room_history import RoomResult, room_history
+from events.room_history import EVENT_COLUMNS, RoomResult, room_history
+from pipeline.packed_events import Unpacker
 from pipeline.staging import (
     BROKEN,
+    JUDGED_COLUMNS,
     RESULT_TABLES,
     STAGED_EVENTS,
     connect,
@@ -27,7 +29,7 @@ from pipeline.staging import (
 __all__ = ["RoomWork", "stage_rooms"]
 
 CONTRADICTION = "room-contradicts-itself"
-_READ_COLUMNS = [name for name, _ in STAGED_EVENTS.columns if name != "json"]
+_JUDGED = [EVENT_COLUMNS.index(name) for name in JUDGED_COLUMNS]
 _ROWS_PER_FETCH = 5_000
 _EVENTS_PER_GROUP = 5_000
 _BACKWARD = -1
@@ -103,33 +105,23 @@ def _stage_group(connection: Any, work: RoomWork, numbers: Sequence[int]) -> int
 
 def _read(connection: Any, work: RoomWork, numbers: Sequence[int]) -> Iterator[tuple[int, list[_Staged]]]:
     """Room after room, its events in the order of their stream orderings, else of the lines."""
-    columns = ", ".join(f"e.{name}" for name in _READ_COLUMNS)
     with connection.cursor(name="rooms") as cursor:
         cursor.itersize = _ROWS_PER_FETCH
         cursor.execute(
-            f"SELECT k.room_no, {columns} FROM {table_name(work.job, 'kept')} k "
+            f"SELECT k.room_no, k.room_id, e.seq, e.stream_ordering, e.packed FROM {table_name(work.job, 'kept')} k "
             f"JOIN {table_name(work.job, STAGED_EVENTS.name)} e USING (seq) "
             f"WHERE k.room_no = ANY(%s) ORDER BY k.room_no, e.stream_ordering NULLS LAST, e.seq",
             [list(numbers)],
         )
-        for number, rows in itertools.groupby(cursor, key=lambda row: row[0]):
-            yield number, [_staged(row[1:], work.as_history) for row in rows]
-
-
-def _staged(row: Sequence[Any], as_history: bool) -> _Staged:
-    value = dict(zip(_READ_COLUMNS, row, strict=True))
-    content = value.pop("content")
-    place, given = value.pop("seq"), value.pop("stream_ordering")
-    value["prev_event_ids"] = tuple(value["prev_event_ids"])
-    value["auth_event_ids"] = tuple(value["auth_event_ids"])
-    event = ParsedEvent(
-        **value,
-        content=json.loads(bytes(content)) if content is not None else {},
-        json=b"",
-        content_hash_matches=True,  # looked at while parsing; the rules of the graph do not ask
-        stream_ordering=_BACKWARD if as_history else given,
-    )
-    return _Staged(place, given, event)
+        for (number, room_id), rows in itertools.groupby(cursor, key=itemgetter(0, 1)):
+            unpack = Unpacker(room_id).unpack
+            yield (
+                number,
+                [
+                    _Staged(seq, given, unpack(packed, _BACKWARD if work.as_history else given))
+                    for *_, seq, given, packed in rows
+                ],
+            )
 
 
 def _work_out(room_no: int, staged: Sequence[_Staged], broken: list[tuple[Any, ...]]) -> list[list[tuple[Any, ...]]]:
@@ -159,14 +151,13 @@ def _rows(room_no: int, staged: Sequence[_Staged], result: RoomResult) -> list[l
         result.unresolved_events,
         len(result.groups),
     )
+    judged = itemgetter(*_JUDGED)
     events = [
-        (room_no, index, one.place, one.given, one.event.backfilled, *row)
+        (room_no, index, one.place, one.given, one.event.backfilled, *judged(row))
         for index, (one, row) in enumerate(zip(staged, result.events, strict=True))
     ]
     visibility = [(row.user_id, row.kind, row.first, row.last) for row in result.visibility]
     more: list[Sequence[Sequence[Any]]] = [
-        result.edges,
-        result.auth,
         [(event_id,) for event_id in result.forward_extremities],
         [(event_id,) for event_id in result.backward_extremities],
         result.groups,

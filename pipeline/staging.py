@@ -18,13 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg2
 
-from events.room_history import EVENT_COLUMNS
-
 if TYPE_CHECKING:
     import pyarrow as pa
 
 __all__ = [
     "BROKEN",
+    "JUDGED_COLUMNS",
     "PREFIX",
     "RESULT_TABLES",
     "STAGED_EVENTS",
@@ -39,10 +38,9 @@ __all__ = [
 
 PREFIX = "pipeline_stage_"
 _ROWS_PER_COPY = 5_000
+JUDGED_COLUMNS = ("rejected_reason", "soft_failed", "redacted_by", "state_unresolved", "state_group")
+"""Columns of an event that follow from its room; all others are staged with the event itself."""
 _EVENT_KINDS = {
-    "topological_ordering": "bigint",
-    "origin_server_ts": "bigint",
-    "outlier": "boolean",
     "soft_failed": "boolean",
     "state_unresolved": "boolean",
     "state_group": "bigint",
@@ -59,7 +57,7 @@ class StagedTable:
     def ddl(self, job: int) -> str:
         """The statement that makes it."""
         columns = ", ".join(f'"{name}" {_sql_type(kind)}' for name, kind in self.columns)
-        return f"CREATE UNLOGGED TABLE {table_name(job, self.name)} ({columns})"
+        return f"CREATE UNLOGGED TABLE {table_name(job, self.name)} ({columns}) WITH ({_STORED})"
 
     def arrow_schema(self) -> pa.Schema:
         """The same columns for Arrow."""
@@ -76,6 +74,8 @@ class StagedTable:
 
 
 _KEY = " PRIMARY KEY"
+_STORED = "autovacuum_enabled = false, toast_tuple_target = 8160"
+"""Rows are written once and read twice: nothing is compressed that fits a page, and nobody cleans up behind them."""
 
 
 def _sql_type(kind: str) -> str:
@@ -101,7 +101,7 @@ STAGED_EVENTS = _table(
     type="text",
     state_key="text",
     sender="text",
-    depth="bigint",
+    topological_ordering="bigint",
     origin_server_ts="bigint",
     prev_event_ids="text[]",
     auth_event_ids="text[]",
@@ -109,15 +109,14 @@ STAGED_EVENTS = _table(
     redacts="text",
     relates_to="text",
     outlier="boolean",
-    rejected_reason="text",
-    soft_failed="boolean",
     stream_ordering="bigint",
-    rejection_given="boolean",
-    soft_failure_given="boolean",
-    content="bytea",
+    packed="bytea",
     json="bytea",
 )
-"""Events as parsed; ``seq`` is the place in the input: part number and line number within the part."""
+"""Events as parsed; ``seq`` is the place in the input: part number and line number within the part.
+
+The columns are what SQL needs (prev events but of outliers, auth events of state events), ``packed`` what the rules do.
+"""
 BROKEN = _table("broken", seq="bigint", reason="text", detail="text", content="bytea")
 """Lines that are not loaded."""
 RESULT_TABLES = (
@@ -143,10 +142,8 @@ RESULT_TABLES = (
         seq="bigint",
         given="bigint",
         backward="boolean",
-        **{name: _EVENT_KINDS.get(name, "text") for name in EVENT_COLUMNS},
+        **{name: _EVENT_KINDS.get(name, "text") for name in JUDGED_COLUMNS},
     ),
-    _table("result_edge", room_no="bigint", event_id="text", prev_event_id="text"),
-    _table("result_auth", room_no="bigint", event_id="text", auth_event_ids="text[]"),
     _table("result_forward", room_no="bigint", event_id="text"),
     _table("result_backward", room_no="bigint", event_id="text"),
     _table(
@@ -180,7 +177,7 @@ RESULT_TABLES = (
     ),
     _table("result_visibility", room_no="bigint", user_id="text", kind="text", first="bigint", last="bigint"),
 )
-"""Rows of ``RoomResult``, by table; ``index`` and ``number`` are the room's own until IDs are reserved."""
+"""What follows from ``RoomResult``, by table; ``index`` and ``number`` are the room's own until IDs are reserved."""
 STAGED_TABLES = (STEPS, STAGED_EVENTS, BROKEN, *RESULT_TABLES)
 
 
