@@ -30,8 +30,8 @@ from pipeline.errors import JobCancelled, SourceChanged
 from pipeline.inputs import Input, check_unchanged, input_names, open_inputs, parts_of_inputs, unchanged
 from pipeline.job_runs import JobRun, carry_out
 from pipeline.jobs import JobLock, abandoned_jobs, begin_job, hold_lock, resumable_job
-from pipeline.loading import load_batches, usual_loaders
 from pipeline.known_rooms import extend_rooms
+from pipeline.loading import load_batches, usual_loaders
 from pipeline.models import ImportedRoom, ImportSource, Job
 from pipeline.parts import Part
 from pipeline.plan import (

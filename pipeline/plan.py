@@ -31,12 +31,15 @@ MOST_QUARANTINED = 1_000_000
 _CREATED = "created"
 _PLANNED = "planned"
 
-#: Each event once: of equal IDs the first that is no outlier, and none that the site has already.
+#: Each event once: of equal IDs the first that is no outlier, and none that the site has already, unless as an outlier.
 _KEEP_NEW = """
 CREATE UNLOGGED TABLE {kept} AS
 SELECT DISTINCT ON (e.event_id) e.seq, e.event_id, e.room_id, e.room_version, e.type, e.stream_ordering, NULL::bigint AS room_no
 FROM {event} e
-WHERE NOT EXISTS (SELECT FROM events_event known WHERE known.event_id = e.event_id)
+WHERE NOT EXISTS (
+    SELECT FROM events_event known
+    WHERE known.event_id = e.event_id AND (e.outlier OR NOT known.outlier OR known.room_id <> e.room_id)
+)
 ORDER BY e.event_id, e.outlier, e.seq
 """
 #: A room has one version: that of its create event, else the one that most of its events name.
@@ -56,21 +59,26 @@ INSERT INTO {broken} (seq, reason, detail)
 SELECT seq, %(reason)s, 'said to be of version ' || room_version || ', but room ' || room_id || ' has version ' || room_has
 FROM taken
 """
-#: New events of rooms that the site has: they would need the room's stored state.
+#: New events of rooms that the site has, in the order in which they are to be stored: history first, from its newest event.
 _KNOWN_ROOMS = """
 WITH taken AS (
-    DELETE FROM {kept} k USING events_room r WHERE k.room_id = r.room_id RETURNING k.seq, k.room_id
+    DELETE FROM {kept} k USING events_room r WHERE k.room_id = r.room_id RETURNING k.seq, k.stream_ordering
+), told AS (
+    SELECT seq, stream_ordering, %(as_history)s OR coalesce(stream_ordering < 0, false) AS backward FROM taken
 )
-INSERT INTO {broken} (seq, reason, detail)
-SELECT seq, %(reason)s, 'room ' || room_id || ' is here already; an import adds whole rooms only' FROM taken
+INSERT INTO {known} (place, seq, backward)
+SELECT row_number() OVER (
+    ORDER BY NOT backward, CASE WHEN backward THEN stream_ordering END DESC NULLS FIRST,
+        CASE WHEN backward THEN seq END DESC, stream_ordering NULLS LAST, seq
+), seq, backward FROM told
 """
-#: The same for rooms that came to be while this job worked.
+#: New events of rooms that came to be while this job worked.
 _GIVE_UP = """
 WITH taken AS (
     DELETE FROM {kept} k WHERE k.room_id = ANY(%(rooms)s) RETURNING k.seq, k.room_id, k.event_id
 )
 INSERT INTO {broken} (seq, reason, detail)
-SELECT seq, %(reason)s, 'room ' || room_id || ' came to be while this import worked' FROM taken
+SELECT seq, %(reason)s, 'room ' || room_id || ' came to be while this import worked; import it again' FROM taken
 WHERE NOT EXISTS (SELECT FROM events_event known WHERE known.event_id = taken.event_id)
 """
 _ROOMS = """
@@ -100,7 +108,7 @@ class PlannedRoom:
 
 
 def _named(sql: str, job: int) -> str:
-    tables = {name: table_name(job, name) for name in ("kept", "room", STAGED_EVENTS.name, BROKEN.name)}
+    tables = {name: table_name(job, name) for name in ("kept", "known", "room", STAGED_EVENTS.name, BROKEN.name)}
     return sql.format(**tables)
 
 
@@ -139,15 +147,21 @@ def leftover_staging(cursor: Any, kind: str) -> list[int]:
     return [int(job) for (job,) in cursor.fetchall()]
 
 
-def make_plan(cursor: Any, job: int) -> None:
-    """Decide what is new, and number the rooms. Called in a transaction, after all lines are staged."""
+def make_plan(cursor: Any, job: int, *, as_history: bool) -> None:
+    """Decide what is new, what of it is for rooms that are here, and number the others.
+
+    Called in a transaction, after all lines are staged.
+    """
     if _step_done(cursor, job, _PLANNED):
         return
     cursor.execute(f"CREATE UNIQUE INDEX ON {table_name(job, STAGED_EVENTS.name)} (seq)")
     cursor.execute(f"ANALYZE {table_name(job, STAGED_EVENTS.name)}")
     cursor.execute(_named(_KEEP_NEW, job))
     cursor.execute(_named(_OTHER_VERSIONS, job), {"reason": VERSION_DIFFERS})
-    cursor.execute(_named(_KNOWN_ROOMS, job), {"reason": ROOM_KNOWN})
+    cursor.execute(
+        _named("CREATE UNLOGGED TABLE {known} (place bigint PRIMARY KEY, seq bigint, backward boolean)", job)
+    )
+    cursor.execute(_named(_KNOWN_ROOMS, job), {"as_history": as_history})
     cursor.execute(_named(_ROOMS, job))
     cursor.execute(_named("UPDATE {kept} k SET room_no = r.room_no FROM {room} r WHERE k.room_id = r.room_id", job))
     cursor.execute(_named("CREATE INDEX ON {kept} (room_no)", job))

@@ -69,16 +69,6 @@ def test_events_that_name_another_room_version_do_not_spoil_the_room(tmp_path):
     assert [(line, reason) for _, line, reason in quarantine()] == [(7, "room-version-differs")]
 
 
-def test_new_events_of_a_room_that_is_here_are_put_aside(tmp_path):
-    events = bare_room(1, 10)
-    run_import(write_lines(tmp_path / "first", *events[:6]))
-    before = content()
-    outcome = run_import(write_lines(tmp_path / "second", *events))
-    assert (outcome.duplicates, outcome.quarantined, outcome.imported) == (6, 4, 0)
-    assert {reason for _, _, reason in quarantine()} == {"room-known"}
-    assert content() == before
-
-
 def test_an_event_that_comes_twice_counts_once(tmp_path):
     events = bare_room(1, 10)
     outcome = run_import(write_lines(tmp_path / "a", *events), write_lines(tmp_path / "b", *events[3:], *events[:2]))

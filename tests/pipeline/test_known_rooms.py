@@ -1,0 +1,102 @@
+"""New events of rooms that the site has: they end as if the room had been imported at once, by the rules of live events."""
+
+from __future__ import annotations
+
+import pytest
+from django.core.management import call_command
+
+from events.room_repair import check_room
+from pipeline import known_rooms
+from pipeline.job_runs import Count
+from pipeline.models import ImportedRoom, QuarantinedLine
+from tests.pipeline.imports import content, run_import, staging_tables, write_lines
+from tests.room_data import event_lines, stored_events
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("spark", "own_writer")]
+
+ROOM = "v10_visibility_walk"
+#: What does not depend on how the events came in: groups may be chained otherwise, and the changes of state be fewer.
+SAME = ("events", "order", "json", "edges", "auth", "forward", "backward", "current", "visibility")
+
+
+@pytest.fixture(scope="module")
+def whole(spark, module_database, tmp_path_factory):
+    """The room after one import."""
+    run_import(write_lines(tmp_path_factory.mktemp("whole") / "in.jsonl", *event_lines(ROOM)))
+    found = content()
+    call_command("flush", interactive=False, verbosity=0)
+    return found
+
+
+def same(found):
+    return {name: found[name] for name in SAME}
+
+
+def test_newer_events_go_on_where_the_room_ends(whole, tmp_path, monkeypatch):
+    monkeypatch.setattr(known_rooms, "EVENTS_PER_BATCH", 50)
+    lines = event_lines(ROOM)
+    run_import(write_lines(tmp_path / "first", *lines[:100]))
+    outcome = run_import(write_lines(tmp_path / "all", *lines))
+    assert (outcome.read, outcome.imported, outcome.duplicates, outcome.quarantined) == (273, 173, 100, 0)
+    assert outcome.rooms == 1 and outcome.unresolved == 0 and staging_tables() == []
+    assert same(content()) == same(whole)
+
+
+def test_older_events_fill_the_gap_below_the_room_and_are_new_to_nobody(whole, tmp_path, monkeypatch, rows):
+    monkeypatch.setattr(known_rooms, "EVENTS_PER_BATCH", 40)
+    lines = event_lines(ROOM)
+    run_import(write_lines(tmp_path / "newest", *lines[-30:]))
+    before = rows("SELECT max(stream_ordering) FROM events_event")
+    outcome = run_import(write_lines(tmp_path / "all", *lines), as_history=True)
+    assert (outcome.imported, outcome.duplicates, outcome.quarantined) == (243, 30, 0)
+    stored = [
+        name for (name,) in rows("SELECT event_id FROM events_event WHERE stream_ordering < 0 ORDER BY stream_ordering")
+    ]
+    given = [event["event_id"] for event in stored_events(ROOM)[:-30]]
+    ends = range(len(given), 0, -40)  # within a batch branches may come in another order
+    assert [set(stored[max(end - 40, 0) : end]) for end in ends] == [set(given[max(end - 40, 0) : end]) for end in ends]
+    assert rows("SELECT max(stream_ordering) FROM events_event") >= before
+    assert outcome.unresolved == 0 and content()["backward"] == []
+    assert check_room(stored_events(ROOM)[0]["room_id"]).totals == {}
+
+
+def test_what_cannot_be_stored_is_put_aside_with_the_reason_and_the_others_go_in(tmp_path):
+    lines = event_lines(ROOM)
+    run_import(write_lines(tmp_path / "first", *lines[:100]))
+    path = write_lines(tmp_path / "hole", *lines[110:])
+    outcome = run_import(path)
+    assert outcome.quarantined and outcome.imported + outcome.quarantined == outcome.read == len(lines) - 110
+    line = QuarantinedLine.objects.first()
+    assert (line.file, line.reason) == (str(path), "missing-prev-events") and bytes(line.content).startswith(b"{")
+
+
+def test_an_import_that_ends_between_two_batches_goes_on_and_counts_each_event_once(whole, tmp_path, monkeypatch):
+    monkeypatch.setattr(known_rooms, "EVENTS_PER_BATCH", 50)
+    lines = event_lines(ROOM)
+    run_import(write_lines(tmp_path / "first", *lines[:100]))
+    path = write_lines(tmp_path / "all", *lines)
+    add = Count.add
+
+    def fail(count, number=1):
+        add(count, number)
+        raise OSError("out of patience")
+
+    monkeypatch.setattr(Count, "add", fail)
+    with pytest.raises(OSError, match="out of patience"):
+        run_import(path)
+    monkeypatch.setattr(Count, "add", add)
+    assert ImportedRoom.objects.order_by("-pk").first().imported == 50
+    outcome = run_import(path, resume=True)
+    assert (outcome.imported, outcome.duplicates, outcome.quarantined) == (173, 100, 0)
+    assert same(content()) == same(whole)
+
+
+def test_an_outlier_that_comes_with_its_place_gets_it(tmp_path, rows):
+    lines = list(event_lines(ROOM))
+    last = stored_events(ROOM)[-1]["event_id"]
+    outlier = lines[-1].replace(b'"outlier":false', b'"outlier":true')
+    assert outlier != lines[-1]
+    run_import(write_lines(tmp_path / "first", *lines[:-1], outlier))
+    outcome = run_import(write_lines(tmp_path / "all", *lines))
+    assert (outcome.imported, outcome.duplicates) == (1, len(lines) - 1)
+    assert rows("SELECT outlier FROM events_event WHERE event_id = %s", last) == [(False,)]
