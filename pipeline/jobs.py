@@ -105,8 +105,14 @@ def resumable_job(lock: JobLock, kind: str, arguments: Mapping[str, Any], using:
     for job in ended.filter(state__in=[JobState.RUNNING, JobState.FAILED]).order_by("-pk"):
         if lock.take(job.pk):
             Job.objects.using(using).filter(pk=job.pk).update(
-                state=JobState.RUNNING, error="", host=socket.gethostname(), process_id=os.getpid(), updated_at=Now()
+                state=JobState.RUNNING,
+                error="",
+                host=socket.gethostname(),
+                process_id=os.getpid(),
+                updated_at=Now(),
+                finished_at=None,
             )
+            job.refresh_from_db(using=using)  # it is this process's from now on
             return job
     return None
 

@@ -133,6 +133,15 @@ def test_resuming_goes_on_where_it_ended(tmp_path, monkeypatch):
     assert ImportSource.objects.count() == 1 and Job.objects.get().before == began.before
 
 
+def test_a_resumed_job_is_this_processs(tmp_path):
+    path = write_lines(tmp_path / "in", *bare_room(1, 5))
+    broken_off([path])
+    Job.objects.update(host="elsewhere", process_id=1)
+    run_import(path, resume=True)
+    job = Job.objects.get()
+    assert (job.state, job.process_id, job.error) == (JobState.DONE, os.getpid(), "") and job.host != "elsewhere"
+
+
 def test_resuming_a_folder_to_which_a_file_came_is_refused(tmp_path):
     table(tmp_path, {"json": [b"{}"]})
     broken_off([tmp_path])
