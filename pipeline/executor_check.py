@@ -68,7 +68,7 @@ def check_executors(spark: SparkSession, dsn: str = "", seconds: float = 60.0) -
 
 def _ask(spark: SparkSession, dsn: str, seconds: float) -> list[tuple[str, dict[str, str]]]:
     """The answers of the executors; the job has a thread of its own, so that it can be given up."""
-    from pyspark import inheritable_thread_target  # noqa: PLC0415 - slow, and the executors need it not
+    from py4j.protocol import Py4JJavaError  # noqa: PLC0415 - slow, and the executors need it not
     from pyspark.errors import PySparkException  # noqa: PLC0415
 
     context = spark.sparkContext
@@ -82,10 +82,10 @@ def _ask(spark: SparkSession, dsn: str, seconds: float) -> list[tuple[str, dict[
             found.extend(
                 spark.range(0, tasks, 1, tasks).mapInArrow(_answers(dsn), "host string, missing string").collect()
             )
-        except PySparkException as error:
+        except (PySparkException, Py4JJavaError) as error:
             failed.append(str(error))
 
-    thread = threading.Thread(target=inheritable_thread_target(work), name="executor check", daemon=True)
+    thread = threading.Thread(target=work, name="executor check", daemon=True)
     thread.start()
     thread.join(seconds)
     if thread.is_alive():

@@ -90,11 +90,12 @@ def run_tasks(spark: SparkSession, tasks: int, work: Callable[[int], str]) -> li
             answers = [work(number) for number in numbers]
             yield pyarrow.RecordBatch.from_pydict({"task": numbers, "answer": answers})
 
-    from pyspark.errors import PySparkException  # noqa: PLC0415 - the rest of this module needs no Spark
+    from py4j.protocol import Py4JError  # noqa: PLC0415 - the rest of this module needs no Spark
+    from pyspark.errors import PySparkException  # noqa: PLC0415
 
     try:
         found = spark.range(0, tasks, 1, tasks).mapInArrow(each, "task bigint, answer string").collect()
-    except PySparkException as error:  # its text needs the JVM, which may be gone when somebody prints it
+    except (PySparkException, Py4JError) as error:  # its text needs the JVM, which may be gone when somebody prints it
         raise SparkFailed(f"Spark could not finish: {last_words(str(error))}") from None
     return [row["answer"] for row in sorted(found, key=lambda row: row["task"])]
 

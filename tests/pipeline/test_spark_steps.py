@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 import pytest
 
 from pipeline import spark_steps as module
-from pipeline.errors import JobCancelled
+from pipeline.errors import JobCancelled, SparkFailed
 from pipeline.spark_steps import spark_steps
+from pipeline.spark_tasks import run_tasks
 
 
 @pytest.fixture(autouse=True)
@@ -72,3 +74,31 @@ def test_work_that_nobody_ends_is_left_alone(spark):
 def test_errors_of_the_work_stay_what_they_are(spark):
     with pytest.raises(ValueError, match="own"), spark_steps(lambda: None, spark, "replsite job 5"):
         raise ValueError("own")
+
+
+def test_a_job_that_spark_gives_up_is_an_error_of_ours(spark):
+    """As when its executors are lost again and again: Java's exception, which Python has no class for."""
+
+    def sleep(number):
+        import time
+
+        time.sleep(200)
+        return ""
+
+    context = spark.sparkContext
+    context.setJobGroup("given up", "", interruptOnCancel=True)
+    over = threading.Event()
+
+    def cancel():
+        while not over.wait(0.2):
+            context.cancelJobGroup("given up")
+
+    thread = threading.Thread(target=cancel)
+    thread.start()
+    try:
+        with pytest.raises(SparkFailed, match=r"could not finish: .*cancelled"):
+            run_tasks(spark, 1, sleep)
+    finally:
+        over.set()
+        thread.join()
+        context.setLocalProperty("spark.jobGroup.id", None)
