@@ -7,7 +7,7 @@ or on Spark (``pipeline.many_rooms``). What cannot be recomputed is told and lef
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict
 from typing import Any
@@ -29,7 +29,7 @@ from pipeline.resync_rooms import RoomAnswer
 from streams import database, inspection, registry
 from streams.caching import invalidate_room_state
 
-__all__ = ["RESYNC", "WHAT", "ResyncKind", "resync_caches"]
+__all__ = ["RESYNC", "WHAT", "ResyncKind", "compare_rooms", "resync_caches"]
 
 RESYNC = "resync"
 WHAT = (*SUBJECTS, EVERYTHING, "positions", "caches", "feeds")
@@ -67,16 +67,22 @@ class ResyncKind:
         """The summary has totals before and after, and the first differences."""
         what = run.arguments["what"]
         if what in _OF_ROOMS:
-            return _Rooms(run).mend()
+            return compare_rooms(run)
         work = {"positions": _positions, "caches": _caches, "feeds": _feeds}[what]
         return {"what": what, "dry_run": run.arguments["dry_run"], **work(run)}
+
+
+def compare_rooms(run: JobRun, tell: Callable[[RoomAnswer], object] = lambda _answer: None) -> Mapping[str, Any]:
+    """Compare the rooms that the job's arguments name, and mend them if these say so; ``tell`` hears of each."""
+    return _Rooms(run, tell).mend()
 
 
 class _Rooms:
     """The subjects that are compared room by room."""
 
-    def __init__(self, run: JobRun) -> None:
+    def __init__(self, run: JobRun, tell: Callable[[RoomAnswer], object]) -> None:
         self._run = run
+        self._tell = tell
         self._before: Counter[str] = Counter()
         self._after: Counter[str] = Counter()
         self._listed: list[dict[str, Any]] = []
@@ -90,6 +96,7 @@ class _Rooms:
         many = ManyRooms(self._run, told["what"], mend=not told["dry_run"], master=told["master"])
         for answer in many.answers(f"resync {told['what']}", told["rooms"]):
             self._note(answer)
+            self._tell(answer)
         self._run.note_before(dict(self._before))
         self._run.note_after(dict(self._after))
         return {

@@ -175,3 +175,37 @@ def test_tasks_are_of_about_equal_size_with_the_largest_first():
     rooms = [SizedRoom(f"!{number}", events) for number, events in enumerate([3, 50, 2, 9, 1])]
     assert [[room.events for room in task] for task in pack(rooms, 10)] == [[50], [9], [3, 2, 1]]
     assert list(pack([])) == [] and len(list(pack([SizedRoom("!x", 0)] * 1_001))) == 3
+
+
+# --- check_room -------------------------------------------------------------------------------------------------------
+
+
+def check(*arguments):
+    """The lines printed, and the exit status."""
+    out, status = io.StringIO(), 0
+    try:
+        call_command("check_room", *arguments, stdout=out, stderr=io.StringIO())
+    except SystemExit as end:
+        status = end.code
+    except CommandError as error:
+        status = error.returncode
+    return out.getvalue().splitlines(), status
+
+
+def test_all_rooms_are_checked_on_spark_and_nothing_is_changed(spark, own_writer):
+    rooms = [made_room(number) for number in range(3)]
+    assert check("--all", "--master", LOCAL) == (["3 rooms, 159 events: 0 rooms differ, in 0 places"], 0)
+    plant(damage.lost_leaf, rooms[1])
+    lines, status = check("--all", "--master", LOCAL)
+    assert status == 1 and lines[0] == f"{rooms[1]}: 53 events, 1 differences"
+    assert lines[-1] == "3 rooms, 159 events: 1 rooms differ, in 1 places"
+    assert Job.objects.latest("pk").arguments["dry_run"] and not check_room(rooms[1]).clean
+
+
+def test_several_rooms_are_checked_as_a_job(own_writer):
+    rooms = [made_room(number) for number in range(2)]
+    plant(damage.wrong_delta, rooms[0])
+    lines, status = check(*rooms, "--json")
+    found = {one["room_id"]: one["clean"] for one in map(json.loads, lines)}
+    assert (found, status) == ({rooms[0]: False, rooms[1]: True}, 1)
+    assert check(rooms[1], "!no:x")[1] == 2 and check("--all", rooms[0]) == check() == ([], 2)

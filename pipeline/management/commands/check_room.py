@@ -1,0 +1,120 @@
+"""``manage.py check_room``: everything that is stored of rooms beside what their events' JSON says; changes nothing."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.db import DatabaseError as DjangoDatabaseError
+
+from events.questions import can_be_stored
+from events.room_comparison import EVERYTHING, RoomReport
+from events.room_repair import check_room
+from pipeline.errors import PipelineError, UnusableArguments
+from pipeline.job_runs import Keeper, carry_out
+from pipeline.jobs import begin_job, hold_lock
+from pipeline.resync_kind import RESYNC, ResyncKind, compare_rooms
+from pipeline.resync_rooms import RoomAnswer
+from streams import database
+from streams.conf import stream_settings
+
+__all__ = ["Command"]
+
+_SHOWN = 50
+
+
+class Command(BaseCommand):
+    """One room at once in this process; several, or all, as a job, and on Spark when there is much to do."""
+
+    help = (
+        "Work out what follows from rooms' stored events and compare it with what is stored: columns, edges, states, current "
+        "state, extremities, who sees what. Exit status 1 when something differs, 2 for an unknown room. Changes nothing; "
+        "manage.py resync mends. Example: check_room '!abc:example.org'"
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """Declare the options."""
+        parser.add_argument("room_ids", nargs="*", metavar="ROOM_ID")
+        parser.add_argument("--all", action="store_true", help="all rooms; of those that are clean only --json tells")
+        parser.add_argument(
+            "--master",
+            metavar="URL",
+            help="work on Spark, at this master (only when there is much to do, at the site's)",
+        )
+        parser.add_argument("--json", action="store_true", help="one JSON object a room")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Check every room; exit 1 when one has a difference."""
+        rooms, using = options["room_ids"], stream_settings().database
+        if bool(rooms) == options["all"]:
+            raise CommandError("Name rooms, or give --all.", returncode=2)
+        told = _Told(self.stdout.write, as_json=options["json"], clean_ones=not options["all"] or options["json"])
+        if len(rooms) == 1 and options["master"] is None:
+            told.add(rooms[0], check_room(rooms[0], using) if can_be_stored(rooms[0]) else None)
+        else:
+            self._many({"what": EVERYTHING, "rooms": rooms or None, "dry_run": True, "master": options["master"]}, told)
+        if told.unknown:
+            raise CommandError(f"There is no room {', '.join(map(repr, told.unknown[:5]))}.", returncode=2)
+        if not told.all_clean:
+            sys.exit(1)
+
+    def _many(self, arguments: Mapping[str, Any], told: _Told) -> None:
+        using = stream_settings().database
+        stream: Any = self.stderr  # a file in all that is used
+
+        def tell(answer: RoomAnswer) -> None:
+            told.add(answer.room_id, answer.before)
+
+        try:
+            checked = ResyncKind().check(arguments)
+            with hold_lock(using) as lock:
+                job = begin_job(lock, RESYNC, checked, using)
+                summary = carry_out(job, using, stream, lambda run: compare_rooms(run, tell), Keeper(lock))
+        except UnusableArguments as error:
+            raise CommandError(str(error), returncode=2) from error
+        except PipelineError as error:
+            raise CommandError(str(error), returncode=1) from error
+        except (database.DatabaseError, DjangoDatabaseError) as error:
+            raise CommandError(database.explain(error), returncode=1) from error
+        if not told.as_json:
+            self.stdout.write(
+                f"{summary['rooms']} rooms, {summary['events']} events: {summary['rooms_wrong']} rooms differ, "
+                f"in {summary['left']} places"
+            )
+
+
+class _Told:
+    """Says what was found of each room, as it comes."""
+
+    def __init__(self, write: Callable[[str], object], *, as_json: bool, clean_ones: bool) -> None:
+        self.as_json = as_json
+        self.all_clean = True
+        self.unknown: list[str] = []
+        self._write = write
+        self._clean_ones = clean_ones
+
+    def add(self, room_id: str, report: RoomReport | None) -> None:
+        """Null: there is no such room."""
+        if report is None:
+            self.unknown += [room_id]
+            return
+        self.all_clean = self.all_clean and report.clean
+        if self.as_json:
+            self._write(json.dumps(report.as_json(), ensure_ascii=False, separators=(",", ":")))
+        elif self._clean_ones or report.doubtful or not report.clean:
+            for line in _lines(report):
+                self._write(line)
+
+
+def _lines(report: RoomReport) -> Sequence[str]:
+    total = sum(report.totals.values())
+    lines = [f"{report.room_id}: {report.events} events, {'clean' if report.clean else f'{total} differences'}"]
+    for found in report.differences[:_SHOWN]:
+        about = f"{found.table} {found.key} {found.column}: stored {found.stored!r}, should be {found.computed!r}"
+        lines.append(f"  {about}" if found.mendable else f"  {about} (cannot be recomputed)")
+    for (subject, table), count in sorted(report.totals.items()):
+        lines.append(f"  {count} in {table}: resync {subject} {report.room_id}")
+    return [*lines, *(f"  not decided: {doubt}" for doubt in report.doubts[:_SHOWN])]
