@@ -99,6 +99,7 @@ def _axes(plot: Plot, top: float) -> list[str]:
         parts.append(f'<line class="plot-grid" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
         parts.append(_text(_LEFT - 6, y + 4, "end", plot.label(top * share)))
     form = "%H:%M" if plot.end - plot.begin <= timedelta(days=1) else "%d %b"
+    form = "%b %Y" if plot.end - plot.begin > timedelta(days=300) else form
     anchors = ("start", "middle", "end")
     for share, anchor in zip((0.0, 0.5, 1.0), anchors, strict=True):
         at = plot.begin + (plot.end - plot.begin) * share

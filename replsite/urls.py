@@ -7,6 +7,7 @@ from django.views.generic import RedirectView
 
 from replsite.dashboard.actions import action_urls
 from replsite.dashboard.history import history_page
+from replsite.dashboard.statistics import statistics_page
 from replsite.dashboard.views import live_data, live_page
 from replsite.health import health_view, live_view, ready_view
 from replsite.metrics import metrics_view
@@ -19,6 +20,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("admin/live/", live_page, name="live"),
     path("admin/live/data/", live_data, name="live-data"),
     path("admin/history/", history_page, name="live-history"),
+    path("admin/statistics/", statistics_page, name="statistics"),
     *action_urls(),
     path("admin/", admin.site.urls),
     path("metrics", metrics_view, name="metrics"),

@@ -16,7 +16,8 @@ def sidebar(request: HttpRequest) -> list[dict[str, Any]]:
     """Groups of links; unfold asks for them on every page."""
     watch = {"title": "Live streams", "icon": "monitoring", "link": reverse_lazy("live")}
     history = {"title": "History", "icon": "timeline", "link": reverse_lazy("live-history")}
-    groups: list[dict[str, Any]] = [{"title": "Watch", "items": [watch, history]}]
+    statistics = {"title": "Statistics", "icon": "bar_chart", "link": reverse_lazy("statistics")}
+    groups: list[dict[str, Any]] = [{"title": "Watch", "items": [watch, history, statistics]}]
     for app in admin.site.get_app_list(request):
         items = [{"title": model["name"], "link": model["admin_url"]} for model in app["models"] if model["admin_url"]]
         groups.append({"title": app["name"], "separator": True, "collapsible": True, "items": items})
