@@ -1,0 +1,163 @@
+"""Killing the query of ``query_driver``: its whole process tree, by SIGKILL, with writers joining and leaving meanwhile.
+
+    python -m tests.pipeline.killed_query [KILLS]     (20)
+
+makes a database of its own and exits with 1 unless every fact is in the Parquet files exactly once. About ten seconds a kill.
+The suite kills once (``test_source_killed``).
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import psutil
+
+PROJECT = Path(__file__).resolve().parents[2]
+HIDDEN = ("DJANGO_", "REPLSITE_", "DATABASE_URL")
+BUSIEST = 60  # facts of one writer before the next one joins
+NAMES = 25
+
+
+class KilledQuery:
+    """The driver's process, again and again, on one checkpoint."""
+
+    def __init__(self, dsn: str, folder: Path) -> None:
+        self.folder = folder
+        self._dsn = dsn
+        self._process: subprocess.Popen[str] | None = None
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        """Begin at the checkpoint, in an environment that tells nothing of the site."""
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(HIDDEN)}
+        command = [sys.executable, "-m", "tests.pipeline.query_driver", str(self.folder), *arguments]
+        self._process = subprocess.Popen(
+            command, cwd=PROJECT, env=environment, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        self._process.stdin.write(self._dsn)
+        self._process.stdin.close()
+        return self._process
+
+    def numbers(self, log: str) -> set[int]:
+        """Batches that stand in a log of the checkpoint: ``offsets`` when planned, ``commits`` when done."""
+        found = self.folder / "checkpoint" / log
+        return {int(path.name) for path in found.iterdir() if path.name.isdigit()} if found.exists() else set()
+
+    def is_in_a_batch(self) -> bool:
+        """Whether a batch is planned and not done."""
+        return bool(self.numbers("offsets") - self.numbers("commits"))
+
+    def runs(self) -> bool:
+        """Whether the process is there."""
+        return self._process is not None and self._process.poll() is None
+
+    def kill(self) -> None:
+        """The driver, its JVM and all Python workers at once."""
+        if self._process is None:
+            return
+        driver = psutil.Process(self._process.pid) if self.runs() else None
+        tree = [driver, *driver.children(recursive=True)] if driver else []
+        for one in tree:
+            try:
+                one.kill()
+            except psutil.NoSuchProcess:  # ended by itself meanwhile
+                continue
+        self._process.wait(60)
+        self._process.stdout.close()
+        self._process = None
+
+
+class Joining(threading.Thread):
+    """Appends facts; every few of them another writer joins and the last one leaves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._ended = threading.Event()
+
+    def run(self) -> None:
+        from django.db import connections
+
+        from streams import registry, writers
+        from streams.models import CacheInvalidation
+
+        turn = 0
+        while not self._ended.is_set():
+            writers.use_instance(f"w{turn % NAMES}")
+            for number in range(BUSIEST // 3):
+                registry.get("caches").append(
+                    *(CacheInvalidation(cache_name="c", keys=[str(number)]) for _ in range(3))
+                )
+                self._ended.wait(0.01)
+            writers.retire_all()
+            turn += 1
+        connections.close_all()
+
+    def end(self) -> None:
+        """Wait for the last writer to leave."""
+        self._ended.set()
+        self.join()
+
+
+def torture(kills: int, dsn: str, folder: Path) -> tuple[int, int, int]:
+    """Kill the query so often, at moments that a seed decides; (facts, rows in the files, facts in the files)."""
+    from streams.models import CacheInvalidation
+
+    moments, query, joining = random.Random(5), KilledQuery(dsn, folder), Joining()
+    joining.start()
+    try:
+        for number in range(kills):
+            done = len(query.numbers("commits"))
+            query.start()
+            _wait(query, lambda done=done: len(query.numbers("commits")) > done + moments.randrange(3))
+            if number % 2:
+                _wait(query, query.is_in_a_batch)
+            time.sleep(moments.random() / 3)
+            query.kill()
+            sys.stderr.write(f"kill {number + 1}: {len(query.numbers('commits'))} batches\n")
+    finally:
+        query.kill()
+        joining.end()
+    words = query.start("end").communicate(timeout=300)[0].split()
+    return CacheInvalidation.objects.count(), int(words[1]), int(words[3])
+
+
+def _wait(query: KilledQuery, condition, seconds: float = 180.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline or not query.runs():
+            raise RuntimeError(f"the query does not go on: {'time is up' if query.runs() else 'it has ended'}")
+        time.sleep(0.01)
+
+
+def main() -> int:
+    kills = int(sys.argv[1]) if len(sys.argv) > 1 else 20
+    folder = Path(tempfile.mkdtemp(prefix="replsite-kills-"))
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "replsite.settings")
+    os.environ["REPLSITE_DATA_DIR"] = str(folder / "data")
+    os.environ["REPLSITE_LOG_LEVEL"] = "ERROR"
+    try:
+        import django
+
+        django.setup()
+        from django.core.management import call_command
+
+        from streams.database import dsn
+
+        call_command("migrate", verbosity=0)
+        facts, rows, distinct = torture(kills, dsn(), folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    sys.stdout.write(f"{kills} kills: {facts} facts, {rows} rows in Parquet, {distinct} facts in Parquet\n")
+    return 0 if facts == rows == distinct else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

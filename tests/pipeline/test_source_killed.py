@@ -1,0 +1,48 @@
+"""A query into Parquet that is killed in the middle of a batch, and goes on elsewhere: every fact is there once."""
+
+from __future__ import annotations
+
+import psycopg2
+import pytest
+
+from pipeline.source import register
+from streams import registry, writers
+from streams.database import dsn
+from streams.models import CacheInvalidation
+from tests.pipeline.killed_query import KilledQuery
+from tests.pipeline.query_driver import facts_to_parquet
+from tests.waiting import wait_until
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("own_writer"), pytest.mark.slow]
+
+
+@pytest.fixture
+def query(tmp_path):
+    query = KilledQuery(dsn(), tmp_path)
+    yield query
+    query.kill()
+
+
+def append(count):
+    return registry.get("caches").append(*(CacheInvalidation(cache_name="c", keys=["k"]) for _ in range(count)))
+
+
+def test_a_query_that_is_killed_in_a_batch_loses_and_doubles_nothing(query, spark):
+    writers.use_instance("first")
+    ids = append(25)
+    query.start()
+    wait_until(lambda: len(query.numbers("commits")) >= 3, 120)
+    with psycopg2.connect(dsn()) as blocking, blocking.cursor() as cursor:
+        cursor.execute("LOCK TABLE streams_lowwatermark")  # executors look at it when they have read their rows
+        ids += append(25)
+        wait_until(query.is_in_a_batch, 120)
+        query.kill()
+    blocking.close()
+    writers.retire_all()
+    writers.use_instance("joined")
+    ids += append(25)
+    writers.retire_all()
+    register(spark)
+    facts_to_parquet(spark, dsn(), query.folder).trigger(availableNow=True).start().awaitTermination(120)
+    stored = spark.read.parquet(str(query.folder / "facts"))
+    assert sorted(row["token"] for row in stored.collect()) == ids
