@@ -9,6 +9,7 @@
     ├── TooManyWaiters       as many callers wait in this process as may
     ├── CompressionRefused   a room whose state groups are damaged
     ├── CompressionWentWrong rewritten state groups would not read as before; the transaction was taken back
+    ├── PositionsTaken       archived events whose stream positions are those of others here
     ├── PurgeRefused         the room would be left without leaves, or is being purged already
     ├── PurgeWentWrong       a purge would change what stays; its transaction was taken back
     └── ReadingError
@@ -38,6 +39,7 @@ __all__ = [
     "HistoryError",
     "NotCanonical",
     "NotReadable",
+    "PositionsTaken",
     "PurgeRefused",
     "PurgeWentWrong",
     "ReadingError",
@@ -51,6 +53,10 @@ __all__ = [
 
 class EventsError(Exception):
     """Base of all errors of this room."""
+
+
+class PositionsTaken(EventsError):
+    """Archived events cannot go back: their stream positions are those of other events, so this is another database."""
 
 
 class PurgeRefused(EventsError):

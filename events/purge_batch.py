@@ -19,7 +19,7 @@ from streams import registry
 from streams.conf import stream_settings
 from streams.models import CacheInvalidation
 
-__all__ = ["GOES", "LOWEST", "PURGED", "HistoryPurged", "PurgeRequest", "check_leaves", "purge_batch"]
+__all__ = ["GOES", "LOWEST", "PURGED", "HistoryPurged", "PurgeRequest", "check_leaves", "purge_batch", "settle_state"]
 
 POSITION_LIMIT = 2**63
 LOWEST = (-POSITION_LIMIT, -POSITION_LIMIT)
@@ -160,7 +160,7 @@ def purge_batch(
         return None
     deleted, outliers, leaves, *last = found
     if leaves:
-        _settle_state(cursor, request)
+        settle_state(cursor, request.room_id, request.using)
     registry.get("caches").append(CacheInvalidation(cache_name=CACHE_NAME, keys=None))
     done.deleted += deleted
     done.became_outliers += outliers
@@ -168,9 +168,8 @@ def purge_batch(
     return int(last[0]), int(last[1])
 
 
-def _settle_state(cursor: Any, request: PurgeRequest) -> None:
-    """Fewer leaves may make another current state: worked out and told as when a gap is filled."""
-    room_id, using = request.room_id, request.using
+def settle_state(cursor: Any, room_id: str, using: str) -> None:
+    """Other leaves may make another current state: worked out and told as when a gap is filled. The room is locked."""
     cursor.execute(_STATE_OPEN, [room_id])
     reading = lock_and_read([], using, rooms=[room_id])
     room = reading.rooms[room_id]

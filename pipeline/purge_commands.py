@@ -14,6 +14,7 @@ from pipeline.archive_kind import ARCHIVE, ArchiveKind
 from pipeline.cuts import CUTS, add_cut_options
 from pipeline.job_runs import register as register_kind
 from pipeline.purge_kind import HISTORY, ORPHANS, RETENTION, PurgeHistoryKind, PurgeOrphansKind, PurgeRetentionKind
+from pipeline.restore_kind import RESTORE, RestoreKind
 from streams.maintenance import register
 
 __all__ = ["PurgeHistory", "PurgeOrphans", "PurgeRetention", "register_purges"]
@@ -143,6 +144,7 @@ def _left(summary: Mapping[str, Any]) -> Iterator[str]:
 def register_purges() -> None:
     """Make kinds and subjects known."""
     register_kind(ARCHIVE, ArchiveKind())
+    register_kind(RESTORE, RestoreKind())
     register_kind(HISTORY, PurgeHistoryKind())
     register_kind(ORPHANS, PurgeOrphansKind())
     register("purge", "history", PurgeHistory())
