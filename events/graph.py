@@ -46,6 +46,8 @@ def causal_order(
     """
     if len(nodes) == 1 and not also:  # an event does not name itself (``events.fields``)
         return [0], []
+    if _in_causal_order(nodes, auth, also or {}):
+        return list(range(len(nodes))), []
     children, waiting = _edges(nodes, auth, also or {})
     ready = [number for number, count in enumerate(waiting) if count == 0]
     order: list[int] = []
@@ -57,6 +59,18 @@ def causal_order(
             if waiting[child] == 0:
                 heapq.heappush(ready, child)
     return order, [number for number, count in enumerate(waiting) if count > 0]
+
+
+def _in_causal_order(nodes: Sequence[Node], auth: bool, also: Mapping[str, Iterable[str]]) -> bool:
+    """True when every event stands behind all that it refers to, as in most histories: that takes a look and no heap."""
+    inside = {node.event_id for node in nodes}
+    for node in nodes:
+        inside.discard(node.event_id)  # what is left comes later
+        if not inside.isdisjoint(node.prev_event_ids) or (auth and not inside.isdisjoint(node.auth_event_ids)):
+            return False
+        if also and not inside.isdisjoint(also.get(node.event_id, ())):
+            return False
+    return True
 
 
 def cycles(

@@ -10,8 +10,9 @@ then (before room version 11), and with it what that forbade. State resolution l
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from operator import is_
 
 from events.parsing import ParsedEvent
 from events.redaction_rules import may_redact, prune_content
@@ -24,6 +25,10 @@ __all__ = ["PRUNED_TYPES", "REFUSED_BY_AUTH_EVENTS", "REFUSED_BY_STATE", "Judge"
 
 PRUNED_TYPES = (POWER_LEVELS[0], "m.room.third_party_invite")
 """State of which a redaction takes something away that the rules ask for."""
+
+_ASKED_ANEW = ("m.room.create", "m.room.redaction")
+"""Of all other events that are no state the rules ask for type, sender and auth events only."""
+_MOST_ASKED = 10_000
 
 REFUSED_BY_AUTH_EVENTS = "auth events"
 REFUSED_BY_STATE = "state before"
@@ -46,6 +51,7 @@ class Judge:
         self._trusting = trusting
         self.redacted: set[str] = set()
         """Events of ``PRUNED_TYPES`` that are redacted by now."""
+        self._asked: dict[tuple[str, str, tuple[str, ...]], tuple[list[ParsedEvent], str | None]] = {}
 
     def rejection(self, event: ParsedEvent, before: State | None) -> str | None:
         """Why the event is rejected; null: it is accepted. ``before`` is null where the state is not known."""
@@ -69,6 +75,7 @@ class Judge:
         levels = self._rules.levels(before, self._create) if before is not None else None
         if may_redact(redaction, target, self._rules.version, levels):
             self.redacted.add(target.event_id)
+            self._asked.clear()
 
     def _as_it_is(self, state: State) -> State:
         return _Redacted(state, self.redacted, self._rules.version) if self.redacted else state
@@ -78,6 +85,18 @@ class Judge:
         if self._trusting and not event.auth_event_ids:
             return None
         here = [self._events[other] for other in event.auth_event_ids if other in self._events]
+        if event.state_key is not None or event.type in _ASKED_ANEW:
+            return self._by_these(event, here)
+        asked = event.type, event.sender, event.auth_event_ids
+        before = self._asked.get(asked)
+        if before is not None and len(before[0]) == len(here) and all(map(is_, before[0], here)):
+            return before[1]
+        if len(self._asked) >= _MOST_ASKED:
+            self._asked.clear()
+        self._asked[asked] = here, self._by_these(event, here)
+        return self._asked[asked][1]
+
+    def _by_these(self, event: ParsedEvent, here: Sequence[ParsedEvent]) -> str | None:
         if reason := self._rules.auth_events_refusal(event, here):
             return reason
         state = {state_key_of(other): other for other in here}

@@ -208,15 +208,17 @@ class _History:
         That is the given order, but an event waits for its prev events. Backfilled ones, of which nobody knows when they
         came, are last.
         """
-        graph = [(index, event_id) for index, event_id in enumerate(self.ids) if event_id in self.in_graph]
+        parts: dict[bool, list[tuple[int, ParsedEvent]]] = {False: [], True: []}
+        for index, event_id in enumerate(self.ids):
+            if (event := self.in_graph.get(event_id)) is not None:
+                parts[event.backfilled].append((index, event))
         latest = 0
-        for backfilled in (False, True):
-            part = [arrival for arrival in graph if self.in_graph[arrival[1]].backfilled is backfilled]
-            order, left = causal_order([self.in_graph[event_id] for _, event_id in part])
+        for part in parts.values():
+            order, left = causal_order([event for _, event in part])
             for number in (*order, *left):
-                index, event_id = part[number]
+                index, event = part[number]
                 latest = max(latest, index)
-                yield latest, event_id
+                yield latest, event.event_id
 
     def _add_current_state(self, result: RoomResult, current: int | None) -> None:
         if current is None:

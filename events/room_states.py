@@ -44,9 +44,13 @@ class GroupState:
         self._builder = builder
         self._group = group
         self._events = events
+        self._found: dict[StateKey, str | None] = {}
 
     def get(self, key: StateKey, /) -> AuthEvent | None:
-        event_id = self._builder.lookup(self._group, key)
+        if key in self._found:
+            event_id = self._found[key]
+        else:
+            event_id = self._found[key] = self._builder.lookup(self._group, key)
         return None if event_id is None else self._events.get(event_id)
 
 
@@ -95,6 +99,7 @@ class RoomStates:
         self.bases: Sequence[int] = ()
         """Groups that a given state is likely to be near to."""
         self._resolved = stored.resolved if stored is not None else {}
+        self._last_state: tuple[int, GroupState] | None = None
 
     def assign(self, events: Sequence[ParsedEvent]) -> None:
         """Judge all events and give those of the graph their groups."""
@@ -111,22 +116,23 @@ class RoomStates:
 
     def state(self, group: int) -> GroupState:
         """The state of a group as the rules ask for it."""
-        return GroupState(self.builder, group, self.events)
+        if self._last_state is None or self._last_state[0] != group:  # most events have the state of the one before
+            self._last_state = group, GroupState(self.builder, group, self.events)
+        return self._last_state[1]
 
     def merged(self, groups: Iterable[int | None]) -> int | None:
         """The group that groups resolve to; null when one of them is not known, or there are none."""
-        distinct: set[int] = set()
-        for group in groups:
-            if group is None:
-                return None
-            distinct.add(group)
-        if len(distinct) < 2:
-            return distinct.pop() if distinct else None
-        wanted = frozenset(distinct)
-        if wanted not in self._resolved:
-            known = self._stored.recall(wanted) if self._stored is not None else None
-            self._resolved[wanted] = self._resolve(sorted(distinct)) if known is None else known
-        return self._resolved[wanted]
+        wanted = frozenset(groups)
+        if len(wanted) < 2:
+            return next(iter(wanted), None)
+        distinct = {group for group in wanted if group is not None}
+        if len(distinct) < len(wanted):
+            return None
+        resolvable = frozenset(distinct)
+        if resolvable not in self._resolved:
+            known = self._stored.recall(resolvable) if self._stored is not None else None
+            self._resolved[resolvable] = self._resolve(sorted(distinct)) if known is None else known
+        return self._resolved[resolvable]
 
     def _assign(self, event: ParsedEvent) -> None:
         if event.outlier:
@@ -149,7 +155,11 @@ class RoomStates:
 
     def _before(self, event: ParsedEvent) -> int | None:
         """The group before an event; null: not known."""
-        known = self.merged(self.after.get(prev) for prev in event.prev_event_ids) if event.prev_event_ids else None
+        prevs = event.prev_event_ids
+        if len(prevs) == 1:
+            known = self.after.get(prevs[0])
+        else:
+            known = self.merged(self.after.get(prev) for prev in prevs) if prevs else None
         if known is not None or event.event_id not in self.given:
             return known
         given = self.given[event.event_id].items()

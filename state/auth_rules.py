@@ -24,6 +24,11 @@ def _no_signature(_signed: Mapping[str, Any], _keys: Sequence[str]) -> bool:
     return False
 
 
+_MORE_THAN_LEVELS = ("m.room.power_levels", "m.room.redaction")
+"""Types whose rules look at more of an event than its sender."""
+_MOST_SENDERS = 10_000
+
+
 class AuthRules:
     """The rules of one room version.
 
@@ -33,6 +38,9 @@ class AuthRules:
     def __init__(self, version: RoomVersion, signed_by: SignedBy = _no_signature) -> None:
         self.version = version
         self._signed_by = signed_by
+        self._last_levels: tuple[AuthEvent | None, AuthEvent | None, PowerLevels] | None = None
+        self._by_sender: dict[tuple[str, str], str | None] = {}
+        """By the last levels: (sender, type) of events that are no state -> why they may not be sent."""
 
     def refusal(self, event: AuthEvent, state: State) -> str | None:
         """Why the event may not stand on this state, which need hold no more than its ``auth_keys``.
@@ -56,13 +64,26 @@ class AuthRules:
         member = state.get(("m.room.member", event.sender))
         if member is None or member.membership != "join":
             return f"{event.sender} is not joined"
-        return self._by_level(event, levels)
+        if event.state_key is not None or event.type in _MORE_THAN_LEVELS:
+            return self._by_level(event, levels)
+        key = event.sender, event.type
+        if key not in self._by_sender:
+            if len(self._by_sender) >= _MOST_SENDERS:
+                self._by_sender.clear()
+            self._by_sender[key] = self._by_level(event, levels)
+        return self._by_sender[key]
 
     def levels(self, state: State, create: AuthEvent | None) -> PowerLevels:
         """The power levels of a state."""
         found = state.get(POWER_LEVELS)
+        last = self._last_levels
+        if last is not None and last[0] is found and last[1] is create:
+            return last[2]
         creators = creators_of(create.sender, create.content, self.version) if create is not None else ()
-        return PowerLevels(self.version, None if found is None else found.content, creators)
+        levels = PowerLevels(self.version, None if found is None else found.content, creators)
+        self._last_levels = found, create, levels
+        self._by_sender.clear()
+        return levels
 
     def auth_events_refusal(self, event: AuthEvent, auth_events: Sequence[AuthEvent]) -> str | None:
         """Why an event may not name these auth events, whatever state they make up.

@@ -125,13 +125,19 @@ class GroupBuilder:
 
     def lookup(self, group: int, key: StateKey) -> str | None:
         """The event at one key of a group's state, or null."""
-        for chain, upto in self._spans(group):
-            numbers, events = self._history.get(chain, {}).get(key, ((), ()))
-            found = bisect_right(numbers, upto)
-            if found:
-                return events[found - 1]
+        number: int | None = group
+        while number is not None:
+            chain = self._groups[number].chain
+            changes = self._history.get(chain)
+            if changes is not None and (found := changes.get(key)) is not None:
+                numbers, events = found
+                if numbers[-1] <= number:
+                    return events[-1]
+                if place := bisect_right(numbers, number):
+                    return events[place - 1]
             if chain in self._adopted:
                 return self._adopted[chain].get(key)
+            number = self._groups[chain].prev
         return None
 
     def expand(self, group: int) -> dict[StateKey, str]:
@@ -252,14 +258,6 @@ class GroupBuilder:
 
     def _growth(self, base: int, key: StateKey, event_id: str | None) -> int:
         return (event_id is not None) - (self.lookup(base, key) is not None)
-
-    def _spans(self, group: int) -> Iterator[tuple[int, int]]:
-        """(chain, last group in it) from a group down to its root: what an expansion reads."""
-        number: int | None = group
-        while number is not None:
-            chain = self._groups[number].chain
-            yield chain, number
-            number = self._groups[chain].prev
 
     def _line(self, group: int) -> Iterator[int]:
         """The groups from this one down to its root."""
