@@ -6,7 +6,7 @@ The events are taken in the order of their stream positions, as they came; the l
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from events.arrivals import Arrivals
@@ -57,11 +57,19 @@ def _merged(spans: list[tuple[int, int]], hidden: Collection[int]) -> list[tuple
             found[-1] = found[-1][0], max(last, found[-1][1])
         else:
             found.append((first, last))
-    for number in sorted(hidden):
-        cut = [(number + 1, last) for first, last in found if first <= number < last]
-        ended = [(first, number - 1) if first <= number <= last else (first, last) for first, last in found]
-        found = sorted([*ended, *cut])
-    return [(first, last) for first, last in found if first <= last]
+    return found if not hidden else list(_without(found, sorted(hidden)))
+
+
+def _without(spans: Sequence[tuple[int, int]], hidden: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Ascending spans without ascending numbers, in time linear in both."""
+    for first, last in spans:
+        start = first
+        for number in hidden[bisect_left(hidden, first) : bisect_right(hidden, last)]:
+            if start < number:
+                yield start, number - 1
+            start = number + 1
+        if start <= last:
+            yield start, last
 
 
 @dataclass(slots=True)

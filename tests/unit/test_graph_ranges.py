@@ -1,0 +1,61 @@
+"""Whether two sets of ranges tell the same: against counting event by event."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from events.graph_ranges import tell_the_same
+from events.visibility_ranges import VisibilityRow
+
+PLACES = range(2, 40, 3)
+SPANS = st.tuples(st.integers(0, 40), st.one_of(st.none(), st.integers(0, 40)))
+ROWS = st.lists(
+    st.tuples(st.sampled_from(["@a:x", "@b:x"]), st.sampled_from(["joined", "invited", "shown"]), SPANS), max_size=6
+)
+HIDDEN = st.lists(st.tuples(st.sampled_from(["@a:x", "@b:x"]), st.sampled_from(PLACES)), max_size=5)
+
+
+def rows_of(ranges, hidden):
+    shown = [VisibilityRow(user, kind, first, last) for user, kind, (first, last) in ranges]
+    return [*shown, *(VisibilityRow(user, "hidden", place, place) for user, place in hidden)]
+
+
+def seen(rows):
+    """The obvious way: every event, every user."""
+    found = set()
+    for user in ("@a:x", "@b:x"):
+        own = [row for row in rows if row.user_id == user]
+        for place in PLACES:
+            covers = [row for row in own if row.first <= place and (row.last is None or place <= row.last)]
+            if covers and not any(row.kind == "hidden" for row in covers):
+                found.add((user, place))
+    return found
+
+
+@given(ROWS, HIDDEN, ROWS, HIDDEN)
+def test_ranges_tell_the_same_when_everybody_sees_the_same(ranges, hidden, others, other_hidden):
+    one, other = rows_of(ranges, hidden), rows_of(others, other_hidden)
+    assert tell_the_same(one, other, PLACES) is (seen(one) == seen(other))
+
+
+@given(ROWS, HIDDEN)
+def test_ranges_cut_into_pieces_tell_the_same(ranges, hidden):
+    one = rows_of(ranges, hidden)
+    pieces = [
+        VisibilityRow(row.user_id, row.kind, place, place)
+        for row in one
+        for place in PLACES
+        if row.first <= place and (row.last is None or place <= row.last)
+    ]
+    assert tell_the_same(one, pieces, PLACES)
+
+
+def test_very_many_hidden_events_take_linear_time():
+    places = range(40_000)
+    rows = [VisibilityRow("@a:x", "joined", 0, None)]
+    rows += [VisibilityRow("@a:x", "hidden", place, place) for place in range(0, 40_000, 2)]
+    assert tell_the_same(rows, rows[:], places)
+
+
+def test_room_wide_kinds_are_told_apart():
+    one, other = (VisibilityRow(None, kind, 2, None) for kind in ("world", "shared"))
+    assert not tell_the_same([one], [other], PLACES) and tell_the_same([one], [one], PLACES)
