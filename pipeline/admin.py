@@ -12,6 +12,7 @@ from django import forms
 from django.contrib import admin, messages
 from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
+from django.template.loader import render_to_string
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
 from django.utils.html import format_html
@@ -63,6 +64,26 @@ class JobAdmin(ReadOnlyAdmin):
     ordering = ("-pk",)
     list_display = ("id", "kind", "word", "progress", "asked_by", "started_at", "took")
     list_filter = ("state",)
+    readonly_fields = ("word", "progress", "took", "figures")
+    fieldsets = (
+        (None, {"fields": ("kind", "word", "progress", "asked_by", "arguments", "cancel_asked_by", "error")}),
+        ("Before and after", {"fields": ("figures", "summary")}),
+        (
+            "When and where",
+            {
+                "fields": (
+                    "queued_at",
+                    "started_at",
+                    "updated_at",
+                    "finished_at",
+                    "took",
+                    "host",
+                    "process_id",
+                    "attempts",
+                )
+            },
+        ),
+    )
     change_form_template = "jobs/job.html"
     change_list_template = "jobs/jobs.html"
 
@@ -80,6 +101,11 @@ class JobAdmin(ReadOnlyAdmin):
     def took(self, job: models.Job) -> str:
         """How long, so far."""
         return self._view(job).took
+
+    @admin.display(description="figures")
+    def figures(self, job: models.Job) -> SafeString:
+        """What was counted before the work and after it, side by side."""
+        return render_to_string("jobs/figures.html", {"figures": self._view(job).figures})
 
     def get_queryset(self, request: HttpRequest) -> Any:
         """The rows; which of them were killed is asked once a page (another page at the same time has the same answer)."""

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import json
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from pipeline.errors import UnknownJob
 from pipeline.jobs import killed_jobs
 from pipeline.models import Job, JobState
 from streams.terminal import printable
 
-__all__ = ["JobView", "job_views", "progress_text", "view_of"]
+__all__ = ["Figure", "JobView", "figures_of", "job_view", "job_views", "progress_text", "view_of"]
 
 #: What is at work comes first, then what waits, then the newest.
 _FIRST = {JobState.RUNNING: 0, JobState.QUEUED: 1}
 KILLED = "killed"
+_MOST_FIGURES = 200
+_LONGEST_FIGURE = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +53,11 @@ class JobView:
         """The same as hours, minutes and seconds."""
         return str(timedelta(seconds=round(self.seconds))) if self.seconds is not None else ""
 
+    @property
+    def figures(self) -> list[Figure]:
+        """Before and after, side by side."""
+        return figures_of(self.before, self.after)
+
     def cells(self) -> list[str]:
         """Job, kind, state, progress, asked by, began, took: one line of a terminal."""
         began = self.began_at.strftime("%Y-%m-%d %H:%M:%S") if self.began_at else ""
@@ -71,6 +80,56 @@ class JobView:
             "after": self.after, "summary": self.summary,
             **{name: at.isoformat() if at else None for name, at in times.items()},
         }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """What a job counted before its work and after it, as text; ``change`` for numbers that are there twice."""
+
+    name: str
+    before: str
+    after: str
+    change: str
+
+
+def figures_of(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None) -> list[Figure]:
+    """Figures side by side, in the order in which they were noted; at most 200."""
+    old, new = before or {}, after or {}
+    names = list(dict.fromkeys([*old, *new]))[:_MOST_FIGURES]
+    return [Figure(printable(name), *_pair(old.get(name), new.get(name))) for name in names]
+
+
+def _pair(before: Any, after: Any) -> tuple[str, str, str]:
+    change = ""
+    if _is_number(before) and _is_number(after):
+        change = f"{after - before:+,}" if after != before else "0"
+    return _figure_text(before), _figure_text(after), change
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _figure_text(value: Any) -> str:
+    if value is None:
+        return ""
+    text = (
+        f"{value:,}"
+        if _is_number(value)
+        else value
+        if isinstance(value, str)
+        else json.dumps(value, ensure_ascii=False)
+    )
+    text = printable(text)
+    return text if len(text) <= _LONGEST_FIGURE else f"{text[:_LONGEST_FIGURE]}…"
+
+
+def job_view(job: int, using: str) -> JobView:
+    """One job; raises ``UnknownJob``."""
+    row = Job.objects.using(using).filter(pk=job).first()
+    if row is None:
+        raise UnknownJob(f"There is no job {job}. manage.py jobs lists them.")
+    return view_of(row, killed_jobs(using))
 
 
 def job_views(limit: int, using: str) -> list[JobView]:

@@ -11,6 +11,7 @@ import threading
 from contextlib import contextmanager
 
 import pytest
+from django.core.management import CommandError, call_command
 from django.db import connection
 
 from pipeline import job_runs
@@ -366,6 +367,7 @@ def test_the_command_queues_lists_and_runs(run_manage):
     ("arguments", "status", "said"),
     [
         (["cancel", "99"], 1, "no job 99"),
+        (["show", "99"], 1, "no job 99"),
         (["queue", "fly"], 1, "no kind"),
         (["queue", "censor", "{"], 2, "no JSON"),
         (["queue", "censor", '{"days": -1}'], 2, "days"),
@@ -374,11 +376,22 @@ def test_the_command_queues_lists_and_runs(run_manage):
     ],
 )
 def test_what_the_command_cannot_do_is_said_in_one_line(arguments, status, said):
-    from django.core.management import CommandError, call_command
-
     with pytest.raises(CommandError, match=said) as raised:
         call_command("jobs", *arguments)
     assert raised.value.returncode == status
+
+
+def test_the_command_shows_all_that_is_known_of_a_job(kind):
+    kind()
+    run_job("walk", {}, stream=io.StringIO())
+    out = io.StringIO()
+    call_command("jobs", "show", str(Job.objects.get().pk), stdout=out)
+    lines = out.getvalue().splitlines()
+    assert "state      done" in lines
+    assert any(line.split() == ["rows", "10", "->", "7", "(-3)"] for line in lines)
+    out = io.StringIO()
+    call_command("jobs", "show", str(Job.objects.get().pk), "--json", stdout=out)
+    assert json.loads(out.getvalue())["after"] == {"rows": 7}
 
 
 _KILLED_AT_WORK = textwrap.dedent("""

@@ -98,3 +98,16 @@ def test_those_who_are_no_staff_see_the_login(client, job):
     client.force_login(User.objects.create_user("eve"))
     for page in (LIST, QUEUE, f"{LIST}{job.pk}/cancel/"):
         assert client.get(page).status_code == 302
+
+
+def test_a_jobs_page_shows_its_figures_side_by_side_and_as_text(staff, job):
+    figures = {"rows": 1200, "<b>rooms</b>": 3, "gone": None}
+    Job.objects.filter(pk=job.pk).update(state="done", before=figures, after={**figures, "rows": 200, "new": [1]})
+    page = " ".join(staff().get(f"{LIST}{job.pk}/change/").content.decode().split())
+    assert "1,200</td>" in page and "200</td>" in page and "-1,000</td>" in page
+    assert "&lt;b&gt;rooms&lt;/b&gt;" in page and "<b>rooms</b>" not in page
+    assert "[1]</td>" in page
+
+
+def test_a_jobs_page_without_figures_says_so(staff, job):
+    assert "None were noted." in staff().get(f"{LIST}{job.pk}/change/").content.decode()

@@ -1,4 +1,4 @@
-"""``manage.py jobs``: the jobs of this site, what became of them, and ``jobs cancel``, ``jobs queue``, ``jobs kinds``.
+"""``manage.py jobs``: the jobs of this site and what became of them; ``show``, ``cancel`` and ``queue`` one, list the ``kinds``.
 
 Exit status 0; 1: there is no such job, or it was over before it could be cancelled; 2: unusable arguments.
 """
@@ -18,7 +18,7 @@ from rich.text import Text
 
 from pipeline.errors import QueueFull, UnknownJob, UnusableArguments
 from pipeline.job_runs import job_kinds, queue_job
-from pipeline.job_views import JobView, job_views
+from pipeline.job_views import JobView, job_view, job_views
 from pipeline.jobs import CancelOutcome, cancel_job
 from streams import database
 from streams.conf import stream_settings
@@ -30,6 +30,7 @@ __all__ = ["Command"]
 EXAMPLES = """examples:
   manage.py jobs                              the newest 20, what is at work first
   manage.py jobs --json | jq 'select(.state == "failed")'
+  manage.py jobs show 12                      all that is known of it, figures before and after
   manage.py jobs kinds                        what can be queued
   manage.py jobs queue censor '{"days": 7}'   for manage.py runjobs
   manage.py jobs cancel 12                    it stops at its next step
@@ -53,6 +54,9 @@ class Command(BaseCommand):
         """Declare the options and the actions."""
         _list_options(parser)
         actions = parser.add_subparsers(dest="action", metavar="ACTION")
+        show = actions.add_parser("show", help="all that is known of one job, figures before and after")
+        show.add_argument("job", type=int, metavar="JOB")
+        show.add_argument("--json", action="store_true", dest="show_json", help="as one JSON object")
         cancel = actions.add_parser("cancel", help="end a job that waits; ask one at work to stop at its next step")
         cancel.add_argument("job", type=int, metavar="JOB")
         queue = actions.add_parser("queue", help="leave a job for manage.py runjobs")
@@ -65,6 +69,8 @@ class Command(BaseCommand):
         using = stream_settings().database
         try:
             match options["action"]:
+                case "show":
+                    self._show(options["job"], options["show_json"], using)
                 case "cancel":
                     self._cancel(options["job"], using)
                 case "queue":
@@ -81,6 +87,24 @@ class Command(BaseCommand):
             raise CommandError(str(error), returncode=1) from error
         except (DatabaseError, database.DatabaseError) as error:
             raise CommandError(database.explain(error), returncode=1) from error
+
+    def _show(self, job: int, as_json: bool, using: str) -> None:
+        view = job_view(job, using)
+        if as_json:
+            self.stdout.write(json.dumps(view.as_json(), ensure_ascii=False))
+            return
+        began, ended = (at.isoformat(" ", "seconds") if at else "" for at in (view.began_at, view.ended_at))
+        told = {
+            "kind": view.kind, "state": view.word, "arguments": json.dumps(view.arguments, ensure_ascii=False),
+            "asked by": view.asked_by, "progress": view.progress, "began": began, "ended": ended, "took": view.took,
+            "error": view.error, "summary": json.dumps(view.summary, ensure_ascii=False) if view.summary is not None else "",
+        }  # fmt: skip
+        for name, text in told.items():
+            if text:
+                self.stdout.write(f"{name:<10} {printable(text)}")
+        for figure in view.figures:
+            change = f"  ({figure.change})" if figure.change else ""
+            self.stdout.write(f"{figure.name:<24} {figure.before or '-'} -> {figure.after or '-'}{change}")
 
     def _cancel(self, job: int, using: str) -> None:
         outcome = cancel_job(job, asked_by(), using)
