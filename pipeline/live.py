@@ -118,7 +118,6 @@ class _Pipeline:
 
     def __init__(self, spark: SparkSession, options: LiveOptions, using: str) -> None:
         self._spark, self._options, self._using = spark, options, using
-        self._place = Place(dsn(using), using, pipeline_settings().folder / "checkpoints")
         self._feeds = FeedsTable(using) if FeedsTable.name in options.tables else None
         statistics = StatisticsTable(stream_settings().server_name) if STATISTICS in options.tables else None
         self._tables: list[Table] = [table for table in (statistics, self._feeds) if table is not None]
@@ -134,7 +133,8 @@ class _Pipeline:
             if self._feeds is not None:
                 stack.enter_context(_reader_of(self._feeds))
             stack.callback(self._stop)
-            self._queries = [LiveQuery(table, self._place).start(self._spark, _TRIGGER) for table in self._tables]
+            place = Place(dsn(self._using), self._using, pipeline_settings().folder / "checkpoints")
+            self._queries = [LiveQuery(table, place).start(self._spark, _TRIGGER) for table in self._tables]
             yield
 
     def watch(self, stopping: Callable[[], bool], went_well: Callable[[], None]) -> None:
