@@ -28,7 +28,7 @@ from pipeline.conf import pipeline_settings
 from pipeline.disk import disk_full
 from pipeline.errors import JobCancelled, SourceChanged
 from pipeline.inputs import Input, check_unchanged, input_names, open_inputs, parts_of_inputs, unchanged
-from pipeline.job_runs import JobRun, carry_out
+from pipeline.job_runs import JobRun, Keeper, carry_out
 from pipeline.jobs import JobLock, abandoned_jobs, begin_job, hold_lock, resumable_job
 from pipeline.known_rooms import extend_rooms
 from pipeline.loading import load_batches, usual_loaders
@@ -124,7 +124,7 @@ def import_history(options: ImportOptions, stream: TextIO | None = None) -> Outc
     use_instance("import_events-{n}")
     try:
         with hold_lock(using) as lock:
-            carry_out(_job(options, lock, using), using, stream or sys.stderr, work)
+            carry_out(_job(options, lock, using), using, stream or sys.stderr, work, Keeper(lock))
         return found[0]
     finally:
         retire_all()
