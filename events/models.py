@@ -36,6 +36,7 @@ __all__ = [
     "ForgottenRoom",
     "ForwardExtremity",
     "IgnoredUser",
+    "PurgedRoom",
     "Room",
     "RoomAccess",
     "TimelineGap",
@@ -368,4 +369,5 @@ class EventVisibility(models.Model):
 
 from events.feed_models import Feed, FeedEntry, FeedPosition  # noqa: E402 - after the tables
 from events.gap_model import TimelineGap  # noqa: E402 - after the tables
+from events.purged_model import PurgedRoom  # noqa: E402 - after the tables
 from events.visible_models import ForgottenRoom, IgnoredUser, RoomAccess, VisibleEvent  # noqa: E402 - after the tables

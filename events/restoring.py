@@ -3,7 +3,7 @@
 The events come in a temporary table with the columns of an archive. They get their old stream positions back, so nobody takes
 them for new and the ranges of visibility fit them as before; their JSON is what was archived. What is stored stays as it is,
 because it was redacted or censored since, or came back by backfill; only an outlier that had a place gets it again. A
-redaction that came since applies. After every transaction the room is one whose history begins a little lower, the reverse of a purge.
+redaction that came since applies. After every transaction the room is one whose history begins a little lower, as if purged less.
 
 State groups come first, with new IDs: an archive has all that its events' groups build on, so nothing that is stored is touched.
 Assumes a transaction of the caller's for each call, and that nobody purges the room meanwhile (``events.purging.only_purge``).
@@ -179,8 +179,9 @@ ORDER BY redaction.stream_ordering
 _REDACTED = "UPDATE events_event SET redacted_by = %s WHERE event_id = %s AND redacted_by IS NULL"
 _COUNTS = "SELECT count(*) FILTER (WHERE is_new), count(*) FILTER (WHERE NOT is_new) FROM restored_fate"
 
-#: A room that is not here: its generation is another one than it ever had, so that nobody uses what they kept of it.
+#: A room that is not here comes back: its generation is another one than it ever had, so that nobody uses what they kept of it.
 _ROOM = (
+    "DELETE FROM events_purgedroom WHERE room_id = %(room)s",
     """
     INSERT INTO events_room (room_id, room_version, creator, create_event_id, current_state_unresolved, visibility_unresolved,
         content_generation)

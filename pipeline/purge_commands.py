@@ -1,4 +1,4 @@
-"""The subjects ``history``, ``orphans`` and ``retention`` of the command ``purge``: each runs a job (``pipeline.purge_kind``)."""
+"""The subjects ``history``, ``room``, ``orphans`` and ``retention`` of the command ``purge``: each runs a job."""
 
 from __future__ import annotations
 
@@ -7,17 +7,20 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
-from django.core.management.base import BaseCommand
+from django.core.management.base import BaseCommand, CommandError
 
+from events.room_purging import unblock_room
 from pipeline.archive_commands import ARCHIVE_OPTIONS, add_archive_options, run_as_job
 from pipeline.archive_kind import ARCHIVE, ArchiveKind
 from pipeline.cuts import CUTS, add_cut_options
 from pipeline.job_runs import register as register_kind
 from pipeline.purge_kind import HISTORY, ORPHANS, RETENTION, PurgeHistoryKind, PurgeOrphansKind, PurgeRetentionKind
+from pipeline.purge_room_kind import ROOM, PurgeRoomKind
 from pipeline.restore_kind import RESTORE, RestoreKind
+from streams.conf import stream_settings
 from streams.maintenance import register
 
-__all__ = ["PurgeHistory", "PurgeOrphans", "PurgeRetention", "register_purges"]
+__all__ = ["PurgeHistory", "PurgeOrphans", "PurgeRetention", "PurgeRoom", "register_purges"]
 
 
 class _Telling(Protocol):
@@ -59,6 +62,37 @@ class PurgeHistory(_AsJob):
         """As a job."""
         names = ("room", *CUTS, "delete_local", "dry_run", *ARCHIVE_OPTIONS)
         self._run(command, {name: options[name] for name in names}, _history_lines, as_json=options["json"])
+
+
+class PurgeRoom(_AsJob):
+    """``purge room``."""
+
+    kind = ROOM
+    help = (
+        "Delete a room whole, from every table; refused while users of this server are joined, unless --force is given. It is "
+        "gone for everybody at once, then its rows go; may be interrupted and repeated. Example: purge room '!r:site' --dry-run"
+    )
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Declare the options."""
+        parser.add_argument("room", metavar="ROOM", help="the room")
+        parser.add_argument("--force", action="store_true", help="even while users of this server are joined")
+        blocking = parser.add_mutually_exclusive_group()
+        blocking.add_argument("--block", action="store_true", help="the room is not made again when its events come in")
+        blocking.add_argument("--unblock", action="store_true", help="delete nothing; let a blocked room be made again")
+        add_archive_options(parser)
+        parser.add_argument("--dry-run", action="store_true", help="only say what would be deleted")
+        parser.add_argument("--json", action="store_true", help="the outcome as one JSON object")
+
+    def run(self, command: BaseCommand, options: Mapping[str, Any]) -> None:
+        """As a job; unblocking at once."""
+        if options["unblock"]:
+            if not unblock_room(options["room"], stream_settings().database):
+                raise CommandError(f"{options['room']} is not blocked.", returncode=1)
+            command.stdout.write(f"{options['room']} may be made again")
+            return
+        names = ("room", "force", "block", "dry_run", *ARCHIVE_OPTIONS)
+        self._run(command, {name: options[name] for name in names}, _room_lines, as_json=options["json"])
 
 
 class PurgeOrphans(_AsJob):
@@ -120,11 +154,21 @@ def _history_lines(summary: Mapping[str, Any]) -> Iterator[str]:
         f"{summary['room_id']}: below depth {summary['cut']} {summary['deleted']} events {verb}, "
         f"{summary['became_outliers']} kept as outliers"
     )
+    yield from _table_lines(summary)
+    yield from _left(summary)
+
+
+def _room_lines(summary: Mapping[str, Any]) -> Iterator[str]:
+    verb = "would be deleted" if summary["dry_run"] else "deleted"
+    yield f"{summary['room_id']}: {summary['tables']['events_event'][0]} events and all else {verb}"
+    yield from _table_lines(summary)
+
+
+def _table_lines(summary: Mapping[str, Any]) -> Iterator[str]:
     if "archive" in summary:
         yield f"archived in {summary['archive']['folder']}: {summary['archive']['events']} events"
     for table, (before, after) in summary["tables"].items():
         yield f"{table}: {before} -> {after} rows"
-    yield from _left(summary)
 
 
 def _orphan_lines(summary: Mapping[str, Any]) -> Iterator[str]:
@@ -149,5 +193,7 @@ def register_purges() -> None:
     register_kind(ORPHANS, PurgeOrphansKind())
     register("purge", "history", PurgeHistory())
     register("purge", "orphans", PurgeOrphans())
+    register_kind(ROOM, PurgeRoomKind())
+    register("purge", "room", PurgeRoom())
     register_kind(RETENTION, PurgeRetentionKind())
     register("purge", "retention", PurgeRetention())

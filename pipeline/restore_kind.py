@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.db import connections, transaction
 
+from events.errors import PurgeRefused
 from events.models import CurrentState, Room
 from events.purging import only_purge
 from events.restoring import (
@@ -28,6 +29,7 @@ from events.restoring import (
     restore_room,
     restore_visibility,
 )
+from events.room_purging import is_purging
 from pipeline.archive_format import MANIFEST, ArchivedFile, Manifest
 from pipeline.archive_parts import read_batches
 from pipeline.archive_reading import open_archive
@@ -117,6 +119,10 @@ class _Restore:
             raise ArchiveElsewhere(
                 f"{self._room_id} is not here, and the archive has only its history below depth {self._manifest.cut}. Restore an "
                 "archive of the whole room first."
+            )
+        if is_purging(self._room_id, self._using):
+            raise PurgeRefused(
+                f"{self._room_id} is not deleted to the end: run manage.py purge room on it again first."
             )
         lowest, highest = self._manifest.positions
         with connections[self._using].cursor() as cursor:

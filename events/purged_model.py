@@ -1,0 +1,36 @@
+"""Rooms that were deleted whole: what stays known of them outside their own tables.
+
+A trigger on ``events_room`` skips the row of a room that is still being deleted, or is blocked, whoever wants to make it: so
+events of it are refused as those of an unknown room, and an import puts them aside.
+"""
+
+from __future__ import annotations
+
+from django.db import models
+from django.db.models.functions import Now
+
+from state.fields import IdentifierField
+
+__all__ = ["PurgedRoom"]
+
+
+class PurgedRoom(models.Model):
+    """A room that ``purge room`` has deleted, or is deleting: then ``finished_at`` is null.
+
+    Rows of it up to ``highest_position``, from ``lowest_position`` on, and groups up to ``highest_group`` are of that time.
+    """
+
+    room_id = IdentifierField(primary_key=True)
+    began_at = models.DateTimeField(db_default=Now())
+    finished_at = models.DateTimeField(null=True)
+    asked_by = models.TextField()
+    blocked = models.BooleanField(db_default=False, help_text="the room is not made again")
+    lowest_position = models.BigIntegerField()
+    highest_position = models.BigIntegerField()
+    highest_group = models.BigIntegerField()
+
+    class Meta:
+        db_table = "events_purgedroom"
+
+    def __str__(self) -> str:
+        return self.room_id
