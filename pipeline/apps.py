@@ -15,6 +15,7 @@ class PipelineConfig(AppConfig):
         """Make the kinds of job and the subjects of maintenance commands known."""
         from pipeline import checks  # noqa: F401, PLC0415 - registers itself
         from pipeline.compress_kind import register_compression  # noqa: PLC0415 - models are loaded now
+        from pipeline.export_kind import register_exports  # noqa: PLC0415
         from pipeline.feed_commands import register_feeds  # noqa: PLC0415 - models are loaded now
         from pipeline.import_kind import register_imports  # noqa: PLC0415
         from pipeline.kinds import register_kinds  # noqa: PLC0415
@@ -22,6 +23,7 @@ class PipelineConfig(AppConfig):
         from pipeline.resync_commands import register_resyncs  # noqa: PLC0415
 
         register_compression()
+        register_exports()
         register_feeds()
         register_imports()
         register_purges()

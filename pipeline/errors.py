@@ -17,6 +17,8 @@ PipelineError
     LedgerMismatch         a batch does not continue where the table's ledger ends
     QueryRunning           another process runs the query
     FactsNotAppended       what Spark wrote to a stream was not appended
+    ExportRunning          another export writes to the same folder
+    ExportDiffers          an export has not the rows that the database has
     ArchiveDamaged         an archive is not, or no longer, what was written
     ArchiveElsewhere       an archive does not fit this database
     QueryFailed            a query of the live pipeline has ended by itself
