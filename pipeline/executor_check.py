@@ -27,6 +27,7 @@ TASK_MODULES = (
     "pipeline.stage_rooms",
     "pipeline.spark_tasks",
     "pipeline.resync_rooms",
+    "pipeline.export_reading",
 )
 _CONNECT_SECONDS = 10
 _MOST_TOLD = 3

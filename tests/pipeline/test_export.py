@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from collections import Counter
 from datetime import UTC, datetime
 
@@ -19,13 +20,15 @@ from events.client_form import pruned_json
 from events.models import CurrentState, Event, EventJson, Room
 from pipeline import export, export_kind
 from pipeline.errors import DiskFull, ExportDiffers, JobCancelled, SparkFailed, UnusableArguments
-from pipeline.export_kind import EXPORT, run_export
+from pipeline.export_kind import EXPORT, export_lines, run_export
 from pipeline.export_tables import FIRST_DAY, TABLES, room_bucket
 from pipeline.job_runs import JobRun, job_kinds, queue_job
 from pipeline.models import Job, JobState
 from tests.oracle.answers import parsed
+from tests.session import PROJECT
 from tests.stored_rooms import store_room
 
+PAGE = (PROJECT / "docs" / "how-to" / "export-to-parquet.md").read_text()
 NAMES = ["v11_redactions", "v9_restricted", "v10_rejected"]
 
 
@@ -174,6 +177,20 @@ def test_an_import_reads_the_events_again(exported, stored):
     folder, _ = exported
     for file in (folder / "events").rglob("*.parquet"):
         check_file(file)
+
+
+@reading
+def test_the_page_reads_it_and_shows_what_the_command_says(exported):
+    folder, summary = exported
+    (example,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    room_id = Room.objects.order_by("room_id").last().room_id
+    names = {}
+    exec(example.replace("/data/export", str(folder)).replace("!room:example.org", room_id), names)
+    assert names["of_room"].num_rows == Event.objects.filter(room_id=room_id).count()
+    shown = re.search(r"manage\.py export /data/export\n(.*?)```", PAGE, re.DOTALL)[1].splitlines()
+    said = [re.sub(r"[\d,]+ ", "", line) for line in export_lines({**summary, "folder": "/data/export"})]
+    assert [re.sub(r"[\d,]+ ", "", line) for line in shown] == said
+    assert {name for name in TABLES if f"| `{name}` |" in PAGE} == set(TABLES)
 
 
 # --- a part of it ---------------------------------------------------------------------------------------------------
