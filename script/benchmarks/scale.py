@@ -1,0 +1,130 @@
+"""What an event costs, in bytes and in CPU, and what 10^9 of them would: the figures of ``docs/explanation/scale.md``.
+
+Histories of two sizes are imported, each into an empty database; the smaller has a fifth of the events. What an event costs is
+what the larger one took more, for each event more: Spark's start is in both. An extrapolation is only as good as the growth is
+straight, so every figure stands beside its growth: the cost of one event more to the average of the smaller import.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from django.db import connection, connections
+
+from script.benchmarks.histories import make_history, sizes_of_rooms
+from script.benchmarks.import_ import once
+from script.benchmarks.report import Report
+
+EVENTS = int(os.environ.get("REPLSITE_BENCH_EVENTS") or 100_000)
+FEWER = EVENTS // 5
+AT = 1_000_000_000
+CONNECTIONS = "connections at their most"
+MOST_GROWTH = 1.25
+_SAMPLE_SECONDS = 0.3
+
+_SIZES = """
+SELECT relname, pg_table_size(oid), pg_indexes_size(oid) FROM pg_class
+WHERE relkind = 'r' AND (relname LIKE 'events_%%' OR relname LIKE 'state_%%') AND pg_table_size(oid) > 100000
+ORDER BY pg_total_relation_size(oid) DESC
+"""
+_NOW = """
+SELECT (
+        SELECT coalesce(sum(pg_total_relation_size(oid)), 0) FROM pg_class
+        WHERE relkind = 'r' AND relname LIKE 'pipeline_stage_%%'
+    ),
+    (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid())
+"""
+_WAL = "SELECT pg_wal_lsn_diff(pg_current_wal_lsn(), '0/0')::bigint"
+
+
+def fetch(sql: str) -> list[tuple[int, ...]]:
+    """All rows of a query."""
+    with connection.cursor() as cursor:
+        cursor.execute(sql, ())
+        return cursor.fetchall()
+
+
+class Watch:
+    """The most bytes of staging, and the most connections, while the block runs."""
+
+    def __init__(self) -> None:
+        self.staging = self.connections = 0
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._sample)
+
+    def __enter__(self) -> Watch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _sample(self) -> None:
+        while not self._over.wait(_SAMPLE_SECONDS):
+            ((staging, count),) = fetch(_NOW)
+            self.staging, self.connections = max(self.staging, int(staging)), max(self.connections, count)
+        connections.close_all()
+
+
+def measured(events: int) -> dict[str, float]:
+    """Import so many events; each figure by its name, those of bytes and microseconds for one event."""
+    with tempfile.TemporaryDirectory() as folder:
+        files = make_history(Path(folder), sizes_of_rooms(events, max(events // 500, 2), events // 5))
+        read = sum(path.stat().st_size for path in files)
+        ((wal,),) = fetch(_WAL)
+        with Watch() as watch:
+            answer = once(files)
+        ((wal_after,),) = fetch(_WAL)
+    figures = {"input, bytes": read / events}
+    rows = indexes = 0
+    for name, table, index in fetch(_SIZES):
+        figures[f"{name}, bytes"], figures[f"{name} indexes, bytes"] = table / events, index / events
+        rows, indexes = rows + table, indexes + index
+    spent = {f"CPU of {who}, us": answer["stages"]["all"][who] / events * 1e6 for who in _WHO}
+    return {
+        **figures,
+        "all tables, bytes": rows / events,
+        "all indexes, bytes": indexes / events,
+        "staging at its most, bytes": watch.staging / events,
+        "WAL, bytes": (wal_after - wal) / events,
+        **spent,
+        "CPU, us": sum(spent.values()),
+        "wall on two cores, us": answer["stages"]["all"]["wall"] / events * 1e6,
+        CONNECTIONS: watch.connections,
+    }
+
+
+_WHO = ("driver", "jvm", "workers", "postgres")
+
+
+def main() -> None:
+    """Two imports, figure beside figure."""
+    columns = ["figure", "for_an_event", "growth", "limit", "well", "at_10^9"]
+    report = Report("scale", f"what an event costs, from {FEWER:,} and {EVENTS:,} events", columns)
+    smaller, larger = measured(FEWER), measured(EVENTS)
+    for name, figure in larger.items():
+        each = figure if name == CONNECTIONS else (figure * EVENTS - smaller.get(name, 0.0) * FEWER) / (EVENTS - FEWER)
+        growth = each / smaller[name] if smaller.get(name) else 1.0
+        report.add(
+            figure=name,
+            for_an_event=each,
+            growth=growth,
+            limit=MOST_GROWTH,
+            well="yes" if growth <= MOST_GROWTH else "NO",
+            **{"at_10^9": _at_scale(name)(each)},
+        )
+    report.finish()
+
+
+def _at_scale(name: str) -> Callable[[float], str]:
+    """What the figure becomes at 10^9 events, in a unit that people use."""
+    if name.endswith("bytes"):
+        return lambda figure: f"{figure * AT / 1e12:,.2f} TB"
+    if name.endswith("us"):
+        return lambda figure: f"{figure * AT / 1e6 / 3600:,.0f} h"
+    return lambda figure: f"{figure:.0f}"
