@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from events.errors import EventRefused, Reason
-from events.parsing import LINE_LIMIT_BYTES, Verdict, announced_version, parse_line, parse_stored
+from events.parsing import LINE_LIMIT_BYTES, Verdict, announced_version, parse_line, parse_row, parse_stored
 from state.room_versions import room_version
 from tests.room_data import ROOM_NAMES, event_lines, stored_events
 
@@ -364,3 +364,40 @@ def test_what_the_hash_does_not_cover_is_looked_at():
     text = json.dumps(event(type="m.room.redaction", redacts=["nothing"], content={"m.relates_to": 3})).encode()
     found = stored(text, "10", parsed.event_id)
     assert (found.redacts, found.relates_to) == (None, None)
+
+
+TOLD = ("event_id", "room_version", "outlier", "rejected_reason", "soft_failed", "stream_ordering")
+
+
+@pytest.mark.parametrize("room", ["v10_rejected", "v12_power_fork"])
+def test_a_row_is_parsed_like_the_line_with_the_same_wrapper(room):
+    for line in event_lines(room):
+        whole = json.loads(line)
+        text = line[line.index(b'"json":') + 7 : -1]
+        assert parse_row(text, {key: whole[key] for key in TOLD}) == parse_line(line)
+
+
+def test_what_a_row_does_not_tell_is_left_to_the_rules_and_null_is_told():
+    event = json.dumps(stored_events("v9_restricted")[0]["json"]).encode()
+    silent, null = parse_row(event, {}), parse_row(event, {"rejected_reason": None, "soft_failed": None})
+    assert not silent.rejection_given and not silent.soft_failure_given and silent.room_version == "9"
+    assert null.rejection_given and null.soft_failure_given
+
+
+def test_nothing_of_a_rows_text_counts_as_a_wrapper():
+    text = b'{"type": "m.room.message"}, "soft_failed": true, "x": {}'
+    with pytest.raises(EventRefused) as refused:
+        parse_row(text, {"room_version": "10"})
+    assert refused.value.reason is Reason.NOT_JSON
+
+
+def test_a_row_is_no_longer_than_a_line():
+    with pytest.raises(EventRefused) as refused:
+        parse_row(b" " * (LINE_LIMIT_BYTES + 1), {})
+    assert refused.value.reason is Reason.LINE_TOO_LONG
+
+
+def test_a_row_of_a_create_event_announces_its_version():
+    first = stored_events("v9_restricted")[0]
+    event = json.dumps(first["json"]).encode()
+    assert announced_version(event, {}) == announced_version(event) == (first["room_id"], "9")

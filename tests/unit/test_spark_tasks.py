@@ -42,3 +42,8 @@ def test_of_a_remote_traceback_the_error_and_its_place_are_told():
      SQLSTATE: 38000
     \tat org.apache.spark.Task.run(Task.scala:1)"""
     assert last_words(text) == 'AttributeError: no such thing File "/x/pipeline/stage_rooms.py", line 97, in _work_out'
+
+
+def test_of_a_database_error_the_class_is_told_not_its_last_line():
+    text = "psycopg2.errors.DiskFull: could not extend file\nHINT:  Check free disk space.\nCONTEXT:  COPY t, line 5"
+    assert last_words(text) == "psycopg2.errors.DiskFull: could not extend file"
