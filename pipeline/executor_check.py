@@ -26,6 +26,7 @@ TASK_MODULES = (
     "pipeline.stage_lines",
     "pipeline.stage_rooms",
     "pipeline.spark_tasks",
+    "pipeline.archive_parts",
     "pipeline.resync_rooms",
     "pipeline.export_reading",
 )
