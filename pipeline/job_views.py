@@ -93,7 +93,7 @@ class Figure:
 
 
 def figures_of(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None) -> list[Figure]:
-    """Figures side by side, in the order in which they were noted; at most 200."""
+    """Figures side by side, those of before first; at most 200."""
     old, new = before or {}, after or {}
     names = list(dict.fromkeys([*old, *new]))[:_MOST_FIGURES]
     return [Figure(printable(name), *_pair(old.get(name), new.get(name))) for name in names]
