@@ -27,7 +27,14 @@ from pipeline.jobs import cancel_job, killed_jobs
 from streams.conf import stream_settings
 from streams.read_only_admin import ReadOnlyAdmin
 
-__all__ = ["JobAdmin", "NewestFirstAdmin", "QuarantinedLineAdmin", "RoomStatisticsAdmin", "SourceWriteAdmin"]
+__all__ = [
+    "ImportSourceAdmin",
+    "JobAdmin",
+    "NewestFirstAdmin",
+    "QuarantinedLineAdmin",
+    "RoomStatisticsAdmin",
+    "SourceWriteAdmin",
+]
 
 _MOST_OF_ARGUMENTS = 10_000
 
@@ -160,9 +167,9 @@ class JobAdmin(ReadOnlyAdmin):
         return view_of(job, self._killed)
 
 
-@admin.register(models.ImportSource, models.ImportedRoom, models.BatchLedger, models.MendedRoom)
+@admin.register(models.ImportedRoom, models.BatchLedger, models.MendedRoom)
 class NewestFirstAdmin(ReadOnlyAdmin):
-    """What runs of bulk work read, the rooms that they loaded, and how far the live tables are: all columns, newest first."""
+    """The rooms that runs of bulk work loaded, and how far the live tables are: all columns, newest first."""
 
     ordering = ("-pk",)
 
@@ -172,6 +179,14 @@ class SourceWriteAdmin(ReadOnlyAdmin):
     """What Spark has appended to streams."""
 
     ordering = ("-committed_at",)
+
+
+@admin.register(models.ImportSource)
+class ImportSourceAdmin(NewestFirstAdmin):
+    """What imports read; the list leaves out what a large database's ranges are."""
+
+    list_display = ("job", "number", "name", "form", "rows")
+    list_select_related = ("job",)
 
 
 @admin.register(models.QuarantinedLine)
