@@ -22,8 +22,12 @@ NAMES = (
     "feeds",
     "page",
     "visibility",
+    "live",
     "purge",
+    "resync",
+    "source",
     "import_",
+    "scale",
 )
 
 

@@ -34,12 +34,12 @@ VALUES ('caches', 'past', %s, %s, 'retired')
 """
 
 
-def make_past() -> int:
+def make_past(facts: int = FACTS) -> int:
     """All the facts that the followers are behind; returns the last token."""
     stream = registry.get("caches")
     with connection.cursor() as cursor:
         first = stream.sequence_value(cursor) + 1
-        last = first + FACTS - 1
+        last = first + facts - 1
         cursor.execute("SELECT setval('streams_cacheinvalidation_seq', %s)", [last])
         cursor.execute(_MAKE, [first, last])
         cursor.execute(_WRITER, [last, last])

@@ -15,6 +15,7 @@ from pipeline.session import spark_session
 from pipeline.source import register
 
 MAX_ROWS = 10
+ROWS_AT_THE_END = 5_000
 
 
 def facts_to_parquet(spark, dsn: str, folder: Path, max_rows: int = MAX_ROWS):
@@ -28,8 +29,9 @@ def main() -> None:
     folder, dsn = Path(sys.argv[1]), sys.stdin.read()
     with spark_session("query", folder=folder / "spark") as spark:
         register(spark)
-        sink = facts_to_parquet(spark, dsn, folder)
-        if sys.argv[2:] != ["end"]:
+        ends = sys.argv[2:] == ["end"]
+        sink = facts_to_parquet(spark, dsn, folder, ROWS_AT_THE_END if ends else MAX_ROWS)
+        if not ends:
             query = sink.start()
             assert "django" not in sys.modules
             query.awaitTermination()

@@ -31,11 +31,11 @@ def test_a_query_that_is_killed_in_a_batch_loses_and_doubles_nothing(query, spar
     writers.use_instance("first")
     ids = append(25)
     query.start()
-    wait_until(lambda: len(query.numbers("commits")) >= 3, 120)
+    wait_until(lambda: len(query.numbers("commits")) >= 3, 240)
     with psycopg2.connect(dsn()) as blocking, blocking.cursor() as cursor:
         cursor.execute("LOCK TABLE streams_lowwatermark")  # executors look at it when they have read their rows
         ids += append(25)
-        wait_until(query.is_in_a_batch, 120)
+        wait_until(query.is_in_a_batch, 240)
         query.kill()
     blocking.close()
     writers.retire_all()
@@ -43,6 +43,6 @@ def test_a_query_that_is_killed_in_a_batch_loses_and_doubles_nothing(query, spar
     ids += append(25)
     writers.retire_all()
     register(spark)
-    facts_to_parquet(spark, dsn(), query.folder).trigger(availableNow=True).start().awaitTermination(120)
+    facts_to_parquet(spark, dsn(), query.folder).trigger(availableNow=True).start().awaitTermination(240)
     stored = spark.read.parquet(str(query.folder / "facts"))
     assert sorted(row["token"] for row in stored.collect()) == ids
