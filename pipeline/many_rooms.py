@@ -107,7 +107,7 @@ class ManyRooms:
         parts = self._parts(rooms)
         first = next(parts, [])
         total = sum(room.events for room in first) if len(first) < _ROOMS_AT_ONCE else None
-        with self._run.stage(stage, total, "events") as count, self._workers(first) as spark:
+        with self._workers(first) as spark, self._run.stage(stage, total, "events") as count:
             part: list[SizedRoom] | None = first
             while part:
                 for done, answers in self._on_spark(spark, part) if spark is not None else self._in_process(part):

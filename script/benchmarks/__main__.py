@@ -25,6 +25,7 @@ NAMES = (
     "live",
     "purge",
     "resync",
+    "resync",
     "source",
     "import_",
     "scale",
