@@ -17,6 +17,7 @@ from events.room_visibility import HISTORY_VISIBILITY, history_visibility
 from events.serving import ServedEvent
 from events.stored_states import StoredStates
 from events.visibility_rules import Answer, Verdict, for_server, known_visibility
+from streams.one_view import one_view
 
 __all__ = ["as_seen_by", "server_in_room", "server_verdicts"]
 
@@ -74,7 +75,8 @@ def server_verdicts(server: str, event_ids: Collection[str], using: str = "defau
     wanted = [event_id for event_id in dict.fromkeys(event_ids) if can_be_stored(event_id)]
     found: dict[str, Verdict] = {}
     for start in range(0, len(wanted), _EVENTS_PER_QUERY):
-        found.update(_verdicts(server, wanted[start : start + _EVENTS_PER_QUERY], using))
+        with one_view(using):
+            found.update(_verdicts(server, wanted[start : start + _EVENTS_PER_QUERY], using))
     return found
 
 

@@ -15,6 +15,7 @@ from django.db import connections
 from events.errors import StateUnresolved, UnknownEvent
 from events.questions import can_be_stored
 from state.deltas import StateKey
+from state.errors import UnknownStateGroup
 from state.filters import EVERYTHING, StateFilter
 from state.store import full_states
 
@@ -23,6 +24,7 @@ __all__ = ["State", "StateAt", "state_at", "states_at"]
 State = dict[StateKey, str]
 
 _EVENTS_PER_ROUND = 500
+_MOST_TRIES = 3
 _ENTRIES_PER_ROUND = 200_000
 """Entries of states that are in memory at a time, unless one event has more."""
 
@@ -66,10 +68,9 @@ def states_at(
     while asked := list(islice(rest, _EVENTS_PER_ROUND)):
         places = _places(asked, using)
         for part in _parts(asked, places):
-            groups = {group for event_id in part if event_id in places for group in places[event_id].groups}
-            states = full_states(groups, using, only)
+            there, states = _states(part, places, using, only)
             for event_id in part:
-                yield _answer(event_id, places.get(event_id), states)
+                yield _answer(event_id, there.get(event_id), states)
 
 
 # --- one round --------------------------------------------------------------------------------------------------------
@@ -110,6 +111,22 @@ def _places(event_ids: Sequence[str], using: str) -> dict[str, _Place]:
     with connections[using].cursor() as cursor:
         cursor.execute(_PLACES, [possible])
         return {row[0]: _Place(*row) for row in cursor.fetchall()}
+
+
+def _states(
+    event_ids: Sequence[str], places: dict[str, _Place], using: str, only: StateFilter
+) -> tuple[dict[str, _Place], dict[int, State]]:
+    """The places of the events, and the states of their groups.
+
+    Between the reading of a place and that of its groups the room may have been compressed or purged: then both are read again.
+    """
+    for _ in range(_MOST_TRIES - 1):
+        groups = {group for event_id in event_ids if event_id in places for group in places[event_id].groups}
+        try:
+            return places, full_states(groups, using, only)
+        except UnknownStateGroup:
+            places = _places(event_ids, using)
+    return places, full_states({group for place in places.values() for group in place.groups}, using, only)
 
 
 def _parts(event_ids: Sequence[str], places: dict[str, _Place]) -> Iterator[list[str]]:
