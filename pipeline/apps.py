@@ -21,10 +21,12 @@ class PipelineConfig(AppConfig):
         from pipeline.kinds import register_kinds  # noqa: PLC0415
         from pipeline.purge_commands import register_purges  # noqa: PLC0415
         from pipeline.resync_commands import register_resyncs  # noqa: PLC0415
+        from pipeline.statistics_commands import register_statistics  # noqa: PLC0415
 
         register_compression()
         register_exports()
         register_feeds()
+        register_statistics()
         register_imports()
         register_purges()
         register_resyncs()

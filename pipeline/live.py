@@ -66,6 +66,7 @@ def run(options: LiveOptions, stopping: Callable[[], bool], started: Callable[[]
     using = stream_settings().database
     with site_session("pipeline", options.master) as spark:
         register(spark)
+        spark.conf.set("spark.sql.shuffle.partitions", str(spark.sparkContext.defaultParallelism))  # sums are small
         pipeline = _Pipeline(spark, options, using)
         retry = _Retry(stopping)
         while True:

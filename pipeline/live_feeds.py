@@ -84,6 +84,10 @@ class FeedsTable:
         self._writers = dict(vectors[_STREAM])
         return vectors
 
+    def columns(self, stream: str) -> tuple[str, ...]:
+        """Next to nothing."""
+        return ("token",)
+
     def rows(self, stream: str, facts: DataFrame) -> DataFrame:
         """The facts are read where the feeds are."""
         return facts

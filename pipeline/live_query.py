@@ -20,6 +20,7 @@ from django.db import connections, transaction
 
 from pipeline.ledger import BatchOffsets, Vectors, read_offsets, take_batch
 from pipeline.reader_rows import ReaderRow, store_reader
+from pipeline.schemas import declaration_of, spark_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -50,8 +51,11 @@ class Table(Protocol):
     def begin(self, cursor: Any) -> Vectors:
         """Where the tables are, and so the ledger."""
 
+    def columns(self, stream: str) -> tuple[str, ...]:
+        """What is read of a stream's facts; the others stay where they are."""
+
     def rows(self, stream: str, facts: DataFrame) -> DataFrame:
-        """What is wanted of a stream's facts; the same columns for every stream."""
+        """What becomes of the facts; the same columns for every stream."""
 
     def find(self, batch: DataFrame) -> Any:
         """What Spark makes of a batch; the only place where Spark works. No transaction is open."""
@@ -93,8 +97,10 @@ class LiveQuery:
 
     def _facts(self, spark: SparkSession, stream: str) -> DataFrame:
         begin = json.dumps(self._first.get(stream, {}), sort_keys=True)
+        known, wanted = spark_schema(declaration_of(stream)), set(self.table.columns(stream))
         facts = (
             spark.readStream.format("replsite")
+            .schema(type(known)([field for field in known.fields if field.name in wanted]))
             .options(dsn=self._place.dsn, stream=stream, startingOffsets=begin, maxRows=str(self.table.max_rows))
             .load()
         )

@@ -20,6 +20,7 @@ __all__ = ["STATISTICS", "StatisticsTable", "figures_of", "statistics_rows"]
 STATISTICS = "statistics"
 EVENTS, BACKFILL = "events", "backfill"
 _MESSAGES = ("m.room.message", "m.room.encrypted")
+_COLUMNS = ("fact_table", "token", "received_at_ms", "room_id", "type", "state_key", "rejected_reason", "sender")
 _SUMS = (*COUNTED, "changes")
 
 
@@ -37,6 +38,10 @@ class StatisticsTable:
     def begin(self, cursor: Any) -> Vectors:
         """Where the ledger is."""
         return ledger_vectors(cursor, self.name)
+
+    def columns(self, stream: str) -> tuple[str, ...]:
+        """What facts are counted by."""
+        return _COLUMNS
 
     def rows(self, stream: str, facts: DataFrame) -> DataFrame:
         """Each fact as what it adds."""

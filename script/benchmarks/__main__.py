@@ -25,7 +25,6 @@ NAMES = (
     "live",
     "purge",
     "resync",
-    "resync",
     "source",
     "import_",
     "scale",
