@@ -1,4 +1,4 @@
-"""The SQL of the Spark source, as text with values in it, since a bulk read takes no parameters (pure).
+"""The SQL of the Spark source, as text with values in it, since a bulk read takes no parameters (no I/O).
 
 Names of tables and columns come from declarations, values go through ``literal``.
 """
