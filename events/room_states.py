@@ -18,6 +18,7 @@ from state.auth_graph import AuthGraph
 from state.auth_rules import AuthRules
 from state.auth_selection import AuthEvent
 from state.deltas import GroupBuilder, StateKey
+from state.group_resolution import resolve_near
 from state.resolution import resolve
 from state.room_versions import RoomVersion
 
@@ -183,6 +184,11 @@ class RoomStates:
         self.events[event.event_id] = replace(event, rejected_reason=reason, rejection_given=True)
 
     def _resolve(self, groups: Sequence[int]) -> int:
+        if (
+            self._stored is None
+            and (near := resolve_near(self.rules, self.auth_graph, self.builder, groups)) is not None
+        ):
+            return self.builder.add_cheapest(near)
         states = {group: self.builder.expand(group) for group in groups}
         if self._stored is not None:
             self._stored.prepare(list(states.values()))

@@ -8,7 +8,7 @@ are not here are left out; so are those that would close a circle, which IDs tha
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from state.auth_selection import CREATE, POWER_LEVELS, AuthEvent, state_key_of
 from state.power_levels import PowerLevels, creators_of
@@ -29,6 +29,7 @@ class AuthGraph:
         self._create_id = create_event_id
         self._implied = (create_event_id,) if version.room_id_is_create_hash and create_event_id else ()
         self._ranks: dict[str, int] = {}
+        self._by_rank: list[str] = []
         self._open: set[str] = set()
 
     def auth_ids(self, event_id: str) -> list[str]:
@@ -54,6 +55,7 @@ class AuthGraph:
                 stack += missing
             else:
                 ranks[top] = len(ranks)
+                self._by_rank.append(top)
                 self._open.discard(top)
                 stack.pop()
         return ranks[event_id]
@@ -88,6 +90,37 @@ class AuthGraph:
                 after = reached[other] = (before or 0) | mask
                 partial += (after != full) - (before is not None and before != full)
         return found
+
+    def recent_difference(
+        self, sets: Sequence[Collection[str]], is_common: Callable[[str], bool], most: int
+    ) -> set[str] | None:
+        """The same where it can be had from the latest ``most`` ranked events; null: it cannot.
+
+        ``is_common`` tells of events which are in every set besides. Events must have been ranked.
+        """
+        full = (1 << len(sets)) - 1
+        reached: dict[str, int] = {}
+        for number, members in enumerate(sets):
+            for event_id in members:
+                if event_id in self.events:
+                    reached[event_id] = reached.get(event_id, 0) | 1 << number
+        partial = sum(mask != full for mask in reached.values())
+        found = set()
+        for rank in range(len(self._by_rank) - 1, max(len(self._by_rank) - 1 - most, -1), -1):
+            if not partial:
+                break
+            event_id = self._by_rank[rank]
+            mask = reached.get(event_id) or (full if is_common(event_id) else 0)
+            if not mask:
+                continue
+            if mask != full:
+                partial -= 1
+                found.add(event_id)
+            for other in self._below(event_id, rank):
+                before = reached.get(other, 0)
+                after = reached[other] = full if not before and is_common(other) else before | mask
+                partial += (after != full) - (before not in (0, full))
+        return None if partial else found
 
     def between(self, event_ids: Collection[str]) -> set[str]:
         """Events on a path of auth edges from one of the given events to another, ends included.

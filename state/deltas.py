@@ -9,7 +9,7 @@ numbers to ascending IDs.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 __all__ = ["HOPS_LIMIT", "ROWS_PER_KEY_LIMIT", "SPARE_ROWS", "GroupBuilder", "StateKey", "StoredGroup"]
@@ -104,16 +104,37 @@ class GroupBuilder:
         ``bases`` are groups with their full states. Near is what takes few rows and few hops, so that long rooms with
         many forks do not need copies.
         """
-        best: tuple[int, dict[StateKey, str | None], int] | None = None
+        changes: dict[int, Mapping[StateKey, str | None]] = {}
         for base, old in bases.items():
-            changes: dict[StateKey, str | None] = dict(sorted(state.items() - old.items()))
-            changes |= dict.fromkeys(sorted(old.keys() - state.keys()))
-            if not changes:
+            put: dict[StateKey, str | None] = dict(sorted(state.items() - old.items()))
+            changes[base] = put | dict.fromkeys(sorted(old.keys() - state.keys()))
+        return self.add_cheapest(changes) if changes else self.add_full(state)
+
+    def add_cheapest(self, changes: Mapping[int, Mapping[StateKey, str | None]]) -> int:
+        """A group that each of these groups (at least one) becomes by its changes; one of them where it needs none."""
+        best: tuple[int, int] | None = None
+        for base, needed in changes.items():
+            if not needed:
                 return base
-            cost = len(changes) + self._hops_above(base)
+            cost = len(needed) + self._hops_above(base)
             if best is None or cost <= best[0]:
-                best = cost, changes, base
-        return self.add(best[2], best[1]) if best is not None else self.add_full(state)
+                best = cost, base
+        assert best is not None  # noqa: S101 - at least one was given
+        return self.add(best[1], changes[best[1]])
+
+    def size(self, group: int) -> int:
+        """How many entries the full state of a group has."""
+        return self._groups[group].keys
+
+    def keys_apart(self, groups: Sequence[int]) -> set[StateKey] | None:
+        """Keys in which the states of groups (at least one) may differ; null when they do not build on one group."""
+        found: set[StateKey] = set()
+        for group in groups[1:]:
+            touched = self._keys_between(groups[0], group)
+            if touched is None:
+                return None
+            found |= touched
+        return found
 
     def step(self, group: int) -> tuple[int | None, Mapping[StateKey, str | None]]:
         """What a group is built on (null: nothing) and how it differs from that."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from functools import reduce
+from typing import Protocol
 
 from state.auth_graph import AuthGraph
 from state.auth_rules import AuthRules
@@ -20,17 +21,33 @@ from state.auth_selection import CREATE, JOIN_RULES, POWER_LEVELS, AuthEvent, st
 from state.deltas import StateKey
 from state.room_versions import Resolution
 
-__all__ = ["resolve_v2"]
+__all__ = ["Base", "resolve_v2", "settle"]
 
 StateMap = Mapping[StateKey, str]
+
+
+class Base(Protocol):
+    """What all maps agree on."""
+
+    def get(self, key: StateKey, /) -> str | None: ...
 
 
 def resolve_v2(rules: AuthRules, graph: AuthGraph, maps: Sequence[StateMap]) -> dict[StateKey, str]:
     """One state out of several."""
     agreed, disputed = _separate(maps)
-    candidates = graph.difference(disputed, agreed.values())
+    added = settle(rules, graph, agreed, disputed, graph.difference(disputed, agreed.values()))
+    return {**added, **agreed}
+
+
+def settle(
+    rules: AuthRules, graph: AuthGraph, agreed: Base, disputed: Sequence[Collection[str]], candidates: set[str]
+) -> dict[StateKey, str]:
+    """What is taken in beside what all maps agree on, which stays: an entry for a key of ``agreed`` counts for nothing.
+
+    ``disputed`` are the other events of each map, ``candidates`` those that are in the auth chains of some maps and not of all.
+    """
     held = {event_id for members in disputed for event_id in members if event_id in graph.events}
-    candidates |= held
+    candidates = candidates | held
     newer = rules.version.resolution is Resolution.V2_1
     if newer:
         candidates |= graph.between(held)
@@ -39,7 +56,7 @@ def resolve_v2(rules: AuthRules, graph: AuthGraph, maps: Sequence[StateMap]) -> 
     _grow(rules, graph, state, _power_order(graph, first))
     rest = candidates - first.keys()
     _grow(rules, graph, state, mainline_order(graph, rest, state.event_id(POWER_LEVELS)))
-    return {**state.added, **agreed}
+    return state.added
 
 
 def _separate(maps: Sequence[StateMap]) -> tuple[dict[StateKey, str], list[set[str]]]:
@@ -60,7 +77,7 @@ def _is_power_event(event: AuthEvent) -> bool:
 class _GrowingState:
     """What was there from the beginning, and what was added to it."""
 
-    def __init__(self, events: Mapping[str, AuthEvent], base: StateMap) -> None:
+    def __init__(self, events: Mapping[str, AuthEvent], base: Base) -> None:
         self._events = events
         self._base = base
         self.added: dict[StateKey, str] = {}

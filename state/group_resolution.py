@@ -1,0 +1,75 @@
+"""State resolution of groups that lie near to each other: only what they differ in is looked at (pure).
+
+The answer is that of ``state.resolution`` on the groups' full states. There the time grows with the size of the states; here with
+the changes between the groups, and with the state events since the oldest one that is in question. Where these are more than
+the full states have, or the groups have no group in common that they build on, there is no answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from state.auth_graph import AuthGraph
+from state.auth_rules import AuthRules
+from state.auth_selection import state_key_of
+from state.deltas import GroupBuilder, StateKey
+from state.resolution_v2 import settle
+from state.room_versions import Resolution
+
+__all__ = ["Changes", "resolve_near"]
+
+Changes = dict[StateKey, "str | None"]
+"""Key -> its event in the answer, null where the answer has none."""
+_SPARE_EVENTS = 100
+
+
+def resolve_near(
+    rules: AuthRules, graph: AuthGraph, builder: GroupBuilder, groups: Sequence[int]
+) -> Mapping[int, Changes] | None:
+    """For each of the groups (at least two), what turns its state into what they resolve to; null: resolve the full states.
+
+    All events of the states must have been ranked (``AuthGraph.rank``), as they are when a whole history is worked out.
+    """
+    if rules.version.resolution is Resolution.V1:
+        return None
+    touched = builder.keys_apart(groups)
+    if touched is None:
+        return None
+    held = {group: {key: builder.lookup(group, key) for key in sorted(touched)} for group in groups}
+    first, *others = held.values()
+    disputed = {key for key in first if any(state[key] != first[key] for state in others)}
+    if not disputed:
+        return {group: {} for group in groups}
+    agreed = _Agreed(builder, groups[0], disputed)
+    sets = [{event_id for key in disputed if (event_id := state[key]) is not None} for state in held.values()]
+    candidates = graph.recent_difference(sets, _is_agreed(graph, agreed), builder.size(groups[0]) + _SPARE_EVENTS)
+    if candidates is None:
+        return None
+    added = settle(rules, graph, agreed, sets, candidates)
+    answer = {key: added.get(key) for key in disputed} | {k: e for k, e in added.items() if agreed.get(k) is None}
+    return {group: _changes(builder, group, answer) for group in groups}
+
+
+class _Agreed:
+    """What all groups hold alike."""
+
+    def __init__(self, builder: GroupBuilder, group: int, disputed: set[StateKey]) -> None:
+        self._builder, self._group, self._disputed = builder, group, disputed
+
+    def get(self, key: StateKey, /) -> str | None:
+        return None if key in self._disputed else self._builder.lookup(self._group, key)
+
+
+def _is_agreed(graph: AuthGraph, agreed: _Agreed) -> Callable[[str], bool]:
+    def is_agreed(event_id: str) -> bool:
+        event = graph.events[event_id]
+        return event.state_key is not None and agreed.get(state_key_of(event)) == event_id
+
+    return is_agreed
+
+
+def _changes(builder: GroupBuilder, group: int, answer: Mapping[StateKey, str | None]) -> Changes:
+    """Entries that are put first, then those that are removed, both in order: as full states are compared."""
+    found = {key: event_id for key, event_id in answer.items() if builder.lookup(group, key) != event_id}
+    put = sorted((key, event_id) for key, event_id in found.items() if event_id is not None)
+    return {**dict(put), **dict.fromkeys(sorted(key for key, event_id in found.items() if event_id is None))}
