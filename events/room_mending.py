@@ -13,11 +13,11 @@ from typing import Any
 
 from events.room_check import Computed, compute, stored_before
 from events.room_comparison import COLUMNS_OF_THE_EVENT, Difference, RoomReport, compare, concerns, differences
-from events.stored_rows import read_room
+from events.stored_rows import Mark, read_mark, read_room
 from state.deltas import GroupBuilder, StoredGroup
 from state.group_ids import reserve_group_ids
 
-__all__ = ["Mended", "check_stored", "mend_room"]
+__all__ = ["Found", "Mended", "find_damage", "mend_room"]
 
 _LOCK = "SELECT FROM events_room WHERE room_id = %s FOR UPDATE"
 _PUT_STATE = """
@@ -70,6 +70,18 @@ _COLUMNS = {
 
 
 @dataclass(frozen=True, slots=True)
+class Found:
+    """What was found of a room in one view of the database, and what it should be.
+
+    ``mark``: what the rows looked like then; null where nothing is to be mended.
+    """
+
+    report: RoomReport
+    computed: Computed
+    mark: Mark | None
+
+
+@dataclass(frozen=True, slots=True)
 class Mended:
     """What was found of a room under its lock, and mended.
 
@@ -80,24 +92,33 @@ class Mended:
     moved: Sequence[str] | None
 
 
-def check_stored(cursor: Any, room_id: str) -> RoomReport | None:
-    """Compare everything that is stored of a room with what its JSON says, in the caller's view of the database."""
-    rows = read_room(cursor, room_id)
-    return None if rows is None else compare(rows)
+def find_damage(cursor: Any, room_id: str, subject: str | None = None) -> Found | None:
+    """Compare everything that is stored of a room with what its JSON says, in the caller's view of the database.
 
-
-def mend_room(cursor: Any, room_id: str, subject: str) -> Mended | None:
-    """Mend what differs of a subject, in the caller's transaction; null where there is no such room.
-
-    Whoever keeps something of the room's current state in another process has to be told in that transaction.
+    Null where there is no such room. With a subject the outcome is good for ``mend_room``.
     """
-    cursor.execute(_LOCK, [room_id])
     rows = read_room(cursor, room_id)
     if rows is None:
         return None
     computed = compute(rows)
-    before = compare(rows, computed)
-    return Mended(before, _Repair(computed, cursor).mend(subject) if before.of(subject) else None)
+    report = compare(rows, computed)
+    wrong = subject is not None and report.of(subject)
+    return Found(report, computed, read_mark(cursor, room_id) if wrong else None)
+
+
+def mend_room(cursor: Any, room_id: str, subject: str, found: Found | None = None) -> Mended | None:
+    """Mend what differs of a subject, in the caller's transaction; null where there is no such room.
+
+    ``found`` is what a look without the lock has found: it is worked out anew when somebody wrote in the room since. Whoever
+    keeps something of the room's current state in another process has to be told in that transaction.
+    """
+    cursor.execute(_LOCK, [room_id])
+    if found is None or found.mark is None or found.mark != read_mark(cursor, room_id):
+        found = find_damage(cursor, room_id)
+    if found is None:
+        return None
+    wrong = found.report.of(subject)
+    return Mended(found.report, _Repair(found.computed, cursor).mend(subject) if wrong else None)
 
 
 class _Repair:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from django.db import connections, transaction
 
 from events.room_comparison import RoomReport
-from events.room_mending import check_stored, mend_room
+from events.room_mending import find_damage, mend_room
 from events.stored_room import forget_kept
 from streams.caching import invalidate_room_state
 from streams.one_view import one_view
@@ -26,20 +26,23 @@ class Resynced:
 def check_room(room_id: str, using: str = "default") -> RoomReport | None:
     """Compare everything that is stored of a room with what its JSON says; null where there is no such room."""
     with one_view(using) as cursor:
-        return check_stored(cursor, room_id)
+        found = find_damage(cursor, room_id)
+    return None if found is None else found.report
 
 
 def resync_room(room_id: str, subject: str, using: str = "default", *, dry_run: bool = False) -> Resynced | None:
     """Mend what differs of a subject (``room_comparison.concerns``); a room that is well is never locked."""
-    before = check_room(room_id, using)
-    if before is None:
+    with one_view(using) as cursor:
+        found = find_damage(cursor, room_id, subject)
+    if found is None:
         return None
-    if dry_run or not before.of(subject):
-        return Resynced(before, before)
+    if dry_run or not found.report.of(subject):
+        return Resynced(found.report, found.report)
     with transaction.atomic(using=using), connections[using].cursor() as cursor:
-        mended = mend_room(cursor, room_id, subject)
+        mended = mend_room(cursor, room_id, subject, found)
         if mended is not None and mended.moved is not None:
             invalidate_room_state(room_id, mended.moved)
+    del found  # it may be large
     forget_kept()
     after = check_room(room_id, using)
     return None if mended is None or after is None else Resynced(mended.before, after)

@@ -14,7 +14,7 @@ from typing import Any
 import psycopg2
 
 from events.room_comparison import RoomReport
-from events.room_mending import check_stored, mend_room
+from events.room_mending import Found, find_damage, mend_room
 
 __all__ = ["RoomAnswer", "RoomsWork", "resync_rooms"]
 
@@ -50,17 +50,19 @@ def resync_rooms(work: RoomsWork, room_ids: Sequence[str]) -> list[RoomAnswer]:
 
 
 def _resync(connection: Any, work: RoomsWork, room_id: str) -> RoomAnswer:
-    before = _check(connection, room_id)
-    if before is None or not work.mend or not before.of(work.subject):
-        return RoomAnswer(room_id, before, before)
+    found = _look(connection, room_id, work.subject)
+    if found is None or not work.mend or not found.report.of(work.subject):
+        report = None if found is None else found.report
+        return RoomAnswer(room_id, report, report)
     with connection, connection.cursor() as cursor:  # a transaction
-        mended = mend_room(cursor, room_id, work.subject)
+        mended = mend_room(cursor, room_id, work.subject, found)
         if mended is not None and mended.moved is not None:
             cursor.execute(_TO_TELL, [room_id, list(mended.moved)])
-    return RoomAnswer(room_id, None if mended is None else mended.before, _check(connection, room_id))
+    before, found = None if mended is None else mended.before, _look(connection, room_id)
+    return RoomAnswer(room_id, before, None if found is None else found.report)
 
 
-def _check(connection: Any, room_id: str) -> RoomReport | None:
+def _look(connection: Any, room_id: str, subject: str | None = None) -> Found | None:
     with connection, connection.cursor() as cursor:
         cursor.execute(_ONE_VIEW)
-        return check_stored(cursor, room_id)
+        return find_damage(cursor, room_id, subject)

@@ -2,8 +2,9 @@
 
 The rooms are imported from made histories (``histories``): 10^6 events in 2,000 rooms, one of which has 200,000. First nothing
 differs; then every tenth room is damaged, in one of three ways, and mended; then everybody's view of every room is lost. Last, a
-part of the rooms in one process without Spark. CPU is in microseconds per event. The rate is without the seconds that Spark takes to start, which do not depend on
-the events; they are told. A run that does not find just what was planted, or leaves something, ends the benchmark.
+part of the rooms in one process without Spark. CPU is in microseconds per event. The rate is without the seconds that Spark
+takes to start, which do not depend on the events; they are told. A run that does not find just what was planted, or leaves
+something, ends the benchmark.
 """
 
 from __future__ import annotations
