@@ -36,7 +36,9 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Declare the options."""
-        parser.add_argument("paths", nargs="+", metavar="PATH", help="file, folder of Parquet files, or postgresql:// URL")
+        parser.add_argument(
+            "paths", nargs="+", metavar="PATH", help="file, folder of Parquet files, or postgresql:// URL"
+        )
         parser.add_argument("--as-history", action="store_true", help="on the backward stream: never new to anybody")
         parser.add_argument("--resume", action="store_true", help="continue the import of these that ended early")
         parser.add_argument("--master", metavar="URL", help="Spark master (default: the setting)")
