@@ -21,13 +21,13 @@ class PurgedRoom(models.Model):
     """
 
     room_id = IdentifierField(primary_key=True)
-    began_at = models.DateTimeField(db_default=Now())
-    finished_at = models.DateTimeField(null=True)
-    asked_by = models.TextField()
+    began_at = models.DateTimeField(db_default=Now(), help_text="when the room was gone for everybody")
+    finished_at = models.DateTimeField(null=True, help_text="when the last of its rows was deleted; null: not yet")
+    asked_by = models.TextField(help_text="user, or user and host of the command")
     blocked = models.BooleanField(db_default=False, help_text="the room is not made again")
-    lowest_position = models.BigIntegerField()
-    highest_position = models.BigIntegerField()
-    highest_group = models.BigIntegerField()
+    lowest_position = models.BigIntegerField(help_text="lowest stream position of its events")
+    highest_position = models.BigIntegerField(help_text="highest stream position of its events")
+    highest_group = models.BigIntegerField(help_text="highest ID of its state groups")
 
     class Meta:
         db_table = "events_purgedroom"

@@ -29,13 +29,22 @@ class Migration(migrations.Migration):
             name="PurgedRoom",
             fields=[
                 ("room_id", state.fields.IdentifierField(db_collation="C", primary_key=True, serialize=False)),
-                ("began_at", models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
-                ("finished_at", models.DateTimeField(null=True)),
-                ("asked_by", models.TextField()),
+                (
+                    "began_at",
+                    models.DateTimeField(
+                        db_default=django.db.models.functions.datetime.Now(),
+                        help_text="when the room was gone for everybody",
+                    ),
+                ),
+                (
+                    "finished_at",
+                    models.DateTimeField(help_text="when the last of its rows was deleted; null: not yet", null=True),
+                ),
+                ("asked_by", models.TextField(help_text="user, or user and host of the command")),
                 ("blocked", models.BooleanField(db_default=False, help_text="the room is not made again")),
-                ("lowest_position", models.BigIntegerField()),
-                ("highest_position", models.BigIntegerField()),
-                ("highest_group", models.BigIntegerField()),
+                ("lowest_position", models.BigIntegerField(help_text="lowest stream position of its events")),
+                ("highest_position", models.BigIntegerField(help_text="highest stream position of its events")),
+                ("highest_group", models.BigIntegerField(help_text="highest ID of its state groups")),
             ],
             options={"db_table": "events_purgedroom"},
         ),
