@@ -24,6 +24,7 @@ NAMES = (
     "visibility",
     "live",
     "purge",
+    "compress",
     "resync",
     "source",
     "import_",
