@@ -227,7 +227,7 @@ def check_counts() -> int:
     with connection.cursor() as cursor:
         cursor.execute("SELECT room_id, count(*) FROM events_event WHERE stream_ordering > 0 GROUP BY room_id")
         expected = dict(cursor.fetchall())
-        cursor.execute("SELECT room_id, events FROM pipeline_roomcount")
+        cursor.execute("SELECT room_id, events FROM pipeline_roomstatistics WHERE events > 0")
         counted = dict(cursor.fetchall())
     if expected != counted:
         wrong = {room for room in {*expected, *counted} if expected.get(room) != counted.get(room)}
