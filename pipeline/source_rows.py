@@ -1,11 +1,13 @@
 """Reading a piece of a stream in an executor: PostgreSQL's binary COPY straight into Arrow batches. No Django.
 
-One connection for each piece, closed at its end. Memory is bounded by the size of a batch, not by that of the piece.
+Making a connection takes as long as reading 30,000 rows (the driver asks for every type there is), so a worker keeps one for its
+next piece; Spark ends idle workers after a minute. Memory is bounded by the size of a batch, not by that of the piece.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +35,9 @@ _SESSION = (
     "set_config('jit', 'off', false), set_config('max_parallel_workers_per_gather', '0', false)"
 )
 
+#: The connection that this worker keeps, with what it was made from; one at most.
+_kept: list[tuple[str, Any]] = []
+
 
 @dataclass(frozen=True, slots=True)
 class Reading:
@@ -50,19 +55,54 @@ def read_piece(reading: Reading, piece: Piece) -> Iterator[pa.RecordBatch]:
 
     Raises ``ResyncNeeded`` after the rows when facts of the piece were trimmed and it must be whole.
     """
-    from adbc_driver_postgresql import dbapi  # noqa: PLC0415 - executors only
-
     declaration = declaration_of(reading.stream)
-    options = {"application_name": "replsite spark reads", "connect_timeout": 10}
-    dsn = psycopg2.extensions.make_dsn(reading.dsn, **options)
-    with dbapi.connect(dsn, autocommit=True) as connection, connection.cursor() as cursor:
+    with _connection(reading.dsn) as connection, connection.cursor() as cursor:
         cursor.adbc_statement.set_options(**{"adbc.postgresql.batch_size_hint_bytes": str(_BATCH_BYTES)})
-        cursor.execute(_SESSION)
-        cursor.fetchone()
         for table in tables_of(reading.conditions, declaration):
             yield from _rows_of(cursor, reading, table, piece)
         if reading.unbroken:
             _check_whole(_Inlined(cursor), reading.stream, piece)
+
+
+@contextmanager
+def _connection(dsn: str) -> Iterator[Any]:
+    """The worker's connection; kept afterwards, unless the piece was not read to its end."""
+    kept_dsn, connection = _kept.pop() if _kept else ("", None)
+    if connection is not None and not (kept_dsn == dsn and _answers(connection)):
+        connection.close()
+        connection = None
+    connection = connection or _connect(dsn)
+    try:
+        yield connection
+    except BaseException:
+        connection.close()
+        raise
+    _kept.append((dsn, connection))
+
+
+def _answers(connection: Any) -> bool:
+    from adbc_driver_postgresql import dbapi  # noqa: PLC0415 - executors only
+
+    try:
+        _ask(connection, "SELECT 1")
+    except dbapi.Error:  # PostgreSQL was restarted, or ended the session
+        return False
+    return True
+
+
+def _connect(dsn: str) -> Any:
+    from adbc_driver_postgresql import dbapi  # noqa: PLC0415 - executors only
+
+    options = {"application_name": "replsite spark reads", "connect_timeout": 10}
+    connection = dbapi.connect(psycopg2.extensions.make_dsn(dsn, **options), autocommit=True)
+    _ask(connection, _SESSION)
+    return connection
+
+
+def _ask(connection: Any, statement: str) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(statement)
+        cursor.fetchone()
 
 
 def _rows_of(cursor: Any, reading: Reading, table: FactTable, piece: Piece) -> Iterator[pa.RecordBatch]:
