@@ -10,8 +10,10 @@ from django.core.management.base import BaseCommand, CommandError
 from django.db import DatabaseError
 
 from events.errors import EventsError
+from pipeline.archive_folders import any_folder
 from pipeline.errors import PipelineError, UnusableArguments
 from pipeline.job_runs import run_job
+from pipeline.masters import given_master
 from streams import database
 from streams.errors import StreamError
 
@@ -36,14 +38,17 @@ def add_spark_options(parser: argparse.ArgumentParser) -> None:
         default=None,
         help="Spark writes the files; left out: when there are many",
     )
-    parser.add_argument("--master", metavar="URL", help="Spark master, e.g. local[4] or spark://host:7077")
+    parser.add_argument(
+        "--master", type=given_master, metavar="URL", help="Spark master, e.g. local[4] or spark://host:7077"
+    )
 
 
 def run_as_job(command: BaseCommand, kind: str, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Run a job now; returns its summary. Raises ``CommandError``: 2 for unusable arguments, 1 for all that went wrong."""
+    """Run a job now, with folders as the command's user may use them; returns its summary. Raises ``CommandError``: 2 for unusable arguments, 1 for all that went wrong."""
     stream: Any = command.stderr  # a file in all that is used
     try:
-        return run_job(kind, arguments, stream=stream)
+        with any_folder():
+            return run_job(kind, arguments, stream=stream)
     except UnusableArguments as error:
         raise CommandError(str(error), returncode=2) from error
     except (EventsError, PipelineError, StreamError) as error:

@@ -6,13 +6,14 @@ is none: a job ships its code and cancels its tasks through the driver's own con
 
 from __future__ import annotations
 
+import argparse
 import re
 import socket
 from contextlib import suppress
 
 from pipeline.errors import MasterAway, UnusableArguments
 
-__all__ = ["addresses_of", "check_master", "check_master_answers", "driver_address", "is_local"]
+__all__ = ["addresses_of", "check_master", "check_master_answers", "driver_address", "given_master", "is_local"]
 
 _LOOPBACK = "127.0.0.1"
 _ANSWER_SECONDS = 5.0
@@ -29,6 +30,14 @@ def check_master(master: str) -> str:
             f"{master!r} is no Spark master. Write local[CORES], local[*], spark://HOST:PORT, yarn or k8s://URL."
         )
     return master
+
+
+def given_master(text: str) -> str:
+    """The same as the type of a command's ``--master``: what is none is told before anything begins, with status 2."""
+    try:
+        return check_master(text)
+    except UnusableArguments as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def is_local(master: str) -> bool:

@@ -15,6 +15,7 @@ from events.sync import resync_user
 from pipeline.errors import PipelineError, UnusableArguments
 from pipeline.job_runs import register as register_kind
 from pipeline.job_runs import run_job
+from pipeline.masters import given_master
 from pipeline.resync_kind import RESYNC, WHAT, ResyncKind
 from streams.conf import stream_settings
 from streams.maintenance import register
@@ -52,6 +53,7 @@ class Resync:
         if self._what in _ON_SPARK:
             parser.add_argument(
                 "--master",
+                type=given_master,
                 metavar="URL",
                 help="work on Spark, at this master (only when there is much to do, at the site's)",
             )

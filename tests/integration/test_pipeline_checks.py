@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from django.core.management import CommandError, call_command, get_commands, load_command_class
 
 from pipeline.checks import check_spark_settings
 
@@ -35,3 +36,19 @@ def test_a_cluster_and_its_settings_are_well(settings):
     settings.REPLSITE_SPARK_MASTER = "spark://10.0.0.1:7077"
     settings.REPLSITE_SPARK_CONF = {"spark.executor.memory": "4g"}
     assert told() == []
+
+
+def commands_with_a_master() -> list[str]:
+    """Names of our commands that take ``--master``."""
+    names = [name for name, app in get_commands().items() if app in ("pipeline", "events", "streams", "state")]
+    parsers = {name: load_command_class(get_commands()[name], name).create_parser("manage.py", name) for name in names}
+    return sorted(name for name, parser in parsers.items() if "--master" in parser.format_help())
+
+
+def test_every_command_refuses_what_is_no_master_before_it_begins():
+    needed = {"import_events": ["x.jsonl"], "pipeline": ["run"], "check_room": ["!r:a"], "archive": ["!r:a", "x"]}
+    names = commands_with_a_master()
+    assert {"import_events", "pipeline", "check_room"} <= set(names)
+    for name in names:
+        with pytest.raises(CommandError, match="is no Spark master"):
+            call_command(name, *needed.get(name, ["x"]), "--master", "localhost:7077")

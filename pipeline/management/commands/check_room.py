@@ -16,6 +16,7 @@ from events.room_repair import check_room
 from pipeline.errors import PipelineError, UnusableArguments
 from pipeline.job_runs import Keeper, carry_out
 from pipeline.jobs import begin_job, hold_lock
+from pipeline.masters import given_master
 from pipeline.resync_kind import RESYNC, ResyncKind, compare_rooms
 from pipeline.resync_rooms import RoomAnswer
 from streams import database
@@ -41,6 +42,7 @@ class Command(BaseCommand):
         parser.add_argument("--all", action="store_true", help="all rooms; of those that are clean only --json tells")
         parser.add_argument(
             "--master",
+            type=given_master,
             metavar="URL",
             help="work on Spark, at this master (only when there is much to do, at the site's)",
         )

@@ -15,6 +15,7 @@ from django.db import DatabaseError
 from pipeline.errors import PipelineError, UnusableArguments
 from pipeline.export_kind import export_lines, run_export
 from pipeline.export_tables import MOST_BUCKETS, TABLES
+from pipeline.masters import given_master
 from streams import database
 from streams.errors import StreamError
 
@@ -40,7 +41,9 @@ class Command(BaseCommand):
             "--buckets", type=int, metavar="N", help=f"put the rooms into so many buckets (1 to {MOST_BUCKETS})"
         )
         parser.add_argument("--overwrite", action="store_true", help="replace tables that the folder has already")
-        parser.add_argument("--master", metavar="URL", help="Spark master, e.g. local[4] or spark://host:7077")
+        parser.add_argument(
+            "--master", type=given_master, metavar="URL", help="Spark master, e.g. local[4] or spark://host:7077"
+        )
         parser.add_argument("--json", action="store_true", help="the outcome as one JSON object")
 
     def handle(self, *args: Any, **options: Any) -> None:

@@ -14,6 +14,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError, connections
 
 from pipeline.errors import PipelineError, UnusableArguments
+from pipeline.masters import given_master
 from pipeline.models import QuarantinedLine
 from streams import database
 from streams.conf import stream_settings
@@ -41,7 +42,7 @@ class Command(BaseCommand):
         )
         parser.add_argument("--as-history", action="store_true", help="on the backward stream: never new to anybody")
         parser.add_argument("--resume", action="store_true", help="continue the import of these that ended early")
-        parser.add_argument("--master", metavar="URL", help="Spark master (default: the setting)")
+        parser.add_argument("--master", type=given_master, metavar="URL", help="Spark master (default: the setting)")
         parser.add_argument("--json", action="store_true", help="only the summary line on stdout, no report on stderr")
 
     def handle(self, *args: Any, **options: Any) -> None:

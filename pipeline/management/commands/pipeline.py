@@ -9,6 +9,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from pipeline.errors import PipelineError, UnusableArguments
+from pipeline.masters import given_master
 
 __all__ = ["Command"]
 
@@ -21,7 +22,7 @@ class Command(BaseCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         """Arguments: the action, the Spark master, what to keep, and when to stop."""
         parser.add_argument("action", choices=["run"])
-        parser.add_argument("--master", metavar="URL", help="Spark master (default: local[2])")
+        parser.add_argument("--master", type=given_master, metavar="URL", help="Spark master (default: the setting)")
         parser.add_argument(
             "--tables",
             metavar="NAMES",
