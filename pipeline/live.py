@@ -46,7 +46,8 @@ _POLL_SECONDS = 0.2
 _BEAT_SECONDS = 1.0
 _FIGURES_SECONDS = 60.0
 _ATTEMPTS = 5
-"""So often in a row a query may fail without having taken a batch."""
+"""So often in a row a query may fail without having taken a batch or run for `_WELL_SECONDS`."""
+_WELL_SECONDS = 30.0
 _FIRST_RETRY_SECONDS, _LONGEST_RETRY_SECONDS = 0.5, 10.0
 _TRIGGER = {"processingTime": "300 milliseconds"}
 _LOST = (DatabaseError, DjangoDatabaseError)
@@ -95,7 +96,7 @@ class _Retry:
         self._seconds = _FIRST_RETRY_SECONDS
 
     def went_well(self) -> None:
-        """A batch was taken."""
+        """A batch was taken, or there was nothing to take for a while."""
         self._failed, self._seconds = 0, _FIRST_RETRY_SECONDS
 
     def wait_after(self, error: Exception) -> bool:
@@ -140,14 +141,15 @@ class _Pipeline:
 
     def watch(self, stopping: Callable[[], bool], went_well: Callable[[], None]) -> None:
         """Until the end: signs of life, figures, and whether there is still something to do."""
-        beaten, figured, busy_at = 0.0, time.monotonic(), time.monotonic()
+        beaten = 0.0
+        began = figured = busy_at = time.monotonic()
         limit = self._options.until_idle_seconds
         while not stopping():
             self._check_queries()
             now = time.monotonic()
             if now - beaten >= _BEAT_SECONDS:
                 beaten = now
-                if self._taken_more():
+                if self._taken_more() or now - began >= _WELL_SECONDS:
                     went_well()
                 if not self._caught_up():
                     busy_at = now

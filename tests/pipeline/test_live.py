@@ -92,13 +92,17 @@ class Load:
         self.thread.join()
 
 
-def test_counts_are_exact_over_kills_while_writers_join(start_pipeline, wait_until, rows):
+def test_counts_are_exact_over_kills_and_ends_while_writers_join(start_pipeline, wait_until, rows):
     with Load():
-        for _ in range(2):
+        for way in (signal.SIGKILL, signal.SIGTERM):
             process = start_pipeline("--tables", "statistics")
             seen = sum(counted().values())
             wait_until(lambda seen=seen: sum(counted().values()) > seen, 60)
-            os.killpg(process.pid, signal.SIGKILL)
+            os.killpg(process.pid, way) if way is signal.SIGKILL else process.terminate()
+    assert process.wait(60) == 0
+    reader = Reader.objects.get(name="pipeline statistics")
+    assert reader.closed_at is not None
+    assert reader.positions == BatchLedger.objects.get(query="statistics").offsets
     process = start_pipeline("--until-idle", "0.5")
     last = json.loads(process.communicate(timeout=90)[0].splitlines()[-1])
     assert counted() == expected(rows)
@@ -177,7 +181,6 @@ def test_a_second_process_is_refused_with_the_first_one_named(run_manage):
         (["--tables", ""], "there is no ''"),
         (["--until-idle", "nan"], "a number of seconds"),
         (["--until-idle", "-1"], "a number of seconds"),
-        (["--master", "sparky"], "sparky"),
     ],
 )
 def test_unusable_arguments_are_told_before_anything_begins(arguments, said):
