@@ -27,14 +27,14 @@ from events.purge_batch import PURGED, PurgeRequest
 from pipeline.archive_format import PARTIAL, ArchivedFile, Manifest, write_manifest
 from pipeline.archive_parts import ArchivePart, write_part
 from pipeline.disk import disk_full
-from pipeline.errors import DiskFull, UnusableArguments
+from pipeline.errors import DiskFull
 from pipeline.job_runs import JobRun
 from pipeline.site_spark import site_session
 from pipeline.spark_tasks import run_tasks
 from streams import database
 from streams.conf import stream_settings
 
-__all__ = ["ArchiveRequest", "archive_room", "check_folder", "partial_archives"]
+__all__ = ["ArchiveRequest", "archive_room", "partial_archives"]
 
 EVENTS_PER_FILE = 20_000
 GROUPS_PER_FILE = 50_000
@@ -132,18 +132,6 @@ class ArchiveRequest:
     delete_local: bool = False
     spark: bool | None = None
     master: str | None = None
-
-
-def check_folder(name: str) -> Path:
-    """A folder that archives can be written to, absolute; raises ``UnusableArguments``."""
-    folder = Path(name).absolute()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UnusableArguments(f"Cannot write archives to {folder}: {error.strerror}.") from error
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise UnusableArguments(f"Cannot write archives to {folder}: permission denied.")
-    return folder
 
 
 def archive_room(run: JobRun, request: ArchiveRequest) -> tuple[Path, Manifest]:

@@ -44,7 +44,10 @@ def add_spark_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run_as_job(command: BaseCommand, kind: str, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Run a job now, with folders as the command's user may use them; returns its summary. Raises ``CommandError``: 2 for unusable arguments, 1 for all that went wrong."""
+    """Run a job now, with folders as the command's user may use them; returns its summary.
+
+    Raises ``CommandError``: 2 for unusable arguments, 1 for all that went wrong.
+    """
     stream: Any = command.stderr  # a file in all that is used
     try:
         with any_folder():

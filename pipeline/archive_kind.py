@@ -9,7 +9,8 @@ from typing import Any
 
 from events.purge_batch import PurgeRequest
 from events.purging import only_purge
-from pipeline.archive import ArchiveRequest, archive_room, check_folder
+from pipeline.archive import ArchiveRequest, archive_room
+from pipeline.archive_folders import folder_of_archives
 from pipeline.archive_format import Manifest
 from pipeline.cuts import CUTS, check_cut, depth_of_cut
 from pipeline.errors import UnusableArguments
@@ -38,12 +39,10 @@ def check_archive_options(arguments: Mapping[str, Any]) -> dict[str, Any]:
 def check_archive(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of a job that archives before it deletes: ``archive`` is a folder, or null for no archive."""
     folder = arguments.get("archive")
-    if folder is not None and (not isinstance(folder, str) or not folder):
-        raise UnusableArguments("archive must name a folder.")
     options = check_archive_options(arguments)
     if folder is None and any(value is not None for value in options.values()):
         raise UnusableArguments("spark and master are for the archive: name its folder, too.")
-    return {"archive": None if folder is None else str(check_folder(folder)), **options}
+    return {"archive": None if folder is None else str(folder_of_archives(folder)), **options}
 
 
 def archive_first(run: JobRun, request: PurgeRequest) -> tuple[PurgeRequest, dict[str, Any]]:
@@ -74,14 +73,12 @@ class ArchiveKind:
     def check(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         """``room``, ``folder``; a cut as in ``purge history``, none: the whole room; ``delete_local``, ``spark``, ``master``."""
         only(arguments, "room", "folder", *CUTS, "delete_local", *_OPTIONS)
-        room, folder = arguments.get("room"), arguments.get("folder")
+        room = arguments.get("room")
         if not isinstance(room, str) or not room:
             raise UnusableArguments("room must be the ID of a room.")
-        if not isinstance(folder, str) or not folder:
-            raise UnusableArguments("folder must name where archives go.")
         cut = check_cut(arguments, optional=True)
         flags = {"delete_local": bool(arguments.get("delete_local", False)), **check_archive_options(arguments)}
-        return {"room": room, "folder": str(check_folder(folder)), **cut, **flags}
+        return {"room": room, "folder": str(folder_of_archives(arguments.get("folder"))), **cut, **flags}
 
     def run(self, run: JobRun) -> Mapping[str, Any]:
         """The summary names the archive."""

@@ -34,6 +34,8 @@ class PipelineSettings:
     """How long a cluster may take to give a job its first executors."""
     line_limit_bytes: int = LINE_LIMIT_BYTES
     """Longest line of an import; a longer one is quarantined. A higher limit has no effect: the parser has its own."""
+    archives: Path = Path(".data/archives")
+    """Where archives of queued jobs lie."""
 
 
 def pipeline_settings() -> PipelineSettings:
@@ -50,5 +52,6 @@ def pipeline_settings() -> PipelineSettings:
         }.items()
         if hasattr(settings, setting)
     }
+    archives = Path(getattr(settings, "REPLSITE_ARCHIVE_FOLDER", data / "archives"))
     inbox = Path(getattr(settings, "REPLSITE_IMPORT_FOLDER", data / "import"))
-    return PipelineSettings(folder=data / "pipeline", project=project, import_folder=inbox, **given)
+    return PipelineSettings(folder=data / "pipeline", project=project, import_folder=inbox, archives=archives, **given)

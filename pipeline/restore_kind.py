@@ -30,10 +30,11 @@ from events.restoring import (
     restore_visibility,
 )
 from events.room_purging import is_purging
+from pipeline.archive_folders import folder_of_archive
 from pipeline.archive_format import MANIFEST, ArchivedFile, Manifest
 from pipeline.archive_parts import read_batches
 from pipeline.archive_reading import open_archive
-from pipeline.errors import ArchiveElsewhere, UnusableArguments
+from pipeline.errors import ArchiveElsewhere
 from pipeline.job_runs import Count, JobRun
 from pipeline.kinds import only
 from pipeline.purge_kind import resting
@@ -60,15 +61,7 @@ class RestoreKind:
     def check(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         """``archive``: the folder of one archive."""
         only(arguments, "archive")
-        folder = arguments.get("archive")
-        if not isinstance(folder, str) or not folder:
-            raise UnusableArguments("archive must be the folder of an archive.")
-        path = Path(folder).absolute()
-        if not (path / MANIFEST).is_file():
-            raise UnusableArguments(
-                f"{path} is no archive: it has no {MANIFEST}. Give the folder that archive or purge named."
-            )
-        return {"archive": str(path)}
+        return {"archive": str(folder_of_archive(arguments.get("archive")))}
 
     def run(self, run: JobRun) -> Mapping[str, Any]:
         """Check all files, then restore."""

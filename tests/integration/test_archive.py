@@ -13,11 +13,12 @@ from events.models import Event, EventJson, ForwardExtremity
 from events.persist import persist
 from pipeline import archive, archive_parts
 from pipeline.archive import partial_archives
+from pipeline.archive_folders import any_folder
 from pipeline.archive_format import MANIFEST, TABLES, digest_of, read_manifest
 from pipeline.archive_parts import ArchivePart, read_batches, write_part
 from pipeline.archive_reading import open_archive
 from pipeline.errors import ArchiveDamaged, UnusableArguments
-from pipeline.job_runs import run_job
+from pipeline.job_runs import queue_job, run_job
 from pipeline.models import Job
 from state.models import StateGroup
 from streams.database import dsn
@@ -36,7 +37,8 @@ def _server(settings):
 
 def archived(room_id, folder, **arguments):
     """The folder and the manifest of a new archive."""
-    summary = run_job("archive", {"room": room_id, "folder": str(folder), **arguments}, stream=io.StringIO())
+    with any_folder():
+        summary = run_job("archive", {"room": room_id, "folder": str(folder), **arguments}, stream=io.StringIO())
     path = Path(summary["folder"])
     return path, read_manifest(path)
 
@@ -225,7 +227,7 @@ def test_a_manifest_is_sealed(tmp_path):
 def test_unusable_arguments(arguments, tmp_path):
     if arguments.get("folder") == "x":
         arguments = {**arguments, "folder": str(tmp_path)}
-    with pytest.raises(UnusableArguments):
+    with pytest.raises(UnusableArguments), any_folder():
         run_job("archive", {"room": "!x:a.test", **arguments}, stream=io.StringIO())
     assert not Job.objects.exists()
 
@@ -244,3 +246,32 @@ def test_digests_are_those_of_the_database(tmp_path):
         file = write_part(dsn("default"), name, str(tmp_path), ArchivePart("delta", "d.parquet", query))
         cursor.execute("ROLLBACK")
     assert (file["rows"], file["digest"]) == told == digest_of("delta", read_batches(tmp_path / "d.parquet", "delta"))
+
+
+# --- folders of queued jobs -------------------------------------------------------------------------------------------
+
+
+def test_a_queued_archive_lies_below_the_folder_of_archives(tmp_path, settings):
+    settings.REPLSITE_ARCHIVE_FOLDER = tmp_path / "archives"
+    made = talked_room(2)
+    told = queue_job("archive", {"room": made.room_id, "folder": "weekly"}, by="ann").arguments
+    assert told["folder"] == str(tmp_path / "archives" / "weekly")
+    path = Path(run_job("archive", {"room": made.room_id, "folder": "weekly"}, stream=io.StringIO())["folder"])
+    assert path.parent == tmp_path / "archives" / "weekly"
+    assert queue_job("restore", {"archive": f"weekly/{path.name}"}, by="ann").arguments == {"archive": str(path)}
+
+
+@pytest.mark.parametrize("folder", ["/etc", "../x", "link/x", "a\0b", 5, None])
+def test_a_queued_job_does_not_leave_it(folder, tmp_path, settings):
+    settings.REPLSITE_ARCHIVE_FOLDER = tmp_path
+    (tmp_path / "link").symlink_to("/tmp")
+    for kind, arguments in {
+        "archive": {"room": "!x:a.test", "folder": folder},
+        "restore": {"archive": folder},
+        "purge room": {"room": "!x:a.test", "archive": folder or "/"},
+        "purge history": {"room": "!x:a.test", "before": "$x", "archive": folder or "/"},
+        "purge retention": {"archive": folder or "/"},
+    }.items():
+        with pytest.raises(UnusableArguments):
+            queue_job(kind, arguments, by="ann")
+    assert not Job.objects.exists()

@@ -8,6 +8,7 @@ from django.core.management import call_command
 
 from events.models import Event, EventJson
 from pipeline import archive
+from pipeline.archive_folders import any_folder
 from pipeline.archive_format import read_manifest
 from pipeline.errors import SparkFailed
 from pipeline.job_runs import run_job
@@ -24,7 +25,8 @@ def _server(settings, own_writer):
 
 
 def job(kind, **arguments):
-    return run_job(kind, arguments, stream=io.StringIO())
+    with any_folder():
+        return run_job(kind, arguments, stream=io.StringIO())
 
 
 def test_spark_writes_what_one_process_writes(spark, tmp_path, monkeypatch):
