@@ -109,21 +109,24 @@ class RoomCompression:
         Raises ``CompressionWentWrong``; then, and when it is stopped, ``clean_up`` removes what was written in vain.
         """
         for _ in range(_MOST_PASSES):
-            moving = sorted(self._new.numbers)
-            for _ in range(_MOST_ROUNDS):
-                for _ in self._write():
-                    yield self.moved
-                for batch in self._batches(moving):
-                    for _ in self._move(batch):
-                        yield self.moved
-                if not (moving := self._left()):
-                    break
+            for _ in self._pass():
+                yield self.moved
             old = sorted(self._new.numbers)
             for _ in self.clean_up():
                 yield self.moved
             if not self._are_here(old):
                 return
             self._read_all()  # somebody came to need an old group in the moment before it was to go
+
+    def _pass(self) -> Iterator[None]:
+        """Write the new groups and move the events, until none has an old group and none stands on one."""
+        moving = sorted(self._new.numbers)
+        for _ in range(_MOST_ROUNDS):
+            yield from self._write()
+            for batch in self._batches(moving):
+                yield from self._move(batch)
+            if not (moving := self._left()):
+                return
 
     def clean_up(self) -> Iterator[None]:
         """Delete the groups that nothing needs, old ones and new ones."""

@@ -172,35 +172,28 @@ class _Export:
     def _table(self, spark: SparkSession, table: ExportedTable) -> TableFigures:
         request, run = self._request, self._run
         where, values = table.conditions(request.rooms, request.since, request.until)
-        last_day = self._made_at_ms // _DAY_MS
-        day = "NULL::integer" if table.day is None else table.day_sql(last_day)
+        day = "NULL::integer" if table.day is None else table.day_sql(self._made_at_ms // _DAY_MS)
         rows, rooms, days, low, high = self._ask(
             f"SELECT count(*), count(DISTINCT {table.room}), count(DISTINCT coalesce({day}, -1)), "
             f"min({table.key}), max({table.key}) FROM {table.source} WHERE {where}",
             values,
         )
-        buckets = request.buckets or buckets_for(rows, rooms, days)
-        columns = [(name, kind) for name, kind, _ in table.columns]
-        selected = [f"{sql} AS {name}" for name, _, sql in table.columns]
-        if table.day is not None:
-            columns.append(("day", "date"))
-            selected.append(f"{day} AS day")
-        query = f"SELECT {', '.join(selected)} FROM {table.source} WHERE {where}"
+        columns, query = _selection(table, day)
         pieces = [
-            ExportPiece(self._text(f"{query} AND {table.key} BETWEEN {first} AND {last}", values))
+            ExportPiece(self._text(f"{query} WHERE {where} AND {table.key} BETWEEN {first} AND {last}", values))
             for first, last in _ranges(low, high, rows)
         ]
-        work = Exporting(database.dsn(run.using), self._snapshot, tuple(columns))
+        work = Exporting(database.dsn(run.using), self._snapshot, columns)
+        target = _Target(
+            _partial(request.folder, table.name),
+            request.buckets or buckets_for(rooms=rooms, rows=rows, days=days),
+            rows,
+            table,
+        )
         done = spark.sparkContext.accumulator(0)
-        folder = _partial(request.folder, table.name)
         with run.watch(table.name, rows, "rows", lambda: min(done.value, rows)), run.spark_steps(spark):
-            _write(spark, work, pieces, _Target(folder, buckets, rows, table), done)
-        found, files, size = _count(folder)
-        if found != rows:
-            raise ExportDiffers(
-                f"{table.name}: {found:,} rows were written and the database has {rows:,}; the folder is as it was. Export again."
-            )
-        return TableFigures(rows, files, size, buckets, 0 if table.day is None else days)
+            _write(spark, work, pieces, target, done)
+        return _checked(target, 0 if table.day is None else days)
 
     def _ask(self, query: str, values: Mapping[str, object]) -> Any:
         self._cursor.execute(query, values or None)
@@ -209,6 +202,27 @@ class _Export:
     def _text(self, query: str, values: Mapping[str, object]) -> str:
         text: bytes = self._cursor.mogrify(query, values or None)
         return text.decode()
+
+
+def _selection(table: ExportedTable, day: str) -> tuple[tuple[tuple[str, str], ...], str]:
+    """The columns of a table, (name, kind), and the query that selects them."""
+    columns = [(name, kind) for name, kind, _ in table.columns]
+    selected = [f"{sql} AS {name}" for name, _, sql in table.columns]
+    if table.day is not None:
+        columns.append(("day", "date"))
+        selected.append(f"{day} AS day")
+    return tuple(columns), f"SELECT {', '.join(selected)} FROM {table.source}"
+
+
+def _checked(target: _Target, days: int) -> TableFigures:
+    """What was written, as the files tell it; raises ``ExportDiffers``."""
+    found, files, size = _count(target.folder)
+    if found != target.rows:
+        raise ExportDiffers(
+            f"{target.table.name}: {found:,} rows were written and the database has {target.rows:,}; the folder is as it was. "
+            "Export again."
+        )
+    return TableFigures(found, files, size, target.buckets, days)
 
 
 def _ranges(low: int | None, high: int | None, rows: int) -> Iterator[tuple[int, int]]:

@@ -65,23 +65,32 @@ def checked_export(arguments: Mapping[str, Any]) -> dict[str, Any]:
     ``tables`` and ``rooms`` (all, if left out), ``since`` and ``until`` (days like 2026-01-31, ``until`` not included),
     ``buckets`` (as many as fit, if left out), ``overwrite``.
     """
-    tables, rooms, buckets = (arguments.get(name) for name in ("tables", "rooms", "buckets"))
-    chosen = list(TABLES) if tables is None else tables
-    if not isinstance(chosen, list) or not chosen or not all(isinstance(t, str) and t in TABLES for t in chosen):
-        raise UnusableArguments(f"tables must be some of {', '.join(TABLES)}, not {tables!r:.200}.")
-    if rooms is not None:
-        _check_rooms(rooms)
-    if buckets is not None and (
-        isinstance(buckets, bool) or not isinstance(buckets, int) or not 1 <= buckets <= MOST_BUCKETS
-    ):
-        raise UnusableArguments(f"buckets must be a number from 1 to {MOST_BUCKETS}, not {buckets!r:.100}.")
-    overwrite = arguments.get("overwrite", False)
-    if not isinstance(overwrite, bool):
-        raise UnusableArguments(f"overwrite must be true or false, not {overwrite!r:.100}.")
     days = {name: arguments.get(name) for name in ("since", "until")}
     for name, day in days.items():
         _day(name, day)
-    return {"tables": list(dict.fromkeys(chosen)), "rooms": rooms, **days, "buckets": buckets, "overwrite": overwrite}
+    overwrite = arguments.get("overwrite", False)
+    if not isinstance(overwrite, bool):
+        raise UnusableArguments(f"overwrite must be true or false, not {overwrite!r:.100}.")
+    rooms, buckets = arguments.get("rooms"), arguments.get("buckets")
+    if rooms is not None:
+        _check_rooms(rooms)
+    if buckets is not None:
+        _check_buckets(buckets)
+    tables = _checked_tables(arguments.get("tables"))
+    return {"tables": tables, "rooms": rooms, **days, "buckets": buckets, "overwrite": overwrite}
+
+
+def _checked_tables(tables: object) -> list[str]:
+    if tables is None:
+        return list(TABLES)
+    if not isinstance(tables, list) or not tables or not all(isinstance(t, str) and t in TABLES for t in tables):
+        raise UnusableArguments(f"tables must be some of {', '.join(TABLES)}, not {tables!r:.200}.")
+    return list(dict.fromkeys(tables))
+
+
+def _check_buckets(buckets: object) -> None:
+    if isinstance(buckets, bool) or not isinstance(buckets, int) or not 1 <= buckets <= MOST_BUCKETS:
+        raise UnusableArguments(f"buckets must be a number from 1 to {MOST_BUCKETS}, not {buckets!r:.100}.")
 
 
 def _check_rooms(rooms: object) -> None:
