@@ -43,6 +43,7 @@ from pipeline.plan import (
     make_plan,
     planned_rooms,
     store_broken,
+    store_versions,
 )
 from pipeline.promotion import EVENTS_PER_BATCH, batches, ready_rooms
 from pipeline.site_spark import site_session
@@ -187,7 +188,7 @@ class _Import:
 
     @contextmanager
     def _spark(self) -> Iterator[SparkSession]:
-        with site_session("import", self._options.master) as spark, self._run.spark_steps(spark):
+        with site_session("import", self._options.master, light=True) as spark, self._run.spark_steps(spark):
             yield spark
 
     # --- what is read ---------------------------------------------------------------------------------------------------
@@ -235,10 +236,8 @@ class _Import:
             with self._run.watch("scan", len(parts), "parts", lambda: finished_tasks(spark)):
                 scans = scan_parts(spark, parts, limit)
             self._note_rows(scans)
-            versions = self._known_versions()
-            for scan in scans:
-                versions = {**scan.versions, **versions}
-            work = LineWork(self._job, dsn(self._using), limit, versions)
+            self._store_versions(scans)
+            work = LineWork(self._job, dsn(self._using), limit)
             total = sum(scan.lines for scan in scans)
             with self._run.watch("read", total, "lines", self._counter(STEPS.name, "sum(lines)")):
                 stage_parts(spark, work, parts)
@@ -262,10 +261,10 @@ class _Import:
             source.rows = rows[source.number]
         ImportSource.objects.using(self._using).bulk_update(sources, ["rows"], batch_size=1_000)
 
-    def _known_versions(self) -> dict[str, str]:
-        with self._cursor() as cursor:
-            cursor.execute("SELECT room_id, room_version FROM events_room")
-            return dict(cursor.fetchall())
+    def _store_versions(self, scans: Sequence[PartScan]) -> None:
+        with transaction.atomic(using=self._using), self._cursor() as cursor:
+            for scan in scans:
+                store_versions(cursor, self._job, scan.versions)
 
     def _plan(self) -> None:
         with (

@@ -27,10 +27,12 @@ from pipeline.masters import check_master, check_master_answers, driver_address,
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["SHIPPED_ROOMS", "code_archive", "find_java", "spark_session"]
+__all__ = ["LIGHT_DRIVER", "SHIPPED_ROOMS", "code_archive", "find_java", "spark_session"]
 
 #: Rooms whose modules executors may import; ``replsite`` is never among them.
 SHIPPED_ROOMS = ("streams", "state", "events", "pipeline")
+#: For a driver that only hands out tasks: compiling well would take half of its CPU and never pay.
+LIGHT_DRIVER = {"spark.driver.defaultJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
 _ROOMS_FOLDER = Path(__file__).resolve().parent.parent
 _NOT_SHIPPED = {"management", "__pycache__", "templates"}
 _JVM_END_SECONDS = 10.0

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from pipeline.conf import pipeline_settings
 from pipeline.executor_check import check_executors
 from pipeline.masters import check_master, is_local
-from pipeline.session import spark_session
+from pipeline.session import LIGHT_DRIVER, spark_session
 from streams.conf import stream_settings
 from streams.database import dsn
 
@@ -28,15 +28,16 @@ def site_master(master: str | None = None) -> str:
 
 
 @contextmanager
-def site_session(name: str, master: str | None = None) -> Iterator[SparkSession]:
+def site_session(name: str, master: str | None = None, *, light: bool = False) -> Iterator[SparkSession]:
     """A session for the length of the block; on a cluster its executors were asked whether they can do our work.
+
+    ``light``: the JVM here only hands out tasks, whose work is done in Python (``pipeline.session.LIGHT_DRIVER``).
 
     Raises ``UnusableArguments``, ``JavaMissing``, ``MasterAway`` and ``ClusterUnfit``.
     """
     settings, chosen = pipeline_settings(), site_master(master)
-    with spark_session(
-        name, folder=settings.folder, master=chosen, project=settings.project, conf=settings.spark_conf
-    ) as spark:
+    conf = {**(LIGHT_DRIVER if light else {}), **settings.spark_conf}
+    with spark_session(name, folder=settings.folder, master=chosen, project=settings.project, conf=conf) as spark:
         if not is_local(str(spark.sparkContext.master)):
             check_executors(spark, dsn(stream_settings().database), settings.executor_seconds)
         yield spark

@@ -21,7 +21,7 @@ from typing import Any
 
 import psutil
 
-SAMPLE_SECONDS = 0.5
+SAMPLE_SECONDS = 1.0
 WHO = ("driver", "jvm", "workers", "postgres")
 _TICKS = os.sysconf("SC_CLK_TCK")
 

@@ -17,7 +17,7 @@ from django.db import connection
 
 from pipeline.conf import pipeline_settings
 from pipeline.errors import JavaMissing
-from pipeline.session import find_java, spark_session
+from pipeline.session import LIGHT_DRIVER, find_java, spark_session
 from streams import writers
 from tests import session as test_session
 
@@ -36,7 +36,7 @@ def spark(django_db_setup) -> Iterator[object]:
         find_java(settings.project)
     except JavaMissing as missing:
         pytest.skip(str(missing))
-    conf = {"spark.python.worker.reuse": "true"}
+    conf = {"spark.python.worker.reuse": "true", **LIGHT_DRIVER}
     with spark_session("tests", folder=settings.folder, project=settings.project, conf=conf) as session:
         yield session
 
