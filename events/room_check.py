@@ -113,7 +113,7 @@ class _CheckedStates(RoomStates):
     def __init__(
         self, version: RoomVersion, events: Sequence[ParsedEvent], create: ParsedEvent | None, told: Mapping[str, int]
     ) -> None:
-        stored = Stored({}, create, GroupBuilder(), {}, lambda _states: None, trusting=True)
+        stored = Stored({}, create, GroupBuilder(), {}, lambda _states: None, trusting=True, whole=True)
         super().__init__(version, events, stored)
         self.digests = Digests(self.builder)
         self.differing: list[str] = []
@@ -123,7 +123,11 @@ class _CheckedStates(RoomStates):
         self._told = told
 
     def _before(self, event: ParsedEvent) -> int | None:
-        known = self.merged(self.after.get(prev) for prev in event.prev_event_ids) if event.prev_event_ids else None
+        prevs = event.prev_event_ids
+        if len(prevs) == 1:
+            known = self.after.get(prevs[0])
+        else:
+            known = self.merged(self.after.get(prev) for prev in prevs) if prevs else None
         group = self._told.get(event.event_id)
         if group is None:
             return known

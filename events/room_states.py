@@ -62,7 +62,7 @@ class Stored:
     ``events`` finds every stored event of the room; ``after`` has the adopted groups of events that the batch refers to.
     ``prepare`` is called with states before they are resolved, so that their events can be read at once. An event without
     auth events is refused (``trusting`` false), as a server does. ``recall`` finds the group that some groups are known to
-    resolve to; ``resolved`` fills up with what they resolve to in this batch.
+    resolve to; ``resolved`` fills up with what they resolve to in this batch. ``whole``: every event of the room is at hand.
     """
 
     events: MutableMapping[str, ParsedEvent]
@@ -73,6 +73,7 @@ class Stored:
     recall: Callable[[frozenset[int]], int | None] = lambda _groups: None
     resolved: dict[frozenset[int], int] = field(default_factory=dict)
     trusting: bool = False
+    whole: bool = False
 
 
 class RoomStates:
@@ -100,6 +101,7 @@ class RoomStates:
         self.bases: Sequence[int] = ()
         """Groups that a given state is likely to be near to."""
         self._resolved = stored.resolved if stored is not None else {}
+        self._whole = stored is None or stored.whole
         self._last_state: tuple[int, GroupState] | None = None
 
     def assign(self, events: Sequence[ParsedEvent]) -> None:
@@ -184,10 +186,7 @@ class RoomStates:
         self.events[event.event_id] = replace(event, rejected_reason=reason, rejection_given=True)
 
     def _resolve(self, groups: Sequence[int]) -> int:
-        if (
-            self._stored is None
-            and (near := resolve_near(self.rules, self.auth_graph, self.builder, groups)) is not None
-        ):
+        if self._whole and (near := resolve_near(self.rules, self.auth_graph, self.builder, groups)) is not None:
             return self.builder.add_cheapest(near)
         states = {group: self.builder.expand(group) for group in groups}
         if self._stored is not None:
