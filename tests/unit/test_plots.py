@@ -60,7 +60,7 @@ def test_a_single_point_can_be_seen():
     assert len(lines(plot_svg(plot(Point(at(0), 3))))[0].split()) == 2
 
 
-@pytest.mark.parametrize(("hours", "shown"), [(1, "11:00"), (24, "12:00"), (720, "22 Oct")])
+@pytest.mark.parametrize(("hours", "shown"), [(1, "11:00"), (24, "12:00"), (720, "22 Oct"), (26_304, "Nov 2023")])
 def test_the_axis_tells_times_of_the_day_or_dates(hours, shown):
     assert shown in plot_svg(plot(hours=hours))
 
