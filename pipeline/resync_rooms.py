@@ -19,6 +19,8 @@ from events.room_mending import Found, find_damage, mend_room
 __all__ = ["RoomAnswer", "RoomsWork", "resync_rooms"]
 
 _ONE_VIEW = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"
+#: There are as many tasks as cores, so a query that takes two cores only takes longer.
+_ALONE = "SET max_parallel_workers_per_gather = 0"
 _TO_TELL = "INSERT INTO pipeline_mendedroom (room_id, user_ids) VALUES (%s, %s::text[])"
 
 
@@ -44,6 +46,8 @@ def resync_rooms(work: RoomsWork, room_ids: Sequence[str]) -> list[RoomAnswer]:
     """Check these rooms, and mend those that differ if that is asked for; safe to be repeated."""
     connection = psycopg2.connect(work.dsn, application_name="replsite spark resync", connect_timeout=10)
     try:
+        with connection, connection.cursor() as cursor:
+            cursor.execute(_ALONE)
         return [_resync(connection, work, room_id) for room_id in room_ids]
     finally:
         connection.close()

@@ -2,10 +2,12 @@
 
 import io
 import json
+import subprocess
+import sys
 
 import pytest
 from django.core.management import CommandError, call_command
-from django.db import connection
+from django.db import connection, transaction
 
 from events.room_repair import check_room
 from events.stored_room import forget_kept
@@ -19,6 +21,8 @@ from streams.models import CacheInvalidation
 from tests.integration import test_room_repair as damage
 from tests.integration.test_live_is_bulk import generated
 from tests.persisted_rooms import persist_all
+from tests.session import PROJECT
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 LOCAL = "local[2]"
@@ -114,6 +118,33 @@ def test_what_a_killed_run_mended_is_told_by_the_next(own_writer, database_url):
     row, facts = MendedRoom.objects.get(), told()
     assert (row.room_id, row.user_ids, str(row)) == (room_id, [damage.USERS[0]], room_id)
     assert resync("rooms", room_id)[1] == 0
+    assert told() > facts and not MendedRoom.objects.exists()
+
+
+KILLED = """
+import sys
+from pipeline.resync_rooms import RoomsWork, resync_rooms
+resync_rooms(RoomsWork(sys.argv[1], "rooms", mend=True), sys.argv[2:])
+"""
+
+
+def test_a_task_that_is_killed_leaves_rooms_mended_or_as_they_were(own_writer, database_url):
+    """It is killed while it waits for the lock of the second room; the first one stays mended, and is told."""
+    rooms = [made_room(number) for number in range(3)]
+    for room_id in rooms:
+        plant(damage.missing_current_state, room_id)
+    with transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute("SELECT FROM events_room WHERE room_id = %s FOR UPDATE", [rooms[1]])
+        task = subprocess.Popen([sys.executable, "-c", KILLED, database_url, *rooms], cwd=PROJECT)
+        try:
+            wait_until(MendedRoom.objects.exists, 60.0)
+        finally:
+            task.kill()
+            task.wait()
+    assert [check_room(room_id).clean for room_id in rooms] == [True, False, False]
+    facts = told()
+    found, status = resync("rooms", "--all")
+    assert (status, found["rooms_wrong"], found["left"]) == (0, 2, 0)
     assert told() > facts and not MendedRoom.objects.exists()
 
 
