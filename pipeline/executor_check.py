@@ -33,6 +33,7 @@ TASK_MODULES = (
 _CONNECT_SECONDS = 10
 _MOST_TOLD = 3
 _MOST_ASKED = 64
+_GROUP = "replsite check"
 
 
 def look_around(dsn: str) -> dict[str, str]:
@@ -70,36 +71,43 @@ def check_executors(spark: SparkSession, dsn: str = "", seconds: float = 60.0) -
 
 def _ask(spark: SparkSession, dsn: str, seconds: float) -> list[tuple[str, dict[str, str]]]:
     """The answers of the executors; the job has a thread of its own, so that it can be given up."""
-    from py4j.protocol import Py4JJavaError  # noqa: PLC0415 - slow, and the executors need it not
-    from pyspark.errors import PySparkException  # noqa: PLC0415
-
     context = spark.sparkContext
-    tasks = max(1, min(context.defaultParallelism, _MOST_ASKED))
-    found: list[Any] = []
-    failed: list[str] = []
-
-    def work() -> None:
-        context.setJobGroup("replsite check", "Can the executors do our work?")
-        try:
-            found.extend(
-                spark.range(0, tasks, 1, tasks).mapInArrow(_answers(dsn), "host string, missing string").collect()
-            )
-        except (PySparkException, Py4JJavaError) as error:
-            failed.append(str(error))
-
-    thread = threading.Thread(target=work, name="executor check", daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if thread.is_alive():
-        context.cancelJobGroup("replsite check")
-        thread.join(seconds)
+    question = _Question(spark, dsn)
+    question.start()
+    question.join(seconds)
+    if question.is_alive():
+        context.cancelJobGroup(_GROUP)
+        question.join(seconds)
         raise ClusterUnfit(
             f"No executor of {context.master} took a task for {seconds:.0f} s: its workers have no cores or no memory left for "
             f"this job. Free some, or ask for less in REPLSITE_SPARK_CONF (spark.cores.max, spark.executor.memory)."
         )
-    if failed:
-        raise ClusterUnfit(f"The executors of {context.master} cannot run our code: {_gist(failed[0])}")
-    return [(row["host"], json.loads(row["missing"])) for row in found]
+    if question.failed:
+        raise ClusterUnfit(f"The executors of {context.master} cannot run our code: {_gist(question.failed)}")
+    return [(row["host"], json.loads(row["missing"])) for row in question.found]
+
+
+class _Question(threading.Thread):
+    """A Spark job of as many tasks as there are cores, each of which looks around."""
+
+    def __init__(self, spark: SparkSession, dsn: str) -> None:
+        super().__init__(name="executor check", daemon=True)
+        self._spark, self._dsn = spark, dsn
+        self.found: list[Any] = []
+        self.failed = ""
+
+    def run(self) -> None:
+        from py4j.protocol import Py4JJavaError  # noqa: PLC0415 - slow, and the executors need it not
+        from pyspark.errors import PySparkException  # noqa: PLC0415
+
+        context = self._spark.sparkContext
+        context.setJobGroup(_GROUP, "Can the executors do our work?")
+        tasks = max(1, min(context.defaultParallelism, _MOST_ASKED))
+        asked = self._spark.range(0, tasks, 1, tasks).mapInArrow(_answers(self._dsn), "host string, missing string")
+        try:
+            self.found = asked.collect()
+        except (PySparkException, Py4JJavaError) as error:
+            self.failed = str(error) or type(error).__name__
 
 
 def _answers(dsn: str) -> Any:

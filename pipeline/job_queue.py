@@ -75,14 +75,9 @@ class JobServer:
         listener = NotifyListener(QUEUE_CHANNEL, str, lambda _: self._heard.set(), self._using, "jobs")
         listener.start()
         try:
-            while True:
-                try:
-                    with hold_lock(self._using) as lock:
-                        return self._serve(lock, once=once)
-                except (DjangoError, DatabaseError) as error:
-                    if once or self._stopping:
-                        raise
-                    self._wait_for_database(error)
+            while not self._serve_while_it_lasts(once=once):
+                self._heard.clear()
+                self._heard.wait(_AWAY_SECONDS)  # the listener is connected again, or once more in vain
         finally:
             listener.stop()
 
@@ -97,11 +92,18 @@ class JobServer:
             connections[self._using].close()
             self._heard.wait(_LOOK_SECONDS)
 
-    def _wait_for_database(self, error: Exception) -> None:
-        log.warning("jobs.database_away", error=" ".join(str(error).split()))
-        connections[self._using].close()
-        self._heard.clear()
-        self._heard.wait(_AWAY_SECONDS)  # the listener is connected again, or once more in vain
+    def _serve_while_it_lasts(self, *, once: bool) -> bool:
+        """Serve with a lock of its own; False when the database went away and is to be waited for."""
+        try:
+            with hold_lock(self._using) as lock:
+                self._serve(lock, once=once)
+        except (DjangoError, DatabaseError) as error:
+            if once or self._stopping:
+                raise
+            log.warning("jobs.database_away", error=" ".join(str(error).split()))
+            connections[self._using].close()
+            return False
+        return True
 
     def _serve_next(self, lock: JobLock) -> bool:
         """Carry out the oldest job that nobody else has; whether there was one."""
