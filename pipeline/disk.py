@@ -26,8 +26,8 @@ def disk_full() -> Iterator[None]:
         if not _is_full(error):
             raise
         raise DiskFull(
-            f"A disk is full: {str(error).strip()} Free space, then go on with --resume: what was loaded stays, and so does "
-            "what was worked out until then."
+            f"A disk is full: {str(error).strip()} Free space, then go on with --resume (a queued import: queue it again). "
+            "What was loaded stays."
         ) from error
 
 

@@ -5,13 +5,13 @@ Set-based SQL on the staging tables, in one transaction with a ledger row, so a 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pipeline.parts import HEAD_BYTES, Part
 from pipeline.stage_lines import LINES_PER_PART
-from pipeline.staging import BROKEN, PREFIX, RESULT_TABLES, STAGED_EVENTS, STAGED_TABLES, STEPS, table_name
+from pipeline.staging import BROKEN, PREFIX, RESULT_TABLES, STAGED_EVENTS, STAGED_TABLES, STEPS, VERSIONS, table_name
 
 __all__ = [
     "PlannedRoom",
@@ -23,6 +23,7 @@ __all__ = [
     "make_plan",
     "planned_rooms",
     "store_broken",
+    "store_versions",
 ]
 
 ROOM_KNOWN = "room-known"
@@ -145,6 +146,15 @@ def leftover_staging(cursor: Any, kind: str) -> list[int]:
         [PREFIX, PREFIX, kind],
     )
     return [int(job) for (job,) in cursor.fetchall()]
+
+
+def store_versions(cursor: Any, job: int, versions: Mapping[str, str]) -> None:
+    """Write down what create events announce; what was announced before stays."""
+    cursor.execute(
+        f"INSERT INTO {table_name(job, VERSIONS.name)} (room_id, room_version) "
+        "SELECT * FROM unnest(%s::text[], %s::text[]) ON CONFLICT DO NOTHING",
+        [list(versions), list(versions.values())],
+    )
 
 
 def make_plan(cursor: Any, job: int, *, as_history: bool) -> None:

@@ -7,7 +7,7 @@ the reason; nothing in a source can end the job, but for the source itself being
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from events.errors import EventRefused
@@ -15,9 +15,9 @@ from events.parsing import ParsedEvent, announced_version, parse_line, parse_row
 from pipeline.inputs import announcing_rows, read_part
 from pipeline.packed_events import pack
 from pipeline.parts import HEAD_BYTES, BrokenLine, Line, Part
-from pipeline.staging import BROKEN, STAGED_EVENTS, STEPS, copy_rows, staging_connection, table_name
+from pipeline.staging import BROKEN, STAGED_EVENTS, STEPS, VERSIONS, copy_rows, staging_connection, table_name
 
-__all__ = ["LINES_PER_PART", "LineWork", "PartScan", "scan_part", "sequence_number", "stage_part"]
+__all__ = ["LINES_PER_PART", "LineWork", "PartScan", "StoredVersions", "scan_part", "sequence_number", "stage_part"]
 
 LINES_PER_PART = 2**32
 _ROWS_PER_COPY = 2_000
@@ -25,7 +25,7 @@ _ROWS_PER_COPY = 2_000
 
 @dataclass(frozen=True, slots=True)
 class LineWork:
-    """What a task needs to stage a part; the same for all tasks of a job."""
+    """What a task needs to stage a part; the same for all tasks of a job. A task looks ``versions`` up by itself."""
 
     job: int
     dsn: str
@@ -39,6 +39,36 @@ class PartScan:
 
     lines: int
     versions: Mapping[str, str]
+
+
+class StoredVersions(Mapping[str, str]):
+    """The versions of rooms that the site has, or that the input announces; each is asked for when a bare event needs it."""
+
+    def __init__(self, cursor: Any, job: int) -> None:
+        self._cursor = cursor
+        self._sql = (
+            "SELECT coalesce((SELECT room_version FROM events_room WHERE room_id = %(room)s), "
+            f"(SELECT room_version FROM {table_name(job, VERSIONS.name)} WHERE room_id = %(room)s))"
+        )
+        self._asked: dict[str, str | None] = {}
+
+    def __getitem__(self, room_id: str) -> str:
+        if room_id not in self._asked and "\0" not in room_id:
+            self._cursor.execute(self._sql, {"room": room_id})
+            self._asked[room_id] = self._cursor.fetchone()[0]
+        found = self._asked.get(room_id)
+        if found is None:
+            raise KeyError(room_id)
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(room_id for room_id, version in self._asked.items() if version is not None)
+
+    def __len__(self) -> int:
+        return sum(version is not None for version in self._asked.values())
+
+    def __bool__(self) -> bool:
+        return True  # not empty, only not asked yet
 
 
 def sequence_number(part: int, line: int) -> int:
@@ -67,6 +97,7 @@ def stage_part(work: LineWork, number: int, part: Part) -> int:
         if not cursor.rowcount:
             return 0
         read = 0
+        work = replace(work, versions=StoredVersions(cursor, work.job))
         for events, broken in _batches(work, number, read_part(part, work.limit_bytes)):
             copy_rows(cursor, work.job, STAGED_EVENTS, events)
             copy_rows(cursor, work.job, BROKEN, broken)

@@ -29,6 +29,7 @@ __all__ = [
     "STAGED_EVENTS",
     "STAGED_TABLES",
     "STEPS",
+    "VERSIONS",
     "StagedTable",
     "connect",
     "copy_rows",
@@ -117,6 +118,8 @@ STAGED_EVENTS = _table(
 
 The columns are what SQL needs (prev events but of outliers, auth events of state events), ``packed`` what the rules do.
 """
+VERSIONS = _table("version", room_id="text PRIMARY KEY", room_version="text")
+"""Room versions that create events announce to bare events of other lines."""
 BROKEN = _table("broken", seq="bigint", reason="text", detail="text", content="bytea")
 """Lines that are not loaded."""
 RESULT_TABLES = (
@@ -178,7 +181,7 @@ RESULT_TABLES = (
     _table("result_visibility", room_no="bigint", user_id="text", kind="text", first="bigint", last="bigint"),
 )
 """What follows from ``RoomResult``, by table; ``index`` and ``number`` are the room's own until IDs are reserved."""
-STAGED_TABLES = (STEPS, STAGED_EVENTS, BROKEN, *RESULT_TABLES)
+STAGED_TABLES = (STEPS, VERSIONS, STAGED_EVENTS, BROKEN, *RESULT_TABLES)
 
 
 def table_name(job: int, name: str) -> str:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gzip
+import json
+from dataclasses import replace
 
 from pipeline.lines import parts_of
 from pipeline.parts import BrokenLine, Form, Line, Part
-from pipeline.stage_lines import LINES_PER_PART, LineWork, _batches, _text, scan_part, sequence_number
+from pipeline.stage_lines import LINES_PER_PART, LineWork, StoredVersions, _batches, _text, scan_part, sequence_number
 from pipeline.staging import BROKEN, STAGED_EVENTS, table_name
 from tests.room_data import event_lines, stored_events
 
@@ -51,8 +53,6 @@ def test_many_lines_come_in_bounded_batches():
 
 
 def test_a_scan_counts_lines_and_finds_announced_versions(tmp_path):
-    import json
-
     create = next(event["json"] for event in stored_events("v6_membership_visibility"))
     path = tmp_path / "in.gz"
     path.write_bytes(gzip.compress(b"\n" + json.dumps(create).encode() + b"\nnot json m.room.create\n"))
@@ -67,3 +67,31 @@ def test_staging_tables_carry_the_jobs_number():
     assert '"room_id" text COLLATE "C"' in STAGED_EVENTS.ddl(
         12
     ) and '"auth_event_ids" text[] COLLATE "C"' in STAGED_EVENTS.ddl(12)
+
+
+class _Cursor:
+    def __init__(self, versions):
+        self.versions, self.asked = versions, []
+
+    def execute(self, sql, values):
+        self.asked.append(values["room"])
+
+    def fetchone(self):
+        return [self.versions.get(self.asked[-1])]
+
+
+def test_a_rooms_version_is_asked_for_once_and_only_where_a_bare_event_needs_it():
+    bare = [line["json"] for line in stored_events("v9_restricted")[1:4]]
+    cursor = _Cursor({bare[0]["room_id"]: "9"})
+    work = replace(WORK, versions=StoredVersions(cursor, 1))
+    lines = [Line(n, json.dumps(event).encode()) for n, event in enumerate([*bare, bare[0] | {"room_id": "!x:y\0"}], 1)]
+    ((events, broken),) = _batches(work, 0, [*lines, Line(9, event_lines("v9_restricted")[5])])
+    assert len(events) == 4 and [reason for _, reason, *_ in broken] == ["unknown-room-version"]
+    assert cursor.asked == [bare[0]["room_id"]] and dict(work.versions) == {bare[0]["room_id"]: "9"}
+
+
+def test_a_room_that_nobody_knows_is_asked_for_once():
+    cursor = _Cursor({})
+    versions = StoredVersions(cursor, 1)
+    assert versions and "!a:b" not in versions and "!a:b" not in versions
+    assert cursor.asked == ["!a:b"] and len(versions) == 0 and list(versions) == []
