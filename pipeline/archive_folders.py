@@ -1,7 +1,7 @@
 """Where archives may lie.
 
-Whoever may queue a job need not be allowed to write or read everywhere: a queued job names folders as they are seen from the folder
-of archives (setting ``REPLSITE_ARCHIVE_FOLDER``) and stays below it. Commands run as their user, without such a limit.
+Whoever may queue a job need not be allowed to write or read everywhere: a queued job names folders as they are seen from the
+folder of archives (setting ``REPLSITE_ARCHIVE_FOLDER``) and stays below it. Commands run as their user, without such a limit.
 """
 
 from __future__ import annotations

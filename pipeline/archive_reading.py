@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from pipeline.archive_format import Manifest, file_sha256, read_manifest
+from pipeline.archive_format import TABLES, Manifest, file_sha256, read_manifest
 from pipeline.errors import ArchiveDamaged
 
 __all__ = ["open_archive"]
@@ -16,6 +16,8 @@ def open_archive(folder: Path, step: Callable[[int], object] = lambda _bytes: No
     manifest = read_manifest(folder)
     for file in manifest.files:
         path = folder / file.name
+        if path.name != file.name or file.table not in TABLES:
+            raise ArchiveDamaged(f"{folder}: the manifest names a file {file.name!r:.100} that no archive has.")
         try:
             found = file_sha256(path)
         except OSError as error:

@@ -144,9 +144,9 @@ class _Restore:
         with connections[self._using].cursor() as cursor:
             cursor.execute(f"DROP TABLE IF EXISTS {', '.join(f'pg_temp.{name}' for name in TEMPORARY)}")
 
-    def _batches(self, table: str, rows: int = EVENTS_PER_TRANSACTION) -> Iterator[pa.RecordBatch]:
+    def _batches(self, table: str, rows: int | None = None) -> Iterator[pa.RecordBatch]:
         for file in self._manifest.of(table):
-            yield from self._of_file(file, rows)
+            yield from self._of_file(file, rows or EVENTS_PER_TRANSACTION)
 
     def _of_file(self, file: ArchivedFile, rows: int) -> Iterator[pa.RecordBatch]:
         return read_batches(self._folder / file.name, file.table, rows)

@@ -134,6 +134,20 @@ def test_what_comes_after_the_archive_is_not_purged_with_it(tmp_path, monkeypatc
     assert purge("history", made.room_id, "--before-token", f"t{cut}-0", "--delete-local")["deleted"] == 1
 
 
+def test_what_retention_takes_is_archived_room_by_room(tmp_path, settings):
+    settings.REPLSITE_RETENTION_DEFAULT_SECONDS = 1
+    rooms = [talked_room(3), talked_room(3, "!other:a.test")]
+    foreseen = purge("retention", "--dry-run", "--archive", str(tmp_path))
+    assert names(tmp_path) == []
+    outcome = purge("retention", "--archive", str(tmp_path))
+    assert {**foreseen, "dry_run": False} == outcome and outcome["rooms"] == 2
+    manifests = [read_manifest(path) for path in tmp_path.iterdir()]
+    assert {one.room_id for one in manifests} == {made.room_id for made in rooms}
+    assert sum(one.rows("event") for one in manifests) == outcome["deleted"] + outcome["became_outliers"]
+    purge("retention", "--archive", str(tmp_path))
+    assert len(names(tmp_path)) == 2  # nothing to delete, nothing to archive
+
+
 def test_a_purge_that_is_refused_writes_no_archive(tmp_path):
     made = talked_room(2)
     with pytest.raises(CommandError, match="without its last event"):

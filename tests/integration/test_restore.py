@@ -2,7 +2,11 @@
 
 import io
 import json
+import os
 import shutil
+import signal
+import subprocess
+import sys
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -31,6 +35,7 @@ from events.stored_room import forget_kept
 from events.visibility_rebuild import stored_ranges
 from pipeline import archive, purge_kind, restore_kind
 from pipeline.archive_format import read_manifest, write_manifest
+from pipeline.jobs import killed_jobs
 from pipeline.models import Job
 from state.models import StateGroup
 from state.room_versions import room_version
@@ -43,6 +48,7 @@ from tests.oracle.answers import parsed
 from tests.persisted_rooms import incoming
 from tests.stored_rooms import store_room
 from tests.syncing import ids, only, since
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 ROOMS = ["v10_gap", "v10_rejected", "v11_redactions", "v12_power_fork"]
@@ -140,7 +146,7 @@ def test_history_comes_back_as_it_was(name, tmp_path, small_steps):
 
 @pytest.mark.parametrize("share", [0.2, 0.8])
 def test_two_archives_of_a_room_come_back_in_any_order(share, tmp_path, small_steps):
-    room_id = stored("v11_fork_walk")
+    room_id = stored("v10_gap")
     before = everything(room_id)
     first = purge("history", room_id, "--before-token", f"t{middle(room_id, 0.3)}-0", "--archive", str(tmp_path))
     second = purge("history", room_id, "--before-token", f"t{middle(room_id, 0.6)}-0", "--archive", str(tmp_path))
@@ -295,6 +301,63 @@ def test_stopped_anywhere_and_run_again_gives_the_same_end(stop_after, tmp_path,
     assert_same(everything(room_id), before)
     check_groups(room_id)
     assert StateGroup.objects.count() <= 2 * groups
+
+
+_KILLED = """
+import os, signal, sys
+import django
+django.setup()
+from pipeline import archive_parts, restore_kind
+from pipeline.archive_folders import any_folder
+from pipeline.job_runs import run_job
+kind, room_id, folder = sys.argv[1:]
+plain, done = (archive_parts._write, []) if kind == "archive" else (restore_kind.restore_events, [])
+def dies(*arguments, **more):
+    plain(*arguments, **more)
+    done.append(1)
+    if len(done) == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+archive_parts._write = restore_kind.restore_events = dies
+restore_kind.EVENTS_PER_TRANSACTION = 5
+with any_folder():
+    arguments = {"room": room_id, "folder": folder} if kind == "archive" else {"archive": folder}
+    run_job(kind, arguments)
+"""
+
+
+def test_kill_nine_while_archiving_and_while_restoring(tmp_path, database_url, monkeypatch):
+    monkeypatch.setattr(purge_kind, "_REST", 0)
+    made = talked_room(30)
+    before = everything(made.room_id)
+    kill("archive", made.room_id, tmp_path, database_url)
+    assert [path.suffix for path in tmp_path.iterdir()] == [".partial"]
+    outcome = purge(
+        "history", made.room_id, "--before", made.events[-1].event_id, "--delete-local", "--archive", str(tmp_path)
+    )
+    folder = outcome["archive"]["folder"]
+    assert [str(path) for path in tmp_path.iterdir()] == [folder]
+    kill("restore", made.room_id, folder, database_url)
+    half = Event.objects.filter(outlier=False).count()
+    assert 1 < half < len(made.events)
+    assert found_wrong(made.room_id) == []
+    groups = StateGroup.objects.count()
+    restore(folder)
+    assert_same(everything(made.room_id), before)
+    assert StateGroup.objects.count() == groups  # those that the killed run copied are used
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT count(*) FROM pg_class WHERE relname LIKE 'pipeline_restore%%'")
+        assert cursor.fetchone() == (0,)
+
+
+def kill(kind, room_id, folder, database_url):
+    environment = {
+        **os.environ, "DATABASE_URL": database_url, "DJANGO_SETTINGS_MODULE": "replsite.settings",
+        "REPLSITE_SERVER_NAME": "nobody.test", "REPLSITE_INSTANCE": "killed",
+    }  # fmt: skip
+    command = [sys.executable, "-c", _KILLED, kind, room_id, str(folder)]
+    killed = subprocess.run(command, env=environment, timeout=120, capture_output=True, text=True, check=False)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    wait_until(lambda: killed_jobs("default"), 20)
 
 
 def test_positions_that_are_taken_are_refused(tmp_path):
