@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -45,6 +46,7 @@ _MOST_PIECES = 10_000
 _ROWS_PER_TASK = 200_000
 _MOST_TASKS = 2_000
 _ROWS_PER_FILE = 1_000_000
+_IO_ERROR = re.compile(r"(?:IOException|FSError): ([^\n]+)")
 _SNAPSHOT = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SELECT pg_export_snapshot()"
 _ONLY_ONE = "SELECT pg_try_advisory_lock(hashtextextended('replsite.export:' || %s, 0))"
 
@@ -247,7 +249,8 @@ class _Target:
 
 def _write(spark: SparkSession, work: Exporting, pieces: Sequence[ExportPiece], target: _Target, done: Any) -> None:
     """Read all pieces, bring the rows of each bucket and day together, write them in order."""
-    from pyspark.errors import PySparkException  # noqa: PLC0415 - the rest of this module needs no Spark
+    from py4j.protocol import Py4JError  # noqa: PLC0415 - the rest of this module needs no Spark
+    from pyspark.errors import PySparkException  # noqa: PLC0415
     from pyspark.sql import functions as f  # noqa: PLC0415
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -270,8 +273,14 @@ def _write(spark: SparkSession, work: Exporting, pieces: Sequence[ExportPiece], 
             .partitionBy(*parts)
             .parquet(target.folder.as_uri())
         )
-    except PySparkException as error:  # its text needs the JVM, which may be gone when somebody prints it
-        raise SparkFailed(f"Spark could not write {target.table.name}: {last_words(str(error))}") from None
+    except (PySparkException, Py4JError) as error:  # its text needs the JVM, which may be gone when somebody prints it
+        raise SparkFailed(f"Spark could not write {target.table.name}: {_why(str(error))}") from None
+
+
+def _why(text: str) -> str:
+    """Of a trace the words of the system, where a file could not be written, else those of our own code."""
+    found = _IO_ERROR.findall(text)
+    return found[-1][:1000] if found else last_words(text)
 
 
 def _spark_schema(work: Exporting) -> Any:

@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from datetime import UTC, datetime
 
+import psutil
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
@@ -282,6 +283,29 @@ def test_a_failure_leaves_the_folder_as_it_was(spark, stored, tmp_path, monkeypa
         run_export(tmp_path, {"tables": ["rooms", "state"], "overwrite": True}, stream=io.StringIO())
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
     assert Job.objects.latest("pk").state == JobState.FAILED
+
+
+@pytest.fixture
+def no_large_files(spark):
+    """Spark's JVM cannot write files of more than 2 kB: the system refuses, as it does when a disk is full."""
+    jvm = psutil.Process(spark.sparkContext._jvm.java.lang.ProcessHandle.current().pid())
+    before = jvm.rlimit(psutil.RLIMIT_FSIZE)
+    jvm.rlimit(psutil.RLIMIT_FSIZE, (2_000, before[1]))
+    yield
+    jvm.rlimit(psutil.RLIMIT_FSIZE, before)
+
+
+def test_what_the_system_refuses_to_write_is_told_in_its_words(no_large_files, stored, tmp_path):
+    with pytest.raises(SparkFailed, match="Spark could not write events: File too large"):
+        run_export(tmp_path, {"tables": ["events"]}, stream=io.StringIO())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_is_told_of_a_java_trace():
+    trace = (
+        "o448.parquet.\n: SparkException: failed\nCaused by: java.io.IOException: No space left on device\n\tat java"
+    )
+    assert export._why(trace) == "No space left on device"
 
 
 def test_files_that_lack_a_row_are_not_taken(spark, stored, tmp_path, monkeypatch):
