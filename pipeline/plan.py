@@ -11,7 +11,17 @@ from typing import Any
 
 from pipeline.parts import HEAD_BYTES, Part
 from pipeline.stage_lines import LINES_PER_PART
-from pipeline.staging import BROKEN, PREFIX, RESULT_TABLES, STAGED_EVENTS, STAGED_TABLES, STEPS, VERSIONS, table_name
+from pipeline.staging import (
+    BROKEN,
+    PREFIX,
+    RESULT_TABLES,
+    ROOMY,
+    STAGED_EVENTS,
+    STAGED_TABLES,
+    STEPS,
+    VERSIONS,
+    table_name,
+)
 
 __all__ = [
     "PlannedRoom",
@@ -164,6 +174,7 @@ def make_plan(cursor: Any, job: int, *, as_history: bool) -> None:
     """
     if _step_done(cursor, job, _PLANNED):
         return
+    cursor.execute(ROOMY)
     cursor.execute(f"CREATE UNIQUE INDEX ON {table_name(job, STAGED_EVENTS.name)} (seq)")
     cursor.execute(f"ANALYZE {table_name(job, STAGED_EVENTS.name)}")
     cursor.execute(_named(_KEEP_NEW, job))

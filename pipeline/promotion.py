@@ -18,7 +18,7 @@ from django.db import connections, transaction
 
 from events.catalog import BACKFILL, EVENTS
 from events.room_history import EVENT_COLUMNS
-from pipeline.staging import JUDGED_COLUMNS, table_name
+from pipeline.staging import JUDGED_COLUMNS, ROOMY, table_name
 from streams import registry
 from streams.writers import current_writer
 
@@ -108,6 +108,12 @@ FROM (
     FROM {{result_event}} WHERE {_of_batch()} AND backward = %(backward)s
 ) AS ordered
 JOIN unnest(%(ids)s::bigint[]) WITH ORDINALITY AS ids(id, place) USING (place)
+"""
+#: The same for IDs that follow each other without a hole, as most do.
+_MAP_EVENTS_IN_ONE = f"""
+INSERT INTO import_ordering (room_no, index, stream_ordering)
+SELECT room_no, index, %(sign)s * (%(first_id)s - 1 + row_number() OVER (ORDER BY {{order}}))
+FROM {{result_event}} WHERE {_of_batch()} AND backward = %(backward)s
 """
 _GIVEN_ORDER = {False: "given NULLS LAST, seq", True: "given DESC NULLS FIRST, seq DESC"}
 _ORDERED = (
@@ -221,6 +227,7 @@ class _Batch:
 
     def load(self) -> None:
         """Everything else; reserves as late as can be."""
+        self._cursor.execute(ROOMY)
         for sql in (*_PLAIN, _MAP_GROUPS, *_GROUPS):
             self._run(sql)
         self._cursor.execute(
@@ -230,8 +237,10 @@ class _Batch:
             count = sum(room.backward if backward else room.events - room.backward for room in self._rooms)
             if count:
                 ids = self._reserve(name, count)
-                more = {"sign": -1 if backward else 1, "backward": backward, "ids": ids}
-                self._run(_MAP_EVENTS.replace("{order}", _GIVEN_ORDER[backward]), more)
+                in_one = ids[-1] - ids[0] == len(ids) - 1
+                sql = (_MAP_EVENTS_IN_ONE if in_one else _MAP_EVENTS).replace("{order}", _GIVEN_ORDER[backward])
+                ids_given = {"first_id": ids[0]} if in_one else {"ids": ids}
+                self._run(sql, {"sign": -1 if backward else 1, "backward": backward, **ids_given})
         for sql in _ORDERED:
             self._run(sql, {"writer": current_writer(self._using).name})
 

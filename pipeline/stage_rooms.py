@@ -25,6 +25,7 @@ from pipeline.staging import (
     copy_rows,
     table_name,
 )
+from streams.collector_pause import collector_paused
 
 __all__ = ["RoomWork", "stage_rooms"]
 
@@ -62,7 +63,7 @@ def stage_rooms(work: RoomWork, rooms: Sequence[tuple[int, str, int]]) -> int:
     connection = connect(work.dsn)
     try:
         for group in _groups(rooms):
-            with connection:  # a transaction
+            with connection, collector_paused():  # a transaction
                 done += _stage_group(connection, work, group)
     finally:
         connection.close()

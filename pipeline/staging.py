@@ -26,6 +26,7 @@ __all__ = [
     "JUDGED_COLUMNS",
     "PREFIX",
     "RESULT_TABLES",
+    "ROOMY",
     "STAGED_EVENTS",
     "STAGED_TABLES",
     "STEPS",
@@ -38,6 +39,8 @@ __all__ = [
 ]
 
 PREFIX = "pipeline_stage_"
+ROOMY = "SET LOCAL work_mem = '64MB'"
+"""For transactions of the driver that sort and join many rows: there are a few at a time."""
 _ROWS_PER_COPY = 5_000
 JUDGED_COLUMNS = ("rejected_reason", "soft_failed", "redacted_by", "state_unresolved", "state_group")
 """Columns of an event that follow from its room; all others are staged with the event itself."""
