@@ -21,10 +21,12 @@ and for a stream in memory its life: when that has begun anew, so does the reade
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import psycopg2
@@ -111,6 +113,7 @@ class _Facts:
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if isinstance(partition.value, Piece):  # Spark makes a partition of its own where there is none
             yield from read_piece(self.reading, partition.value)
+            _leave_to_itself()
 
     def cuts(
         self, cursor: Any, moved: Mapping[str, Stretch], limit: int | None = None, conditions: Sequence[Condition] = ()
@@ -127,6 +130,15 @@ class _Facts:
         """The stretches as partitions, cut at those of the rows that end one."""
         size = self.options.rows_per_partition
         return [InputPartition(piece) for piece in pieces(moved, [token for n, token in cuts if n % size == 0])]
+
+
+@cache
+def _leave_to_itself() -> None:
+    """Once in a worker: Spark's daemon collects garbage after every task, over all that was ever imported.
+
+    That took more than the reading of 50,000 rows; what is here now stays for the worker's life anyway.
+    """
+    gc.freeze()
 
 
 class _BatchReader(_Facts, DataSourceReader):

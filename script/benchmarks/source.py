@@ -32,6 +32,7 @@ from streams.database import direct_connection, dsn
 FACTS = int(os.environ.get("REPLSITE_BENCH_FACTS") or 1_000_000)
 WRITTEN = 200_000
 ROUNDS = 3
+WARMING = 2
 LEAST_PER_SECOND = 500_000
 MOST_MILLISECONDS = 1000.0
 _COLUMNS = ("fact_table", "token", "writer", "received_at_ms", "cache_name", "keys", "invalidation_ts")
@@ -110,7 +111,8 @@ def timed(work: Callable[[], object]) -> float:
 
 
 def _rate(report: Report, what: str, work: Callable[[], object], facts: int, limit: int | None = None) -> None:
-    work()  # JVM, workers and the table's pages are warm
+    for _ in range(WARMING):  # JVM, workers and the table's pages
+        work()
     with CpuSeconds() as cpu:
         rates = [facts / timed(work) for _ in range(ROUNDS)]
     rate = statistics.median(rates)
