@@ -1,0 +1,24 @@
+"""Loading when others take IDs meanwhile: the order is the given one all the same."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipeline import promotion
+from tests.pipeline.imports import bare_room, run_import, write_lines
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def test_ids_with_holes_between_keep_the_order(spark, own_writer, tmp_path, rows, monkeypatch):
+    reserve = promotion._Batch._reserve
+
+    def with_holes(batch, stream, count):
+        return reserve(batch, stream, 2 * count)[::2]
+
+    monkeypatch.setattr(promotion._Batch, "_reserve", with_holes)
+    mixed = [event for pair in zip(bare_room(1, 30), bare_room(2, 30), strict=True) for event in pair]
+    run_import(write_lines(tmp_path / "rooms.jsonl", *({"json": event, "room_version": "2"} for event in mixed)))
+    found = rows("SELECT event_id, stream_ordering FROM events_event ORDER BY stream_ordering")
+    assert [event_id for event_id, _ in found] == [event["event_id"] for event in mixed]
+    assert found[-1][1] - found[0][1] == 2 * (len(mixed) - 1)
