@@ -7,6 +7,7 @@ is to.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
@@ -157,28 +158,46 @@ class ManyRooms:
 
     def _on_spark(self, spark: SparkSession, rooms: Sequence[SizedRoom]) -> Iterator[tuple[int, list[RoomAnswer]]]:
         work = RoomsWork(dsn(self._run.using), self._subject, self._mend)
-        group = f"replsite job {self._run.id}"
-        most = max(1, min(spark.sparkContext.defaultParallelism, _MOST_TASKS))
-        tasks = pack(rooms)
-        with ThreadPoolExecutor(most, "resync") as pool:
-            waiting: dict[Future[list[RoomAnswer]], int] = {}
-            try:
-                while True:
-                    while len(waiting) < 2 * most and (task := next(tasks, None)):
-                        ids = [room.room_id for room in task]
-                        waiting[pool.submit(_ask, spark, group, work, ids)] = sum(room.events for room in task)
-                    if not waiting:
-                        return
-                    for ended in wait(waiting, _LOOK_SECONDS, FIRST_COMPLETED).done:
-                        answers = ended.result()
-                        if any(found.before is not found.after for found in answers):
-                            tell_mended(self._run.using)
-                        yield waiting.pop(ended), answers
-                    self._run.step()
-            finally:  # nothing is left to do, or the work is to end
-                for future in waiting:
-                    future.cancel()
-                spark.sparkContext.cancelJobGroup(group)
+        tasks = _Tasks(spark, f"replsite job {self._run.id}", work, pack(rooms))
+        try:
+            while tasks.begin():
+                for done, answers in tasks.ended():
+                    if any(found.before is not found.after for found in answers):
+                        tell_mended(self._run.using)
+                    yield done, answers
+                self._run.step()
+        finally:
+            tasks.close()
+
+
+class _Tasks:
+    """Handfuls of rooms at work on Spark, each as a job of one task that a thread waits for."""
+
+    def __init__(self, spark: SparkSession, group: str, work: RoomsWork, packs: Iterator[list[SizedRoom]]) -> None:
+        self._spark, self._group, self._work, self._packs = spark, group, work, packs
+        self._most = max(1, min(spark.sparkContext.defaultParallelism, _MOST_TASKS))
+        self._pool = ThreadPoolExecutor(self._most, "resync")
+        self._waiting: dict[Future[list[RoomAnswer]], int] = {}
+
+    def begin(self) -> bool:
+        """Give out as many as are worked at, and as many again; false when all are done."""
+        for packed in itertools.islice(self._packs, 2 * self._most - len(self._waiting)):
+            ids = [room.room_id for room in packed]
+            future = self._pool.submit(_ask, self._spark, self._group, self._work, ids)
+            self._waiting[future] = sum(room.events for room in packed)
+        return bool(self._waiting)
+
+    def ended(self) -> Iterator[tuple[int, list[RoomAnswer]]]:
+        """The events and answers of those that ended within a second."""
+        for future in wait(self._waiting, _LOOK_SECONDS, FIRST_COMPLETED).done:
+            yield self._waiting.pop(future), future.result()
+
+    def close(self) -> None:
+        """Nothing is left to do, or the work is to end."""
+        for future in self._waiting:
+            future.cancel()
+        self._spark.sparkContext.cancelJobGroup(self._group)
+        self._pool.shutdown()
 
 
 def _ask(spark: SparkSession, group: str, work: RoomsWork, room_ids: Sequence[str]) -> list[RoomAnswer]:

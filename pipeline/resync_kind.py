@@ -47,19 +47,16 @@ class ResyncKind:
     def check(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         """``what``; ``rooms``: these only (all, if left out); ``dry_run``: only compare; ``master``: on Spark, at this master."""
         only(arguments, "what", "rooms", "dry_run", "master")
-        what, rooms = arguments.get("what"), arguments.get("rooms")
+        what, rooms, master = (arguments.get(name) for name in ("what", "rooms", "master"))
         if what not in WHAT:
             raise UnusableArguments(f"what must be one of {', '.join(WHAT)}, not {what!r:.100}.")
-        if rooms is not None and not (isinstance(rooms, list) and all(isinstance(one, str) for one in rooms)):
-            raise UnusableArguments("rooms must be a list of room IDs.")
-        if unusable := [one for one in rooms or () if not can_be_stored(one)]:
-            raise UnusableArguments(f"{unusable[0]!r:.300} is no room ID: no column can hold it.")
+        if rooms is not None:
+            _check_rooms(rooms)
         if what == "positions" and rooms:
             raise UnusableArguments("Positions are of streams: name no rooms.")
-        master = arguments.get("master")
-        if master is not None and what not in _OF_ROOMS:
-            raise UnusableArguments(f"resync {what} asks the database alone: leave the master out.")
         if master is not None:
+            if what not in _OF_ROOMS:
+                raise UnusableArguments(f"resync {what} asks the database alone: leave the master out.")
             check_master(str(master))
         return {"what": what, "rooms": rooms, "dry_run": bool(arguments.get("dry_run", False)), "master": master}
 
@@ -70,6 +67,13 @@ class ResyncKind:
             return compare_rooms(run)
         work = {"positions": _positions, "caches": _caches, "feeds": _feeds}[what]
         return {"what": what, "dry_run": run.arguments["dry_run"], **work(run)}
+
+
+def _check_rooms(rooms: Any) -> None:
+    if not (isinstance(rooms, list) and all(isinstance(one, str) for one in rooms)):
+        raise UnusableArguments("rooms must be a list of room IDs.")
+    if unusable := [one for one in rooms if not can_be_stored(one)]:
+        raise UnusableArguments(f"{unusable[0]!r:.300} is no room ID: no column can hold it.")
 
 
 def compare_rooms(run: JobRun, tell: Callable[[RoomAnswer], object] = lambda _answer: None) -> Mapping[str, Any]:

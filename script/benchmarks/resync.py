@@ -103,14 +103,13 @@ def resync(name: str, wrong: int, **arguments: Any) -> dict[str, Any]:
         "postgres_us": spent["postgres"],
         "start_s": seconds - summary["events"] / rate,
         "workers_mb": meter.most_mb["workers"],
-        "jvm_mb": meter.most_mb["jvm"],
     }
 
 
 def main() -> None:
     """Import, then the four runs."""
     columns = ["run", "events", "per_second", "limit", "ratio", "well", "cpu_us", "workers_us", "postgres_us"]
-    columns += ["start_s", "workers_mb", "jvm_mb"]
+    columns += ["start_s", "workers_mb"]
     report = Report(
         "resync", f"state, visibility and extremities of {EVENTS:,} events recomputed and compared", columns
     )

@@ -12,10 +12,11 @@ from django.db import connection, transaction
 from events.room_repair import check_room
 from events.stored_room import forget_kept
 from pipeline import many_rooms
-from pipeline.errors import JavaMissing, JobCancelled
+from pipeline.errors import JavaMissing, JobCancelled, UnusableArguments
 from pipeline.job_runs import run_job
 from pipeline.many_rooms import SizedRoom, pack, tell_mended
 from pipeline.models import Job, JobState, MendedRoom
+from pipeline.resync_kind import ResyncKind
 from pipeline.resync_rooms import RoomsWork, resync_rooms
 from streams.models import CacheInvalidation
 from tests.integration import test_room_repair as damage
@@ -123,6 +124,7 @@ def test_what_a_killed_run_mended_is_told_by_the_next(own_writer, database_url):
 
 KILLED = """
 import sys
+from pipeline.resync_kind import ResyncKind
 from pipeline.resync_rooms import RoomsWork, resync_rooms
 resync_rooms(RoomsWork(sys.argv[1], "rooms", mend=True), sys.argv[2:])
 """
@@ -187,9 +189,20 @@ def test_spark_is_taken_for_many_events_and_done_without_where_there_is_no_java(
     assert resync("rooms", "--all", "--master", LOCAL) == (None, 1)  # it was asked for
 
 
-@pytest.mark.parametrize("arguments", [["--all", "--master", "nowhere"], ["--all", "--master", "sc://x"], ["!a\0b"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"what": "state", "master": "nowhere"},
+        {"what": "state", "master": "sc://x"},
+        {"what": "feeds", "master": LOCAL},
+        {"what": "state", "rooms": ["!a\0b"]},
+        {"what": "state", "rooms": "!a:b"},
+        {"what": "nothing"},
+    ],
+)
 def test_unusable_arguments(arguments):
-    assert resync("state", *arguments) == (None, 2)
+    with pytest.raises(UnusableArguments):
+        ResyncKind().check(arguments)
 
 
 def test_rooms_are_given_out_part_by_part(own_writer, monkeypatch):
