@@ -29,7 +29,15 @@ from state.room_versions import room_version
 from streams import registry
 from streams.models import CacheInvalidation
 
-__all__ = ["TEMPORARY", "EventsRestored", "copy_groups", "restore_events", "restore_room", "restore_visibility"]
+__all__ = [
+    "TEMPORARY",
+    "EventsRestored",
+    "copy_groups",
+    "restore_events",
+    "restore_room",
+    "restore_visibility",
+    "tell_of_restored",
+]
 
 #: Temporary tables that the caller fills, by name, each emptied with its transaction but for ``restored_hole``.
 TEMPORARY = {
@@ -239,7 +247,7 @@ def restore_room(cursor: Any, room_id: str) -> None:
 def restore_events(room_id: str, mapping: str, using: str, done: EventsRestored, *, whole: bool = False) -> None:
     """Put the events of ``restored_event`` back; ``whole``: the room came back with them, and its current state is known.
 
-    Raises ``PositionsTaken``. Appends a fact to the stream ``caches``.
+    Raises ``PositionsTaken``. Appends a fact to the stream ``caches``, but for a ``whole`` room.
     """
     names: dict[str, Any] = {"room": room_id}
     cursor: Any
@@ -271,10 +279,16 @@ def restore_events(room_id: str, mapping: str, using: str, done: EventsRestored,
         if leaves and not whole:
             settle_state(cursor, room_id, using)
         cursor.execute("DROP TABLE restored_fate, restored_below; TRUNCATE restored_event")
-    registry.get("caches").append(CacheInvalidation(cache_name=CACHE_NAME, keys=None))
+    if not whole:
+        tell_of_restored()
     done.restored += new
     done.placed += placed
     done.here += given - new - placed
+
+
+def tell_of_restored() -> None:
+    """Others drop what they keep of events; late in a transaction, because followers wait for its position until that ends."""
+    registry.get("caches").append(CacheInvalidation(cache_name=CACHE_NAME, keys=None))
 
 
 def _check_positions(cursor: Any) -> None:

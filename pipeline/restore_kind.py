@@ -28,6 +28,7 @@ from events.restoring import (
     restore_events,
     restore_room,
     restore_visibility,
+    tell_of_restored,
 )
 from events.room_purging import is_purging
 from pipeline.archive_folders import folder_of_archive
@@ -225,6 +226,7 @@ class _Restore:
             cursor.execute(f"DROP TABLE {self._mapping}")
             members = CurrentState.objects.using(self._using).filter(room_id=self._room_id, type="m.room.member")
             if gone:
+                tell_of_restored()
                 invalidate_room_state(self._room_id, list(members.values_list("state_key", flat=True)))
         return rebuilt
 

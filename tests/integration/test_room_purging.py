@@ -17,6 +17,7 @@ from events.models import CurrentState, Event, EventAuth, EventEdge, EventJson, 
 from events.persist import persist
 from events.purging import only_purge
 from events.reading import timeline
+from pipeline import restore_kind
 from pipeline.archive_format import read_manifest
 from pipeline.models import Job
 from state.models import StateGroup, StateGroupDelta
@@ -207,6 +208,24 @@ def test_an_archived_room_comes_back_whole(name, tmp_path):
     assert found_wrong(room_id) == wrong
     check_groups(room_id)
     assert not PurgedRoom.objects.exists()
+
+
+def test_others_are_told_of_a_room_that_comes_back_at_the_end_only(tmp_path, monkeypatch):
+    made = talked_room(6)
+    folder = purge("room", made.room_id, "--archive", str(tmp_path))["archive"]["folder"]
+    monkeypatch.setattr(restore_kind, "EVENTS_PER_TRANSACTION", 2)
+    told = CacheInvalidation.objects.count()
+    plain, seen = restore_kind.restore_events, []
+
+    def restore_and_look(*arguments, **more):
+        plain(*arguments, **more)
+        seen.append(CacheInvalidation.objects.count())
+
+    monkeypatch.setattr(restore_kind, "restore_events", restore_and_look)
+    restore(folder)
+    assert len(seen) > 3 and set(seen) == {told}  # a position that is reserved keeps followers waiting
+    caches = CacheInvalidation.objects.order_by("stream_id")[told:].values_list("cache_name", flat=True)
+    assert "stored_event" in caches and len(set(caches)) > 1
 
 
 def test_a_room_that_came_back_goes_on(tmp_path):
