@@ -29,6 +29,8 @@ TASK_MODULES = (
     "pipeline.archive_parts",
     "pipeline.resync_rooms",
     "pipeline.export_reading",
+    "adbc_driver_postgresql.dbapi",  # pipeline.source_rows imports these when it reads, pipeline.source_writing when it writes
+    "pgpq",
 )
 _CONNECT_SECONDS = 10
 _MOST_TOLD = 3

@@ -118,7 +118,8 @@ def _rate(report: Report, what: str, work: Callable[[], object], facts: int, lim
     rate = statistics.median(rates)
     well = "" if limit is None else rate >= limit
     spent = cpu.seconds / ROUNDS / facts * 1e6
-    report.add(what=what, rows_per_second=rate, limit=limit or "", well=well, cpu_per_million=spent)
+    empty = {"batch_ms": "", "worst_ms": ""}
+    report.add(what=what, rows_per_second=rate, limit=limit or "", well=well, cpu_per_million=spent, **empty)
 
 
 def main() -> None:
