@@ -17,7 +17,7 @@ from django.db import connections
 from events.creating import create_room
 from events.models import CurrentState, Event
 from pipeline.conf import pipeline_settings
-from pipeline.live import _only_one
+from pipeline.live import LiveOptions, _only_one, run
 from pipeline.live_query import LiveQuery, Place
 from pipeline.live_statistics import StatisticsTable
 from pipeline.models import BatchLedger, RoomStatistics, ServerStatistics
@@ -92,28 +92,33 @@ class Load:
         self.thread.join()
 
 
-def test_counts_are_exact_over_kills_and_ends_while_writers_join(start_pipeline, wait_until, rows):
+def test_counts_are_exact_over_a_kill_and_an_end_while_writers_join(start_pipeline, wait_until, rows):
     with Load():
-        for way in (signal.SIGKILL, signal.SIGTERM):
-            process = start_pipeline("--tables", "statistics")
-            seen = sum(counted().values())
-            wait_until(lambda seen=seen: sum(counted().values()) > seen, 60)
-            os.killpg(process.pid, way) if way is signal.SIGKILL else process.terminate()
-    assert process.wait(60) == 0
+        process = start_pipeline("--tables", "statistics")
+        wait_until(counted, 120)
+        os.killpg(process.pid, signal.SIGKILL)
+    process = start_pipeline("--tables", "statistics")
+    wait_until(lambda: counted() == expected(rows), 120)
+    process.terminate()
+    last = json.loads(process.communicate(timeout=120)[0].splitlines()[-1])
+    assert process.returncode == 0 and counted() == expected(rows)
+    reached = BatchLedger.objects.get(query="statistics").offsets
     reader = Reader.objects.get(name="pipeline statistics")
-    assert reader.closed_at is not None
-    assert reader.positions == BatchLedger.objects.get(query="statistics").offsets
-    process = start_pipeline("--until-idle", "0.5")
-    last = json.loads(process.communicate(timeout=90)[0].splitlines()[-1])
-    assert counted() == expected(rows)
-    reached = last["positions"]["statistics"]
-    assert reached == BatchLedger.objects.get(query="statistics").offsets
-    assert len({name for name in reached["events"] if name.startswith("load-")}) >= 2
-    hour, day = (ServerStatistics.objects.filter(step_seconds=step) for step in (3600, 86400))
-    total = sum(counted().values())
-    assert sum(row.events for row in hour) == sum(row.events for row in day) == total
-    assert day.latest("at").rooms == RoomStatistics.objects.count()
-    assert StoredCursor.objects.get(reader="feeds").base >= max(reached["events"].values())
+    assert last["positions"]["statistics"] == reader.positions == reached and reader.closed_at is not None
+    assert len([name for name in reached["events"] if name.startswith("load-")]) >= 2
+    for step in (3600, 86400):
+        assert sum(row.events for row in ServerStatistics.objects.filter(step_seconds=step)) == sum(counted().values())
+
+
+def test_it_ends_by_itself_when_nothing_is_left(spark, rows):
+    registry.get("events").append(*events("!r", 20))
+    assert writers.retire_all()
+    reached = run(LiveOptions(until_idle_seconds=0.3), lambda: False, lambda: None)
+    assert counted() == expected(rows) == {"!r": 20}
+    assert set(reached) == {"statistics", "feeds"}
+    assert StoredCursor.objects.get(reader="feeds").base == max(reached["feeds"]["events"].values())
+    assert ServerStatistics.objects.get(step_seconds=86400).rooms == 1  # the figures are taken at the end
+    assert all(reader.closed_at for reader in Reader.objects.filter(name__in=["feeds", "pipeline statistics"]))
 
 
 @pytest.fixture
@@ -121,11 +126,11 @@ def kept(spark, tmp_path):
     """``kept(table)``: bring a table up to date with a query in this process."""
     register(spark)
 
-    def run(table, checkpoints="checkpoints"):
+    def keep(table, checkpoints="checkpoints"):
         query = LiveQuery(table, Place(dsn(), "default", tmp_path / checkpoints)).start(spark, {"availableNow": True})
         query.awaitTermination(60)
 
-    return run
+    return keep
 
 
 def test_what_comes_in_is_summed_by_room_hour_and_user(kept):
