@@ -69,10 +69,7 @@ class AuthGraph:
         """
         full = (1 << len(sets)) - 1
         reached: dict[str, int] = {event_id: full for event_id in common if event_id in self.events}
-        for number, members in enumerate(sets):
-            for event_id in members:
-                if event_id in self.events:
-                    reached[event_id] = reached.get(event_id, 0) | 1 << number
+        self._reach(reached, sets)
         heap = [(-(self._ranks.get(event_id) or self.rank(event_id)), event_id) for event_id in reached]
         heapq.heapify(heap)
         partial = sum(mask != full for mask in reached.values())
@@ -100,27 +97,29 @@ class AuthGraph:
         """
         full = (1 << len(sets)) - 1
         reached: dict[str, int] = {}
-        for number, members in enumerate(sets):
-            for event_id in members:
-                if event_id in self.events:
-                    reached[event_id] = reached.get(event_id, 0) | 1 << number
+        self._reach(reached, sets)
         partial = sum(mask != full for mask in reached.values())
         found = set()
-        for rank in range(len(self._by_rank) - 1, max(len(self._by_rank) - 1 - most, -1), -1):
-            if not partial:
-                break
+        rank, lowest = len(self._by_rank), max(len(self._by_rank) - most, 0)
+        while partial and rank > lowest:
+            rank -= 1
             event_id = self._by_rank[rank]
             mask = reached.get(event_id) or (full if is_common(event_id) else 0)
-            if not mask:
-                continue
-            if mask != full:
+            if 0 < mask < full:
                 partial -= 1
                 found.add(event_id)
-            for other in self._below(event_id, rank):
+            for other in self._below(event_id, rank) if mask else ():
                 before = reached.get(other, 0)
                 after = reached[other] = full if not before and is_common(other) else before | mask
                 partial += (after != full) - (before not in (0, full))
         return None if partial else found
+
+    def _reach(self, reached: dict[str, int], sets: Sequence[Collection[str]]) -> None:
+        """Note for every event that is here in which sets it is, a bit for each."""
+        for number, members in enumerate(sets):
+            for event_id in members:
+                if event_id in self.events:
+                    reached[event_id] = reached.get(event_id, 0) | 1 << number
 
     def between(self, event_ids: Collection[str]) -> set[str]:
         """Events on a path of auth edges from one of the given events to another, ends included.

@@ -66,12 +66,7 @@ class AuthRules:
             return f"{event.sender} is not joined"
         if event.state_key is not None or event.type in _MORE_THAN_LEVELS:
             return self._by_level(event, levels)
-        key = event.sender, event.type
-        if key not in self._by_sender:
-            if len(self._by_sender) >= _MOST_SENDERS:
-                self._by_sender.clear()
-            self._by_sender[key] = self._by_level(event, levels)
-        return self._by_sender[key]
+        return self._by_sender_level(event, levels)
 
     def levels(self, state: State, create: AuthEvent | None) -> PowerLevels:
         """The power levels of a state."""
@@ -84,6 +79,15 @@ class AuthRules:
         self._last_levels = found, create, levels
         self._by_sender.clear()
         return levels
+
+    def _by_sender_level(self, event: AuthEvent, levels: PowerLevels) -> str | None:
+        """The same answer for all events of a type by a sender that are no state."""
+        key = event.sender, event.type
+        if key not in self._by_sender:
+            if len(self._by_sender) >= _MOST_SENDERS:
+                self._by_sender.clear()
+            self._by_sender[key] = self._by_level(event, levels)
+        return self._by_sender[key]
 
     def auth_events_refusal(self, event: AuthEvent, auth_events: Sequence[AuthEvent]) -> str | None:
         """Why an event may not name these auth events, whatever state they make up.
