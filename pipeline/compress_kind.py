@@ -92,29 +92,32 @@ class _Rooms:
         if not can_be_stored(room_id):
             self._unknown.append(room_id)
             return
+        work = RoomCompression(room_id, using)
         try:
-            with only_purge(room_id, using):
-                work = RoomCompression(room_id, using)
-                work.plan()
-                self._decide(work, rooms)
+            work.plan()
+            if not work.before.groups:
+                self._unknown.append(room_id)
+            elif not self._is_worth_it(work):
+                self._skipped += 1
+            elif self._run.arguments["dry_run"]:
+                self._note(work, work.foreseen, work.events)
+            else:
+                with only_purge(room_id, using):
+                    work.plan()  # again: a purge may have ended meanwhile
+                    if not self._is_worth_it(work):
+                        self._skipped += 1
+                        return
+                    self._carry_out(work, rooms)
+                self._note(work, group_rows(room_id, using), work.moved)
         except PurgeRefused:
             self._busy.append(room_id)
         except (CompressionRefused, CompressionWentWrong) as error:
             self._failed[room_id] = str(error)
 
-    def _decide(self, work: RoomCompression, rooms: Count | None) -> None:
-        """Rewrite what is worth it."""
-        if not work.before.groups:
-            self._unknown.append(work.room_id)
-            return
-        least = self._run.arguments["least_saving"]
-        if work.saving() <= 0 or work.saving() < least:
-            self._skipped += 1
-            return
-        after, moved = work.foreseen, work.events
-        if not self._run.arguments["dry_run"]:
-            self._carry_out(work, rooms)
-            after, moved = group_rows(work.room_id, self._run.using), work.moved
+    def _is_worth_it(self, work: RoomCompression) -> bool:
+        return work.saving() > 0 and work.saving() >= self._run.arguments["least_saving"]
+
+    def _note(self, work: RoomCompression, after: WrittenRows, moved: int) -> None:
         self._compressed += 1
         self._moved += moved
         self._before, self._after = _sum(self._before, work.before), _sum(self._after, after)
