@@ -74,10 +74,10 @@ class Load:
 
     def work(self):
         number = 0
-        while not self.ended.wait(0.005):
-            if number % 100 == 0:
+        while not self.ended.wait(0.03):
+            if number % 25 == 0:
                 writers.retire_all()
-                writers.use_instance(f"load-{number // 100}")
+                writers.use_instance(f"load-{number // 25}")
             registry.get("events").append(*events(f"!room{number % 5}", 3))
             number += 1
         writers.retire_all()
