@@ -64,12 +64,12 @@ def causal_order(
 def _in_causal_order(nodes: Sequence[Node], auth: bool, also: Mapping[str, Iterable[str]]) -> bool:
     """True when every event stands behind all that it refers to, as in most histories: that takes a look and no heap."""
     inside = {node.event_id for node in nodes}
-    for node in nodes:
-        inside.discard(node.event_id)  # what is left comes later
+    for node in nodes:  # ``inside`` has the event itself and those that come later
         if not inside.isdisjoint(node.prev_event_ids) or (auth and not inside.isdisjoint(node.auth_event_ids)):
             return False
         if also and not inside.isdisjoint(also.get(node.event_id, ())):
             return False
+        inside.discard(node.event_id)
     return True
 
 

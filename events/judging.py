@@ -26,7 +26,7 @@ __all__ = ["PRUNED_TYPES", "REFUSED_BY_AUTH_EVENTS", "REFUSED_BY_STATE", "Judge"
 PRUNED_TYPES = (POWER_LEVELS[0], "m.room.third_party_invite")
 """State of which a redaction takes something away that the rules ask for."""
 
-_ASKED_ANEW = ("m.room.create", "m.room.redaction")
+_ASKED_ANEW = ("m.room.create", "m.room.redaction", POWER_LEVELS[0])
 """Of all other events that are no state the rules ask for type, sender and auth events only."""
 _MOST_ASKED = 10_000
 
@@ -51,7 +51,7 @@ class Judge:
         self._trusting = trusting
         self.redacted: set[str] = set()
         """Events of ``PRUNED_TYPES`` that are redacted by now."""
-        self._asked: dict[tuple[str, str, tuple[str, ...]], tuple[list[ParsedEvent], str | None]] = {}
+        self._asked: dict[tuple[str, str, tuple[str, ...], int], tuple[list[ParsedEvent], str | None]] = {}
 
     def rejection(self, event: ParsedEvent, before: State | None) -> str | None:
         """Why the event is rejected; null: it is accepted. ``before`` is null where the state is not known."""
@@ -75,7 +75,6 @@ class Judge:
         levels = self._rules.levels(before, self._create) if before is not None else None
         if may_redact(redaction, target, self._rules.version, levels):
             self.redacted.add(target.event_id)
-            self._asked.clear()
 
     def _as_it_is(self, state: State) -> State:
         return _Redacted(state, self.redacted, self._rules.version) if self.redacted else state
@@ -87,7 +86,7 @@ class Judge:
         here = [self._events[other] for other in event.auth_event_ids if other in self._events]
         if event.state_key is not None or event.type in _ASKED_ANEW:
             return self._by_these(event, here)
-        asked = event.type, event.sender, event.auth_event_ids
+        asked = event.type, event.sender, event.auth_event_ids, len(self.redacted)  # which only grows
         before = self._asked.get(asked)
         if before is not None and len(before[0]) == len(here) and all(map(is_, before[0], here)):
             return before[1]

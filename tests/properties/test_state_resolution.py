@@ -111,6 +111,21 @@ def test_difference_of_auth_chains_equals_the_definition(data):
 
 
 @settings(deadline=None)
+@given(st.data(), st.booleans())
+def test_difference_by_the_latest_events_is_that_of_whole_chains_or_unknown(data, ranked):
+    graph = data.draw(graphs())
+    common = set(data.draw(subsets(graph, max_size=3)))
+    sets = [
+        set(members) - common for members in data.draw(st.lists(subsets(graph, max_size=3), min_size=2, max_size=4))
+    ]
+    for event_id in graph.events if ranked else ():
+        graph.rank(event_id)
+    found = graph.recent_difference(sets, common.__contains__, data.draw(st.integers(0, 15)))
+    assert found is None or found == graph.difference(sets, common)
+    assert not ranked or graph.recent_difference(sets, common.__contains__, 15) is not None
+
+
+@settings(deadline=None)
 @given(st.data())
 def test_events_between_equal_the_definition(data):
     graph = data.draw(graphs())

@@ -48,6 +48,11 @@ def test_auth_events_come_first_when_asked_and_can_close_a_cycle():
     assert (order, left, cycles(nodes, left, auth=True)) == ([1, 0], [2, 3], [2, 3])
 
 
+def test_event_that_names_itself_is_a_cycle_in_a_history_in_order_too():
+    assert causal_order([Node("a"), Node("b", ("a", "b"))]) == ([0], [1])
+    assert causal_order([Node("a"), Node("b", ("a",))], also={"b": ["b"]}) == ([0], [1])
+
+
 def test_missing_prev_events_do_not_hold_anything_up():
     assert causal_order([Node("a", ("gone",))]) == ([0], [])
 

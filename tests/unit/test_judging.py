@@ -56,3 +56,25 @@ def test_redacted_third_party_invite_has_no_keys():
     again = RoomStates(room_version("10"), made.events)
     again.assign(made.events)
     assert states.judge.redacted == set() and again.judge.redacted == {ground.event_id}
+
+
+@pytest.mark.parametrize("version", ["1", "6", "12"])
+def test_levels_in_a_message_are_judged_by_their_own_content(version):
+    """Power levels without a state key: of the same sender and auth events, but not of the same content."""
+    made, levels = room_with_levels(version, {"users": {BOB: 60} | ({} if version == "12" else {ALICE: 100})})
+    parts = {"type": "m.room.power_levels", "sender": BOB}
+    refused = made.send(parts | {"content": {**levels.content, "ban": 90}})
+    allowed = made.send(parts | {"content": dict(levels.content)})
+    assert refused.auth_event_ids == allowed.auth_event_ids
+    assert verdict(made, refused) is not None and verdict(made, allowed) is None
+
+
+def test_what_is_known_to_be_redacted_later_is_asked_anew():
+    made, levels = room_with_levels("10", {"invite": 50})
+    ask = {"type": "m.room.third_party_invite", "sender": BOB}
+    first, second = made.send(ask), made.send(ask)
+    states = RoomStates(room_version("10"), made.events)
+    states.assign(made.events)
+    assert "takes 50" in states.events[first.event_id].rejected_reason
+    states.judge.redacted.add(levels.event_id)
+    assert states.judge.rejection(second, None) is None
