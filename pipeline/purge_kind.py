@@ -7,8 +7,8 @@ After each transaction the job rests half as long again as that took, so it take
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, TypeVar
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from events.errors import PurgeRefused
 from events.group_purging import GroupPurge, GroupsPurged, plan_groups, rooms_with_groups
@@ -27,6 +27,7 @@ from pipeline.cuts import CUTS, check_cut, depth_of_cut
 from pipeline.errors import UnusableArguments
 from pipeline.job_runs import JobRun
 from pipeline.kinds import only
+from pipeline.resting import resting
 
 __all__ = [
     "HISTORY",
@@ -36,23 +37,9 @@ __all__ = [
     "PurgeOrphansKind",
     "PurgeRetentionKind",
     "purge_groups",
-    "resting",
 ]
 
 HISTORY, ORPHANS, RETENTION = "purge history", "purge orphans", "purge retention"
-_REST = 1.5
-"""Seconds of rest for each second of work."""
-_LONGEST_REST = 1.5
-Step = TypeVar("Step")
-
-
-def resting(steps: Iterable[Step]) -> Iterator[Step]:
-    """The steps, each followed by a rest."""
-    began = time.monotonic()
-    for step in steps:
-        yield step
-        time.sleep(min(_REST * (time.monotonic() - began), _LONGEST_REST))
-        began = time.monotonic()
 
 
 # --- history ----------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from pipeline.errors import UnusableArguments
 from pipeline.job_runs import JobRun
 from pipeline.kinds import only
 from pipeline.models import Job
-from pipeline.purge_kind import resting
+from pipeline.resting import resting
 
 __all__ = ["ROOM", "PurgeRoomKind"]
 

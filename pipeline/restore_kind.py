@@ -38,7 +38,7 @@ from pipeline.archive_reading import open_archive
 from pipeline.errors import ArchiveElsewhere
 from pipeline.job_runs import Count, JobRun
 from pipeline.kinds import only
-from pipeline.purge_kind import resting
+from pipeline.resting import resting
 from streams import registry
 from streams.caching import invalidate_room_state
 

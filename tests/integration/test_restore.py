@@ -33,7 +33,7 @@ from events.room_repair import check_room
 from events.signatures import event_is_signed
 from events.stored_room import forget_kept
 from events.visibility_rebuild import stored_ranges
-from pipeline import archive, purge_kind, restore_kind
+from pipeline import archive, resting, restore_kind
 from pipeline.archive_format import read_manifest, write_manifest
 from pipeline.jobs import killed_jobs
 from pipeline.models import Job
@@ -116,7 +116,7 @@ def small_steps(monkeypatch):
     monkeypatch.setattr(archive, "EVENTS_PER_FILE", 40)
     monkeypatch.setattr(archive, "GROUPS_PER_FILE", 15)
     monkeypatch.setattr(restore_kind, "EVENTS_PER_TRANSACTION", 13)
-    monkeypatch.setattr(purge_kind, "_REST", 0)
+    monkeypatch.setattr(resting, "_REST", 0)
 
 
 # --- as it was --------------------------------------------------------------------------------------------------------
@@ -326,7 +326,7 @@ with any_folder():
 
 
 def test_kill_nine_while_archiving_and_while_restoring(tmp_path, database_url, monkeypatch):
-    monkeypatch.setattr(purge_kind, "_REST", 0)
+    monkeypatch.setattr(resting, "_REST", 0)
     made = talked_room(30)
     before = everything(made.room_id)
     kill("archive", made.room_id, tmp_path, database_url)
