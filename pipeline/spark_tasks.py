@@ -85,10 +85,13 @@ def run_tasks(spark: SparkSession, tasks: int, work: Callable[[int], str]) -> li
     def each(batches: Iterator[pa.RecordBatch]) -> Iterator[Any]:
         import pyarrow  # noqa: PLC0415 - in the executor
 
+        from streams.collector_pause import keep_for_good  # noqa: PLC0415 - in the executor
+
         for batch in batches:
             numbers = batch.column(0).to_pylist()
             answers = [work(number) for number in numbers]
             yield pyarrow.RecordBatch.from_pydict({"task": numbers, "answer": answers})
+        keep_for_good()
 
     from py4j.protocol import Py4JError  # noqa: PLC0415 - the rest of this module needs no Spark
     from pyspark.errors import PySparkException  # noqa: PLC0415

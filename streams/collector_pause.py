@@ -10,12 +10,22 @@ import gc
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 
-__all__ = ["collector_paused"]
+__all__ = ["collector_paused", "keep_for_good"]
 
 _lock = threading.Lock()
 _pauses = 0
 _was_enabled = False
+
+
+@cache
+def keep_for_good() -> None:
+    """Once in a process: no collection looks at what is here now, which stays anyway.
+
+    For workers of Spark, whose daemon collects garbage after every task, over all that was ever imported.
+    """
+    gc.freeze()
 
 
 @contextmanager

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from streams.collector_pause import collector_paused
+from streams.collector_pause import collector_paused, keep_for_good
 
 
 def test_it_rests_inside_and_works_afterwards():
@@ -56,3 +56,12 @@ def test_pauses_of_threads_overlap():
     go.set()
     thread.join()
     assert gc.isenabled()
+
+
+def test_what_is_kept_for_good_is_looked_at_no_more():
+    try:
+        keep_for_good()
+        assert gc.get_freeze_count() > 0
+    finally:
+        gc.unfreeze()
+        keep_for_good.cache_clear()
