@@ -9,13 +9,14 @@ import argparse
 import getpass
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError as DjangoDatabaseError
 
 from streams import database
+from streams.command_line import EXIT_STATUS, HelpFormatter, SiteCommand
 from streams.errors import StreamError
 
 __all__ = ["MaintenanceCommand", "Subject", "asked_by", "register", "subjects"]
@@ -24,6 +25,7 @@ __all__ = ["MaintenanceCommand", "Subject", "asked_by", "register", "subjects"]
 class Subject(Protocol):
     """One subject of a maintenance command."""
 
+    #: What it does, in sentences; the last is ``Example: purge WHAT …``, which the command lists with its examples.
     help: str
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
@@ -55,7 +57,7 @@ def asked_by() -> str:
     return f"{user} on {socket.gethostname()}"
 
 
-class MaintenanceCommand(BaseCommand):
+class MaintenanceCommand(SiteCommand):
     """A command whose first argument is its subject. Exit status 1 for what could not be done, 2 for unusable arguments."""
 
     name = ""
@@ -64,7 +66,20 @@ class MaintenanceCommand(BaseCommand):
         """One parser for each subject."""
         choices = parser.add_subparsers(dest="what", metavar="WHAT", required=True)
         for what, subject in subjects(self.name).items():
-            subject.add_arguments(choices.add_parser(what, help=subject.help, description=subject.help))
+            does, example = _parts_of_help(subject)
+            chosen = choices.add_parser(
+                what,
+                help=does,
+                description=does,
+                epilog=f"example: manage.py {example}\n\n{EXIT_STATUS}",
+                formatter_class=HelpFormatter,
+            )
+            subject.add_arguments(chosen)
+
+    def told_examples(self) -> Sequence[tuple[str, str]]:
+        """Those of the subjects, each with the first sentence of what it does."""
+        parts = [_parts_of_help(subject) for subject in subjects(self.name).values()]
+        return [(example, does.partition(". ")[0].rstrip(".")) for does, example in parts if example]
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Hand over to the subject."""
@@ -74,3 +89,9 @@ class MaintenanceCommand(BaseCommand):
             raise CommandError(str(error), returncode=1) from error
         except (database.DatabaseError, DjangoDatabaseError) as error:
             raise CommandError(database.explain(error), returncode=1) from error
+
+
+def _parts_of_help(subject: Subject) -> tuple[str, str]:
+    """What the subject does, and its example."""
+    does, _, example = subject.help.partition(" Example: ")
+    return does, example

@@ -8,12 +8,13 @@ import time
 from datetime import timedelta
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.core.management.base import CommandError, CommandParser
 from django.db import DatabaseError
 
 from events.censoring import Censored, censor, due
 from streams import database, writers
 from streams.amounts import duration
+from streams.command_line import SiteCommand
 from streams.conf import stream_settings
 from streams.errors import StreamError
 
@@ -23,12 +24,18 @@ _PROGRESS_SECONDS = 2.0
 _MOST_DAYS = 36_500
 
 
-class Command(BaseCommand):
+class Command(SiteCommand):
     """Exit status 0 when all that was due is done, 1 when some events could not be censored, 2 for unusable arguments."""
 
     help = (
         "Replace the stored JSON of events that were redacted long enough ago (REPLSITE_CENSOR_AFTER_DAYS) by their pruned form. "
-        "Safe beside writers and readers; may be stopped and run again at any time. Example: manage.py censor --dry-run"
+        "Safe beside writers and readers; may be stopped and run again at any time."
+    )
+
+    examples = (
+        ("censor --dry-run", "how many are due"),
+        ("censor", "all that are due by the setting"),
+        ("censor --older-than 30d --limit 10000 --json", "at most so many, the outcome as JSON"),
     )
 
     def add_arguments(self, parser: CommandParser) -> None:

@@ -7,17 +7,18 @@ import sys
 from dataclasses import asdict
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandParser
+from django.core.management.base import CommandParser
 
 from events.errors import StateUnresolved, UnknownEvent
 from events.event_id_arguments import add_event_ids, asked_event_ids
 from events.explaining import Explanation, explain_visibility
+from streams.command_line import SiteCommand
 from streams.conf import stream_settings
 
 __all__ = ["Command"]
 
 
-class Command(BaseCommand):
+class Command(SiteCommand):
     """Print a line for each event, in the order asked."""
 
     help = (
@@ -25,9 +26,14 @@ class Command(BaseCommand):
         'at. Unknown events and events whose state is not known give {"error": …}, and the exit status is 1.'
     )
 
+    examples = (
+        ("explain_visibility @bob:example.org '$event' --json", "whether Bob sees it, and by which rule"),
+        ("explain_visibility @bob:example.org - --json < ids.txt", "the same for every ID in a file"),
+    )
+
     def add_arguments(self, parser: CommandParser) -> None:
         """Declare the options."""
-        parser.add_argument("user_id", metavar="USER")
+        parser.add_argument("user_id", metavar="USER", help="whose eyes it is seen with")
         add_event_ids(parser)
 
     def handle(self, *args: Any, **options: Any) -> None:

@@ -7,18 +7,19 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.core.management.base import CommandError, CommandParser
 from django.db import transaction
 
 from events.models import Room
 from events.questions import can_be_stored
 from events.visibility_rebuild import accepted_places, ranges_anew, rebuild_visibility, stored_ranges, tell_the_same
+from streams.command_line import SiteCommand
 from streams.conf import stream_settings
 
 __all__ = ["Command"]
 
 
-class Command(BaseCommand):
+class Command(SiteCommand):
     """One room after the other, each in a transaction of its own."""
 
     help = (
@@ -26,9 +27,14 @@ class Command(BaseCommand):
         "one JSON object a line. Exit status 1 when a room is unknown, or its ranges were not what they should be."
     )
 
+    examples = (
+        ("rebuild_visibility --all --check --json", "compare only"),
+        ("rebuild_visibility '!room:example.org' --json", "work the ranges of one room out anew"),
+    )
+
     def add_arguments(self, parser: CommandParser) -> None:
         """Declare the options."""
-        parser.add_argument("room_ids", nargs="*", metavar="ROOM_ID")
+        parser.add_argument("room_ids", nargs="*", metavar="ROOM_ID", help="these rooms")
         parser.add_argument("--all", action="store_true", help="all rooms, in the order of their IDs")
         parser.add_argument("--check", action="store_true", help="write nothing")
         parser.add_argument("--json", action="store_true", help="one JSON object a line (the only form there is)")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.core.management.base import CommandError, CommandParser
 from django.db import DatabaseError
 
 from events.errors import UnknownRoom
@@ -13,6 +13,7 @@ from events.models import Event
 from events.questions import can_be_stored
 from events.resolving import resolve_room
 from streams import database, writers
+from streams.command_line import SiteCommand
 from streams.conf import stream_settings
 from streams.errors import StreamError
 
@@ -22,12 +23,17 @@ _MOST_ROOMS = 10_000
 """In one run."""
 
 
-class Command(BaseCommand):
+class Command(SiteCommand):
     """Exit status 0 when no state is left unknown, 1 when gaps still hide some, 2 for unusable arguments."""
 
     help = (
         "Give events above filled gaps their state, some thousands in each transaction; events.persist does so itself but for "
-        "very large gaps. Safe beside writers and readers; may be stopped and run again. Example: manage.py resolve_rooms"
+        "very large gaps. Safe beside writers and readers; may be stopped and run again."
+    )
+
+    examples = (
+        ("resolve_rooms", "all rooms that have such events"),
+        ("resolve_rooms '!room:example.org' --json", "one room, the outcome as JSON"),
     )
 
     def add_arguments(self, parser: CommandParser) -> None:

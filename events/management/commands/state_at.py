@@ -7,22 +7,28 @@ from itertools import tee
 from typing import Any
 
 import orjson
-from django.core.management.base import BaseCommand, CommandParser
+from django.core.management.base import CommandParser
 
 from events.errors import UnknownEvent
 from events.event_id_arguments import add_event_ids, asked_event_ids
 from events.states_at import State, StateAt, states_at
+from streams.command_line import SiteCommand
 from streams.conf import stream_settings
 
 __all__ = ["Command"]
 
 
-class Command(BaseCommand):
+class Command(SiteCommand):
     """Print a line for each event, in the order asked."""
 
     help = (
         "Print the room's state before and after each event, one JSON object a line; an outlier has null for both. "
         'Unknown events and events whose state is not known give {"error": …}, and the exit status is 1.'
+    )
+
+    examples = (
+        ("state_at '$event' --json", "the state before and after it"),
+        ("state_at - --json < ids.txt", "the same for every ID in a file"),
     )
 
     def add_arguments(self, parser: CommandParser) -> None:

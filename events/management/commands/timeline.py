@@ -6,28 +6,35 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.core.management.base import CommandError, CommandParser
 
 from events.errors import BadToken, NotReadable, UnknownRoom
 from events.reading import TimelineEntry, timeline
 from events.serving import ServedEvent
 from events.user_timeline import timeline_of
+from streams.command_line import SiteCommand
 from streams.conf import stream_settings
 
 __all__ = ["Command"]
 
 
-class Command(BaseCommand):
+class Command(SiteCommand):
     """Print one page of a room's timeline."""
 
     help = (
         "Print the shown events of a room, newest first by (topological, stream), one JSON object a line. "
-        "The token of a line continues below it: manage.py timeline ROOM_ID --before TOKEN"
+        "The token of a line continues below it."
+    )
+
+    examples = (
+        ("timeline '!room:example.org' --json", "the newest hundred events"),
+        ("timeline '!room:example.org' --before TOKEN --limit 20 --json", "below the token of a line"),
+        ("timeline '!room:example.org' --user @bob:example.org --json", "what Bob sees of it"),
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Declare the options."""
-        parser.add_argument("room_id", metavar="ROOM_ID")
+        parser.add_argument("room_id", metavar="ROOM_ID", help="the room")
         parser.add_argument("--user", metavar="USER", help="only what this user sees")
         parser.add_argument("--limit", type=int, default=100, help="at most so many events (100)")
         parser.add_argument("--before", metavar="TOKEN", help="only events below this token, which is not included")

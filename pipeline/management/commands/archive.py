@@ -8,19 +8,25 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandParser
+from django.core.management.base import CommandParser
 
 from pipeline.archive_commands import add_spark_options, run_as_job
 from pipeline.archive_kind import ARCHIVE
 from pipeline.cuts import CUTS, add_cut_options
+from streams.command_line import SiteCommand
 
 __all__ = ["Command"]
 
 
-class Command(BaseCommand):
+class Command(SiteCommand):
     """Writes an archive."""
 
-    help = "Write a room, or its history, to Parquet files that restore takes back. Example: archive '!room:site' /backup"
+    help = "Write a room, or its history, to Parquet files that restore takes back."
+
+    examples = (
+        ("archive '!room:example.org' /backup", "the whole room"),
+        ("archive '!room:example.org' /backup --before '$event'", "what purge history would delete"),
+    )
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Declare the options."""

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.core.management.base import CommandError, CommandParser
 from django.db import DatabaseError as DjangoDatabaseError
 
 from events.questions import can_be_stored
@@ -20,6 +20,7 @@ from pipeline.masters import given_master
 from pipeline.resync_kind import RESYNC, ResyncKind, compare_rooms
 from pipeline.resync_rooms import RoomAnswer
 from streams import database
+from streams.command_line import SiteCommand
 from streams.conf import stream_settings
 
 __all__ = ["Command"]
@@ -27,18 +28,23 @@ __all__ = ["Command"]
 _SHOWN = 50
 
 
-class Command(BaseCommand):
+class Command(SiteCommand):
     """One room at once in this process; several, or all, as a job, and on Spark when there is much to do."""
 
     help = (
         "Work out what follows from rooms' stored events and compare it with what is stored: columns, edges, states, current "
         "state, extremities, who sees what. Exit status 1 when something differs, 2 for an unknown room. Changes nothing; "
-        "manage.py resync mends. Example: check_room '!abc:example.org'"
+        "manage.py resync mends."
+    )
+
+    examples = (
+        ("check_room '!room:example.org'", "one room, in this process"),
+        ("check_room --all --json", "every room, as a job, an object each"),
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Declare the options."""
-        parser.add_argument("room_ids", nargs="*", metavar="ROOM_ID")
+        parser.add_argument("room_ids", nargs="*", metavar="ROOM_ID", help="these rooms")
         parser.add_argument("--all", action="store_true", help="all rooms; of those that are clean only --json tells")
         parser.add_argument(
             "--master",

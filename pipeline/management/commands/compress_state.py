@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.core.management.base import CommandError, CommandParser
 from django.db import DatabaseError
 
 from events.errors import EventsError
@@ -17,17 +17,24 @@ from pipeline.compress_kind import COMPRESS_STATE, LEAST_SAVING, compression_lin
 from pipeline.errors import PipelineError, UnusableArguments
 from pipeline.job_runs import run_job
 from streams import database
+from streams.command_line import SiteCommand
 from streams.errors import StreamError
 
 __all__ = ["Command"]
 
 
-class Command(BaseCommand):
+class Command(SiteCommand):
     """Runs the job and tells its summary."""
 
     help = (
         "Rewrite the state groups of rooms to as few rows as they need. Safe beside writers and readers; may be interrupted and "
-        "repeated; rooms that would not shrink stay as they are. Example: manage.py compress_state --all --dry-run"
+        "repeated; rooms that would not shrink stay as they are."
+    )
+
+    examples = (
+        ("compress_state --all --dry-run", "how many rows would be saved"),
+        ("compress_state '!room:example.org'", "one room"),
+        ("compress_state --all --least-saving 20", "only rooms that save a fifth or more"),
     )
 
     def add_arguments(self, parser: CommandParser) -> None:

@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.core.management.base import CommandError, CommandParser
 from django.db import DatabaseError
 
 from pipeline.errors import PipelineError, UnusableArguments
@@ -17,17 +17,24 @@ from pipeline.export_kind import export_lines, run_export
 from pipeline.export_tables import MOST_BUCKETS, TABLES
 from pipeline.masters import given_master
 from streams import database
+from streams.command_line import SiteCommand
 from streams.errors import StreamError
 
 __all__ = ["Command"]
 
 
-class Command(BaseCommand):
+class Command(SiteCommand):
     """Runs the job and tells its summary."""
 
     help = (
         "Write rooms, events, state and memberships to Parquet files, by rooms and days, all of one moment; of redacted events "
-        "what the redaction left. Example: manage.py export /data/export --since 2026-01-01"
+        "what the redaction left."
+    )
+
+    examples = (
+        ("export /data/export --since 2026-01-01", "this year, all four tables"),
+        ("export /data/export events --room '!room:example.org'", "the events of one room"),
+        ("export /data/export --overwrite --json", "everything anew, the outcome as JSON"),
     )
 
     def add_arguments(self, parser: CommandParser) -> None:

@@ -10,13 +10,14 @@ import json
 import sys
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.core.management.base import CommandError, CommandParser
 from django.db import DatabaseError, connections
 
 from pipeline.errors import PipelineError, UnusableArguments
 from pipeline.masters import given_master
 from pipeline.models import QuarantinedLine
 from streams import database
+from streams.command_line import SiteCommand
 from streams.conf import stream_settings
 from streams.errors import StreamError
 
@@ -25,14 +26,20 @@ __all__ = ["Command"]
 _MOST_SHOWN = 10
 
 
-class Command(BaseCommand):
+class Command(SiteCommand):
     """Imports files and says what became of every line."""
 
     help = (
         "Import room histories: JSON Lines files (.gz and .zst too), one event a line, bare or wrapped as "
         '{"json": {...}, "room_version": ...}; Parquet files or folders of them; a Synapse database (postgresql:// URL or SQLite '
-        "file). Each room becomes visible as a whole; connected followers see every event. "
-        "Example: manage.py import_events data/rooms/*/events.jsonl.gz"
+        "file). Each room becomes visible as a whole; connected followers see every event."
+    )
+
+    examples = (
+        ("import_events data/rooms/*/events.jsonl.gz", "files of JSON Lines"),
+        ("import_events /data/rooms.parquet --as-history", "never new to anybody"),
+        ("import_events postgresql://reader@db.example.org/synapse", "a Synapse database"),
+        ("import_events /data/rooms.parquet --resume", "go on where it ended early"),
     )
 
     def add_arguments(self, parser: CommandParser) -> None:

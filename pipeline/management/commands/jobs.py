@@ -6,11 +6,11 @@ Exit status 0; 1: there is no such job, or it was over before it could be cancel
 from __future__ import annotations
 
 import json
-from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from argparse import ArgumentParser
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.core.management.base import CommandError, CommandParser
 from django.db import DatabaseError
 from rich.console import Console
 from rich.table import Table
@@ -21,46 +21,43 @@ from pipeline.job_runs import job_kinds, queue_job
 from pipeline.job_views import JobView, job_view, job_views
 from pipeline.jobs import CancelOutcome, cancel_job
 from streams import database
+from streams.command_line import SiteCommand
 from streams.conf import stream_settings
 from streams.maintenance import asked_by
 from streams.terminal import printable
 
 __all__ = ["Command"]
 
-EXAMPLES = """examples:
-  manage.py jobs                              the newest 20, what is at work first
-  manage.py jobs --json | jq 'select(.state == "failed")'
-  manage.py jobs show 12                      all that is known of it, figures before and after
-  manage.py jobs kinds                        what can be queued
-  manage.py jobs queue censor '{"days": 7}'   for manage.py runjobs
-  manage.py jobs cancel 12                    it stops at its next step
-"""
 _STYLES = {"running": "blue", "done": "green", "failed": "bold red", "killed": "bold red", "cancelled": "yellow"}
 _MOST = 1_000
 _MOST_OF_ERROR = 200
 
 
-class Command(BaseCommand):
+class Command(SiteCommand):
     """Lists jobs, queues and cancels them."""
 
     help = "List the jobs of this site; cancel one, or queue one for manage.py runjobs."
 
-    def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> Any:
-        """Keep the examples as they are typed."""
-        kwargs |= {"epilog": EXAMPLES, "formatter_class": RawDescriptionHelpFormatter}
-        return super().create_parser(prog_name, subcommand, **kwargs)
+    examples = (
+        ("jobs", "the newest 20, what is at work first"),
+        ("jobs --json | jq 'select(.state == \"failed\")'", "those that failed"),
+        ("jobs show 12", "all that is known of it, figures before and after"),
+        ("jobs kinds", "what can be queued"),
+        ("jobs queue censor '{\"days\": 7}'", "for manage.py runjobs"),
+        ("jobs cancel 12", "it stops at its next step"),
+    )
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Declare the options and the actions."""
         _list_options(parser)
         actions = parser.add_subparsers(dest="action", metavar="ACTION")
         show = actions.add_parser("show", help="all that is known of one job, figures before and after")
-        show.add_argument("job", type=int, metavar="JOB")
+        show.add_argument("job", type=int, metavar="JOB", help="number of the job")
         show.add_argument("--json", action="store_true", dest="show_json", help="as one JSON object")
         cancel = actions.add_parser("cancel", help="end a job that waits; ask one at work to stop at its next step")
-        cancel.add_argument("job", type=int, metavar="JOB")
+        cancel.add_argument("job", type=int, metavar="JOB", help="number of the job")
         queue = actions.add_parser("queue", help="leave a job for manage.py runjobs")
-        queue.add_argument("kind", metavar="KIND")
+        queue.add_argument("kind", metavar="KIND", help="one of those that jobs kinds lists")
         queue.add_argument("arguments", nargs="?", default="{}", metavar="JSON", help="an object; default: {}")
         actions.add_parser("kinds", help="what can be queued")
 

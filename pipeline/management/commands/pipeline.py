@@ -6,22 +6,28 @@ import json
 import signal
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.core.management.base import CommandError, CommandParser
 
 from pipeline.errors import PipelineError, UnusableArguments
 from pipeline.masters import given_master
+from streams.command_line import SiteCommand
 
 __all__ = ["Command"]
 
 
-class Command(BaseCommand):
+class Command(SiteCommand):
     """Runs the queries that keep derived tables current."""
 
     help = "Keep statistics and per-user feeds current with Spark, from the streams, each fact once."
 
+    examples = (
+        ("pipeline run", "statistics and feeds, until SIGTERM"),
+        ("pipeline run --tables statistics --until-idle 10", "statistics; end when 10 s brought nothing"),
+    )
+
     def add_arguments(self, parser: CommandParser) -> None:
         """Arguments: the action, the Spark master, what to keep, and when to stop."""
-        parser.add_argument("action", choices=["run"])
+        parser.add_argument("action", choices=["run"], help="run it until SIGTERM or --until-idle")
         parser.add_argument("--master", type=given_master, metavar="URL", help="Spark master (default: the setting)")
         parser.add_argument(
             "--tables",

@@ -8,18 +8,24 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandParser
+from django.core.management.base import CommandParser
 
 from pipeline.archive_commands import run_as_job
 from pipeline.restore_kind import RESTORE
+from streams.command_line import SiteCommand
 
 __all__ = ["Command"]
 
 
-class Command(BaseCommand):
+class Command(SiteCommand):
     """Restores an archive."""
 
     help = "Put an archive of a room back, byte for byte, with states and visibility. Safe beside writers; may be repeated."
+
+    examples = (
+        ("restore /backup/room-1a2b", "the folder that archive or purge named"),
+        ("restore /backup/room-1a2b --json", "the outcome as JSON"),
+    )
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Declare the options."""

@@ -11,21 +11,27 @@ import signal
 import sys
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.core.management.base import CommandError, CommandParser
 from django.db import DatabaseError
 
 from pipeline.job_queue import JobServer
 from streams import database, writers
+from streams.command_line import SiteCommand
 from streams.conf import stream_settings
 from streams.errors import StreamError
 
 __all__ = ["Command"]
 
 
-class Command(BaseCommand):
+class Command(SiteCommand):
     """Serves the queue of jobs."""
 
-    help = "Carry out queued jobs until SIGTERM or Ctrl-C. Example: manage.py runjobs --once"
+    help = "Carry out queued jobs until SIGTERM or Ctrl-C."
+
+    examples = (
+        ("runjobs", "until SIGTERM or Ctrl-C"),
+        ("runjobs --once", "what is queued now, then end"),
+    )
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Declare the options."""

@@ -7,15 +7,19 @@ import sys
 from argparse import ArgumentParser
 from typing import Any
 
-from django.core.management.base import BaseCommand
-
 from replsite.health import summary
+from streams.command_line import SiteCommand
 
 
-class Command(BaseCommand):
+class Command(SiteCommand):
     """Prints each part with a sentence."""
 
     help = "Say whether everything is well: database, migrations, streams. Exit status 1 when something is wrong."
+
+    examples = (
+        ("health", "each part with a sentence"),
+        ("health --json | jq .well", "for scripts"),
+    )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         """Declare the options."""

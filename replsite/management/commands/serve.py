@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.core.management.base import CommandError, CommandParser
 
+from streams.command_line import SiteCommand
 from streams.conf import stream_settings
 from streams.replication.addresses import Address, RedisAddress, needs_redis
 from streams.replication.errors import BadAddress, BadCertificate, ReplicationError
@@ -14,10 +15,16 @@ from streams.replication.tls import TlsFiles, add_server_arguments
 __all__ = ["Command"]
 
 
-class Command(BaseCommand):
+class Command(SiteCommand):
     """Serves until SIGINT or SIGTERM; exit status 1 when it cannot start, 2 for unusable arguments."""
 
     help = "Serve admin, WebSocket, metrics, health and the replication protocol in one process."
+
+    examples = (
+        ("serve", "pages on port 8000, replication on 9092"),
+        ("serve --http 127.0.0.1:0 --replication 127.0.0.1:0", "free ports; 'ready …' names them"),
+        ("serve --redis redis://127.0.0.1:6379", "the same lines on Redis, too"),
+    )
 
     def add_arguments(self, parser: CommandParser) -> None:
         for option, default, what in (

@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 import sys
 import time
-from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from argparse import ArgumentParser
 from contextlib import closing
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import CommandError
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
@@ -28,30 +28,27 @@ from replsite.tables import lines_of, rows_of
 from replsite.trends import History
 from replsite.writer_actions import WriterActions
 from streams import database
+from streams.command_line import SiteCommand
 from streams.errors import UnknownWriter
 from streams.terminal import printable
 
-EXAMPLES = """examples:
-  manage.py streams                  everything once, worst first
-  manage.py streams --watch          again every second until Ctrl-C
-  manage.py streams --json | jq .health.sentence
-  manage.py streams retire web-3     ask it to leave its streams; a dead one is taken out, if it is proven dead
-  manage.py streams abort web-3      show and end the open transactions that hold its streams back
-"""
 _STYLES = {"fine": "green", "note": "blue", "warning": "yellow", "wrong": "bold red"}
 WATCH_SECONDS = 1.0
 PLAIN_WATCH_SECONDS = 10.0
 
 
-class Command(BaseCommand):
+class Command(SiteCommand):
     """Shows the snapshot, or does something about a writer."""
 
     help = "Show where every writer and reader of every stream is; exit status 1 when something is wrong."
 
-    def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> Any:
-        """Keep the examples as they are typed."""
-        kwargs |= {"epilog": EXAMPLES, "formatter_class": RawDescriptionHelpFormatter}
-        return super().create_parser(prog_name, subcommand, **kwargs)
+    examples = (
+        ("streams", "everything once, worst first"),
+        ("streams --watch", "again every second until Ctrl-C"),
+        ("streams --json | jq .health.sentence", "for scripts"),
+        ("streams retire web-3", "ask it to leave; a dead one is taken out, if it is proven dead"),
+        ("streams abort web-3", "show and end the open transactions that hold its streams back"),
+    )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         """Declare the options and the actions."""

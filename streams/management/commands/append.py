@@ -7,10 +7,11 @@ import threading
 import time
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.core.management.base import CommandError, CommandParser
 from django.db import DatabaseError, connections
 
 from streams import database, load, registry, reservations, writers
+from streams.command_line import SiteCommand
 from streams.errors import StreamError
 from streams.names import check_name
 
@@ -20,12 +21,14 @@ __all__ = ["Command"]
 MOST_THREADS = 500
 
 
-class Command(BaseCommand):
+class Command(SiteCommand):
     """Append made-up facts, from several threads, and say how fast it went."""
 
-    help = (
-        "Append COUNT made-up facts to a stream: --batch facts per transaction, each under its own ID. "
-        "Example: manage.py append caches --count 10000 --batch 10 --threads 8 --instance load-1"
+    help = "Append COUNT made-up facts to a stream: --batch facts per transaction, each under its own ID."
+
+    examples = (
+        ("append caches --count 10", "ten facts, one after the other"),
+        ("append caches --count 10000 --batch 10 --threads 8 --instance load-1", "a load"),
     )
 
     def add_arguments(self, parser: CommandParser) -> None:

@@ -7,23 +7,29 @@ from contextlib import closing
 from dataclasses import asdict
 from typing import IO, Any, cast
 
-from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.core.management.base import CommandError, CommandParser
 from rich.console import Console
 from rich.table import Table
 
 from streams import database, epochs, inspection, registry
+from streams.command_line import SiteCommand
 from streams.errors import StreamError
 
 __all__ = ["Command"]
 
 
-class Command(BaseCommand):
+class Command(SiteCommand):
     """Compare the three numbers of every stream; with ``--repair`` move sequences forward."""
 
     help = (
         "Show for every stream whether its sequence is ahead of its tables and stored positions. Exit status 1 when one is not "
-        "(and was not repaired). Shows the database's epoch, and begins a new one when it was restored. "
-        "Example: manage.py check_streams --repair"
+        "(and was not repaired). Shows the database's epoch, and begins a new one when it was restored."
+    )
+
+    examples = (
+        ("check_streams", "all streams at once"),
+        ("check_streams --repair", "move sequences forward that are behind"),
+        ("check_streams --new-epoch", "after a restore by hand: old tokens are refused"),
     )
 
     def add_arguments(self, parser: CommandParser) -> None:

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.core.management.base import CommandError, CommandParser
 
 from streams import registry
+from streams.command_line import SiteCommand
 from streams.conf import stream_settings
 from streams.errors import EpochChanged, StreamError, TokenError
 from streams.recorded import check_record_name
@@ -36,13 +37,20 @@ _TEXT_OPTIONS = {
 }
 
 
-class Command(BaseCommand):
+class Command(SiteCommand):
     """Prints facts as they come.
 
     Exit status 0 at the wanted end, 1 for a time-out or a wrong server, 2 for unusable arguments.
     """
 
     help = "Follow a replication server and print its facts."
+
+    examples = (
+        ("follow tcp://127.0.0.1:9092", "all streams, from now on"),
+        ("follow tcp://127.0.0.1:9092 --streams events --from events=0 --json", "everything there was, as JSON"),
+        ("follow tcp://127.0.0.1:9092 --until events=815 --view linear --timeout 60", "in order, up to 815"),
+        ("follow 'redis://127.0.0.1:6379?channel=example.org' --record main", "keep what a current Synapse says"),
+    )
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument(
@@ -54,7 +62,12 @@ class Command(BaseCommand):
             parser.add_argument(f"--{option}", help=text)
         for option, name, text in (("--from", "start", "begin here"), ("--until", "until", "end there")):
             parser.add_argument(option, dest=name, action="append", default=[], metavar="STREAM=TOKEN", help=text)
-        parser.add_argument("--view", choices=[view.value for view in View], default=View.WRITER.value)
+        parser.add_argument(
+            "--view",
+            choices=[view.value for view in View],
+            default=View.WRITER.value,
+            help="each writer's facts at once, or all in order (%(default)s)",
+        )
         parser.add_argument("--catch-up", choices=CATCH_UP_CHOICES, help="where missed facts come from")
         parser.add_argument(
             "--catch-up-url", action="append", default=[], metavar="[WRITER=]URL", help="of --catch-up http; repeatable"

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any, cast
 
-from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.core.management.base import CommandError, CommandParser
 
+from streams.command_line import SiteCommand
 from streams.errors import StreamError, UnknownReader
 from streams.follow import drop_parked, parked_facts, retry_parked
 from streams.follow.handlers import load_handlers
@@ -14,17 +15,27 @@ from streams.follow.handlers import load_handlers
 __all__ = ["Command"]
 
 
-class Command(BaseCommand):
+class Command(SiteCommand):
     """Exit status 1 when a retried fact failed again, 2 for unusable arguments."""
 
-    help = (
-        "List the facts that readers' handlers could not take, retry them, or drop them. "
-        "Example: manage.py parked retry billing --token 1200"
+    help = "List the facts that readers' handlers could not take, retry them, or drop them."
+
+    examples = (
+        ("parked", "all, newest attempt with its error"),
+        ("parked list billing --trace", "of one reader, with tracebacks"),
+        ("parked retry billing --token 1200", "one fact once more"),
+        ("parked drop billing --all", "give all of them up"),
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Declare the options."""
-        parser.add_argument("action", choices=("list", "retry", "drop"), nargs="?", default="list")
+        parser.add_argument(
+            "action",
+            choices=("list", "retry", "drop"),
+            nargs="?",
+            default="list",
+            help="what to do",
+        )
         parser.add_argument("reader", nargs="?", help="of this reader; needed to retry and to drop")
         parser.add_argument("--stream", help="only of this stream")
         parser.add_argument("--token", type=int, help="only this fact")

@@ -11,4 +11,4 @@ class Command(MaintenanceCommand):
     """Delete what is old, safely beside those who write and read."""
 
     name = "purge"
-    help = "Delete what is old. Example: manage.py purge stream caches --keep 7d"
+    help = "Delete what is old."

@@ -11,4 +11,4 @@ class Command(MaintenanceCommand):
     """Set right what cannot go on by itself."""
 
     name = "resync"
-    help = "Set right what cannot go on by itself. Example: manage.py resync reader billing"
+    help = "Set right what cannot go on by itself."

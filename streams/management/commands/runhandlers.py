@@ -7,10 +7,11 @@ import signal
 import threading
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.core.management.base import CommandError, CommandParser
 from django.db import DatabaseError as DjangoDatabaseError
 
 from streams import database
+from streams.command_line import SiteCommand
 from streams.conf import stream_settings
 from streams.errors import StreamError, UnknownReader
 from streams.follow import Reader, readers
@@ -23,12 +24,15 @@ from streams.replication.protocol import Limits
 __all__ = ["Command"]
 
 
-class Command(BaseCommand):
+class Command(SiteCommand):
     """Exit status 0 when told to stop (or, with ``--once``, caught up), 1 when a reader could not go on, 2 for unknown names."""
 
-    help = (
-        "Run the handlers of named readers (all by default); see streams.follow. Prints 'ready readers=…' once they run. "
-        "Example: manage.py runhandlers billing"
+    help = "Run the handlers of named readers (all by default); see streams.follow. Prints 'ready readers=…' once they run."
+
+    examples = (
+        ("runhandlers", "all readers that have handlers"),
+        ("runhandlers billing --server tcp://127.0.0.1:9092", "one, told by a replication server"),
+        ("runhandlers --once", "what is there now, then end"),
     )
 
     def add_arguments(self, parser: CommandParser) -> None:

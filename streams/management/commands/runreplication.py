@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.core.management.base import CommandError, CommandParser
 
+from streams.command_line import SiteCommand
 from streams.conf import stream_settings
 from streams.replication.addresses import Address
 from streams.replication.errors import BadAddress, BadCertificate, ReplicationError
@@ -14,10 +15,15 @@ from streams.replication.tls import TlsFiles, add_server_arguments
 __all__ = ["Command"]
 
 
-class Command(BaseCommand):
+class Command(SiteCommand):
     """Serves followers until SIGINT or SIGTERM; exit status 1 when it cannot start, 2 for unusable arguments."""
 
     help = "Serve the replication protocol to followers."
+
+    examples = (
+        ("runreplication", "on 127.0.0.1:9092"),
+        ("runreplication --bind 127.0.0.1:0", "a free port; 'ready …' names it"),
+    )
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument(

@@ -1,0 +1,64 @@
+"""``manage.py completion bash`` or ``zsh``: a script with which that shell completes our commands and their options.
+
+The script is made from the parsers themselves and asks nobody when it is used, so completing takes no time.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import shtab
+from django.core.management import get_commands, load_command_class
+from django.core.management.base import CommandParser
+
+from streams.command_line import SiteCommand
+
+__all__ = ["ROOMS", "Command", "own_commands", "whole_parser"]
+
+#: The apps whose commands are ours.
+ROOMS = ("replsite", "pipeline", "events", "state", "streams")
+_FILES = {"paths", "folder", "archive", "secret_file", "tls_certificate", "tls_key", "tls_ca", "tls_client_ca"}
+_FOLDERS = {"folder", "archive"}
+
+
+class Command(SiteCommand):
+    """Writes the script to standard output."""
+
+    help = "Print a script that completes manage.py, its commands and their options in a shell."
+
+    examples: ClassVar[tuple[tuple[str, str], ...]] = (
+        ("completion bash > ~/.local/share/bash-completion/completions/manage.py", "for every new bash"),
+        ("completion zsh > ~/.zfunc/_manage.py", "for every new zsh, with ~/.zfunc in fpath"),
+    )
+    requires_system_checks = ()
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """Declare the shell."""
+        parser.add_argument("shell", choices=("bash", "zsh"), help="the shell that is to read it")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Print it."""
+        self.stdout.write(shtab.complete(whole_parser(), shell=options["shell"]))
+
+
+def own_commands() -> dict[str, SiteCommand]:
+    """Our commands by name."""
+    found = {name: load_command_class(app, name) for name, app in sorted(get_commands().items()) if app in ROOMS}
+    return {name: command for name, command in found.items() if isinstance(command, SiteCommand)}
+
+
+def whole_parser() -> CommandParser:
+    """One parser for all our commands, with their own arguments and without those that Django gives to each."""
+    whole = CommandParser(prog="manage.py")
+    choices = whole.add_subparsers(dest="command", metavar="COMMAND")
+    for name, command in own_commands().items():
+        parser = choices.add_parser(name, help=command.help, description=command.help)
+        command.add_arguments(parser)
+        _complete_files(parser)
+    return whole
+
+
+def _complete_files(parser: CommandParser) -> None:
+    for action in parser._actions:
+        if action.dest in _FILES:
+            action.complete = shtab.DIRECTORY if action.dest in _FOLDERS else shtab.FILE  # type: ignore[attr-defined]

@@ -1,0 +1,100 @@
+#!/usr/bin/env python
+"""Writes ``docs/reference/options.md`` from the commands' parsers: every command with its arguments, options and examples.
+
+Without arguments this writes the page; ``--check`` only compares, as ``tests/docs/test_options_page.py`` does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+PROJECT = Path(__file__).resolve().parent.parent
+PAGE = PROJECT / "docs" / "reference" / "options.md"
+HEAD = """# Options of every command
+
+Each command with all that it takes, as its `--help` tells it. Written by `script/options_page.py` from the code.
+[Commands](commands.md) tells them in one table, with what they print. Exit status of all: 0 all well; 1 found or left something
+wrong; 2 unusable arguments.
+"""
+
+
+def page() -> str:
+    """The text of the page."""
+    from replsite.management.commands.completion import own_commands, whole_parser  # noqa: PLC0415 - Django is set up by now
+
+    parsers = _subparsers(whole_parser())
+    parts = [HEAD]
+    for name, command in own_commands().items():
+        parts += [f"\n## {name}\n\n{_plain(parsers[name].description)}\n", _tables(name, parsers[name])]
+        shown = "\n".join(f"manage.py {typed}\n    {does}" for typed, does in command.told_examples())
+        parts.append(f"\n```text\n{shown}\n```\n")
+    return "".join(parts)
+
+
+def _tables(typed: str, parser: argparse.ArgumentParser) -> str:
+    parts = []
+    if rows := [_row(action) for action in _own_actions(parser)]:
+        parts.append("\n| argument | meaning |\n|---|---|\n" + "".join(rows))
+    for name, sub in _subparsers(parser).items():
+        parts.append(f"\n### {typed} {name}\n")
+        if sub.description:
+            parts.append(f"\n{_plain(sub.description)}\n")
+        parts.append(_tables(f"{typed} {name}", sub))
+    return "".join(parts)
+
+
+def _own_actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+    for action in parser._actions:
+        if not isinstance(action, (argparse._HelpAction, argparse._SubParsersAction)):
+            yield action
+
+
+def _subparsers(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            return dict(action.choices)
+    return {}
+
+
+def _row(action: argparse.Action) -> str:
+    takes = action.nargs != 0
+    value = str(action.metavar or "") or ("|".join(map(str, action.choices)) if action.choices else action.dest.upper())
+    if not action.option_strings:
+        typed = f"[{value}…]" if action.nargs == "*" else f"{value}…" if action.nargs == "+" else value
+    else:
+        names = " / ".join(action.option_strings)
+        typed = f"{names} {value}" if takes else names
+    must = "; needed" if action.option_strings and action.required else ""
+    escaped = typed.replace("|", "\\|")
+    return f"| `{escaped}` | {_plain((action.help or '') % {'default': action.default})}{must} |\n"
+
+
+def _plain(text: str | None) -> str:
+    """As Markdown: nothing of it is markup."""
+    return re.sub(r"([|<>*\[\]])", r"\\\1", " ".join((text or "").split()))
+
+
+def main() -> int:
+    """Write the page, or compare it."""
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "replsite.settings")
+    sys.path.insert(0, str(PROJECT))
+    import django  # noqa: PLC0415 - after the settings
+
+    django.setup()
+    text = page()
+    if "--check" in sys.argv[1:]:
+        if PAGE.read_text() != text:
+            sys.stderr.write(f"{PAGE.relative_to(PROJECT)} is not what the commands say: run script/options_page.py\n")
+            return 1
+        return 0
+    PAGE.write_text(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,59 @@
+"""What our ``manage.py`` commands have in common: help with examples that are kept as they are typed, and how they end.
+
+Every command of the rooms derives from `SiteCommand` and gives its ``examples``; a test parses each of them with the
+command's own parser, and other tests hold the rest alike (``tests/unit/test_command_line.py``).
+"""
+
+from __future__ import annotations
+
+from argparse import RawDescriptionHelpFormatter
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from django.core.management.base import BaseCommand, CommandParser, DjangoHelpFormatter
+
+__all__ = ["EXIT_STATUS", "HelpFormatter", "SiteCommand"]
+
+#: How every command of ours ends.
+EXIT_STATUS = "exit status: 0 all well; 1 found or left something wrong; 2 unusable arguments"
+
+_WIDEST_EXAMPLE = 64  # what is said about a longer one stands on a line of its own
+
+
+class HelpFormatter(DjangoHelpFormatter):
+    """Our own options before Django's; paragraphs are filled, text of several lines stays as it was written."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        if "\n" in text:
+            return RawDescriptionHelpFormatter._fill_text(self, text, width, indent)
+        return super()._fill_text(text, width, indent)
+
+
+class SiteCommand(BaseCommand):
+    """A command whose ``--help`` ends with examples and with what its exit status means."""
+
+    #: What is typed after ``manage.py``, and what that does.
+    examples: ClassVar[tuple[tuple[str, str], ...]] = ()
+
+    def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
+        """Django's parser with the examples at its end."""
+        kwargs.setdefault("epilog", self.epilog())
+        kwargs.setdefault("formatter_class", HelpFormatter)
+        return super().create_parser(prog_name, subcommand, **kwargs)
+
+    def epilog(self) -> str:
+        """Examples, one a line, and the exit status."""
+        told = self.told_examples()
+        widest = max((len(typed) for typed, _ in told if len(typed) <= _WIDEST_EXAMPLE), default=0)
+        lines = [line for typed, does in told for line in _example(typed, does, widest)]
+        return "\n".join(["examples:", *lines, "", EXIT_STATUS])
+
+    def told_examples(self) -> Sequence[tuple[str, str]]:
+        """The examples that its help shows."""
+        return self.examples
+
+
+def _example(typed: str, does: str, widest: int) -> list[str]:
+    if len(typed) > widest:
+        return [f"  manage.py {typed}", f"      {does}"]
+    return [f"  manage.py {typed:<{widest}}   {does}"]

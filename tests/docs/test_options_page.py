@@ -1,0 +1,47 @@
+"""The page of options is what the parsers say, and every command of ours is on it."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from replsite.management.commands.completion import own_commands, whole_parser
+from tests.scripts import load_script
+
+script = load_script("options_page")
+TEXT = script.PAGE.read_text()
+
+
+def section(name: str) -> str:
+    return TEXT.split(f"\n## {name}\n", 1)[1].split("\n## ", 1)[0]
+
+
+def test_page_is_what_the_commands_say() -> None:
+    assert script.page() == TEXT, "run script/options_page.py"
+
+
+@pytest.mark.parametrize("name", own_commands())
+def test_every_option_of_a_command_is_in_its_section(name: str) -> None:
+    parser = script._subparsers(whole_parser())[name]
+    pending, seen = [parser], []
+    while pending:
+        each = pending.pop()
+        pending += script._subparsers(each).values()
+        seen += [option for action in script._own_actions(each) for option in action.option_strings]
+    assert [option for option in seen if option not in section(name)] == []
+
+
+def test_markup_in_words_is_shown_as_it_is() -> None:
+    assert script._plain("local[4] | <b> *\n") == r"local\[4\] \| \<b\> \*"
+
+
+def test_check_tells_an_old_page(monkeypatch, tmp_path, capsys) -> None:
+    monkeypatch.setattr(sys, "argv", ["options_page.py", "--check"])
+    assert script.main() == 0
+    old = tmp_path / "options.md"
+    old.write_text("old")
+    monkeypatch.setattr(script, "PAGE", old)
+    monkeypatch.setattr(script, "PROJECT", tmp_path)
+    assert script.main() == 1 and "run script/options_page.py" in capsys.readouterr().err
+    assert old.read_text() == "old"

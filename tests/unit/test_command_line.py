@@ -1,0 +1,158 @@
+"""All our commands are alike: each says what it does, shows examples that its parser takes, and ends with the same statuses."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+from collections.abc import Iterator
+
+import pytest
+from django.core.management import get_commands, load_command_class
+
+from streams.command_line import EXIT_STATUS, SiteCommand
+from streams.maintenance import subjects
+
+ROOMS = ("replsite", "pipeline", "events", "state", "streams")
+OURS = sorted(name for name, app in get_commands().items() if app in ROOMS)
+#: Commands that report nothing, or work until they are told to stop: they have no ``--json``.
+SILENT = {"append", "completion", "pipeline", "runhandlers", "runjobs", "runreplication", "serve"}
+#: Arguments that nobody can use, besides an option that is not there.
+UNUSABLE = [
+    "append nosuchstream --count 1",
+    "append caches --count many",
+    "censor --older-than yesterday",
+    "check_room",
+    "check_room !a:b --master yarrn",
+    "compress_state",
+    "completion tcsh",
+    "explain_visibility @bob:example.org",
+    "export",
+    "follow nowhere",
+    "follow tcp://127.0.0.1:1 --from events",
+    "import_events",
+    "jobs show first",
+    "parked retry",
+    "parked drop billing",
+    "pipeline stop",
+    "pipeline run --master yarrn",
+    "purge",
+    "purge nothing",
+    "purge stream caches",
+    "purge stream caches --keep some",
+    "purge history !a:b",
+    "rebuild_visibility",
+    "restore",
+    "resync reader",
+    "runreplication --bind nowhere",
+    "serve --http nowhere",
+    "state_at",
+    "streams retire",
+    "timeline",
+]
+
+
+def command(name: str) -> SiteCommand:
+    return load_command_class(get_commands()[name], name)
+
+
+def parser_of(name: str) -> argparse.ArgumentParser:
+    return command(name).create_parser("manage.py", name)
+
+
+def own_actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+    """Those of the command and of its subcommands; Django's own left out."""
+    django = {action.dest for action in SiteCommand().create_parser("manage.py", "none")._actions}
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for sub in action.choices.values():
+                yield from own_actions(sub)
+        elif action.dest not in django:
+            yield action
+
+
+def typed_words(typed: str) -> list[str]:
+    """What the command gets of an example: nothing of what the shell does."""
+    return [word for word in re.split(r" [|<>] ", typed)[:1] for word in shlex.split(word)]
+
+
+EXAMPLES = [(name, typed) for name in OURS for typed, _ in command(name).told_examples()]
+
+
+def test_all_commands_of_the_rooms_are_looked_at() -> None:
+    assert len(OURS) >= 26 and {"streams", "purge", "import_events", "health"} <= set(OURS)
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_help_tells_what_it_does_with_examples_and_the_exit_status(name: str) -> None:
+    assert isinstance(command(name), SiteCommand)
+    text = parser_of(name).format_help()
+    assert "examples:\n  manage.py " in text and EXIT_STATUS in text
+    assert command(name).help[0].isupper() and command(name).help.endswith(".")
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_every_example_says_what_it_does(name: str) -> None:
+    told = command(name).told_examples()
+    assert told and all(typed.split()[0] == name and does for typed, does in told)
+
+
+@pytest.mark.parametrize(("name", "typed"), EXAMPLES, ids=[typed for _, typed in EXAMPLES])
+def test_every_example_is_accepted_by_the_parser(name: str, typed: str) -> None:
+    _, *arguments = typed_words(typed)
+    assert parser_of(name).parse_args(arguments)
+
+
+@pytest.mark.parametrize("what", ["purge", "resync"])
+def test_every_subject_of_maintenance_has_an_example_in_its_own_help(what: str) -> None:
+    for name in subjects(what):
+        with pytest.raises(SystemExit) as ended:
+            parser_of(what).parse_args([name, "--help"])
+        assert ended.value.code in (0, None)
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_every_option_says_what_it_is(name: str) -> None:
+    assert [action.dest for action in own_actions(parser_of(name)) if not action.help] == []
+
+
+@pytest.mark.parametrize("name", sorted(set(OURS) - SILENT))
+def test_commands_that_report_do_it_in_json_too(name: str) -> None:
+    assert any("--json" in action.option_strings for action in own_actions(parser_of(name)))
+
+
+@pytest.mark.parametrize("name", sorted(SILENT & set(OURS)))
+def test_the_list_of_silent_commands_is_right(name: str) -> None:
+    assert not any("--json" in action.option_strings for action in own_actions(parser_of(name)))
+
+
+@pytest.mark.parametrize("typed", [*(f"{name} --no-such-option" for name in OURS), *UNUSABLE])
+def test_unusable_arguments_end_with_status_two(typed: str, capsys: pytest.CaptureFixture[str]) -> None:
+    name, *arguments = typed.split()
+    with pytest.raises(SystemExit) as ended:
+        command(name).run_from_argv(["manage.py", name, *arguments])
+    told = capsys.readouterr()
+    assert ended.value.code == 2 and told.out == ""
+    assert "Traceback" not in told.err and told.err.strip()
+
+
+def test_an_example_that_is_too_long_has_its_words_below_it() -> None:
+    class Long(SiteCommand):
+        examples = (("short", "few"), ("long " + "x" * 80, "many"))
+
+    assert Long().epilog().splitlines()[1:4] == [
+        "  manage.py short   few",
+        "  manage.py long " + "x" * 80,
+        "      many",
+    ]
+
+
+def test_paragraphs_are_filled_and_examples_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Wordy(SiteCommand):
+        help = "word " * 60
+        examples = (("wordy", "keeps   its   gaps"),)
+
+    monkeypatch.setenv("COLUMNS", "80")
+    text = Wordy().create_parser("manage.py", "wordy").format_help()
+    assert max(map(len, text.splitlines())) <= 80
+    assert "  manage.py wordy   keeps   its   gaps" in text
