@@ -136,7 +136,11 @@ class _CheckedStates(RoomStates):
                 return known
             self.differing.append(event.event_id)
         self.kept[event.event_id] = group
-        return self.builder.add_full(self.stored_groups.state(group))
+        state = self.stored_groups.state(group)
+        for entry in state.values():  # resolutions on top of it walk from all of them, and some may come later
+            if entry in self.events:
+                self.auth_graph.rank(entry)
+        return self.builder.add_full(state)
 
 
 @dataclass(slots=True)
