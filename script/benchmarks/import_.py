@@ -66,8 +66,8 @@ def row(name: str, answer: dict[str, Any]) -> dict[str, Any]:
 def main() -> None:
     """All events, a tenth of them, and the tenth on one core."""
     columns = ["import", "events_per_second", "limit", "ratio", "ratio_limit", "ok", "cpu_us_per_event"]
-    columns += ["driver_us", "jvm_us", "workers_us", "postgres_us", *(f"{stage}_s" for stage in _STAGES)]
-    report = Report("import_", f"importing {EVENTS:,} events", [*columns, "workers_mb", "jvm_mb"])
+    title = f"importing {EVENTS:,} events (each stage, and whose CPU it was: in the file)"
+    report = Report("import_", title, [*columns, "workers_mb", "jvm_mb"])
     with tempfile.TemporaryDirectory() as folder:
         tenth, whole = Path(folder, "tenth"), Path(folder, "whole")
         for where, events in ((tenth, EVENTS // 10), (whole, EVENTS)):
