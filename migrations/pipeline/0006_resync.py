@@ -10,7 +10,7 @@ import state.fields
 class Migration(migrations.Migration):
     """The table of mended rooms."""
 
-    dependencies = [("pipeline", "0006_loading")]
+    dependencies = [("pipeline", "0005_import")]
     operations = [
         migrations.CreateModel(
             name="MendedRoom",

@@ -22,7 +22,7 @@ _BACK = "DROP TRIGGER events_room_purged ON events_room; DROP FUNCTION events_sk
 
 
 class Migration(migrations.Migration):
-    dependencies = [("events", "0011_bulk")]
+    dependencies = [("events", "0010_admin")]
 
     operations = [
         migrations.CreateModel(
