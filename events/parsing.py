@@ -32,6 +32,7 @@ __all__ = [
     "announced_version",
     "parse_event",
     "parse_line",
+    "parse_row",
     "parse_stored",
     "ruled_content",
 ]
