@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from replsite.status import WriterWord
 from streams.tracker import PositionTracker, TrackerState
 
 PAGES = Path(__file__).resolve().parents[2] / "docs"
@@ -36,11 +37,16 @@ def test_the_table_of_reserve_and_complete_is_true() -> None:
         assert tracker.own_minimum == tracker.linear == int(position), step
 
 
-@pytest.mark.parametrize(
-    "row", table_rows("explanation/path-of-a-fact.md", "| step | where |"), ids=lambda row: row[0][:30]
-)
-def test_every_step_of_the_path_names_real_code(row: list[str]) -> None:
-    names = re.findall(r"`([a-z_.A-Z]+)`", row[1])
+STEPS = [
+    *table_rows("explanation/path-of-a-fact.md", "| step | where |"),
+    *table_rows("explanation/dead-writers.md", "| step | where |"),
+    *table_rows("explanation/dead-writers.md", "| lock | who holds it | where |"),
+]
+
+
+@pytest.mark.parametrize("row", STEPS, ids=lambda row: row[0][:30])
+def test_every_step_of_a_path_names_real_code(row: list[str]) -> None:
+    names = re.findall(r"`([a-z_.A-Z]+)`", row[-1])
     assert names
     for name in names:
         assert resolves(name), name
@@ -58,3 +64,9 @@ def resolves(dotted: str) -> bool:
             found = getattr(found, part)
         return True
     return False
+
+
+def test_dead_writers_are_shown_by_words_that_there_are() -> None:
+    text = (PAGES / "explanation" / "dead-writers.md").read_text()
+    shown = {word for cell in re.findall(r"shown as ([^|;]*)", text) for word in re.findall(r"`([a-z ]+)`", cell)}
+    assert shown and shown <= {word.value for word in WriterWord}

@@ -56,3 +56,37 @@ def test_only_the_settings_module_reads_the_environment() -> None:
 def test_every_command_is_documented() -> None:
     ours = {name for name, app in get_commands().items() if app in ROOMS}
     assert {name for name in ours if f"`manage.py {name}" not in page("commands.md")} == set()
+
+
+def test_every_setting_that_the_code_names_is_documented() -> None:
+    """Names that Django settings do not have: what our code calls things of its own."""
+    ours = {"REPLSITE_RESYNC_NEEDED"}
+    sources = [path.read_text() for room in ROOMS for path in (PROJECT / room).rglob("*.py")]
+    named = {name for text in sources for name in re.findall(r"\bREPLSITE_[A-Z_]*[A-Z]\b", text)} - ours
+    assert len(named) > 40
+    assert {name for name in named if f"`{name}`" not in page("settings.md")} == set()
+
+
+def test_every_documented_setting_is_read() -> None:
+    engine = {f"REPLSITE_{field.name.upper()}" for field in fields(StreamSettings)}
+    sources = " ".join(path.read_text() for room in ROOMS for path in (PROJECT / room).rglob("*.py"))
+    documented = set(re.findall(r"`(REPLSITE_[A-Z_]+)`", page("settings.md")))
+    assert {name for name in documented - engine if name not in sources} == set()
+
+
+def test_pages_name_settings_that_exist() -> None:
+    other = {"REPLSITE_RESYNC_NEEDED", "REPLSITE_BENCH_EVENTS", "REPLSITE_MIGRATIONS", "REPLSITE_MIGRATION_MODULES"}
+    pages = [PROJECT / "README.md", *(PROJECT / "docs").rglob("*.md")]
+    named = {name for path in pages for name in re.findall(r"\bREPLSITE_[A-Z_]*[A-Z]\b", path.read_text())}
+    assert {name for name in named - other if f"`{name}`" not in page("settings.md")} == set()
+
+
+def test_every_metric_that_the_code_makes_is_documented() -> None:
+    sources = " ".join(path.read_text() for room in ROOMS for path in (PROJECT / room).rglob("*.py"))
+    made = set(
+        re.findall(
+            r'"((?:replsite|synapse)_[a-z_]+_(?:total|seconds|info|up|facts|position|positions|ratio|bytes))"', sources
+        )
+    )
+    assert len(made) > 15
+    assert {name for name in made if f"`{name}" not in page("metrics.md")} == set()

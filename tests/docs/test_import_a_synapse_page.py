@@ -1,0 +1,38 @@
+"""The page about a Synapse's database: its commands parse, and the role that it makes may read what the import reads, no more."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+from django.core.management import load_command_class
+
+from pipeline import synapse_rows
+from tests.session import PROJECT
+
+PAGE = (PROJECT / "docs" / "how-to" / "import-a-synapse-database.md").read_text()
+READ = set(re.findall(r"`(\w+)`", " ".join(re.findall(r"^\| (`.*?) \|", PAGE, re.MULTILINE))))
+
+
+def test_the_role_may_read_what_is_read() -> None:
+    granted = re.search(r"GRANT SELECT ON (.*) TO reader;", PAGE)[1]
+    assert set(granted.split(", ")) == READ
+
+
+def test_the_tables_of_the_page_are_those_of_the_queries() -> None:
+    source = (PROJECT / "pipeline" / "synapse_rows.py").read_text()
+    used = set(re.findall(r"\b(?:FROM|JOIN) ([a-z_]+)\b", source)) - {"information_schema", "sqlite_master"}
+    assert used == READ
+
+
+def test_the_refused_schema_is_the_one_that_the_page_names() -> None:
+    named = {int(number) for number in re.findall(r"schema version (\d+)", PAGE)}
+    assert named == {synapse_rows.OLDEST_SCHEMA, synapse_rows.NEWEST_SCHEMA}
+
+
+def test_every_command_of_the_page_is_accepted() -> None:
+    lines = re.findall(r"^    manage\.py (.*)$", PAGE, re.MULTILINE) + re.findall(r"`manage\.py (jobs queue.*?)`", PAGE)
+    assert len(lines) == 4
+    for line in lines:
+        name, *arguments = shlex.split(line)
+        assert load_command_class("pipeline", name).create_parser("manage.py", name).parse_args(arguments)
