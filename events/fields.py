@@ -109,14 +109,17 @@ def references(event: Mapping[str, Any], name: str, version: RoomVersion, own_id
         if plain and type(entry) is str and entry[:1] == "$" and _is_short(entry):
             found[entry] = None
             continue
-        reference = entry if plain else _old_reference(entry, name)
-        reference = storable(reference, f"an entry of {name}")
-        if not reference.startswith("$"):
-            raise EventRefused(Reason.BAD_REFERENCE, f"{name} names {_shown(reference)}, which is no event ID")
-        found[reference] = None
+        found[_reference(entry if plain else _old_reference(entry, name), name)] = None
     if own_id in found:
         raise EventRefused(Reason.BAD_REFERENCE, f"{name} names the event itself")
     return tuple(found)
+
+
+def _reference(value: Any, name: str) -> str:
+    reference = storable(value, f"an entry of {name}")
+    if not reference.startswith("$"):
+        raise EventRefused(Reason.BAD_REFERENCE, f"{name} names {_shown(reference)}, which is no event ID")
+    return reference
 
 
 def _old_reference(entry: Any, name: str) -> Any:

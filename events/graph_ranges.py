@@ -43,9 +43,8 @@ def _told(rows: Sequence[VisibilityRow], places: Sequence[int]) -> dict[tuple[st
             hidden.setdefault(row.user_id, set()).add(first)
         elif first <= last:
             spans.setdefault((row.user_id, "own" if row.kind in _OWN else row.kind), []).append((first, last))
-    told = {
-        key: _merged(found, hidden.get(key[0], set()) if key[1] == "own" else set()) for key, found in spans.items()
-    }
+    own_hidden = {(user_id, "own"): numbers for user_id, numbers in hidden.items()}
+    told = {key: _merged(found, own_hidden.get(key, ())) for key, found in spans.items()}
     return {key: found for key, found in told.items() if found}
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from django.db import connections
@@ -310,7 +311,7 @@ def _redact_late(cursor: Any, room_id: str, using: str) -> int:
     version = room_version(cursor.fetchone()[0])
     events = {
         event.event_id: event
-        for event in Event.objects.using(using).filter(event_id__in={event_id for pair in pairs for event_id in pair})
+        for event in Event.objects.using(using).filter(event_id__in=set(chain.from_iterable(pairs)))
     }
     keys = [("m.room.create", ""), ("m.room.power_levels", "")]
     states = StoredStates((e.state_group for e in events.values() if e.state_group is not None), keys, using)

@@ -123,11 +123,7 @@ class _CheckedStates(RoomStates):
         self._told = told
 
     def _before(self, event: ParsedEvent) -> int | None:
-        prevs = event.prev_event_ids
-        if len(prevs) == 1:
-            known = self.after.get(prevs[0])
-        else:
-            known = self.merged(self.after.get(prev) for prev in prevs) if prevs else None
+        known = self._after_prevs(event)
         group = self._told.get(event.event_id)
         if group is None:
             return known

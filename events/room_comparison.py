@@ -13,6 +13,7 @@ from typing import Any
 
 from events.graph import is_accepted
 from events.graph_ranges import tell_the_same
+from events.parsing import ParsedEvent
 from events.room_check import Columns, Computed, RoomRows, StoredEvent, compute, stored_before
 from events.visibility_ranges import VisibilityRow
 
@@ -124,15 +125,21 @@ def differences(should: Computed) -> Iterator[Difference]:
 
 
 def _room(rows: RoomRows, should: Computed) -> Iterator[Difference]:
-    create, table = should.create, "events_room"
-    if create is not None and not create.outlier and rows.create_event_id != create.event_id:
-        yield Difference("state", table, rows.room_id, "create_event_id", rows.create_event_id, create.event_id)
-    if create is not None and rows.create_event_id is not None and rows.creator != create.sender:
-        yield Difference("state", table, rows.room_id, "creator", rows.creator, create.sender)
+    table = "events_room"
+    if should.create is not None:
+        yield from _create(rows, should.create)
     unresolved = should.current_group is None and bool(should.forward)
     if rows.current_state_unresolved != unresolved:
         stored = rows.current_state_unresolved
         yield Difference("state", table, rows.room_id, "current_state_unresolved", stored, unresolved)
+
+
+def _create(rows: RoomRows, create: ParsedEvent) -> Iterator[Difference]:
+    table = "events_room"
+    if not create.outlier and rows.create_event_id != create.event_id:
+        yield Difference("state", table, rows.room_id, "create_event_id", rows.create_event_id, create.event_id)
+    if rows.create_event_id is not None and rows.creator != create.sender:
+        yield Difference("state", table, rows.room_id, "creator", rows.creator, create.sender)
 
 
 def _events(rows: RoomRows, should: Computed) -> Iterator[Difference]:
@@ -144,14 +151,16 @@ def _events(rows: RoomRows, should: Computed) -> Iterator[Difference]:
         if event.room_id != rows.room_id:
             yield Difference("state", "events_event", row.event_id, "room_id", rows.room_id, event.room_id, False)
         if row.columns is not None:
-            right = Columns.of(event)
-            for column in COLUMNS_OF_THE_EVENT:
-                stored, computed = getattr(row.columns, column), getattr(right, column)
-                if stored != computed:
-                    yield Difference("state", "events_event", row.event_id, column, stored, computed)
+            yield from _columns(row.event_id, row.columns, Columns.of(event))
         if event.event_id in should.states.after and row.rejected_reason != event.rejected_reason:
             reason = event.rejected_reason
             yield Difference("state", "events_event", row.event_id, "rejected_reason", row.rejected_reason, reason)
+
+
+def _columns(event_id: str, stored: Columns, right: Columns) -> Iterator[Difference]:
+    for column in COLUMNS_OF_THE_EVENT:
+        if (found := getattr(stored, column)) != (computed := getattr(right, column)):
+            yield Difference("state", "events_event", event_id, column, found, computed)
 
 
 def _graph(rows: RoomRows, should: Computed) -> Iterator[Difference]:
@@ -221,14 +230,12 @@ def _redacted(rows: RoomRows, should: Computed) -> Iterator[Difference]:
     """Which one of several redactions came first is not known: each of them is right."""
     applied = should.redactions()
     for row in rows.events:
-        right = applied.get(row.event_id, [])
-        if row.redacted_by in right or (row.redacted_by is None and not right) or should.undecided(row.redacted_by):
+        right: Sequence[str | None] = applied.get(row.event_id) or [None]
+        if row.redacted_by in right or should.undecided(row.redacted_by):
             continue
         if row.outlier and row.redacted_by not in should.events:  # both were purged, and the state event stayed
             continue
-        yield Difference(
-            "state", "events_event", row.event_id, "redacted_by", row.redacted_by, right[0] if right else None
-        )
+        yield Difference("state", "events_event", row.event_id, "redacted_by", row.redacted_by, right[0])
 
 
 # --- extremities and visibility ---------------------------------------------------------------------------------------

@@ -156,13 +156,16 @@ class RoomStates:
         else:
             self.after[event.event_id] = self.builder.add(before, {(event.type, event.state_key): event.event_id})
 
-    def _before(self, event: ParsedEvent) -> int | None:
-        """The group before an event; null: not known."""
+    def _after_prevs(self, event: ParsedEvent) -> int | None:
+        """The group that those after the prev events resolve to; null: not known."""
         prevs = event.prev_event_ids
         if len(prevs) == 1:
-            known = self.after.get(prevs[0])
-        else:
-            known = self.merged(self.after.get(prev) for prev in prevs) if prevs else None
+            return self.after.get(prevs[0])
+        return self.merged(self.after.get(prev) for prev in prevs)
+
+    def _before(self, event: ParsedEvent) -> int | None:
+        """The group before an event; null: not known."""
+        known = self._after_prevs(event)
         if known is not None or event.event_id not in self.given:
             return known
         given = self.given[event.event_id].items()
