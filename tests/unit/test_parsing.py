@@ -366,7 +366,7 @@ def test_what_the_hash_does_not_cover_is_looked_at():
     assert (found.redacts, found.relates_to) == (None, None)
 
 
-TOLD = ("event_id", "room_version", "outlier", "rejected_reason", "soft_failed", "stream_ordering")
+TELLING = ("event_id", "room_version", "outlier", "rejected_reason", "soft_failed", "stream_ordering")
 
 
 @pytest.mark.parametrize("room", ["v10_rejected", "v12_power_fork"])
@@ -374,7 +374,7 @@ def test_a_row_is_parsed_like_the_line_with_the_same_wrapper(room):
     for line in event_lines(room):
         whole = json.loads(line)
         text = line[line.index(b'"json":') + 7 : -1]
-        assert parse_row(text, {key: whole[key] for key in TOLD}) == parse_line(line)
+        assert parse_row(text, {key: whole[key] for key in TELLING}) == parse_line(line)
 
 
 def test_what_a_row_does_not_tell_is_left_to_the_rules_and_null_is_told():
