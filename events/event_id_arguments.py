@@ -13,7 +13,7 @@ __all__ = ["add_event_ids", "asked_event_ids"]
 def add_event_ids(parser: CommandParser) -> None:
     """Declare the IDs, and the form of the answers."""
     parser.add_argument("event_ids", nargs="+", metavar="EVENT_ID", help="event IDs; - reads them from standard input")
-    parser.add_argument("--json", action="store_true", help="one JSON object a line (the only form there is)")
+    parser.add_argument("--json", action="store_true", help="one JSON object a line in place of a table")
 
 
 def asked_event_ids(arguments: Sequence[str]) -> Iterator[str]:

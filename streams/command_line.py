@@ -7,16 +7,22 @@ command's own parser, and other tests hold the rest alike (``tests/unit/test_com
 from __future__ import annotations
 
 from argparse import RawDescriptionHelpFormatter
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from collections.abc import Iterable, Sequence
+from typing import IO, Any, ClassVar, cast
 
 from django.core.management.base import BaseCommand, CommandParser, DjangoHelpFormatter
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from streams.terminal import printable
 
 __all__ = ["EXIT_STATUS", "HelpFormatter", "SiteCommand"]
 
 #: How every command of ours ends.
 EXIT_STATUS = "exit status: 0 all well; 1 found or left something wrong; 2 unusable arguments"
 
+_WIDE = 10_000  # columns where no terminal is: nothing is cut or folded
 _WIDEST_EXAMPLE = 64  # what is said about a longer one stands on a line of its own
 
 
@@ -51,6 +57,22 @@ class SiteCommand(BaseCommand):
     def told_examples(self) -> Sequence[tuple[str, str]]:
         """The examples that its help shows."""
         return self.examples
+
+    def print_table(self, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+        """A table for people on standard output; nothing in it is markup. In a terminal long words are folded."""
+        table = Table()
+        for name in columns:
+            table.add_column(name, overflow="fold")
+        for row in rows:
+            table.add_row(*(Text(printable(_cell(value))) for value in row))
+        width = None if self.stdout.isatty() else _WIDE
+        Console(file=cast("IO[str]", self.stdout), width=width).print(table)
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "" if value is None else str(value)
 
 
 def _example(typed: str, does: str, widest: int) -> list[str]:

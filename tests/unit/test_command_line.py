@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import re
 import shlex
 from collections.abc import Iterator
@@ -156,3 +157,23 @@ def test_paragraphs_are_filled_and_examples_kept(monkeypatch: pytest.MonkeyPatch
     text = Wordy().create_parser("manage.py", "wordy").format_help()
     assert max(map(len, text.splitlines())) <= 80
     assert "  manage.py wordy   keeps   its   gaps" in text
+
+
+def printed(rows: list[list[object]]) -> str:
+    out = io.StringIO()
+    SiteCommand(stdout=out).print_table(["event", "is"], rows)
+    return out.getvalue()
+
+
+def test_long_words_are_whole_where_no_terminal_is() -> None:
+    assert "$" + "x" * 400 in printed([["$" + "x" * 400, True]])
+
+
+def test_nothing_in_a_table_is_markup_or_moves_the_cursor() -> None:
+    text = printed([["[bold]a[/bold]", "\x1b[2J"]])
+    assert "[bold]a[/bold]" in text and "\x1b" not in text and r"\x1b[2J" in text
+
+
+def test_cells_say_yes_no_and_nothing() -> None:
+    row = printed([[True, False], [None, 7]]).splitlines()[3:5]
+    assert [line.strip("│").replace(" ", "").split("│") for line in row] == [["yes", "no"], ["", "7"]]

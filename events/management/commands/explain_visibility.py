@@ -17,12 +17,15 @@ from streams.conf import stream_settings
 
 __all__ = ["Command"]
 
+#: Of a table; JSON has more.
+_COLUMNS = ("event_id", "seen", "allowed", "pruned", "rule", "membership", "history_visibility", "reach", "error")
+
 
 class Command(SiteCommand):
     """Print a line for each event, in the order asked."""
 
     help = (
-        "Print whether USER sees each event and why, one JSON object a line: allowed, pruned, the rule, and what it looked "
+        "Print whether USER sees each event and why: seen, allowed, pruned, the rule, and what it looked "
         'at. Unknown events and events whose state is not known give {"error": …}, and the exit status is 1.'
     )
 
@@ -41,9 +44,16 @@ class Command(SiteCommand):
         asked = list(asked_event_ids(options["event_ids"]))
         failed = False
         answers = explain_visibility(options["user_id"], asked, stream_settings().database)
+        rows = []
         for event_id, answer in zip(asked, answers, strict=True):
             failed = failed or not isinstance(answer, Explanation)
-            self.stdout.write(json.dumps(_written(event_id, answer), ensure_ascii=False, separators=(",", ":")))
+            line = _written(event_id, answer)
+            if options["json"]:
+                self.stdout.write(json.dumps(line, ensure_ascii=False, separators=(",", ":")))
+            else:
+                rows.append([line.get(name) for name in _COLUMNS])
+        if not options["json"]:
+            self.print_table([name.replace("_", " ") for name in _COLUMNS], rows)
         if failed:
             sys.exit(1)
 

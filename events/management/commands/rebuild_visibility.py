@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
@@ -15,6 +15,7 @@ from events.questions import can_be_stored
 from events.visibility_rebuild import accepted_places, ranges_anew, rebuild_visibility, stored_ranges, tell_the_same
 from streams.command_line import SiteCommand
 from streams.conf import stream_settings
+from streams.terminal import printable
 
 __all__ = ["Command"]
 
@@ -23,8 +24,8 @@ class Command(SiteCommand):
     """One room after the other, each in a transaction of its own."""
 
     help = (
-        "Work out the ranges of visibility of rooms from what is stored and write them anew; with --check only compare. Prints "
-        "one JSON object a line. Exit status 1 when a room is unknown, or its ranges were not what they should be."
+        "Work out the ranges of visibility of rooms from what is stored and write them anew; with --check only compare. "
+        "Exit status 1 when a room is unknown, or its ranges were not what they should be."
     )
 
     examples = (
@@ -37,7 +38,7 @@ class Command(SiteCommand):
         parser.add_argument("room_ids", nargs="*", metavar="ROOM_ID", help="these rooms")
         parser.add_argument("--all", action="store_true", help="all rooms, in the order of their IDs")
         parser.add_argument("--check", action="store_true", help="write nothing")
-        parser.add_argument("--json", action="store_true", help="one JSON object a line (the only form there is)")
+        parser.add_argument("--json", action="store_true", help="one JSON object a line in place of words")
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Take every room; exit 1 when one was not as it should be."""
@@ -48,9 +49,20 @@ class Command(SiteCommand):
         for room_id in _all_rooms(using) if options["all"] else options["room_ids"]:
             found = _room(room_id, using, write=not options["check"])
             failed = failed or not found.get("same", False)
-            self.stdout.write(json.dumps(found, ensure_ascii=False, separators=(",", ":")))
+            self.stdout.write(
+                json.dumps(found, ensure_ascii=False, separators=(",", ":")) if options["json"] else _in_words(found)
+            )
         if failed:
             sys.exit(1)
+
+
+def _in_words(found: Mapping[str, Any]) -> str:
+    room = printable(found["room_id"])
+    if "error" in found:
+        return f"{room}: {found['error']}"
+    verdict = "as it should be" if found["same"] else "was not as it should be"
+    unknown = "" if found["known"] else "; nobody can know who sees what"
+    return f"{room}: {verdict}, {found['before']} rows, {found['rows']} worked out anew{unknown}"
 
 
 def _all_rooms(using: str) -> Iterator[str]:

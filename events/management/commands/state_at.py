@@ -14,6 +14,7 @@ from events.event_id_arguments import add_event_ids, asked_event_ids
 from events.states_at import State, StateAt, states_at
 from streams.command_line import SiteCommand
 from streams.conf import stream_settings
+from streams.terminal import printable
 
 __all__ = ["Command"]
 
@@ -22,7 +23,7 @@ class Command(SiteCommand):
     """Print a line for each event, in the order asked."""
 
     help = (
-        "Print the room's state before and after each event, one JSON object a line; an outlier has null for both. "
+        "Print the room's state before and after each event; an outlier has none. "
         'Unknown events and events whose state is not known give {"error": …}, and the exit status is 1.'
     )
 
@@ -42,9 +43,27 @@ class Command(SiteCommand):
         states = _States()
         for event_id, found in zip(again, states_at(asked, stream_settings().database), strict=True):
             failed = failed or not isinstance(found, StateAt)
-            self.stdout.write(orjson.dumps({"event_id": event_id, **_answer(found, states)}).decode())
+            if options["json"]:
+                self.stdout.write(orjson.dumps({"event_id": event_id, **_answer(found, states)}).decode())
+            else:
+                self._tell(event_id, found)
         if failed:
             sys.exit(1)
+
+    def _tell(self, event_id: str, found: StateAt | Exception) -> None:
+        if not isinstance(found, StateAt) or found.after is None:
+            what = (
+                "an outlier, which has no state" if isinstance(found, StateAt) else _answer(found, _States())["error"]
+            )
+            self.stdout.write(f"{printable(event_id)}: {what}")
+            return
+        changes = found.changes
+        self.stdout.write(f"{printable(event_id)}: {len(found.after)} entries after it, {len(changes)} changed by it")
+        rows = [
+            (*key, event, (changes[key][0] or "(none)") if key in changes else "")
+            for key, event in sorted(found.after.items())
+        ]
+        self.print_table(("type", "state key", "event", "before it"), rows)
 
 
 def _answer(found: StateAt | Exception, states: _States) -> dict[str, Any]:

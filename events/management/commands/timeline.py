@@ -17,12 +17,14 @@ from streams.conf import stream_settings
 
 __all__ = ["Command"]
 
+_COLUMNS = ("event_id", "token", "stream_ordering", "topological_ordering")
+
 
 class Command(SiteCommand):
     """Print one page of a room's timeline."""
 
     help = (
-        "Print the shown events of a room, newest first by (topological, stream), one JSON object a line. "
+        "Print the shown events of a room, newest first by (topological, stream). "
         "The token of a line continues below it."
     )
 
@@ -38,7 +40,7 @@ class Command(SiteCommand):
         parser.add_argument("--user", metavar="USER", help="only what this user sees")
         parser.add_argument("--limit", type=int, default=100, help="at most so many events (100)")
         parser.add_argument("--before", metavar="TOKEN", help="only events below this token, which is not included")
-        parser.add_argument("--json", action="store_true", help="one JSON object a line (the only form there is)")
+        parser.add_argument("--json", action="store_true", help="one JSON object a line in place of a table")
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Print the page."""
@@ -50,13 +52,11 @@ class Command(SiteCommand):
             raise CommandError(str(error), returncode=2) from error
         except (UnknownRoom, NotReadable) as error:
             raise CommandError(str(error), returncode=1) from error
+        if not options["json"]:
+            self.print_table(_COLUMNS, ([getattr(entry, name) for name in _COLUMNS] for entry in entries))
+            return
         for entry in entries:
-            line = {
-                "event_id": entry.event_id,
-                "token": entry.token,
-                "stream_ordering": entry.stream_ordering,
-                "topological_ordering": entry.topological_ordering,
-            }
+            line = {name: getattr(entry, name) for name in _COLUMNS}
             self.stdout.write(json.dumps(line, separators=(",", ":")))
 
 

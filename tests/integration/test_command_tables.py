@@ -1,0 +1,90 @@
+"""What the reading commands show to people, beside the JSON that programs get."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from django.core.management import call_command
+
+from events.models import EventVisibility
+from tests.made_rooms import ALICE, MadeRoom
+from tests.stored_rooms import store_room
+
+pytestmark = pytest.mark.django_db
+
+
+def shown(*arguments: str) -> tuple[str, int]:
+    """Standard output and the exit status."""
+    out = io.StringIO()
+    try:
+        call_command(*arguments, stdout=out)
+    except SystemExit as end:
+        return out.getvalue(), int(end.code or 0)
+    return out.getvalue(), 0
+
+
+def cells(text: str, first: str) -> list[str]:
+    """The cells of the table's row that begins with that word."""
+    line = next(line for line in text.splitlines() if line.strip("│ ").startswith(first))
+    return [cell.strip() for cell in line.strip("│").split("│")]
+
+
+@pytest.fixture
+def made() -> MadeRoom:
+    room = MadeRoom()
+    room.message()
+    return room
+
+
+def test_a_timeline_is_a_table_with_whole_ids_and_tokens(made):
+    store_room(made.events)
+    text, status = shown("timeline", made.room_id)
+    assert status == 0
+    newest = made.events[-1].event_id
+    event_id, token, stream, topological = cells(text, newest)
+    assert event_id == newest and token.startswith("t") and int(stream) > int(topological) - 1
+    assert [name for name in (event.event_id for event in made.events) if name not in text] == []
+
+
+def test_a_state_is_a_table_that_marks_what_the_event_changed(made):
+    store_room(made.events)
+    text, status = shown("state_at", made.create.event_id)
+    assert status == 0
+    assert text.startswith(f"{made.create.event_id}: 1 entries after it, 1 changed by it")
+    assert cells(text, "m.room.create") == ["m.room.create", "", made.create.event_id, "(none)"]
+
+
+def test_a_message_changes_nothing_of_the_state(made):
+    store_room(made.events)
+    text, _ = shown("state_at", made.events[-1].event_id)
+    assert "0 changed by it" in text and cells(text, "m.room.create")[-1] == ""
+
+
+def test_states_that_are_not_known_are_named_and_the_status_is_one(made):
+    above = made.message(prev=["$gone"])
+    store_room(made.events)
+    text, status = shown("state_at", above.event_id, "$nowhere")
+    assert (text, status) == (f"{above.event_id}: unresolved\n$nowhere: unknown\n", 1)
+
+
+def test_visibility_is_explained_in_a_table(made):
+    store_room(made.events)
+    text, status = shown("explain_visibility", ALICE, made.create.event_id, "$nowhere")
+    assert status == 1
+    assert cells(text, made.create.event_id)[1:5] == ["yes", "yes", "no", "shared"]
+    assert cells(text, "$nowhere")[-1] == "unknown"
+
+
+def test_ranges_are_checked_in_words(made):
+    store_room(made.events)
+    text, status = shown("rebuild_visibility", made.room_id, "--check")
+    assert status == 0 and text.startswith(f"{made.room_id}: as it should be, ")
+
+
+def test_ranges_that_are_wrong_and_rooms_that_are_not_there_are_said(made):
+    store_room(made.events)
+    EventVisibility.objects.all().delete()
+    text, status = shown("rebuild_visibility", made.room_id, "!nowhere:a.test", "--check")
+    assert status == 1
+    assert f"{made.room_id}: was not as it should be, 0 rows" in text and "!nowhere:a.test: unknown" in text
