@@ -26,7 +26,8 @@ def main() -> None:
     except OperationalError as error:
         if "--traceback" in sys.argv:
             raise
-        sys.exit(f"error: the database cannot be used: {' '.join(str(error).split())}")
+        cure = "" if getattr(error.__cause__, "pgcode", None) else ". Start it, or correct DATABASE_URL."
+        sys.exit(f"error: the database cannot be used: {' '.join(str(error).split()).rstrip('.?')}{cure}")
     except ProgrammingError as error:
         if "--traceback" in sys.argv or getattr(error.__cause__, "pgcode", None) not in _MISSING:
             raise

@@ -79,7 +79,7 @@ def explain(error: BaseException) -> str:
     if isinstance(cause, psycopg2.errors.UndefinedTable | psycopg2.errors.UndefinedColumn):
         return f"{text}. The database lacks tables of this version: run manage.py migrate."
     if isinstance(cause, connection_gone):
-        return f"The database cannot be reached: {text}. Start it, or correct DATABASE_URL."
+        return f"The database cannot be reached: {text.rstrip('.?')}. Start it, or correct DATABASE_URL."
     return text
 
 
