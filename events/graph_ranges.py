@@ -29,7 +29,7 @@ def tell_the_same(one: Sequence[VisibilityRow], other: Sequence[VisibilityRow], 
     return _told(one, places) == _told(other, places)
 
 
-_OWN = frozenset({"joined", "invited", "shown", "hidden"})
+_OWN = dict.fromkeys(("joined", "invited", "shown", "hidden"), "own")
 
 
 def _told(rows: Sequence[VisibilityRow], places: Sequence[int]) -> dict[tuple[str | None, str], list[tuple[int, int]]]:
@@ -42,7 +42,7 @@ def _told(rows: Sequence[VisibilityRow], places: Sequence[int]) -> dict[tuple[st
         if row.kind == "hidden":
             hidden.setdefault(row.user_id, set()).add(first)
         elif first <= last:
-            spans.setdefault((row.user_id, "own" if row.kind in _OWN else row.kind), []).append((first, last))
+            spans.setdefault((row.user_id, _OWN.get(row.kind, row.kind)), []).append((first, last))
     own_hidden = {(user_id, "own"): numbers for user_id, numbers in hidden.items()}
     told = {key: _merged(found, own_hidden.get(key, ())) for key, found in spans.items()}
     return {key: found for key, found in told.items() if found}

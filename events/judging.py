@@ -86,6 +86,10 @@ class Judge:
         here = [self._events[other] for other in event.auth_event_ids if other in self._events]
         if event.state_key is not None or event.type in _ASKED_ANEW:
             return self._by_these(event, here)
+        return self._as_before(event, here)
+
+    def _as_before(self, event: ParsedEvent, here: list[ParsedEvent]) -> str | None:
+        """What these auth events say; found once for all messages of a sender on the same ones, with the same verdicts."""
         asked = event.type, event.sender, event.auth_event_ids, len(self.redacted)  # which only grows
         before = self._asked.get(asked)
         if before is not None and len(before[0]) == len(here) and all(map(is_, before[0], here)):

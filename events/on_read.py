@@ -174,18 +174,20 @@ def access_parameters(user_id: str, accesses: Iterable[Access]) -> dict[str, Any
 
 def max_lifetime_ms(policy: bytes | None, configured: StreamSettings) -> int | None:
     """How long a room keeps messages, by its ``m.room.retention`` event and the site's settings; null: for ever."""
-    content = orjson.loads(bytes(policy)).get("content") if policy is not None else None
-    wanted = content.get("max_lifetime") if isinstance(content, dict) else None
-    lifetime: int | None = None
-    if isinstance(wanted, int) and not isinstance(wanted, bool) and wanted >= 0:
-        lifetime = wanted
-    elif configured.retention_default_seconds > 0:
+    lifetime = _wanted_lifetime(policy)
+    if lifetime is None and configured.retention_default_seconds > 0:
         lifetime = round(configured.retention_default_seconds * 1000)
     if lifetime is None:
         return None
     lifetime = max(lifetime, round(configured.retention_shortest_seconds * 1000))
     longest = round(configured.retention_longest_seconds * 1000)
     return min(lifetime, longest) if longest > 0 else lifetime
+
+
+def _wanted_lifetime(policy: bytes | None) -> int | None:
+    content = orjson.loads(bytes(policy)).get("content") if policy is not None else None
+    wanted = content.get("max_lifetime") if isinstance(content, dict) else None
+    return wanted if type(wanted) is int and wanted >= 0 else None
 
 
 # --- what users decide ------------------------------------------------------------------------------------------------

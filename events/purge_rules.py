@@ -120,17 +120,17 @@ def _groups(
     From a group without events it goes on to the group below and to those built on it; a group with one ends it.
     """
     kept = {event.group for event in events if event.group is not None and event.event_id not in purged}
-    above: dict[int, list[int]] = {}
+    beside: dict[int, list[int]] = {}
     for group, base in built_on.items():
-        above.setdefault(base, []).append(group)
+        beside.setdefault(base, []).append(group)
+        beside.setdefault(group, []).append(base)
     seen = set(begin)
     search = list(seen)
     while search:
         group = search.pop()
         if group in kept:
             continue
-        below = built_on.get(group)
-        for other in (*above.get(group, ()), *(() if below is None else (below,))):
+        for other in beside.get(group, ()):
             if other not in seen:
                 seen.add(other)
                 search.append(other)

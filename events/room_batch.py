@@ -242,8 +242,11 @@ class RoomBatch:
         if not bad:
             return
         self._refuse_each(bad)
-        gone = {event.event_id for event, _ in bad}
-        above = []
+        self._refuse_each(self._live_above({event.event_id for event, _ in bad}))
+
+    def _live_above(self, refused: Collection[str]) -> list[tuple[ParsedEvent, EventRefused]]:
+        """Live events that stand on refused ones."""
+        gone, above = set(refused), []
         for number in causal_order(self._batch)[0]:
             event = self._batch[number]
             below = gone.intersection(event.prev_event_ids)
@@ -251,7 +254,7 @@ class RoomBatch:
                 detail = f"{min(below)} was refused, and nothing stands on it"
                 above.append((event, EventRefused(Reason.MISSING_PREV_EVENTS, detail)))
                 gone.add(event.event_id)
-        self._refuse_each(above)
+        return above
 
     def _refuse_each(self, refused: Sequence[tuple[ParsedEvent, EventRefused]]) -> None:
         """They are not stored, and count for nothing in what follows."""

@@ -190,9 +190,9 @@ def _shares(
 
 def _needs_no_position(changes: RoomChanges) -> bool:
     """Whether it is one live event whose position nothing but its own row tells, as with most messages."""
-    told = changes.state_changes or changes.ranges or changes.closed or changes.own_place
-    again = changes.filled.events or changes.filled_ranges or changes.visibility_to_rebuild
-    return len(changes.events) == 1 and not changes.events[0].backfilled and not (told or again)
+    told = (changes.state_changes, changes.ranges, changes.closed, changes.own_place)
+    again = (changes.filled.events, changes.filled_ranges, changes.visibility_to_rebuild)
+    return len(changes.events) == 1 and not changes.events[0].backfilled and not any((*told, *again))
 
 
 def _write_lone(

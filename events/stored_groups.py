@@ -94,8 +94,7 @@ class StoredGroups:
         return {chain: sorted(found) for chain, found in members.items()}
 
     def _digest_chain(self, chain: int, members: Sequence[int]) -> None:
-        first = self.rows.get(chain)
-        base = first[1] if first is not None and first[1] in self.rows else None
+        base = self._base(chain)
         digest = 0 if base is None else self.digests.get(base, 0)
         for last, group in pairwise([None, *members]):
             for key, event_id in self._changes.get(chain, {}).get(group or 0, {}).items():
@@ -104,6 +103,11 @@ class StoredGroups:
             digest &= _MASK
             if group in self.rows and self.rows[group][2] == chain:
                 self.digests[group] = digest
+
+    def _base(self, chain: int) -> int | None:
+        """The stored group that a chain stands on."""
+        first = self.rows.get(chain)
+        return first[1] if first is not None and first[1] in self.rows else None
 
     def _lookup(self, chain: int, last: int | None, base: int | None, key: StateKey) -> str | None:
         """The entry at a key right before a group of a chain, of which ``last`` is the one before."""

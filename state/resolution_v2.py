@@ -118,10 +118,7 @@ def _power_order(graph: AuthGraph, edges: Mapping[str, Sequence[str]]) -> list[s
         return -graph.sender_level(event_id), graph.events[event_id].origin_server_ts, event_id
 
     waiting = {event_id: len(below) for event_id, below in edges.items()}
-    above: dict[str, list[str]] = {event_id: [] for event_id in edges}
-    for event_id, below in edges.items():
-        for other in below:
-            above[other].append(event_id)
+    above = _turned(edges)
     free = [key(event_id) for event_id, count in waiting.items() if not count]
     heapq.heapify(free)
     order = []
@@ -133,6 +130,14 @@ def _power_order(graph: AuthGraph, edges: Mapping[str, Sequence[str]]) -> list[s
             if not waiting[other]:
                 heapq.heappush(free, key(other))
     return order
+
+
+def _turned(edges: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+    above: dict[str, list[str]] = {event_id: [] for event_id in edges}
+    for event_id, below in edges.items():
+        for other in below:
+            above[other].append(event_id)
+    return above
 
 
 def mainline_order(graph: AuthGraph, event_ids: Collection[str], power_levels: str | None) -> list[str]:
