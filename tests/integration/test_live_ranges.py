@@ -104,7 +104,9 @@ def test_an_old_join_that_nothing_stands_on_opens_no_range_when_ranges_are_made_
     persist([incoming(join, backfilled=True)])
     persist([incoming(made.message(prev=[below]))])
     rebuild_visibility(made.room_id)
-    assert [(row.user_id, row.last) for row in stored_ranges(made.room_id) if row.user_id == BOB and row.first > 0] == []
+    assert [
+        (row.user_id, row.last) for row in stored_ranges(made.room_id) if row.user_id == BOB and row.first > 0
+    ] == []
     persist([incoming(made.message(prev=[made.events[-1]]))])
     compare(BOB, made.room_id)
 
