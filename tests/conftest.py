@@ -43,6 +43,12 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 Start = Callable[..., "subprocess.Popen[str]"]
 
 
+def pytest_configure() -> None:
+    """Started in a shell's background, a process ignores SIGINT, and so would all that it starts."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def pytest_unconfigure(config: pytest.Config) -> None:
     """The controller removes the session's folder."""
     if "PYTEST_XDIST_WORKER" not in os.environ:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
@@ -37,6 +38,10 @@ def _let_go(*, rows_stay: bool) -> None:
     hot.forget_feeds()
     stored_room.forget_kept()
     forget_writers()
+    if source := sys.modules.get("pipeline.source_rows"):  # a piece that was read here keeps its connection, as in a worker
+        for _, connection in source._kept:
+            connection.close()
+        source._kept.clear()
     if rows_stay:
         with (
             suppress(database.DatabaseError),

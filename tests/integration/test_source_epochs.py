@@ -8,6 +8,7 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from pipeline.source import ReplsiteSource
+from pipeline.source_vectors import Bound
 from streams import database, epochs
 from streams.errors import EpochChanged
 from tests.writing import append, session, wait_for_linear
@@ -43,8 +44,8 @@ def test_batches_go_on_within_the_epoch(reader):
     number = written()
     end = reader.latestOffset(start, ReadAllAvailable())
     assert end["master"] == number
-    assert [(part.writer, part.after, part.upto) for part in reader.partitions(start, end)] == [
-        ("master", start["master"], number)
+    assert [part.value.bounds for part in reader.partitions(start, end)] == [
+        (Bound(("master",), start["master"], number),)
     ]
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from pyspark.sql.datasource import InputPartition
 
-from pipeline.source import ReplsiteSource, _Range
+from pipeline.source import ReplsiteSource
+from pipeline.source_vectors import Bound, Piece
 from streams import database
 from streams.errors import ResyncNeeded
 from streams.trimming import Keep, TrimRequest, trim
@@ -19,7 +21,11 @@ def source(**options: str) -> ReplsiteSource:
     return ReplsiteSource({"dsn": database.dsn(), "stream": "caches", **options})
 
 
-def tokens(reader: Any, partition: _Range) -> list[int]:
+def piece(after: int, upto: int) -> InputPartition:
+    return InputPartition(Piece((Bound(("master",), after, upto),)))
+
+
+def tokens(reader: Any, partition: InputPartition) -> list[int]:
     return [token for batch in reader.read(partition) for token in batch.column("token").to_pylist()]
 
 
@@ -34,7 +40,7 @@ def facts() -> list[int]:
 
 
 def test_a_query_without_checkpoint_begins_above_the_mark(facts):
-    reader = source().streamReader(None)
+    reader: Any = source().streamReader(source().schema())
     try:
         start = reader.initialOffset()
         assert start["master"] == facts[3]
@@ -46,12 +52,12 @@ def test_a_query_without_checkpoint_begins_above_the_mark(facts):
 
 def test_a_query_below_the_mark_fails_by_name(facts):
     with pytest.raises(ResyncNeeded, match=f"its facts up to {facts[3]} were trimmed"):
-        tokens(source().streamReader(None), _Range("master", facts[1], facts[-1]))
+        tokens(source().streamReader(source().schema()), piece(facts[1], facts[-1]))
 
 
 def test_a_query_at_the_mark_goes_on(facts):
-    assert tokens(source().streamReader(None), _Range("master", facts[3], facts[-1])) == facts[4:]
+    assert tokens(source().streamReader(source().schema()), piece(facts[3], facts[-1])) == facts[4:]
 
 
 def test_a_batch_reads_what_is_there(facts):
-    assert tokens(source().reader(None), _Range("master", 0, facts[-1])) == facts[4:]
+    assert tokens(source().reader(source().schema()), piece(0, facts[-1])) == facts[4:]

@@ -124,7 +124,6 @@ def test_what_a_killed_run_mended_is_told_by_the_next(own_writer, database_url):
 
 KILLED = """
 import sys
-from pipeline.resync_kind import ResyncKind
 from pipeline.resync_rooms import RoomsWork, resync_rooms
 resync_rooms(RoomsWork(sys.argv[1], "rooms", mend=True), sys.argv[2:])
 """
