@@ -38,7 +38,9 @@ def _let_go(*, rows_stay: bool) -> None:
     hot.forget_feeds()
     stored_room.forget_kept()
     forget_writers()
-    if source := sys.modules.get("pipeline.source_rows"):  # a piece that was read here keeps its connection, as in a worker
+    if source := sys.modules.get(
+        "pipeline.source_rows"
+    ):  # a piece that was read here keeps its connection, as in a worker
         for _, connection in source._kept:
             connection.close()
         source._kept.clear()
