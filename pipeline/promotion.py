@@ -80,6 +80,9 @@ CREATE TEMPORARY TABLE import_group ON COMMIT DROP AS
 SELECT room_no, number, nextval(pg_get_serial_sequence('state_stategroup', 'id')) AS id
 FROM (SELECT room_no, number FROM {{result_group}} WHERE {_of_batch()} ORDER BY room_no, number) AS ordered
 """
+#: Without them PostgreSQL takes a large room's rows for a few, and compares each with each.
+_FIND_GROUPS = "CREATE INDEX ON import_group (room_no, number); ANALYZE import_group"
+_FIND_ORDERINGS = "CREATE INDEX ON import_ordering (room_no, index); ANALYZE import_ordering"
 _GROUPS = (
     f"""
     INSERT INTO state_stategroup (id, room_id, prev_group, chain, hops, keys, rows_to_read)
@@ -228,7 +231,7 @@ class _Batch:
     def load(self) -> None:
         """Everything else; reserves as late as can be."""
         self._cursor.execute(ROOMY)
-        for sql in (*_PLAIN, _MAP_GROUPS, *_GROUPS):
+        for sql in (*_PLAIN, _MAP_GROUPS, _FIND_GROUPS, *_GROUPS):
             self._run(sql)
         self._cursor.execute(
             "CREATE TEMPORARY TABLE import_ordering (room_no bigint, index bigint, stream_ordering bigint) ON COMMIT DROP"
@@ -241,7 +244,7 @@ class _Batch:
                 sql = (_MAP_EVENTS_IN_ONE if in_one else _MAP_EVENTS).replace("{order}", _GIVEN_ORDER[backward])
                 ids_given = {"first_id": ids[0]} if in_one else {"ids": ids}
                 self._run(sql, {"sign": -1 if backward else 1, "backward": backward, **ids_given})
-        for sql in _ORDERED:
+        for sql in (_FIND_ORDERINGS, *_ORDERED):
             self._run(sql, {"writer": current_writer(self._using).name})
 
     def _reserve(self, stream: str, count: int) -> list[int]:
