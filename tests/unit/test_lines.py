@@ -6,7 +6,7 @@ import gzip
 
 import pyarrow
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from pipeline.lines import parts_of, read_lines
@@ -129,8 +129,9 @@ def test_a_compressed_file_that_goes_away_is_an_error_of_the_file_system(file, t
 def test_parts_give_every_line_once_wherever_they_are_cut(tmp_path_factory, lines, part_bytes):
     path = tmp_path_factory.mktemp("parts") / "in"
     path.write_bytes(b"\n".join(lines))
-    if path.read_bytes()[:2] == b"\x1f\x8b":
-        return
+    assume(
+        not path.read_bytes().startswith((b"\x1f\x8b", b"\x28\xb5\x2f\xfd"))
+    )  # a compressed file, by its first bytes
     whole = [line.content for line in read(path)[0]]
     assert [line.content for part in read(path, part_bytes) for line in part] == whole
     assert whole == [line for line in lines if line.strip()]
