@@ -23,7 +23,6 @@ from pipeline.live_query import LiveQuery, Place, Table
 from pipeline.live_statistics import STATISTICS, StatisticsTable
 from pipeline.reader_rows import beat_reader, close_reader
 from pipeline.site_spark import site_session
-from pipeline.source import register
 from pipeline.statistics_history import bound_history, go_through, take_figures
 from streams.conf import stream_settings
 from streams.database import DatabaseError, direct_connection, dsn, explain
@@ -66,7 +65,6 @@ def run(options: LiveOptions, stopping: Callable[[], bool], started: Callable[[]
     """Keep the tables current; returns how far each is. Raises ``QueryRunning``, ``QueryFailed`` and what a session raises."""
     using = stream_settings().database
     with site_session("pipeline", options.master) as spark:
-        register(spark)
         spark.conf.set("spark.sql.shuffle.partitions", str(spark.sparkContext.defaultParallelism))  # sums are small
         pipeline = _Pipeline(spark, options, using)
         retry = _Retry(stopping)

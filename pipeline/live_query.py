@@ -21,6 +21,7 @@ from django.db import connections, transaction
 from pipeline.ledger import BatchOffsets, Vectors, read_offsets, take_batch
 from pipeline.reader_rows import ReaderRow, store_reader
 from pipeline.schemas import declaration_of, spark_schema
+from pipeline.source import register
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -98,6 +99,9 @@ class LiveQuery:
     def _facts(self, spark: SparkSession, stream: str) -> DataFrame:
         begin = json.dumps(self._first.get(stream, {}), sort_keys=True)
         known, wanted = spark_schema(declaration_of(stream)), set(self.table.columns(stream))
+        # Spark's threads write into a map that belongs to the registration: two queries that begin at once spoil a shared one,
+        # and every task fails from then on (OptionalDataException). So each source has its own, and each new start a new one.
+        register(spark)
         facts = (
             spark.readStream.format("replsite")
             .schema(type(known)([field for field in known.fields if field.name in wanted]))
