@@ -18,6 +18,8 @@ from channels.auth import AuthMiddlewareStack  # noqa: E402
 from channels.routing import ProtocolTypeRouter, URLRouter  # noqa: E402
 
 from replsite.dashboard.origin import SameOrigin  # noqa: E402
+from replsite.database_away import DenyWhileDatabaseAway  # noqa: E402
+from replsite.forwarded import Forwarded  # noqa: E402
 from streams.replication.consumer import ReplicationConsumer  # noqa: E402
 
 if importlib.util.find_spec("replsite.dashboard") and importlib.util.find_spec("replsite.dashboard.routing"):
@@ -27,8 +29,10 @@ else:  # the site without its live page
 
 application = ProtocolTypeRouter(
     {
-        "http": _http,
-        "websocket": SameOrigin(AuthMiddlewareStack(URLRouter(websocket_urlpatterns))),
+        "http": Forwarded(_http),
+        "websocket": Forwarded(
+            SameOrigin(DenyWhileDatabaseAway(AuthMiddlewareStack(URLRouter(websocket_urlpatterns))))
+        ),
         "tcp": ReplicationConsumer.as_asgi(),
     }
 )

@@ -65,7 +65,14 @@ def _database() -> dict[str, Any]:
     if found["ENGINE"] == "django.db.backends.postgresql":
         found["ENGINE"] = "django_prometheus.db.backends.postgresql"  # the same, and it counts queries
         # A host that is lost is noticed within seconds; the address of the server wins when it says otherwise.
-        keepalives = {"keepalives": 1, "keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3}
+        keepalives = {
+            "connect_timeout": 10,
+            "tcp_user_timeout": 11_000,
+            "keepalives": 1,
+            "keepalives_idle": 5,
+            "keepalives_interval": 2,
+            "keepalives_count": 3,
+        }
         found["OPTIONS"] = keepalives | found.get("OPTIONS", {})
     return found
 
@@ -108,6 +115,7 @@ MIDDLEWARE = [
     "django.contrib.auth.middleware.AuthenticationMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
+    "replsite.database_away.DatabaseAwayMiddleware",
     "replsite.request_metrics.BoundedRequestMetrics",
 ]
 ROOT_URLCONF = "replsite.urls"
@@ -143,8 +151,13 @@ STATICFILES_DIRS = [BASE_DIR / "replsite" / "dashboard" / "static"]
 WHITENOISE_USE_FINDERS = True
 WHITENOISE_AUTOREFRESH = False
 PROMETHEUS_EXPORT_MIGRATIONS = False
+STATIC_ROOT = env.str("REPLSITE_STATIC_ROOT", "") or None  # where collectstatic puts files for a web server in front
 SESSION_COOKIE_HTTPONLY = True
 SESSION_COOKIE_SAMESITE = "Lax"
+SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = SECURE_SSL_REDIRECT = env.bool("REPLSITE_HTTPS_ONLY", False)
+SECURE_REDIRECT_EXEMPT = [r"^metrics$", r"^health", r"^_synapse/"]  # asked by machines nearby, in plain HTTP
+SECURE_HSTS_SECONDS = 365 * 86_400 if SESSION_COOKIE_SECURE else 0
+SECURE_HSTS_INCLUDE_SUBDOMAINS = SECURE_HSTS_PRELOAD = False  # what other names of the domain do is not ours to say
 UNFOLD = {
     "SITE_TITLE": "replsite",
     "SITE_HEADER": "replsite",
@@ -168,6 +181,7 @@ UNFOLD = {
 REPLSITE_INSTANCE = env.str("REPLSITE_INSTANCE", "master")
 REPLSITE_SERVER_NAME = env.str("REPLSITE_SERVER_NAME", "localhost")
 REPLSITE_WRITERS = env.json("REPLSITE_WRITERS", {})
+REPLSITE_READERS: list[str] = env.list("REPLSITE_READERS", [])
 REPLSITE_SEND_FEDERATION = env.bool("REPLSITE_SEND_FEDERATION", True)
 REPLSITE_FAILOVER_KEEPS_EPOCH = env.bool("REPLSITE_FAILOVER_KEEPS_EPOCH", False)  # true: standbys are synchronous
 REPLSITE_RETIRED_SHOWN_SECONDS = env.float("REPLSITE_RETIRED_SHOWN_SECONDS", 3600.0)
@@ -199,10 +213,15 @@ REPLSITE_RECORDED_FACTS_KEPT = env.int("REPLSITE_RECORDED_FACTS_KEPT", 1_000_000
 REPLSITE_HOT_ENTRIES = env.int("REPLSITE_HOT_ENTRIES", 10_000)
 REPLSITE_HOT_WAITER_LIMIT = env.int("REPLSITE_HOT_WAITER_LIMIT", 10_000)
 REPLSITE_PLAIN_NETWORKS: list[str] = env.list("REPLSITE_PLAIN_NETWORKS", [])
+REPLSITE_PROXY_NETWORKS: list[str] = env.list("REPLSITE_PROXY_NETWORKS", [])
+REPLSITE_NOTIFY_SOCKET = env.str("NOTIFY_SOCKET", "")  # these two are set by systemd
+REPLSITE_WATCHDOG_SECONDS = env.int("WATCHDOG_USEC", 0) / 1_000_000
 REPLSITE_BLOCKED_AFTER_SECONDS = env.float("REPLSITE_BLOCKED_AFTER_SECONDS", 10.0)  # status words, see replsite.status
 REPLSITE_STUCK_AFTER_SECONDS = env.float("REPLSITE_STUCK_AFTER_SECONDS", 10.0)
 REPLSITE_ARCHIVE_FOLDER = Path(env.str("REPLSITE_ARCHIVE_FOLDER", str(REPLSITE_DATA_DIR / "archives"))).absolute()
 REPLSITE_IMPORT_FOLDER = Path(env.str("REPLSITE_IMPORT_FOLDER", str(REPLSITE_DATA_DIR / "import"))).absolute()
+REPLSITE_JOB_HISTORY_DAYS = env.float("REPLSITE_JOB_HISTORY_DAYS", 90.0)
+REPLSITE_JOB_HISTORY_COUNT = env.int("REPLSITE_JOB_HISTORY_COUNT", 10_000)
 REPLSITE_SPARK_MASTER = env.str("REPLSITE_SPARK_MASTER", "local[2]")
 REPLSITE_SPARK_CONF = env.json("REPLSITE_SPARK_CONF", {})
 REPLSITE_SPARK_EXECUTOR_SECONDS = env.float("REPLSITE_SPARK_EXECUTOR_SECONDS", 60.0)

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from streams import service_manager
 from streams.terminal import printable
 
 __all__ = ["EXIT_STATUS", "HelpFormatter", "SiteCommand"]
@@ -57,6 +58,12 @@ class SiteCommand(BaseCommand):
     def told_examples(self) -> Sequence[tuple[str, str]]:
         """The examples that its help shows."""
         return self.examples
+
+    def tell_ready(self, line: str) -> None:
+        """Say on standard output, and to the service manager, that the process does its work from now on."""
+        self.stdout.write(line)
+        self.stdout.flush()
+        service_manager.tell(service_manager.READY, f"STATUS={line}")
 
     def print_table(self, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
         """A table for people on standard output; nothing in it is markup. In a terminal long words are folded."""

@@ -27,6 +27,8 @@ class StreamSettings:
     """Django's alias of the database that holds the streams."""
     writers: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Stream -> names or patterns that may write it; a stream that is not named may be written by every instance."""
+    readers: Sequence[str] = ()
+    """Names of readers that have to be there: one that nobody hears of is told of as missing."""
     send_federation: bool = True
     """This site sends to other servers by itself; if not, the stream ``federation`` is announced to those who do."""
     announce_interval_seconds: float = 0.05
@@ -93,6 +95,10 @@ class StreamSettings:
     """Last changes of one kind that a process remembers of a stream, and users whose rooms it does."""
     hot_waiter_limit: int = 10_000
     """Most callers that wait for news in one process."""
+    notify_socket: str = ""
+    """Socket of the service manager that wants to be told when this process is ready; empty: there is none."""
+    watchdog_seconds: float = 0.0
+    """The service manager gives a process up that gives no sign of life for so long; 0: it does not look."""
     plain_networks: Sequence[str] = ()
     """Networks besides loopback in which the replication port may listen without TLS, e.g. ``10.1.2.0/24``."""
 

@@ -19,6 +19,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+from daphne.http_protocol import WebRequest
 from daphne.server import Server as DaphneServer
 from daphne.server import twisted_loop
 from twisted.internet import defer, reactor
@@ -37,6 +38,8 @@ log = get_logger(__name__)
 INPUT_HIGH_BYTES, INPUT_LOW_BYTES = 256 * 1024, 64 * 1024
 #: Output that is handed to the transport at a time; the rest waits in pieces.
 TRANSPORT_HIGH_BYTES = 64 * 1024
+#: At an orderly end, how long the request of a connection that was just made may take to come, and the last answer to go.
+SETTLE_SECONDS = 0.2
 #: Refusals for one reason are logged no more often than this; all are counted.
 REFUSAL_LOG_SECONDS = 1.0
 Message = dict[str, Any]
@@ -215,10 +218,12 @@ class AsgiServer(DaphneServer):
 
     Sockets come bound and listening, so that errors of binding are the caller's and port 0 is known before the start.
     ``when_ready`` is called on the loop once everything accepts; ``when_stopping`` is awaited first at an orderly end,
-    and gets `stop_within_seconds`.
+    and gets `stop_within_seconds`. HTTP requests that have come by then are answered, within `finish_within_seconds`; new
+    connections are not taken meanwhile, so that a proxy in front asks another server.
     """
 
     stop_within_seconds = 1.5
+    finish_within_seconds = 10.0
 
     def __init__(
         self,
@@ -247,6 +252,7 @@ class AsgiServer(DaphneServer):
         self._tcp_connections: set[TcpConnection] = set()
         self._gates: set[Gate] = set()
         self._tcp_listeners: list[asyncio.Server] = []
+        self._http_ports: list[Any] = []
         self._starting: asyncio.Task[None] | None = None
         self._refusals_logged: dict[str, float] = {}
 
@@ -341,9 +347,7 @@ class AsgiServer(DaphneServer):
     async def _end(self) -> None:
         for listener in self._tcp_listeners:
             listener.close()
-        if self.when_stopping is not None:
-            with contextlib.suppress(TimeoutError):  # whoever does not get ready in time is cut below
-                await asyncio.wait_for(self.when_stopping(), self.stop_within_seconds)
+        await asyncio.gather(self._leave(), self._finish_requests())
         for connection in list(self._tcp_connections):
             connection.abort()
         for gate in list(self._gates):
@@ -352,6 +356,37 @@ class AsgiServer(DaphneServer):
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
+
+    async def _leave(self) -> None:
+        if self.when_stopping is not None:
+            with contextlib.suppress(TimeoutError):  # whoever does not get ready in time is cut afterwards
+                await asyncio.wait_for(self.when_stopping(), self.stop_within_seconds)
+
+    # --- the last HTTP requests -----------------------------------------------------------------------------------
+
+    def listen_success(self, port: Any) -> None:
+        """A listener of HTTP accepts; called by daphne."""
+        super().listen_success(port)
+        self._http_ports.append(port)
+
+    async def _finish_requests(self) -> None:
+        """Take whoever has connected already and nobody else; then wait for the answers."""
+        for port in self._http_ports:
+            port.doRead()  # the kernel would reset what it has accepted for us
+            await defer.maybeDeferred(port.stopListening).asFuture(twisted_loop)
+        started = time.monotonic()
+        settled = started + (SETTLE_SECONDS if self.http_limits.open else 0.0)
+        while self._requests_at_hand() or time.monotonic() < settled:
+            if time.monotonic() > started + self.finish_within_seconds:
+                log.warning("listener.requests_cut", requests=self._requests_at_hand())
+                return
+            await asyncio.sleep(0.01)
+
+    def _requests_at_hand(self) -> int:
+        return sum(
+            isinstance(protocol, WebRequest) and "disconnected" not in details
+            for protocol, details in self.connections.items()
+        )
 
 
 def _tls_extension(transport: asyncio.Transport) -> Message:

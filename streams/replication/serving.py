@@ -5,6 +5,7 @@ For commands; takes over the process (reactor, signals).
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING
 from django.db import connections
 from django.db.utils import Error as DjangoDatabaseError
 
-from streams import database, epochs
+from streams import database, epochs, service_manager
 from streams.conf import StreamSettings, stream_settings
 from streams.logs import get_logger
 from streams.replication.access import Access
@@ -100,14 +101,17 @@ def _attend(server: AsgiServer, served_by: str, publish_to: RedisAddress | None)
     reports.more_counts = lambda: {"refused": server.refusals + server.http_limits.refused}
 
     publisher = _publisher(broadcaster, reports, publish_to) if publish_to is not None else None
+    signs: list[asyncio.Future[None]] = []  # held, so that it is not collected
 
     async def start() -> None:
+        signs.append(asyncio.ensure_future(service_manager.keep_telling()))
         await broadcaster.start()
         await reports.start()
         if publisher is not None:
             await publisher.start()
 
     async def stop() -> None:
+        service_manager.tell(service_manager.STOPPING)
         if publisher is not None:
             await publisher.stop()
         await broadcaster.stop()

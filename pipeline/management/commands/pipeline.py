@@ -62,5 +62,4 @@ class Command(SiteCommand):
         self.stdout.write(json.dumps({"positions": reached}))
 
     def _say_ready(self) -> None:
-        self.stdout.write("ready pipeline")
-        self.stdout.flush()
+        self.tell_ready("ready pipeline")

@@ -61,5 +61,4 @@ class Command(SiteCommand):
 
     def _tell_ready(self, endpoints: Any) -> None:
         self._sampler.start()
-        self.stdout.write(endpoints.ready_line)
-        self.stdout.flush()
+        self.tell_ready(endpoints.ready_line)

@@ -46,5 +46,4 @@ class Command(SiteCommand):
             raise CommandError(str(error), returncode=1) from error
 
     def _tell_ready(self, endpoints: Any) -> None:
-        self.stdout.write(endpoints.ready_line)
-        self.stdout.flush()
+        self.tell_ready(endpoints.ready_line)

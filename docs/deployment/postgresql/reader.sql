@@ -1,0 +1,10 @@
+-- What other services may read:   psql -v ON_ERROR_STOP=1 -d replsite -f reader.sql     as replsite_owner, after each migration.
+-- Users, sessions, passwords and the admin's log are not among it. Leave out what nobody reads.
+
+-- Where the writers are, and the epoch that tokens belong to.
+GRANT SELECT ON streams_streamposition, streams_epoch TO replsite_reader;
+-- Events, their bytes and graph, who may see them.
+GRANT SELECT ON events_room, events_event, events_eventjson, events_eventedge, events_eventauth,
+    events_eventvisibility, events_visibleevent, events_roomaccess, events_currentstate TO replsite_reader;
+-- States.
+GRANT SELECT ON state_stategroup, state_stategroupdelta TO replsite_reader;

@@ -1,0 +1,27 @@
+-- Three roles and a database:   psql -v ON_ERROR_STOP=1 -f roles.sql     as a superuser, once, before the first migration.
+-- Set the passwords afterwards:   \password replsite_owner   and so on.
+
+-- Owns the tables; used by migrations only.
+CREATE ROLE replsite_owner LOGIN;
+-- Every process of the site: reads and writes rows, makes staging tables of its own, changes no table of the owner's.
+CREATE ROLE replsite LOGIN;
+-- Other services: read.
+CREATE ROLE replsite_reader LOGIN;
+
+CREATE DATABASE replsite OWNER replsite_owner ENCODING 'UTF8' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0;
+\connect replsite
+
+REVOKE ALL ON DATABASE replsite FROM PUBLIC;
+GRANT CONNECT, TEMPORARY ON DATABASE replsite TO replsite;
+GRANT CONNECT ON DATABASE replsite TO replsite_reader;
+
+ALTER SCHEMA public OWNER TO replsite_owner;
+REVOKE ALL ON SCHEMA public FROM PUBLIC;
+GRANT USAGE, CREATE ON SCHEMA public TO replsite;
+GRANT USAGE ON SCHEMA public TO replsite_reader;
+
+-- Of every table and sequence that a migration makes, now or later.
+ALTER DEFAULT PRIVILEGES FOR ROLE replsite_owner IN SCHEMA public
+    GRANT SELECT, INSERT, UPDATE, DELETE ON TABLES TO replsite;
+ALTER DEFAULT PRIVILEGES FOR ROLE replsite_owner IN SCHEMA public
+    GRANT SELECT, USAGE, UPDATE ON SEQUENCES TO replsite;

@@ -1,0 +1,106 @@
+"""A database as ``docs/deployment/postgresql/`` makes it, with an owner, the site's role and a reader, and processes on it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import quote
+
+import psycopg2
+import pytest
+from django.db import connection
+
+from tests.conftest import end_process
+from tests.deployment.places import FILES, postgres_program
+from tests.session import PROJECT
+
+PASSWORD = "for a test"
+
+
+class Production:
+    """The database and its three roles; names are this process's own, as roles belong to the whole server."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self.host, self.port = host, port
+        self.name = f"replsite_{os.getpid()}"
+        self.started: list[subprocess.Popen[str]] = []
+
+    def url(self, role: str = "replsite") -> str:
+        return f"postgres://{self._own(role)}:{quote(PASSWORD)}@{self.host}:{self.port}/{self.name}"
+
+    def connect(self, role: str = "replsite") -> psycopg2.extensions.connection:
+        opened = psycopg2.connect(
+            host=self.host, port=self.port, user=self._own(role), password=PASSWORD, dbname=self.name
+        )
+        opened.autocommit = True
+        return opened
+
+    def sql(self, file: str) -> str:
+        """A file of the page with this process's names."""
+        text = (FILES / "postgresql" / file).read_text()
+        return text.replace("replsite", self.name)
+
+    def manage(
+        self, *arguments: str, role: str = "replsite", folder: Path = PROJECT, check: bool = True, **env: str
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command to its end."""
+        done = subprocess.run(
+            [sys.executable, "manage.py", *arguments],
+            cwd=folder, env={**os.environ, "DATABASE_URL": self.url(role), **env}, capture_output=True, text=True,
+            stdin=subprocess.DEVNULL, timeout=120, check=False,
+        )  # fmt: skip
+        assert not check or done.returncode == 0, done.stdout + done.stderr
+        return done
+
+    def start(self, *arguments: str, folder: Path = PROJECT, **env: str) -> subprocess.Popen[str]:
+        """Start a process; ended with the test at the latest."""
+        process = subprocess.Popen(
+            [sys.executable, "manage.py", *arguments],
+            cwd=folder, env={**os.environ, "DATABASE_URL": self.url(), **env}, text=True, stdout=subprocess.PIPE,
+            stdin=subprocess.DEVNULL, start_new_session=True,
+        )  # fmt: skip
+        self.started.append(process)
+        return process
+
+    def _own(self, role: str) -> str:
+        return role.replace("replsite", self.name)
+
+
+@pytest.fixture(scope="session")
+def production(django_db_setup: None, django_db_blocker: pytest.FixtureRequest) -> Iterator[Production]:
+    """Made by the files of the page: roles, tables by migrations of the owner, grants of the reader."""
+    with django_db_blocker.unblock():
+        connection.ensure_connection()
+        where = dict(connection.settings_dict)
+        connection.close()
+    made = Production(where["HOST"], where["PORT"])
+    superuser = {
+        **os.environ, "PGHOST": str(where["HOST"]), "PGPORT": str(where["PORT"]), "PGUSER": where["USER"],
+        "PGPASSWORD": where["PASSWORD"], "PGDATABASE": "postgres",
+    }  # fmt: skip
+
+    def as_superuser(sql: str) -> None:
+        psql = [postgres_program("psql"), "-X", "-q", "-v", "ON_ERROR_STOP=1", "-f", "-"]
+        subprocess.run(psql, env=superuser, input=sql, text=True, check=True)
+
+    roles = [made.name, f"{made.name}_owner", f"{made.name}_reader"]
+    try:
+        as_superuser(made.sql("roles.sql") + "".join(f"ALTER ROLE {role} PASSWORD '{PASSWORD}';\n" for role in roles))
+        made.manage("migrate", "-v", "0", role="replsite_owner")
+        with made.connect("replsite_owner") as owner, owner.cursor() as cursor:
+            cursor.execute(made.sql("reader.sql"))
+        owner.close()
+        yield made
+    finally:
+        as_superuser(f"DROP DATABASE IF EXISTS {made.name} WITH (FORCE);\nDROP ROLE IF EXISTS {', '.join(roles)};\n")
+
+
+@pytest.fixture
+def site(production: Production) -> Iterator[Production]:
+    """The production database; processes that the test starts on it end with it."""
+    yield production
+    while production.started:
+        end_process(production.started.pop())

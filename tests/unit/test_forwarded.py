@@ -1,0 +1,71 @@
+"""What is believed of a proxy's headers, and of whom."""
+
+from __future__ import annotations
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+from django.test import override_settings
+
+from replsite.forwarded import Forwarded, client_of, networks_of
+
+PROXIES = networks_of(["127.0.0.1/32", "10.0.0.0/8", "::1/128"])
+
+
+@pytest.mark.parametrize(
+    ("said", "client"),
+    [
+        ("203.0.113.7", "203.0.113.7"),
+        ("1.2.3.4, 203.0.113.7", "203.0.113.7"),  # the client wrote the first one itself
+        ("203.0.113.7, 10.1.1.1", "203.0.113.7"),  # by two proxies
+        ("10.1.1.2, 10.1.1.1", "10.1.1.2"),
+        ("2001:db8::1", "2001:db8::1"),
+        ("", "127.0.0.1"),
+        ("<script>", "127.0.0.1"),
+        ("203.0.113.7, nonsense", "127.0.0.1"),
+        ("203.0.113.7:4711", "127.0.0.1"),
+    ],
+)
+def test_the_last_address_that_is_no_proxy_counts(said, client):
+    assert client_of("127.0.0.1", said, PROXIES) == client
+
+
+async def passed_on(networks: list[str], **scope):
+    """The scope that the application gets."""
+    seen = []
+
+    async def application(scope, receive, send):
+        seen.append(scope)
+
+    with override_settings(REPLSITE_PROXY_NETWORKS=networks):
+        await Forwarded(application)({"type": "http", "scheme": "http", **scope}, None, None)
+    return seen[0]
+
+
+HEADERS = [(b"x-forwarded-for", b"203.0.113.7"), (b"x-forwarded-proto", b"https")]
+
+
+@pytest.mark.parametrize(("kind", "scheme"), [("http", "https"), ("websocket", "wss")])
+@pytest.mark.parametrize("peer", ["127.0.0.1", "::ffff:127.0.0.1"])
+async def test_a_named_proxy_is_believed(kind, scheme, peer):
+    scope = await passed_on(["127.0.0.1/32"], type=kind, client=[peer, 5], headers=HEADERS)
+    assert (scope["client"], scope["scheme"]) == (["203.0.113.7", 0], scheme)
+
+
+@pytest.mark.parametrize("networks", [[], ["10.0.0.0/8"]])
+async def test_nobody_else_is(networks):
+    scope = await passed_on(networks, client=["127.0.0.1", 5], headers=HEADERS)
+    assert (scope["client"], scope["scheme"]) == (["127.0.0.1", 5], "http")
+
+
+async def test_a_proxy_that_says_nothing_is_the_client_itself():
+    scope = await passed_on(["127.0.0.1/32"], client=["127.0.0.1", 5], headers=[])
+    assert (scope["client"], scope["scheme"]) == (["127.0.0.1", 5], "http")
+
+
+async def test_a_client_without_an_address_is_left_alone():
+    assert (await passed_on(["127.0.0.1/32"], client=None, headers=HEADERS))["scheme"] == "http"
+
+
+def test_a_setting_that_is_no_network_is_refused_by_name():
+    with pytest.raises(ImproperlyConfigured, match="REPLSITE_PROXY_NETWORKS"):
+        networks_of(["localhost"])
