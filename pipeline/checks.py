@@ -1,8 +1,9 @@
-"""System checks of the pipeline: settings of Spark that cannot work.
+"""System checks of the pipeline: settings of Spark and of the history of jobs that cannot work.
 
 pipeline.E001   REPLSITE_SPARK_MASTER is no master
 pipeline.E002   REPLSITE_SPARK_CONF is no object of names and words
 pipeline.E003   REPLSITE_SPARK_EXECUTOR_SECONDS is no time
+pipeline.E004   REPLSITE_JOB_HISTORY_DAYS or REPLSITE_JOB_HISTORY_COUNT is below 0 or out of reach
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from pipeline.masters import check_master
 __all__ = ["check_spark_settings"]
 
 _LONGEST_SECONDS = 3_600
+_LONGEST_DAYS = 36_500
+_MOST_JOBS = 1_000_000
 
 
 @register()
@@ -37,6 +40,12 @@ def check_spark_settings(app_configs: Sequence[AppConfig] | None, **kwargs: Any)
     if not 0 < conf.executor_seconds <= _LONGEST_SECONDS:
         text = f"REPLSITE_SPARK_EXECUTOR_SECONDS must be above 0 and at most {_LONGEST_SECONDS:,}, not {conf.executor_seconds}."
         found.append(Error(text, hint="The default is 60.", id="pipeline.E003"))
+    if not (0 <= conf.job_history_days <= _LONGEST_DAYS and 0 <= conf.job_history_count <= _MOST_JOBS):
+        text = (
+            f"REPLSITE_JOB_HISTORY_DAYS must be from 0 to {_LONGEST_DAYS:,} and REPLSITE_JOB_HISTORY_COUNT from 0 to "
+            f"{_MOST_JOBS:,}, not {conf.job_history_days} and {conf.job_history_count}."
+        )
+        found.append(Error(text, hint="The defaults are 90 and 10000.", id="pipeline.E004"))
     return found
 
 

@@ -36,6 +36,10 @@ class PipelineSettings:
     """Longest line of an import; a longer one is quarantined. A higher limit has no effect: the parser has its own."""
     archives: Path = Path(".data/archives")
     """Where archives of queued jobs lie."""
+    job_history_days: float = 90.0
+    """Rows of jobs that were over for longer are removed."""
+    job_history_count: int = 10_000
+    """So many jobs that are over are kept at most; the oldest go first."""
 
 
 def pipeline_settings() -> PipelineSettings:
@@ -49,6 +53,8 @@ def pipeline_settings() -> PipelineSettings:
             "spark_conf": "REPLSITE_SPARK_CONF",
             "executor_seconds": "REPLSITE_SPARK_EXECUTOR_SECONDS",
             "line_limit_bytes": "REPLSITE_IMPORT_LINE_LIMIT_BYTES",
+            "job_history_days": "REPLSITE_JOB_HISTORY_DAYS",
+            "job_history_count": "REPLSITE_JOB_HISTORY_COUNT",
         }.items()
         if hasattr(settings, setting)
     }

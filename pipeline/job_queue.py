@@ -2,7 +2,8 @@
 
 Any number of processes may serve it; a job is begun by one of them. One that was killed with its process is queued again, at
 most ``MOST_ATTEMPTS`` times. A process that is told to end leaves the job at hand at its next step and queues it again. A
-database that is started anew is waited for. Assumes that a job's work is good to be repeated (``pipeline.job_runs``).
+database that is started anew is waited for. Jobs that were over long ago are removed (``pipeline.job_history``). Assumes that a
+job's work is good to be repeated (``pipeline.job_runs``).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from django.db import connections
 from django.db.models.functions import Now
 
 from pipeline.errors import JobCancelled, JobInterrupted
+from pipeline.job_history import remove_old_jobs
 from pipeline.job_runs import QUEUE_CHANNEL, Keeper, carry_out, take_over
 from pipeline.jobs import JobLock, hold_lock, killed_jobs
 from pipeline.models import Job, JobState
@@ -31,6 +33,7 @@ MOST_ATTEMPTS = 3
 #: A killed job is noticed after so long; a queued one at once.
 _LOOK_SECONDS = 10.0
 _AWAY_SECONDS = 1.0
+_REMOVE_SECONDS = 3_600.0
 
 
 def requeue_killed(lock: JobLock, using: str) -> list[int]:
@@ -60,6 +63,7 @@ class JobServer:
         self._say = say
         self._heard = threading.Event()
         self._stopping = False
+        self._removed_at: float | None = None
         self.done = self.failed = 0
 
     def stop(self) -> None:
@@ -87,10 +91,19 @@ class JobServer:
             requeue_killed(lock, self._using)
             if self._serve_next(lock):
                 continue
+            self._remove_old_jobs(lock)
             if once:
                 return
             connections[self._using].close()
             self._heard.wait(_LOOK_SECONDS)
+
+    def _remove_old_jobs(self, lock: JobLock) -> None:
+        """Now and then, while nothing is queued."""
+        if self._removed_at is not None and time.monotonic() - self._removed_at < _REMOVE_SECONDS:
+            return
+        self._removed_at = time.monotonic()
+        if removed := remove_old_jobs(lock, self._using, lambda: self._stopping):
+            log.info("jobs.removed", jobs=removed, why="they were over long ago")
 
     def _serve_while_it_lasts(self, *, once: bool) -> bool:
         """Serve with a lock of its own; False when the database went away and is to be waited for."""

@@ -104,7 +104,7 @@ def resumable_job(lock: JobLock, kind: str, arguments: Mapping[str, Any], using:
     ended = Job.objects.using(using).filter(kind=kind, arguments=dict(arguments))
     for job in ended.filter(state__in=[JobState.RUNNING, JobState.FAILED]).order_by("-pk"):
         if lock.take(job.pk):
-            Job.objects.using(using).filter(pk=job.pk).update(
+            kept = Job.objects.using(using).filter(pk=job.pk).update(
                 state=JobState.RUNNING,
                 error="",
                 host=socket.gethostname(),
@@ -112,8 +112,10 @@ def resumable_job(lock: JobLock, kind: str, arguments: Mapping[str, Any], using:
                 updated_at=Now(),
                 finished_at=None,
             )
-            job.refresh_from_db(using=using)  # it is this process's from now on
-            return job
+            if kept:  # else its row was removed meanwhile, because it is old
+                job.refresh_from_db(using=using)  # it is this process's from now on
+                return job
+            lock.give_back(job.pk)
     return None
 
 
