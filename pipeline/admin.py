@@ -24,6 +24,7 @@ from pipeline.errors import PipelineError
 from pipeline.job_runs import job_kinds, queue_job
 from pipeline.job_views import JobView, view_of
 from pipeline.jobs import cancel_job, killed_jobs
+from streams.clock import database_now
 from streams.conf import stream_settings
 from streams.read_only_admin import ReadOnlyAdmin
 
@@ -116,7 +117,8 @@ class JobAdmin(ReadOnlyAdmin):
 
     def get_queryset(self, request: HttpRequest) -> Any:
         """The rows; which of them were killed is asked once a page (another page at the same time has the same answer)."""
-        self._killed = killed_jobs(stream_settings().database)
+        using = stream_settings().database
+        self._killed, self._as_of = killed_jobs(using), database_now(using)
         return super().get_queryset(request)
 
     def get_urls(self) -> list[URLPattern]:
@@ -164,7 +166,7 @@ class JobAdmin(ReadOnlyAdmin):
         return TemplateResponse(request, template, {**everywhere, "opts": self.opts, **context})
 
     def _view(self, job: models.Job) -> JobView:
-        return view_of(job, self._killed)
+        return view_of(job, self._as_of, self._killed)
 
 
 @admin.register(models.ImportedRoom, models.BatchLedger, models.MendedRoom)

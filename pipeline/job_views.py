@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from pipeline.errors import UnknownJob
 from pipeline.jobs import killed_jobs
 from pipeline.models import Job, JobState
+from streams.clock import database_now
 from streams.terminal import printable
 
 __all__ = ["Figure", "JobView", "figures_of", "job_view", "job_views", "progress_text", "view_of"]
@@ -40,13 +41,15 @@ class JobView:
     queued_at: datetime | None
     began_at: datetime | None
     ended_at: datetime | None
+    as_of: datetime
+    """By the database's clock, as the other times."""
 
     @property
     def seconds(self) -> float | None:
         """How long it took, or has taken so far."""
         if self.began_at is None:
             return None
-        return ((self.ended_at or datetime.now(UTC)) - self.began_at).total_seconds()
+        return ((self.ended_at or self.as_of) - self.began_at).total_seconds()
 
     @property
     def took(self) -> str:
@@ -129,7 +132,7 @@ def job_view(job: int, using: str) -> JobView:
     row = Job.objects.using(using).filter(pk=job).first()
     if row is None:
         raise UnknownJob(f"There is no job {job}. manage.py jobs lists them.")
-    return view_of(row, killed_jobs(using))
+    return view_of(row, database_now(using), killed_jobs(using))
 
 
 def job_views(limit: int, using: str) -> list[JobView]:
@@ -137,17 +140,18 @@ def job_views(limit: int, using: str) -> list[JobView]:
     killed = killed_jobs(using)
     rows = list(Job.objects.using(using).order_by("-pk")[:limit])
     rows.sort(key=lambda job: _FIRST.get(JobState(job.state), 2))
-    return [view_of(job, killed) for job in rows]
+    as_of = database_now(using)
+    return [view_of(job, as_of, killed) for job in rows]
 
 
-def view_of(job: Job, killed: Collection[int] = ()) -> JobView:
-    """A row as people see it."""
+def view_of(job: Job, as_of: datetime, killed: Collection[int] = ()) -> JobView:
+    """A row as people see it at ``as_of``, which is the database's time."""
     is_killed = job.pk in killed and job.state == JobState.RUNNING
     return JobView(
         id=job.pk, kind=job.kind, word=KILLED if is_killed else job.state, arguments=job.arguments, asked_by=job.asked_by,
         progress=progress_text(job), seconds_left=None if is_killed else job.seconds_left, error=job.error,
         before=job.before, after=job.after, summary=job.summary,
-        queued_at=job.queued_at, began_at=job.started_at, ended_at=job.finished_at,
+        queued_at=job.queued_at, began_at=job.started_at, ended_at=job.finished_at, as_of=as_of,
     )  # fmt: skip
 
 

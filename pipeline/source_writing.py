@@ -24,7 +24,6 @@ import os
 import secrets
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -58,6 +57,7 @@ _STAGED_TYPES = {
     ColumnKind.BOOLEAN: "boolean",
     ColumnKind.TEXT_ARRAY: "text[]",
 }
+_NOW = "SELECT extract(epoch FROM clock_timestamp())::bigint"
 _NEEDED = """
 SELECT a.attname, a.atthasdef OR a.attidentity <> '' FROM pg_attribute a
 WHERE a.attrelid = %s::regclass AND a.attnum > 0 AND NOT a.attisdropped AND a.attnotnull
@@ -91,7 +91,8 @@ def fact_writer(options: WriteOptions, schema: StructType, *, overwrite: bool) -
     try:
         with connection, connection.cursor() as cursor:
             filled = _check_columns(cursor, declaration, table, columns)
-            staging = staging_name(secrets.token_hex(8), time.time())
+            cursor.execute(_NOW)
+            staging = staging_name(secrets.token_hex(8), cursor.fetchone()[0])
             cursor.execute(_ddl(staging, columns))
     finally:
         connection.close()
@@ -99,7 +100,7 @@ def fact_writer(options: WriteOptions, schema: StructType, *, overwrite: bool) -
 
 
 def staging_name(job: str, now: float) -> str:
-    """The name of a job's staging table, which tells its age."""
+    """The name of a job's staging table, which tells its age; ``now`` by the database's clock, which it is compared with."""
     return f"{PREFIX}{int(now):x}_{job}"
 
 

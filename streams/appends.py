@@ -256,7 +256,7 @@ class _Appending:
 
     def _in_callers_transaction(self, message: _Message) -> list[int]:
         """Nothing is committed by the message, so an error leaves nothing behind, whether its answer came or not."""
-        fetch = self.tracker.begin_fetch(message.count, time.time())
+        fetch = self.tracker.begin_fetch(message.count, time.monotonic())
         rows: list[tuple[int, ...]] = []
         owned = False
         try:
@@ -280,7 +280,7 @@ class _Appending:
 
     def _alone(self, message: _Message) -> list[int]:
         key = next(_lock_keys)
-        fetch = self.tracker.begin_fetch(message.count, time.time())
+        fetch = self.tracker.begin_fetch(message.count, time.monotonic())
         ids: list[int] | None = None
         try:
             ids = sorted(row[0] for row in self._send(message, key))

@@ -304,7 +304,7 @@ class Background:
         self._ask_due = now + ASK_AGAIN_SECONDS
         lost = [self._asked.popleft() for _ in range(len(self._asked))]
         self._hooks_lost = {id(record) for record in lost}
-        old = time.time() - ASK_AFTER_SECONDS
+        old = time.monotonic() - ASK_AFTER_SECONDS
         return lost + [record for record in list(self._open.values()) if record.opened_at < old]
 
     def _forget_ended(self) -> None:

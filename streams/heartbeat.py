@@ -1,6 +1,7 @@
 """Signs of life of a writing process, with what is pending on its streams; written once a second.
 
-The update names the lease: a process whose name was taken over changes no row, and learns by that that it is fenced.
+The update names the lease: a process whose name was taken over changes no row, and learns by that that it is fenced. Ages
+travel, never times: this host's clock may be off, and only the database's is compared with anything.
 """
 
 from __future__ import annotations
@@ -30,12 +31,16 @@ RETURNING state, drain_asked_by
 _PENDING = """
 UPDATE streams_streamposition p SET
     pending_facts = given.pending, oldest_pending_id = given.oldest,
-    oldest_pending_at = to_timestamp(given.since), oldest_pending_transaction = given.transaction,
+    oldest_pending_at = least(
+        CASE WHEN p.oldest_pending_id = given.oldest THEN p.oldest_pending_at END,
+        clock_timestamp() - make_interval(secs => given.age)
+    ),
+    oldest_pending_transaction = given.transaction,
     facts_written = p.facts_written + given.written, facts_rolled_back = p.facts_rolled_back + given.rolled_back,
     known_done_ids = given.known_done, updated_at = clock_timestamp()
-FROM unnest(%(streams)s::text[], %(pending)s::int[], %(oldest)s::bigint[], %(since)s::float8[], %(transactions)s::bigint[],
+FROM unnest(%(streams)s::text[], %(pending)s::int[], %(oldest)s::bigint[], %(age)s::float8[], %(transactions)s::bigint[],
             %(written)s::bigint[], %(rolled_back)s::bigint[], %(known_done)s::int[])
-    AS given (stream, pending, oldest, since, transaction, written, rolled_back, known_done)
+    AS given (stream, pending, oldest, age, transaction, written, rolled_back, known_done)
 WHERE p.stream = given.stream AND p.instance_name = %(name)s
 """
 
@@ -52,7 +57,7 @@ def beat(cursor: Any, writer: WriterProcess, open_transactions: Sequence[OpenTra
     rows = [_row(stream, writer, open_transactions) for stream in writer.trackers]
     changed = [row for row in rows if row is not None]
     if changed:
-        names = ("streams", "pending", "oldest", "since", "transactions", "written", "rolled_back", "known_done")
+        names = ("streams", "pending", "oldest", "age", "transactions", "written", "rolled_back", "known_done")
         columns = [list(column) for column in zip(*changed, strict=True)]
         cursor.execute(_PENDING, dict(zip(names, columns, strict=True)) | {"name": writer.name})
 
@@ -72,7 +77,7 @@ def _row(stream: str, writer: WriterProcess, open_transactions: Sequence[OpenTra
         stream,
         count,
         first * registry.get(stream).declaration.sign if first is not None else None,
-        since,
+        None if since is None else time.monotonic() - since,
         transaction,
         written,
         rolled_back,
@@ -89,7 +94,7 @@ def _pending(
     oldest = min((h for h in holders if h[0] is not None), key=lambda holder: holder[0] or 0, default=None)
     first = pending[0] if pending else None
     since, transaction = (oldest[1].opened_at, oldest[1].number) if oldest and pending else (None, None)
-    slow = tracker.fetches_begun_before(time.time() - SLOW_SECONDS)
+    slow = tracker.fetches_begun_before(time.monotonic() - SLOW_SECONDS)
     if slow:  # their IDs and transactions are not known here yet
         first = min(first or slow[0].above + 1, slow[0].above + 1)
         if since is None or slow[0].begun_at < since:

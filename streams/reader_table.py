@@ -17,10 +17,10 @@ _STORE = """
 INSERT INTO streams_reader AS known (key, name, kind, served_by, address, process_id, connected_at, heartbeat_at, positions,
     bytes_in, bytes_out, lines_in, lines_out, buffer_bytes, closed_at, close_reason)
 SELECT key, name, %(kind)s, %(served_by)s, address, %(process_id)s,
-    coalesce(to_timestamp(connected_at), clock_timestamp()), clock_timestamp(), positions,
+    clock_timestamp() - make_interval(secs => coalesce(connected_seconds, 0)), clock_timestamp(), positions,
     coalesce(bytes_in, 0), coalesce(bytes_out, 0), coalesce(lines_in, 0), coalesce(lines_out, 0), coalesce(buffer_bytes, 0),
     CASE WHEN close_reason <> '' THEN clock_timestamp() END, coalesce(close_reason, '')
-FROM jsonb_to_recordset(%(rows)s::jsonb) AS given (key text, name text, address text, connected_at double precision,
+FROM jsonb_to_recordset(%(rows)s::jsonb) AS given (key text, name text, address text, connected_seconds double precision,
     positions jsonb, bytes_in bigint, bytes_out bigint, lines_in bigint, lines_out bigint, buffer_bytes bigint,
     close_reason text)
 ON CONFLICT (key) DO UPDATE SET name = excluded.name, heartbeat_at = excluded.heartbeat_at, positions = excluded.positions,
@@ -52,7 +52,7 @@ def store_readers(
     Returns those that somebody wants to be disconnected: key -> who.
 
     A row has ``key``, ``name``, ``address`` and ``positions`` (``{stream: {writer: position}}``, positive); the counters,
-    ``connected_at`` (seconds since the epoch, else now) and ``close_reason`` may be missing.
+    ``connected_seconds`` (for how long; clocks of hosts differ, so no time is told) and ``close_reason`` may be missing.
     """
     text = orjson.dumps(list(rows)).decode().replace("\\u0000", "\\ufffd")  # jsonb takes no NUL
     cursor.execute(_STORE, {"kind": kind, "served_by": served_by, "process_id": process_id, "rows": text})

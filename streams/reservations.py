@@ -72,7 +72,7 @@ class OpenTransaction:
     def __init__(self, writer: WriterProcess, number: int) -> None:
         self.writer = writer
         self.number = number  # PostgreSQL's
-        self.opened_at = time.time()
+        self.opened_at = time.monotonic()
         self.ended = False
         #: Called with "was it written?" when it ends, before its IDs are complete; quick, and never raising.
         self.at_end: list[Callable[[bool], None]] = []
@@ -183,7 +183,7 @@ class Reservation:
         return self
 
     def _reserve(self, writer: WriterProcess, tenure: Tenure, tracker: PositionTracker) -> None:
-        fetch = tracker.begin_fetch(self._count, time.time())
+        fetch = tracker.begin_fetch(self._count, time.monotonic())
         ids: list[int] = []
         owned = False
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from django.contrib import admin
@@ -17,6 +17,7 @@ from replsite.samples import SPANS, Span
 from replsite.status import Severity
 from replsite.wording import count
 from streams import registry
+from streams.clock import database_now
 from streams.conf import stream_settings
 from streams.models import Sample, StatusChange
 
@@ -46,7 +47,7 @@ def _history_page(request: HttpRequest) -> HttpResponse:
         "streams": names,
         "span": span_name,
         "spans": {name: span.title for name, span in SPANS.items()},
-        "sections": _sections(list(samples.order_by("reader", "at")), SPANS[span_name], datetime.now(UTC)),
+        "sections": _sections(list(samples.order_by("reader", "at")), SPANS[span_name], database_now(using)),
         "changes": [_change(change) for change in changes],
     }
     return TemplateResponse(request, "dashboard/history.html", context)

@@ -7,7 +7,7 @@ listed for those who may see their statistics.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from django.contrib import admin
@@ -21,6 +21,7 @@ from events.admin_links import room_url, shown
 from pipeline.models import BatchLedger, RoomStatistics, ServerStatistics
 from replsite.statistics_plots import DAY_SECONDS, GROUPS, PERIODS, Period, Steps, begin_of_step, pictures
 from replsite.wording import count
+from streams.clock import database_now
 from streams.conf import stream_settings
 
 __all__ = ["ROOMS_SHOWN", "statistics_page"]
@@ -50,7 +51,8 @@ def _statistics_page(request: HttpRequest) -> HttpResponse:
     name, order = request.GET.get("period", "quarter"), request.GET.get("by", "events")
     if name not in PERIODS or order not in _ORDERS:
         raise Http404(f"There are the periods {', '.join(PERIODS)} and the orders {', '.join(_ORDERS)}.")
-    using, now = stream_settings().database, datetime.now(UTC)
+    using = stream_settings().database
+    now = database_now(using)
     ledger = BatchLedger.objects.using(using).filter(query="statistics").first()
     may_see_rooms = request.user.has_perm("pipeline.view_roomstatistics")
     context: dict[str, Any] = {

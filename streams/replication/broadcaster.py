@@ -332,7 +332,7 @@ class Broadcaster:
             peer.cut_when_slow(given.send_buffer_limit_bytes, given.send_stall_limit_seconds, now)
 
     async def _tell_readers(self, peers: list[Peer]) -> None:
-        positions, now = self.positions(), time.time()
+        positions, now = self.positions(), time.monotonic()
         rows = [{**p.figures(now), "positions": positions if p.has_replicated else {}} for p in peers]
         unwanted = await self._write_readers(lambda: self._reader_rows.write(rows)) or {}
         for peer in [peer for peer in peers if peer.key in unwanted]:

@@ -192,7 +192,7 @@ class _Registration:
     def __init__(self, follower: Follower) -> None:
         self._follower = follower
         self._key = f"follower {follower.options.name}"
-        self._connected_at = time.time()
+        self._connected_at = time.monotonic()
         self._rows = ReaderRows("follower", str(follower.connector), stream_settings().database)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="registration")
         self._task = asyncio.create_task(self._beat())
@@ -224,7 +224,7 @@ class _Registration:
             "key": self._key,
             "name": follower.options.name,
             "address": f"{socket.gethostname()}:{os.getpid()}",
-            "connected_at": self._connected_at,
+            "connected_seconds": time.monotonic() - self._connected_at,
             "positions": follower.positions(),
             **asdict(follower.counters()),
             "buffer_bytes": 0,

@@ -39,7 +39,7 @@ class Peer:
         self.address = address
         self.key = uuid.uuid4().hex
         self.name = ""
-        self.connected_at = time.time()
+        self.connected_at = time.monotonic()
         self.has_replicated = False
         #: It said a command that 1.43 does not know, so it may be told one.
         self.knows_later_commands = False
@@ -160,15 +160,14 @@ class Peer:
             self._set_timer()
 
     def figures(self, now: float) -> dict[str, Any]:
-        """The client as the table of readers shows it."""
+        """The client as the table of readers shows it; ``now`` is monotonic, as all times here."""
         connection = self.connection
         reason = connection.close_reason
         return {
             "key": self.key,
             "name": self.name or self.address,
             "address": self.address,
-            "connected_at": self.connected_at,
-            "heartbeat_at": now,
+            "connected_seconds": now - self.connected_at,
             "bytes_in": connection.bytes_in,
             "bytes_out": connection.bytes_out,
             "lines_in": connection.lines_in,

@@ -1,0 +1,138 @@
+"""Hosts whose clocks are an hour off: nobody looks gone, blocked or late because of it, and nobody makes others look so."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import pytest
+from django.contrib.auth.models import User
+from django.test import Client
+
+import pipeline.admin
+from pipeline import job_views
+from pipeline.models import Job, JobState
+from replsite.snapshot import take_snapshot
+from replsite.status import Severity
+from streams.clock import database_now
+from streams.models import Reader, StreamPosition
+from tests.session import PROJECT
+from tests.waiting import wait_until
+from tests.wire_client import ready_ports
+
+pytestmark = pytest.mark.django_db(transaction=True)
+HOUR = 3600
+#: A writer that opens a transaction, says so, and commits it when it is told to.
+_WRITER = """
+import sys, time
+from django.db import transaction
+from streams import registry, writers
+from streams.models import CacheInvalidation
+writers.use_instance(NAME)
+with transaction.atomic():
+    registry.get("caches").append(CacheInvalidation(cache_name="c", keys=None))
+    print("open", time.time(), flush=True)
+    sys.stdin.readline()
+print("committed", flush=True)
+sys.stdin.readline()
+"""
+
+
+def skewed(seconds: int) -> dict[str, str]:
+    """The environment of a host whose clock is that far ahead."""
+    return {"PYTHONPATH": str(Path(PROJECT) / "tests" / "skewed_clock"), "SKEW_SECONDS": str(seconds)}
+
+
+@pytest.fixture
+def writers(start_manage):
+    """One an hour ahead and one an hour behind, each with a transaction open."""
+    found = {}
+    for name, seconds in (("ahead", HOUR), ("behind", -HOUR)):
+        code = f"NAME = {name!r}\n{_WRITER}"
+        found[name] = start_manage("shell", "-v", "0", "-c", code, env=skewed(seconds), stdin=subprocess.PIPE)
+    for name, seconds in (("ahead", HOUR), ("behind", -HOUR)):
+        word, clock = found[name].stdout.readline().split()
+        assert word == "open"
+        assert abs(float(clock) - time.time() - seconds) < 300, "its clock is an hour off"
+    return found
+
+
+def pending_since(name: str) -> datetime | None:
+    return StreamPosition.objects.get(instance_name=name).oldest_pending_at
+
+
+def go_on(process) -> None:
+    process.stdin.write("\n")
+    process.stdin.flush()
+
+
+def test_what_a_writer_has_pending_is_as_old_as_it_is(writers):
+    for name in writers:
+        since = wait_until(lambda name=name: pending_since(name), 30)
+        assert timedelta() <= database_now("default") - since < timedelta(minutes=5)
+    views = {writer.writer: writer for writer in take_snapshot().stream("caches").writers}
+    for name in writers:
+        assert views[name].status.word in ("writing", "blocked")  # the machine may be slow
+        assert 0 <= views[name].oldest_pending_seconds < 300
+        assert 0 <= views[name].heartbeat_seconds < 60
+    first = pending_since("behind")
+    go_on(writers["ahead"])
+    assert writers["ahead"].stdout.readline() == "committed\n"
+    wait_until(lambda: StreamPosition.objects.get(instance_name="ahead").pending_facts == 0, 30)
+    assert pending_since("behind") == first, "it is not told anew when something else changes on the stream"
+    assert pending_since("ahead") is None
+
+
+def test_a_server_and_a_follower_on_wrong_clocks_look_well_everywhere(start_manage, run_manage):
+    run_manage("append", "caches", "--count", "1", env=skewed(HOUR))
+    server = start_manage("runreplication", "--bind", "127.0.0.1:0", env=skewed(HOUR))
+    port = ready_ports(server)["replication"]
+    start_manage("follow", f"tcp://127.0.0.1:{port}", "--name", "behind", env=skewed(-HOUR), stdout=subprocess.DEVNULL)
+    wait_until(lambda: set(Reader.objects.values_list("kind", flat=True)) == {"connection", "follower"}, 60)
+    wait_until(lambda: all(reader.positions for reader in Reader.objects.all()), 60)
+    for reader in take_snapshot().readers:
+        assert reader.status.severity == Severity.FINE, reader.status
+        assert timedelta(seconds=-1) < database_now("default") - reader.connected_at < timedelta(minutes=5)
+        assert reader.lag_seconds < 60
+    # and whoever looks may be wrong about the time as well
+    told = json.loads(run_manage("streams", "--json", env=skewed(-HOUR)).stdout)
+    assert {reader["status"]["word"] for reader in told["readers"]} <= {"current", "idle"}
+    (caches,) = [stream for stream in told["streams"] if stream["name"] == "caches"]
+    assert {writer["status"]["word"] for writer in caches["writers"]} <= {"writing", "idle", "retired"}
+
+
+def test_a_job_takes_as_long_as_it_does(monkeypatch, transactional_db):
+    began = database_now("default")
+    job = Job.objects.create(kind="censor", state=JobState.RUNNING, started_at=began)
+    monkeypatch.setattr(job_views, "database_now", lambda using: began + timedelta(seconds=90))
+    assert job_views.job_view(job.pk, "default").took == "0:01:30"
+    assert job_views.job_views(10, "default")[0].took == "0:01:30"
+    client = Client()
+    client.force_login(User.objects.create_superuser("boss"))
+    monkeypatch.setattr(pipeline.admin, "database_now", lambda using: began + timedelta(seconds=90))
+    assert "0:01:30" in client.get(f"/admin/pipeline/job/{job.pk}/change/").content.decode()
+
+
+def test_the_pages_of_the_past_end_where_the_database_is(monkeypatch, transactional_db):
+    """A line of an hour would be out of the picture on a host that is an hour off."""
+    from replsite.dashboard import history, statistics
+
+    then = database_now("default") - timedelta(days=3, hours=5)
+    for module in (history, statistics):
+        monkeypatch.setattr(module, "database_now", lambda using: then)
+    client = Client()
+    client.force_login(User.objects.create_superuser("boss"))
+    assert f">{then:%H:%M}</text>" in client.get("/admin/history/?stream=caches").content.decode(), (
+        "the end of the axis"
+    )
+    assert f"{then:%d %b}" in client.get("/admin/statistics/").content.decode()
+
+
+def test_a_staging_table_is_named_by_the_clock_that_judges_its_age():
+    """The host's own clock is not asked: a day off, and the next job would drop what this one has staged."""
+    from pipeline import source_writing
+
+    assert "time" not in vars(source_writing)
