@@ -51,6 +51,17 @@ def _days_or_never(text: str) -> float | None:
         ) from None
 
 
+def _ports(text: str) -> range:
+    """A port, or the first and the last of several."""
+    first, _, last = text.partition("-")
+    try:
+        return range(int(first), int(last or first) + 1) if text else range(0)
+    except ValueError:
+        raise ImproperlyConfigured(
+            f"REPLSITE_METRICS_PORTS is {text!r}: write a port, or two such as 9101-9120."
+        ) from None
+
+
 def _database() -> dict[str, Any]:
     """The server that ``DATABASE_URL`` names, or the embedded one."""
     url = env.str("DATABASE_URL", "")
@@ -157,7 +168,7 @@ SESSION_COOKIE_SAMESITE = "Lax"
 SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = SECURE_SSL_REDIRECT = env.bool("REPLSITE_HTTPS_ONLY", False)
 SECURE_REDIRECT_EXEMPT = [r"^metrics$", r"^health", r"^_synapse/"]  # asked by machines nearby, in plain HTTP
 SECURE_HSTS_SECONDS = 365 * 86_400 if SESSION_COOKIE_SECURE else 0
-SECURE_HSTS_INCLUDE_SUBDOMAINS = SECURE_HSTS_PRELOAD = False  # what other names of the domain do is not ours to say
+SILENCED_SYSTEM_CHECKS = ["security.W005", "security.W021"]  # what other names of the domain do is not ours to say
 UNFOLD = {
     "SITE_TITLE": "replsite",
     "SITE_HEADER": "replsite",
@@ -226,6 +237,9 @@ REPLSITE_SPARK_MASTER = env.str("REPLSITE_SPARK_MASTER", "local[2]")
 REPLSITE_SPARK_CONF = env.json("REPLSITE_SPARK_CONF", {})
 REPLSITE_SPARK_EXECUTOR_SECONDS = env.float("REPLSITE_SPARK_EXECUTOR_SECONDS", 60.0)
 REPLSITE_SYNAPSE_METRIC_NAMES = env.bool("REPLSITE_SYNAPSE_METRIC_NAMES", True)
+REPLSITE_METRICS_HOST = env.str("REPLSITE_METRICS_HOST", "127.0.0.1")
+REPLSITE_METRICS_PORTS = _ports(env.str("REPLSITE_METRICS_PORTS", ""))
+REPLSITE_JOB_PERIODS: dict[str, float] = env.json("REPLSITE_JOB_PERIODS", {})
 
 # --- logging ------------------------------------------------------------------------------------------------------
 REPLSITE_LOG_FORMAT = env.str("REPLSITE_LOG_FORMAT", "key-value")

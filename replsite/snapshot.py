@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from importlib import metadata
 from typing import Any
 
 from django.conf import settings
@@ -18,6 +17,8 @@ from django.conf import settings
 from replsite import snapshot_rows as rows
 from replsite.job_rows import read_jobs
 from replsite.lag import EMPTY, Unread, Window, unread
+from replsite.recent import Series
+from replsite.sample_rows import read_samples, warm
 from replsite.snapshot_recorded import RecordedRow, read_recorded, recorded_streams
 from replsite.snapshot_rows import FarBehind, PositionRow, ReaderRow
 from replsite.snapshot_views import (
@@ -25,6 +26,7 @@ from replsite.snapshot_views import (
     ReaderStreamView,
     ReaderView,
     Snapshot,
+    StorageView,
     StreamView,
     WorkersView,
     WriterView,
@@ -39,11 +41,13 @@ from replsite.status import (
     WriterOnStream,
     WriterWord,
     judge_health,
+    judge_missing_reader,
     judge_reader,
     judge_sequence,
     judge_writer,
     worst,
 )
+from replsite.storage_rows import STORAGE_SECONDS, read_storage
 from replsite.trends import History, Motion, Sample
 from replsite.wording import counted
 from replsite.worker_rows import read_workers
@@ -52,6 +56,7 @@ from streams.conf import stream_settings
 from streams.declaration import StreamDeclaration
 from streams.one_view import one_view
 from streams.positions import DRAINING, RETIRED, linear_position, lowest_unread
+from streams.program_version import program_version
 
 __all__ = ["limits", "take_snapshot"]
 
@@ -76,6 +81,7 @@ def take_snapshot(history: History | None = None, using: str | None = None) -> S
     ``history`` remembers earlier snapshots of the caller: with it readers that are stuck or falling behind are told from
     those that catch up. Raises ``django.db.Error`` when the database cannot be read.
     """
+    history = history or History()
     declarations = [stream.declaration for stream in registry.all_streams()]
     with one_view(using or stream_settings().database) as cursor:
         positions = rows.read_positions(cursor)
@@ -90,9 +96,12 @@ def take_snapshot(history: History | None = None, using: str | None = None) -> S
             recorded=read_recorded(cursor),
             workers=read_workers(cursor, stream_settings().worker_silence_seconds),
             jobs=read_jobs(cursor, as_of),
+            storage=history.seldom("storage", as_of.timestamp(), STORAGE_SECONDS, lambda: read_storage(cursor, as_of)),
         )
         lags = _read_lags(cursor, reading)
-    return _Assembly(reading, lags, limits(), history or History()).snapshot()
+        if history.lag.is_cold(as_of.timestamp()):
+            warm(history, read_samples(cursor), reading.readers)
+    return _Assembly(reading, lags, limits(), history).snapshot()
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +117,7 @@ class _Reading:
     recorded: Sequence[RecordedRow]
     workers: WorkersView
     jobs: JobsView
+    storage: StorageView | None
 
     def writers_of(self, stream: str) -> list[PositionRow]:
         return [row for row in self.positions if row.stream == stream]
@@ -203,20 +213,32 @@ class _Assembly:
         self.lags = lags
         self.limits = limits
         self.history = history
+        self.at = reading.as_of.timestamp()
+        written = {(row.stream, row.writer): row.facts_written for row in reading.positions}
+        of_stream: dict[Hashable, int] = {}
+        for (stream, _), number in written.items():
+            of_stream[stream] = of_stream.get(stream, 0) + number
+        self.facts = history.facts.rates(self.at, of_stream)
+        self.written = history.written.add(self.at, {key: (number,) for key, number in written.items()})
+        moved: dict[Hashable, tuple[int, ...]] = {
+            row.key: (row.bytes_in, row.bytes_out, row.buffer_bytes) for row in reading.readers
+        }
+        self.moved = history.moved.add(self.at, moved)
 
     def snapshot(self) -> Snapshot:
         own = [self._stream(name) for name in self.reading.stream_names()]
         streams = (*own, *recorded_streams(self.reading.recorded, self.reading.as_of, self.limits))
         last_fact = {stream.name: stream.last_fact_at for stream in streams}
-        readers = self._readers(last_fact)
+        readers = _worst_first((*self._readers(last_fact), *self._missing()))
         return Snapshot(
             self.reading.as_of,
-            _version(),
+            program_version(),
             self._health(streams, readers),
             _worst_first(streams),
             readers,
             self.reading.workers,
             self.reading.jobs,
+            self.reading.storage,
         )
 
     def _age(self, at: datetime | None) -> float | None:
@@ -242,6 +264,7 @@ class _Assembly:
             status=verdict,
             writers=writers,
             retired_before=len(found) - len(listed),
+            recent=_unless_nothing(self.facts.get(name, ())),
         )
 
     def _listed(self, found: Sequence[PositionRow]) -> list[PositionRow]:
@@ -300,18 +323,31 @@ class _Assembly:
             command=row.command or "",
             status=judge_writer(seen, self.limits),
             known_done_ids=row.known_done_ids,
+            row_id=row.row_id,
+            version=row.version,
+            started_at=row.started_at,
+            oldest_pending_query_at=row.session_query_at if row.pending_facts else None,
+            facts_per_second=None if (speed := self.written[row.stream, row.writer]) is None else max(speed[0], 0.0),
         )
 
     # --- readers --------------------------------------------------------------------------------------------------
 
-    def _readers(self, last_fact: Mapping[str, datetime | None]) -> tuple[ReaderView, ...]:
+    def _readers(self, last_fact: Mapping[str, datetime | None]) -> list[ReaderView]:
         samples: dict[Hashable, Sample] = {
-            (reader.key, stream): Sample(_vector(stream, have), self.lags.of(stream, have).facts)
+            (reader.key, stream): Sample(have, self.lags.of(stream, have).facts)
             for reader in self.reading.readers
             for stream, have in reader.positions.items()
         }
-        motions = self.history.add(self.reading.as_of.timestamp(), samples)
-        return _worst_first([self._reader(reader, motions, last_fact) for reader in self.reading.readers])
+        motions = self.history.add(self.at, samples)
+        self.recent = self.history.lag.highest(self.at, {key: sample.lag_facts for key, sample in samples.items()})
+        self.history.lag.forget_others(samples)
+        return [self._reader(reader, motions, last_fact) for reader in self.reading.readers]
+
+    def _missing(self) -> list[ReaderView]:
+        """Readers that the settings name, and that nobody has heard of."""
+        known = {row.name for row in self.reading.readers}
+        wanted = [name for name in dict.fromkeys(stream_settings().readers) if name not in known]
+        return [_missing_reader(name, self.reading.as_of) for name in wanted]
 
     def _reader(
         self, row: ReaderRow, motions: Mapping[Any, Motion], last_fact: Mapping[str, datetime | None]
@@ -346,6 +382,8 @@ class _Assembly:
             lag_seconds=max((stream.lag_seconds for stream in streams), default=0.0),
             status=worst((stream.status for stream in streams), default),
             streams=streams,
+            waiting=row.waiting,
+            **self._speeds(row),
         )
 
     def _reader_on_stream(
@@ -363,7 +401,23 @@ class _Assembly:
             lag_seconds=seen.lag_seconds,
             unmoved_seconds=motion.unmoved_seconds,
             status=judge_reader(seen, self.limits),
+            lag_change_per_second=motion.lag_change_per_second,
+            seconds_to_current=_seconds_to_current(lag.facts, motion.lag_change_per_second),
+            recent=_unless_nothing(self.recent.get((row.key, stream), ())),
         )
+
+    def _speeds(self, row: ReaderRow) -> dict[str, float | None]:
+        """How fast bytes come and go, and when the limit of the unsent ones is reached."""
+        speed = self.moved.get(row.key)
+        if speed is None or row.closed_at is not None:
+            return {}
+        bytes_in, bytes_out, growth = speed
+        room = stream_settings().send_buffer_limit_bytes - row.buffer_bytes
+        return {
+            "bytes_in_per_second": max(bytes_in, 0.0),
+            "bytes_out_per_second": max(bytes_out, 0.0),
+            "seconds_to_overflow": max(room, 0) / growth if growth > 0 else None,
+        }
 
     def _seen(self, row: ReaderRow, lag: Unread, motion: Motion, last_fact_at: datetime | None) -> ReaderOnStream:
         return ReaderOnStream(
@@ -374,6 +428,7 @@ class _Assembly:
             unmoved_seconds=motion.unmoved_seconds,
             lag_change_per_second=motion.lag_change_per_second,
             close_reason=None if row.closed_at is None else row.close_reason,
+            went_back_seconds=motion.went_back_seconds,
         )
 
     # --- the whole ------------------------------------------------------------------------------------------------
@@ -404,6 +459,23 @@ def _stream_status(writers: Sequence[WriterView]) -> Verdict:
     return worst(sorted(active, key=lambda status: status.word != WriterWord.WRITING), _QUIET)
 
 
+def _missing_reader(name: str, as_of: datetime) -> ReaderView:
+    return ReaderView(
+        key=f"\nmissing {name}", name=name, kind="declared", served_by="", address="", process_id=None, connected_at=as_of,
+        heartbeat_at=as_of, heartbeat_seconds=0.0, bytes_in=0, bytes_out=0, lines_in=0, lines_out=0, buffer_bytes=0,
+        closed_at=None, close_reason="", lag_facts=0, lag_seconds=0.0, status=judge_missing_reader(name), streams=(),
+    )  # fmt: skip
+
+
+def _unless_nothing(series: Series) -> Series:
+    """The series, or nothing when all that is known of it is zero."""
+    return series if any(series) else ()
+
+
+def _seconds_to_current(facts: int, change_per_second: float | None) -> float | None:
+    return facts / -change_per_second if facts and change_per_second is not None and change_per_second < 0 else None
+
+
 def _worth(verdict: Verdict) -> bool:
     return verdict.severity >= Severity.WARNING
 
@@ -418,10 +490,3 @@ def _session(row: PositionRow) -> str:
         return ""
     name = f" {row.session_name}" if row.session_name else ""
     return f"database session {row.session_pid}{name}, {row.session_state}"
-
-
-def _version() -> str:
-    try:
-        return metadata.version("replsite")
-    except metadata.PackageNotFoundError:
-        return "unreleased"

@@ -14,6 +14,7 @@ from typing import Any
 import orjson
 
 from replsite.lag import Window
+from replsite.snapshot_views import WaitingView
 from streams.collector_pause import collector_paused
 from streams.declaration import FactTable, StreamDeclaration
 from streams.queries import bounds_sql, order_sql, sequence_sql, token_sql
@@ -42,7 +43,8 @@ MOST_READERS = 1_000
 _POSITIONS = """
 SELECT p.stream, p.instance_name, abs(p.position), p.state, p.pending_facts, p.oldest_pending_at, p.oldest_pending_transaction,
        abs(p.last_write_position), p.last_advance_at, p.facts_written, p.facts_rolled_back, p.facts_resolved,
-       i.heartbeat_at, i.host, i.process_id, i.command, a.pid, a.application_name, a.state, p.known_done_ids
+       i.heartbeat_at, i.host, i.process_id, i.command, a.pid, a.application_name, a.state, p.known_done_ids,
+       p.id, coalesce(i.version, ''), i.started_at, a.query_start
 FROM streams_streamposition p
 LEFT JOIN streams_instance i ON i.name = p.instance_name
 LEFT JOIN pg_stat_activity a ON a.backend_xid = (p.oldest_pending_transaction & 4294967295)::text::xid
@@ -50,7 +52,8 @@ ORDER BY p.stream, p.state = 'retired', p.instance_name
 """
 _READERS = f"""
 SELECT key, name, kind, served_by, address, process_id, connected_at, heartbeat_at, positions::text, bytes_in, bytes_out,
-       lines_in, lines_out, buffer_bytes, closed_at, close_reason
+       lines_in, lines_out, buffer_bytes, closed_at, close_reason,
+       waiting_lines, kernel_send_bytes, kernel_read_bytes, queued::text
 FROM streams_reader
 WHERE CASE WHEN closed_at IS NULL THEN heartbeat_at > clock_timestamp() - interval '{READER_MEMORY}'
            ELSE closed_at > clock_timestamp() - interval '{CLOSED_MEMORY}' END
@@ -85,6 +88,10 @@ class PositionRow:
     session_name: str | None
     session_state: str | None
     known_done_ids: int = 0
+    row_id: int | None = None
+    version: str = ""
+    started_at: datetime | None = None
+    session_query_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +114,7 @@ class ReaderRow:
     buffer_bytes: int
     closed_at: datetime | None
     close_reason: str
+    waiting: WaitingView = WaitingView()
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,9 +148,16 @@ def read_readers(cursor: Any) -> list[ReaderRow]:
 
 
 def _reader(row: Sequence[Any]) -> ReaderRow:
-    values = list(row)
+    *values, lines, kernel_send, kernel_read, queued = row
     values[8] = _vectors(row[8])
-    return ReaderRow(*values)
+    return ReaderRow(*values, WaitingView(lines, kernel_send, kernel_read, _queued(queued)))
+
+
+def _queued(text: str) -> dict[str, int]:
+    stored = orjson.loads(text)
+    if not isinstance(stored, dict):
+        return {}
+    return {stream: rows for stream, rows in stored.items() if isinstance(rows, int)}
 
 
 def _vectors(text: str) -> dict[str, dict[str, int]]:

@@ -7,7 +7,7 @@ the snapshot's own time.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -21,9 +21,13 @@ __all__ = [
     "JobsView",
     "ReaderStreamView",
     "ReaderView",
+    "RoomSizeView",
     "Snapshot",
+    "StorageView",
     "StreamView",
     "SyncingView",
+    "TableView",
+    "WaitingView",
     "WorkersView",
     "WriterView",
     "as_json",
@@ -60,6 +64,15 @@ class WriterView:
     status: Verdict
     known_done_ids: int = 0
     """Single complete IDs that its process keeps above the linear position, while they are many."""
+    row_id: int | None = None
+    """Key of its row in ``streams_streamposition``; None: it has none there."""
+    version: str = ""
+    started_at: datetime | None = None
+    """When its process began to write; the process's version and time, not the writer's."""
+    oldest_pending_query_at: datetime | None = None
+    """When the session that holds the oldest pending transaction open began its last query."""
+    facts_per_second: float | None = None
+    """Over the last half minute; None: it was not watched long enough."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +90,8 @@ class StreamView:
     """Writers that retired so long ago, or are so many, that they are not listed any more."""
     recorded_from: str = ""
     """The foreign server that the stream is recorded from; empty for our own."""
+    recent: tuple[float | None, ...] = ()
+    """Facts per second in the last five minutes, by steps (``replsite.recent``), oldest first; empty: none at all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +106,23 @@ class ReaderStreamView:
     lag_seconds: float
     unmoved_seconds: float | None
     status: Verdict
+    lag_change_per_second: float | None = None
+    """Facts; above 0 it falls behind. None: not watched long enough."""
+    seconds_to_current: float | None = None
+    """At the present rate; None: it has no lag, or its lag does not fall."""
+    recent: tuple[float | None, ...] = ()
+    """Highest lag in facts in the last five minutes, by steps, oldest first; empty: there was none."""
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingView:
+    """What waits on its way to a reader: lines for its connection, bytes in the system's buffers, rows to be handled."""
+
+    lines: int = 0
+    kernel_send_bytes: int = 0
+    kernel_read_bytes: int = 0
+    queued: Mapping[str, int] = field(default_factory=dict)
+    """Stream -> rows that the reader has received and not handled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +152,12 @@ class ReaderView:
     lag_seconds: float
     status: Verdict
     streams: tuple[ReaderStreamView, ...]
+    bytes_in_per_second: float | None = None
+    bytes_out_per_second: float | None = None
+    """Over the last half minute; None: it was not watched long enough."""
+    seconds_to_overflow: float | None = None
+    """Until its unsent bytes reach the limit and it is closed as slow, if they grow as they do; None: they do not."""
+    waiting: WaitingView = WaitingView()
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +242,50 @@ class JobsView:
 
 
 @dataclass(frozen=True, slots=True)
+class TableView:
+    """A table: rows as PostgreSQL estimates, bytes with indexes; None: not known.
+
+    ``grown_bytes`` and ``grown_rows``: since ``grown_since``, a day ago or as long as history reaches.
+    """
+
+    name: str
+    rows: int | None
+    size_bytes: int
+    grown_bytes: int | None = None
+    grown_rows: int | None = None
+    grown_since: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RoomSizeView:
+    """A big room, as the live pipeline counted it."""
+
+    room_id: str
+    events: int
+    history: int
+    members: int
+    state_entries: int
+    last_event_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class StorageView:
+    """What lies in the database, read no more often than each minute; ``tables``: the largest ones."""
+
+    as_of: datetime
+    database: TableView
+    tables: tuple[TableView, ...] = ()
+    state_groups: int | None = None
+    state_group_rows: int | None = None
+    """Rows of all state groups, stored as deltas."""
+    unreferenced_groups: int | None = None
+    """State groups that no event has and nothing is built on."""
+    unreferenced_exact: bool = True
+    """False: estimated from a sample, since there are many groups."""
+    rooms: tuple[RoomSizeView, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     """Everything at one moment of the database's clock."""
 
@@ -214,6 +296,7 @@ class Snapshot:
     readers: tuple[ReaderView, ...]
     workers: WorkersView = WorkersView()
     jobs: JobsView = JobsView()
+    storage: StorageView | None = None
 
     def stream(self, name: str) -> StreamView:
         """The stream of that name; raises ``KeyError``."""

@@ -29,6 +29,7 @@ __all__ = [
     "WriterWord",
     "judge_health",
     "judge_job",
+    "judge_missing_reader",
     "judge_reader",
     "judge_recording",
     "judge_sequence",
@@ -74,6 +75,8 @@ class ReaderWord(StrEnum):
     FALLING_BEHIND = "falling behind"
     STUCK = "stuck"
     GONE = "gone"
+    WENT_BACK = "went back"
+    NEVER_SEEN = "never seen"
 
 
 class JobWord(StrEnum):
@@ -114,6 +117,8 @@ class Limits:
     """A reader that does not move for this long, with facts unread for this long, is stuck."""
     falling_floor_facts: int = 100
     falling_floor_seconds: float = 5.0
+    went_back_shown_seconds: float = 60.0
+    """How long it is told of a reader that it went back."""
     """Lag below either floor is not called falling behind, however it moves."""
 
     @property
@@ -129,6 +134,8 @@ class Verdict:
     word: str
     severity: Severity
     sentence: str
+    command: str = ""
+    """The command in the sentence that would mend it, word for word; empty: there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +174,8 @@ class ReaderOnStream:
     """Facts; above 0: the lag grows. None: not known yet."""
     close_reason: str | None = None
     """Why the connection was closed; None: it is open."""
+    went_back_seconds: float | None = None
+    """How long ago its position was seen to become lower; None: it was not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,8 +238,9 @@ def judge_recording(seen: RecordingSeen, limits: Limits) -> Verdict:
     if seen.has_ended or seen.heartbeat_age > limits.gone_after_seconds:
         severity = Severity.NOTE if seen.has_ended else Severity.WARNING
         how = "was ended" if seen.has_ended else f"shows no sign of life for {duration(seen.heartbeat_age)}"
-        text = f"The recorder {how}. Go on: manage.py follow {seen.address} --record {seen.record}.{missed}"
-        return Verdict(WriterWord.RECORDING_STOPPED, severity, text)
+        command = f"manage.py follow {seen.address} --record {seen.record}"
+        text = f"The recorder {how}. Go on: {command}.{missed}"
+        return Verdict(WriterWord.RECORDING_STOPPED, severity, text, command)
     severity = Severity.NOTE if seen.ranges_missed else Severity.FINE
     return Verdict(WriterWord.RECORDED, severity, f"A writer of {seen.server_name}, recorded from there.{missed}")
 
@@ -249,15 +259,16 @@ def _living_writer(seen: WriterOnStream, limits: Limits) -> Verdict:
 
 def _gone_writer(seen: WriterOnStream) -> Verdict:
     since = "never showed life" if seen.heartbeat_age is None else f"no sign of life for {duration(seen.heartbeat_age)}"
-    cure = f"If it does not come back: manage.py streams retire {seen.writer}."
+    command = f"manage.py streams retire {seen.writer}"
+    cure = f"If it does not come back: {command}."
     if seen.pending_facts or seen.behind_facts:
         held = f"it holds readers back by {counted(seen.behind_facts, 'fact')}" if seen.behind_facts else ""
         pending = f"{counted(seen.pending_facts, 'fact')} pending" if seen.pending_facts else ""
         what = " and ".join(part for part in (pending, held) if part)
         text = f"{_capital(since)}, {what}. {cure}"
-        return Verdict(WriterWord.GONE_WITH_PENDING, Severity.WRONG, text)
+        return Verdict(WriterWord.GONE_WITH_PENDING, Severity.WRONG, text, command)
     text = f"{_capital(since)}; nothing waits for it yet, but the next fact of another writer will. {cure}"
-    return Verdict(WriterWord.GONE, Severity.WARNING, text)
+    return Verdict(WriterWord.GONE, Severity.WARNING, text, command)
 
 
 def _blocked_writer(seen: WriterOnStream) -> Verdict:
@@ -266,8 +277,9 @@ def _blocked_writer(seen: WriterOnStream) -> Verdict:
         text += f" in transaction {seen.transaction}"
     text += f" ({seen.session})" if seen.session else ""
     text += f" of {seen.process}" if seen.process else ""
-    cure = f"Let it commit or roll back, or end it: manage.py streams abort {seen.writer}."
-    return Verdict(WriterWord.BLOCKED, Severity.WRONG, f"{text}; linear readers wait for it. {cure}")
+    command = f"manage.py streams abort {seen.writer}"
+    cure = f"Let it commit or roll back, or end it: {command}."
+    return Verdict(WriterWord.BLOCKED, Severity.WRONG, f"{text}; linear readers wait for it. {cure}", command)
 
 
 def judge_reader(seen: ReaderOnStream, limits: Limits) -> Verdict:
@@ -278,9 +290,18 @@ def judge_reader(seen: ReaderOnStream, limits: Limits) -> Verdict:
     if seen.heartbeat_age > limits.gone_after_seconds:
         text = f"No sign of life for {duration(seen.heartbeat_age)}. Start it again; it goes on where it was."
         return Verdict(ReaderWord.GONE, Severity.WARNING, text)
+    if seen.went_back_seconds is not None and seen.went_back_seconds <= limits.went_back_shown_seconds:
+        text = f"Its position became lower {duration(seen.went_back_seconds)} ago: it handles facts again that it had handled."
+        return Verdict(ReaderWord.WENT_BACK, Severity.WARNING, text)
     if seen.lag_facts == 0 or seen.lag_seconds <= limits.current_within_seconds:
         return _reader_without_lag(seen, limits)
     return _reader_with_lag(seen, limits)
+
+
+def judge_missing_reader(name: str) -> Verdict:
+    """The status of a reader that the settings name, and that nobody has heard of."""
+    text = f"REPLSITE_READERS names it, but nobody heard of {name} within a day. Start it; it goes on where it was."
+    return Verdict(ReaderWord.NEVER_SEEN, Severity.WARNING, text)
 
 
 def _reader_without_lag(seen: ReaderOnStream, limits: Limits) -> Verdict:
@@ -311,8 +332,9 @@ def _reader_with_lag(seen: ReaderOnStream, limits: Limits) -> Verdict:
 def judge_job(seen: JobSeen) -> Verdict:
     """The status of a job."""
     if seen.killed:
-        cure = "A queued one is begun again by manage.py runjobs, others by their command."
-        return Verdict(JobWord.KILLED, Severity.WARNING, f"Its process was killed; what it did stays. {cure}")
+        command = "manage.py runjobs"
+        cure = f"A queued one is begun again by {command}, others by their command."
+        return Verdict(JobWord.KILLED, Severity.WARNING, f"Its process was killed; what it did stays. {cure}", command)
     if seen.state == JobWord.QUEUED:
         return _queued_job(seen)
     if seen.state == JobWord.FAILED:
@@ -331,19 +353,21 @@ def _queued_job(seen: JobSeen) -> Verdict:
     waits = seen.waits_seconds or 0.0
     if seen.is_served or waits <= JOB_WAITS_SECONDS:
         return Verdict(JobWord.QUEUED, Severity.NOTE, "Waits for its turn.")
-    text = f"Nobody has begun it for {duration(waits)}. Start manage.py runjobs."
-    return Verdict(JobWord.WAITING, Severity.WARNING, text)
+    command = "manage.py runjobs"
+    text = f"Nobody has begun it for {duration(waits)}. Start {command}."
+    return Verdict(JobWord.WAITING, Severity.WARNING, text, command)
 
 
 def judge_sequence(stream: str, sequence_value: int | None, head: int) -> Verdict | None:
     """A stored position above the sequence: IDs would be given out twice. None when all is well."""
     if sequence_value is None or sequence_value >= head:
         return None
+    command = "manage.py check_streams --repair"
     text = (
         f"The sequence stands at {sequence_value}, below the stored position {head}: the next IDs would be given out again. "
-        f"Stop the writers of {stream}, then: manage.py check_streams --repair."
+        f"Stop the writers of {stream}, then: {command}."
     )
-    return Verdict("sequence behind", Severity.WRONG, text)
+    return Verdict("sequence behind", Severity.WRONG, text, command)
 
 
 def worst(verdicts: Iterable[Verdict], otherwise: Verdict) -> Verdict:

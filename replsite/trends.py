@@ -7,10 +7,13 @@ it must not mix samples of different servers.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-__all__ = ["History", "Motion", "Sample"]
+from replsite.recent import Recent
+
+__all__ = ["History", "Motion", "Sample", "Speeds"]
 
 WINDOW_SECONDS = 30.0
 #: A change of lag is not judged over less than this.
@@ -19,9 +22,9 @@ SHORTEST_SECONDS = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Where a reader was on a stream: its positions, comparable, and its lag."""
+    """Where a reader was on a stream: its position for each writer, and its lag."""
 
-    position: Hashable
+    position: Mapping[str, int]
     lag_facts: int
 
 
@@ -31,19 +34,48 @@ class Motion:
 
     unmoved_seconds: float | None = None
     lag_change_per_second: float | None = None
+    went_back_seconds: float | None = None
+    """How long ago its position for a writer became lower; None: it was not seen to."""
 
 
 class _Track:
     def __init__(self, at: float, sample: Sample) -> None:
         self.moved_at = at
+        self.went_back_at: float | None = None
         self.samples: deque[tuple[float, Sample]] = deque([(at, sample)])
 
     def add(self, at: float, sample: Sample) -> None:
-        if sample.position != self.samples[-1][1].position:
+        before = self.samples[-1][1].position
+        if sample.position != before:
             self.moved_at = at
+            if any(position < before.get(writer, position) for writer, position in sample.position.items()):
+                self.went_back_at = at
         self.samples.append((at, sample))
         while len(self.samples) > 2 and self.samples[1][0] <= at - WINDOW_SECONDS:
             self.samples.popleft()
+
+
+class Speeds:
+    """Growth per second of counters over the last half minute, several of them by each key."""
+
+    def __init__(self) -> None:
+        self._seen: dict[Hashable, deque[tuple[float, tuple[int, ...]]]] = {}
+
+    def add(self, at: float, counters: Mapping[Hashable, tuple[int, ...]]) -> dict[Hashable, tuple[float, ...] | None]:
+        """Take the counters of one moment, forget other keys; None where they were not watched long enough."""
+        for gone in self._seen.keys() - counters.keys():
+            del self._seen[gone]
+        return {key: self._add_one(key, at, values) for key, values in counters.items()}
+
+    def _add_one(self, key: Hashable, at: float, values: tuple[int, ...]) -> tuple[float, ...] | None:
+        seen = self._seen.setdefault(key, deque())
+        seen.append((at, values))
+        while len(seen) > 2 and seen[1][0] <= at - WINDOW_SECONDS:
+            seen.popleft()
+        then, before = seen[0]
+        if at - then < SHORTEST_SECONDS:
+            return None
+        return tuple((now - was) / (at - then) for now, was in zip(values, before, strict=True))
 
 
 class History:
@@ -51,6 +83,18 @@ class History:
 
     def __init__(self) -> None:
         self._tracks: dict[Hashable, _Track] = {}
+        self._seldom: dict[str, tuple[float, Any]] = {}
+        self.lag = Recent()
+        self.facts = Recent()
+        self.written = Speeds()
+        self.moved = Speeds()
+
+    def seldom(self, name: str, at: float, every_seconds: float, read: Callable[[], Any]) -> Any:
+        """What is read anew no more often than that; in between what was read last."""
+        known = self._seldom.get(name)
+        if known is None or not 0 <= at - known[0] < every_seconds:
+            known = self._seldom[name] = (at, read())
+        return known[1]
 
     def add(self, at: float, samples: Mapping[Hashable, Sample]) -> dict[Hashable, Motion]:
         """Take the samples of one snapshot, forget keys that are not in it, and tell how each key moved."""
@@ -65,6 +109,7 @@ class History:
             return Motion()
         track.add(at, sample)
         then, before = track.samples[0]
+        went_back = None if track.went_back_at is None else at - track.went_back_at
         if at - then < SHORTEST_SECONDS:
-            return Motion(at - track.moved_at)
-        return Motion(at - track.moved_at, (sample.lag_facts - before.lag_facts) / (at - then))
+            return Motion(at - track.moved_at, None, went_back)
+        return Motion(at - track.moved_at, (sample.lag_facts - before.lag_facts) / (at - then), went_back)

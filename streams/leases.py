@@ -50,6 +50,7 @@ class Identity:
     host: str
     process_id: int
     command: str
+    version: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +72,13 @@ def take(cursor: Any, pattern: str, identity: Identity, timeout_seconds: float) 
         """
         INSERT INTO streams_instance AS held (name, lease, state, host, process_id, lock_backend_pid, version, command,
                                               started_at, heartbeat_at)
-        VALUES (%s, 1, 'active', %s, %s, pg_backend_pid(), '', %s, clock_timestamp(), clock_timestamp())
+        VALUES (%s, 1, 'active', %s, %s, pg_backend_pid(), %s, %s, clock_timestamp(), clock_timestamp())
         ON CONFLICT (name) DO UPDATE SET lease = held.lease + 1, state = 'active', host = excluded.host,
-            process_id = excluded.process_id, lock_backend_pid = excluded.lock_backend_pid, command = excluded.command,
-            started_at = excluded.started_at, heartbeat_at = excluded.heartbeat_at, drain_asked_by = ''
+            process_id = excluded.process_id, lock_backend_pid = excluded.lock_backend_pid, version = excluded.version,
+            command = excluded.command, started_at = excluded.started_at, heartbeat_at = excluded.heartbeat_at, drain_asked_by = ''
         RETURNING lease
         """,
-        [name, identity.host, identity.process_id, identity.command],
+        [name, identity.host, identity.process_id, identity.version, identity.command],
     )
     lease = cursor.fetchone()[0]
     wait_for_open_transactions(cursor, name, timeout_seconds)

@@ -41,6 +41,7 @@ from streams.logs import get_logger
 from streams.names import check_name, matches_pattern
 from streams.pokes import CHANNEL
 from streams.positions import RETIRED
+from streams.program_version import program_version
 from streams.readers import stored_positions
 from streams.start_up import StreamFindings, start
 from streams.stream import Stream
@@ -413,7 +414,7 @@ def _close_quietly(connection: Any) -> None:
 
 
 def _identity() -> leases.Identity:
-    return leases.Identity(socket.gethostname(), os.getpid(), " ".join(sys.argv)[:200])
+    return leases.Identity(socket.gethostname(), os.getpid(), " ".join(sys.argv)[:200], program_version())
 
 
 #: Told the database alias when facts of this process are complete, in the thread that learned it; must be quick.

@@ -17,6 +17,7 @@ from replsite.status import (
     WriterWord,
     judge_health,
     judge_job,
+    judge_missing_reader,
     judge_reader,
     judge_sequence,
     judge_writer,
@@ -231,3 +232,31 @@ def test_a_job_has_the_word_of_its_rule(seen, word, said):
     assert verdict.word == word
     assert said in verdict.sentence
     assert "Traceback" not in verdict.sentence
+
+
+def test_reader_that_went_back_is_told_for_a_minute_whatever_its_lag():
+    verdict = reader(went_back_seconds=59, lag_facts=500, lag_seconds=50)
+    assert (verdict.word, verdict.severity) == (ReaderWord.WENT_BACK, Severity.WARNING)
+    assert reader(went_back_seconds=61).word == ReaderWord.IDLE
+
+
+def test_missing_reader_is_never_seen_and_says_who():
+    verdict = judge_missing_reader("search")
+    assert (verdict.word, verdict.severity) == (ReaderWord.NEVER_SEEN, Severity.WARNING)
+    assert "search" in verdict.sentence
+
+
+@pytest.mark.parametrize(
+    "verdict",
+    [
+        judge_writer(WriterOnStream("events", "web-1", oldest_pending_age=60, pending_facts=1), Limits()),
+        judge_writer(WriterOnStream("events", "web-1", heartbeat_age=60), Limits()),
+        judge_writer(WriterOnStream("events", "web-1", heartbeat_age=60, pending_facts=1), Limits()),
+        judge_sequence("events", 5, 9),
+        judge_job(JobSeen("queued", waits_seconds=100)),
+    ],
+    ids=lambda verdict: verdict.word,
+)
+def test_command_to_copy_is_in_the_sentence_word_for_word(verdict):
+    assert verdict.command.startswith("manage.py ")
+    assert verdict.command in verdict.sentence

@@ -1,0 +1,17 @@
+"""Which version of the program this is, for the rows that processes leave of themselves."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from importlib import metadata
+
+__all__ = ["program_version"]
+
+
+@lru_cache(maxsize=1)
+def program_version() -> str:
+    """As it was installed; a checkout that was not is ``unreleased``."""
+    try:
+        return metadata.version("replsite")
+    except metadata.PackageNotFoundError:
+        return "unreleased"
