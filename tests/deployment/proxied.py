@@ -1,0 +1,182 @@
+"""The nginx of ``docs/deployment/nginx/`` on ports of this machine, and a client that speaks HTTPS and WebSocket with it."""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import json
+import os
+import re
+import socket
+import ssl
+import struct
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from tests.certificates import Authority
+from tests.deployment.places import FILES, program
+from tests.waiting import wait_until
+
+NAME = "replsite.example.org"
+NGINX = program("nginx")
+_AROUND = """
+daemon off;
+user root;
+pid {folder}/nginx.pid;
+error_log {folder}/error.log warn;
+events {{ worker_connections 512; }}
+http {{
+    types {{ text/css css; }}
+    access_log {folder}/access.log combined;
+    client_body_temp_path {folder}/body; proxy_temp_path {folder}/proxy; fastcgi_temp_path {folder}/fastcgi;
+    uwsgi_temp_path {folder}/uwsgi; scgi_temp_path {folder}/scgi;
+{page}
+}}
+"""
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of 127.0.0.1 that were free a moment ago, all different."""
+    probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    try:
+        return [int(probe.getsockname()[1]) for probe in probes]
+    finally:
+        for probe in probes:
+            probe.close()
+
+
+class Nginx:
+    """The page's configuration with our ports, certificate and folder of static files."""
+
+    def __init__(self, folder: Path, servers: list[int]) -> None:
+        self.folder = folder
+        self.authority = Authority(folder)
+        certificate, key = self.authority.sign("proxy", server=True)
+        self.plain_port, self.port = free_ports(2)
+        page = (FILES / "nginx" / "replsite.conf").read_text()
+        for old, new in (
+            (r"listen \[::\].*", ""),
+            (r"listen 80;", f"listen 127.0.0.1:{self.plain_port};"),
+            (r"listen 443 ", f"listen 127.0.0.1:{self.port} "),
+            (r"127\.0\.0\.1:8001", f"127.0.0.1:{servers[0]}"),
+            (r"127\.0\.0\.1:8002", f"127.0.0.1:{servers[1]}"),
+            (r"/etc/ssl/replsite/fullchain.pem", certificate),
+            (r"/etc/ssl/replsite/privkey.pem", key),
+            (r"/var/lib/replsite/static/", f"{folder}/static/"),
+        ):
+            page, found = re.subn(old, new, page)
+            assert found, f"the page's configuration has no {old}"
+        self.file = folder / "nginx.conf"
+        self.file.write_text(_AROUND.format(folder=folder, page=page))
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def check(self) -> subprocess.CompletedProcess[str]:
+        """``nginx -t``."""
+        return subprocess.run([*self._command(), "-t"], capture_output=True, text=True, timeout=30, check=False)
+
+    def start(self) -> None:
+        self.process = subprocess.Popen(self._command(), stdin=subprocess.DEVNULL)
+        wait_until(self._accepts, 30, "nginx accepts")
+
+    def stop(self) -> None:
+        if self.process is not None:
+            self.process.terminate()
+            self.process.wait(20)
+
+    def _command(self) -> list[str]:
+        assert NGINX is not None
+        return [NGINX, "-p", str(self.folder), "-c", str(self.file), "-e", str(self.folder / "error.log")]
+
+    def _accepts(self) -> bool:
+        try:
+            with socket.create_connection(("127.0.0.1", self.port), timeout=5):
+                return True
+        except OSError:
+            return False
+
+
+class Browser:
+    """Asks the proxy by its name, trusts its authority, keeps cookies."""
+
+    def __init__(self, nginx: Nginx) -> None:
+        self._port = nginx.port
+        self._context = ssl.create_default_context(cafile=str(nginx.authority.file))
+        self.cookies: dict[str, http.cookies.Morsel[str]] = {}
+
+    def ask(
+        self, path: str, method: str = "GET", body: bytes | None = None, **headers: str
+    ) -> tuple[http.client.HTTPResponse, bytes]:
+        """One request on a connection of its own: the answer and its body."""
+        connection = http.client.HTTPSConnection("localhost", self._port, timeout=60, context=self._context)
+        try:
+            more = {name.replace("_", "-"): value for name, value in headers.items()}
+            connection.request(method, path, body, {"Host": NAME, **self._cookie(), **more})
+            answer = connection.getresponse()
+            self._keep(answer)
+            return answer, answer.read()
+        finally:
+            connection.close()
+
+    def ask_json(self, path: str, method: str = "GET", **headers: str) -> Any:
+        answer, body = self.ask(path, method, **headers)
+        assert answer.status == 200, (answer.status, body[:300])
+        return json.loads(body)
+
+    def log_in(self, user: str, password: str) -> None:
+        """Through the login page; the form's token and the origin as a browser sends them."""
+        self.ask("/admin/login/")
+        token = self.cookies["csrftoken"].value
+        form = f"username={user}&password={password}&csrfmiddlewaretoken={token}&next=/admin/live/"
+        answer, body = self.ask(
+            "/admin/login/", "POST", form.encode(), Origin=f"https://{NAME}", Referer=f"https://{NAME}/admin/login/",
+            Content_Type="application/x-www-form-urlencoded",
+        )  # fmt: skip
+        assert answer.status == 302, (answer.status, body[:500])
+
+    def websocket(self, path: str, origin: str = f"https://{NAME}") -> WebSocket:
+        """A WebSocket with the cookies of the log-in."""
+        plain = socket.create_connection(("localhost", self._port), timeout=60)
+        return WebSocket(self._context.wrap_socket(plain, server_hostname="localhost"), path, origin, self._cookie())
+
+    def _cookie(self) -> dict[str, str]:
+        pairs = "; ".join(f"{name}={morsel.value}" for name, morsel in self.cookies.items())
+        return {"Cookie": pairs} if pairs else {}
+
+    def _keep(self, answer: http.client.HTTPResponse) -> None:
+        from http.cookies import SimpleCookie
+
+        for line in answer.headers.get_all("Set-Cookie") or []:
+            self.cookies.update(SimpleCookie(line))
+
+
+class WebSocket:
+    """As much of RFC 6455 as one question and its answer need."""
+
+    def __init__(self, connection: ssl.SSLSocket, path: str, origin: str, cookie: dict[str, str]) -> None:
+        self._connection = connection
+        lines = [f"GET {path} HTTP/1.1", f"Host: {NAME}", "Upgrade: websocket", "Connection: Upgrade", f"Origin: {origin}"]
+        lines += [f"Sec-WebSocket-Key: {base64.b64encode(os.urandom(16)).decode()}", "Sec-WebSocket-Version: 13"]
+        lines += [f"{name}: {value}" for name, value in cookie.items()]
+        connection.sendall("\r\n".join([*lines, "", ""]).encode())
+        self._input = connection.makefile("rb")
+        self.status = int(self._input.readline().split()[1])
+        while self._input.readline().strip():
+            pass
+
+    def ask(self, text: str) -> Any:
+        """Send a text and wait for one."""
+        data, mask = text.encode(), os.urandom(4)
+        masked = bytes(byte ^ mask[index % 4] for index, byte in enumerate(data))
+        self._connection.sendall(struct.pack("!BB", 0x81, 0x80 | len(data)) + mask + masked)
+        while True:
+            kind, length = struct.unpack("!BB", self._input.read(2))
+            if length >= 126:
+                length = int.from_bytes(self._input.read(2 if length == 126 else 8), "big")
+            payload = self._input.read(length)
+            if kind & 0x0F == 1:
+                return json.loads(payload)
+
+    def close(self) -> None:
+        self._input.close()
+        self._connection.close()

@@ -1,0 +1,240 @@
+"""The real nginx with the page's configuration before two servers: who gets in, as whom, and what a restart costs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from tests.conftest import end_process
+from tests.deployment.proxied import NAME, NGINX, Browser, Nginx, free_ports
+from tests.waiting import wait_until
+from tests.wire_client import ready_ports
+
+pytestmark = pytest.mark.skipif(NGINX is None, reason="no nginx here: Debian's package nginx")
+PASSWORD = "correct-horse-battery"
+
+
+class Site:
+    """Two servers with a page that appends, behind nginx."""
+
+    def __init__(self, production, folder: Path) -> None:
+        self.production = production
+        self.http, self.replication = free_ports(2), free_ports(2)
+        self.servers: list[subprocess.Popen[str]] = []
+        self.nginx = Nginx(folder, self.http)
+        self.env = {
+            "DJANGO_SETTINGS_MODULE": "tests.deployment.writing_site", "REPLSITE_ALLOWED_HOSTS": f"{NAME},127.0.0.1",
+            "REPLSITE_HTTPS_ONLY": "true", "REPLSITE_PROXY_NETWORKS": "127.0.0.1/32",
+            "REPLSITE_STATIC_ROOT": str(folder / "static"),
+        }  # fmt: skip
+
+    def serve(self, number: int) -> subprocess.Popen[str]:
+        address, wire = (f"127.0.0.1:{ports[number]}" for ports in (self.http, self.replication))
+        env = self.env | {"REPLSITE_INSTANCE": f"serve-{number + 1}"}
+        return self.production.start("serve", "--http", address, "--replication", wire, **env)
+
+    def start(self) -> None:
+        self.production.manage("collectstatic", "--no-input", "-v", "0", **self.env)
+        user = {"DJANGO_SUPERUSER_PASSWORD": PASSWORD}
+        superuser = ["createsuperuser", "--no-input", "--username", "boss", "--email", "boss@example.org"]
+        self.production.manage(*superuser, **user)
+        self.servers = [self.serve(0), self.serve(1)]
+        for server in self.servers:
+            ready_ports(server)
+        self.nginx.start()
+
+    def restart(self, number: int) -> None:
+        """As ``systemctl restart`` does it."""
+        self.servers[number].terminate()
+        assert self.servers[number].wait(30) == 0
+        end_process(self.servers[number])
+        self.servers[number] = self.serve(number)
+        ready_ports(self.servers[number])
+
+    def stop(self) -> None:
+        self.nginx.stop()
+        for server in self.servers:
+            end_process(server)
+
+
+@pytest.fixture(scope="module")
+def proxied(production) -> Iterator[Site]:
+    with TemporaryDirectory() as name:
+        site = Site(production, Path(name))
+        try:
+            site.start()
+            yield site
+        finally:
+            site.stop()
+
+
+@pytest.fixture
+def browser(proxied: Site) -> Browser:
+    return Browser(proxied.nginx)
+
+
+def test_nginx_takes_the_configuration(tmp_path):
+    checked = Nginx(tmp_path, [1, 2]).check()
+    assert checked.returncode == 0, checked.stderr
+    assert "warn" not in checked.stderr
+
+
+def test_the_live_page_comes_through_with_its_websocket(browser):
+    browser.log_in("boss", PASSWORD)
+    answer, body = browser.ask("/admin/live/")
+    assert answer.status == 200 and b"/ws/live/" in body or b"live.js" in body
+    socket = browser.websocket("/ws/live/")
+    assert socket.status == 101
+    assert "caches" in json.dumps(socket.ask('{"have": 0}'))
+    socket.close()
+
+
+def test_a_websocket_of_a_foreign_page_is_refused(browser):
+    browser.log_in("boss", PASSWORD)
+    socket = browser.websocket("/ws/live/", "https://elsewhere.example.org")
+    assert socket.status == 403
+    socket.close()
+
+
+def test_cookies_are_for_https_only_and_browsers_are_told(browser):
+    browser.log_in("boss", PASSWORD)
+    assert browser.cookies["sessionid"]["secure"] and browser.cookies["csrftoken"]["secure"]
+    answer, _ = browser.ask("/admin/live/")
+    assert "max-age=31536000" in answer.headers["Strict-Transport-Security"]
+
+
+@pytest.mark.parametrize(
+    "path", ["/metrics", "/health", "/health/ready", "/_synapse/replication/get_repl_stream_updates/caches/1"]
+)
+def test_what_is_for_machines_nearby_is_closed(browser, path):
+    answer, _ = browser.ask(path)
+    assert answer.status == 403
+
+
+@pytest.mark.parametrize("path", ["//metrics", "/./metrics", "/%6detrics", "/health/../metrics", "/metrics/"])
+def test_no_other_spelling_opens_it(browser, path):
+    answer, body = browser.ask(path)
+    assert answer.status in (403, 404) and b"replsite_" not in body
+
+
+def test_the_servers_themselves_answer_machines_nearby(proxied):
+    import urllib.request
+
+    for path, has in (("metrics", b"replsite_stream_position"), ("health/ready", b"can serve")):
+        with urllib.request.urlopen(f"http://127.0.0.1:{proxied.http[0]}/{path}", timeout=60) as answer:
+            assert has in answer.read()
+
+
+def test_whether_the_site_lives_may_be_asked_from_outside(browser):
+    assert browser.ask("/health/live")[0].status == 200
+
+
+def test_the_client_is_the_one_that_the_proxy_saw(browser, proxied):
+    seen = browser.ask_json("/client", X_Forwarded_For="203.0.113.7", X_Forwarded_Proto="http")
+    assert seen == {"client": "127.0.0.1", "secure": True, "host": NAME}
+    assert '"GET /client HTTP/1.1" 200' in (proxied.nginx.folder / "access.log").read_text()
+
+
+def test_a_large_body_is_refused_before_the_site_sees_it(browser):
+    answer, body = browser.ask("/append?name=large", "POST", b"x" * 1_100_000)
+    assert answer.status == 413 and b"nginx" in body
+
+
+def test_static_files_come_from_the_folder_with_an_age(browser):
+    answer, body = browser.ask("/static/unfold/css/styles.css")
+    assert answer.status == 200 and answer.headers["Cache-Control"] == "max-age=3600" and len(body) > 1000
+
+
+def test_plain_http_is_sent_to_https(proxied):
+    import http.client
+
+    connection = http.client.HTTPConnection("127.0.0.1", proxied.nginx.plain_port, timeout=30)
+    connection.request("GET", "/admin/live/", headers={"Host": NAME})
+    answer = connection.getresponse()
+    connection.close()
+    assert (answer.status, answer.headers["Location"]) == (301, f"https://{NAME}/admin/live/")
+
+
+def test_a_name_that_is_not_ours_is_refused(browser):
+    assert browser.ask("/admin/login/", Host="elsewhere.example.org")[0].status == 400
+
+
+def test_somebody_who_tries_passwords_is_held_up(browser):
+    answers = [browser.ask("/admin/login/")[0].status for _ in range(40)]
+    assert answers[0] == 200 and answers[-1] == 429
+
+
+# --- a rolling restart --------------------------------------------------------------------------------------------
+
+
+class Load:
+    """Appends through the proxy, one request after the other, in threads; what was answered."""
+
+    def __init__(self, browser: Browser, threads: int = 3) -> None:
+        self._browser = browser
+        self._stopping = threading.Event()
+        self.tokens: list[int] = []
+        self.failed: list[str] = []
+        self.writers: list[str] = []
+        self._threads = [threading.Thread(target=self._run, args=(number,)) for number in range(threads)]
+
+    def __enter__(self) -> Load:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopping.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _run(self, number: int) -> None:
+        while not self._stopping.is_set():
+            try:
+                said = self._browser.ask_json(f"/append?name=rolling-{number}", "POST")
+            except (OSError, AssertionError) as error:
+                self.failed.append(repr(error))
+                continue
+            self.tokens.append(said["token"])
+            self.writers.append(said["writer"])
+
+
+class Followed:
+    """What ``manage.py follow`` prints, token by token."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.tokens: list[int] = []
+        self._thread = threading.Thread(target=self._read, args=(process,), daemon=True)
+        self._thread.start()
+
+    def _read(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            self.tokens.append(json.loads(line)["token"])
+
+
+def test_two_writers_are_restarted_one_after_the_other_and_nobody_notices(proxied, browser, site):
+    """Every request is answered; a follower of the first gets each fact once, in order of each writer."""
+    first = browser.ask_json("/append?name=first", "POST")["token"]
+    address = f"tcp://127.0.0.1:{proxied.replication[0]}"
+    process = site.start(
+        "follow", address, "--name", "rolling", "--streams", "caches", "--from", f"caches={first - 1}", "--json"
+    )
+    followed = Followed(process)
+    wait_until(lambda: first in followed.tokens, 60)
+    with Load(browser) as load:
+        for number in (0, 1):
+            since = len(load.writers)
+            wait_until(lambda since=since: set(load.writers[since:]) == {"serve-1", "serve-2"}, 60)
+            proxied.restart(number)
+        since = len(load.writers)
+        wait_until(lambda: set(load.writers[since:]) == {"serve-1", "serve-2"}, 60, "both write again")
+    assert load.failed == []
+    wait_until(lambda: set(load.tokens) <= set(followed.tokens), 60, "the follower has every fact")
+    assert len(followed.tokens) == len(set(followed.tokens)), "none came twice"

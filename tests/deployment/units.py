@@ -1,0 +1,55 @@
+"""Unit files as systemd reads them: sections, repeated keys, specifiers; no more than ours use."""
+
+from __future__ import annotations
+
+import shlex
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.deployment.places import FILES
+
+FOLDER = FILES / "systemd"
+CODE = "/opt/replsite/current"
+PYTHON = f"{CODE}/.venv/bin/python"
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One file; ``instance`` stands for ``%i``."""
+
+    path: Path
+    keys: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    def commands(self, instance: str, environment: dict[str, str]) -> list[list[str]]:
+        """The words after ``manage.py`` of each ExecStart."""
+        found = []
+        for line in self.keys["ExecStart"]:
+            for name, value in environment.items():
+                line = line.replace(f"${{{name}}}", value)
+            python, manage, *words = shlex.split(line.replace("%i", instance))
+            assert (python, manage) == (PYTHON, "manage.py"), line
+            found.append(words)
+        return found
+
+    def environment(self, instance: str) -> dict[str, str]:
+        """What its own Environment lines set."""
+        lines = [line.replace("%i", instance) for line in self.keys["Environment"]]
+        return dict(line.split("=", 1) for line in lines)
+
+
+def read(path: Path) -> Unit:
+    unit = Unit(path)
+    for line in path.read_text().splitlines():
+        if line and not line.startswith(("#", "[")):
+            key, _, value = line.partition("=")
+            unit.keys[key].append(value)
+    return unit
+
+
+def services() -> list[Unit]:
+    return [read(path) for path in sorted(FOLDER.glob("*.service"))]

@@ -1,0 +1,25 @@
+"""The site's pages, one that appends, and one that tells whom Django takes the client for."""
+
+from django.db import transaction
+from django.http import HttpRequest, JsonResponse
+from django.urls import path
+from django.views.decorators.csrf import csrf_exempt
+
+from replsite.urls import urlpatterns as site_urls
+from streams import registry, writers
+from streams.models import CacheInvalidation
+
+
+@csrf_exempt
+def append_view(request: HttpRequest) -> JsonResponse:
+    name = request.GET["name"]
+    with transaction.atomic():
+        (token,) = registry.get("caches").append(CacheInvalidation(cache_name=name, keys=["k"]))
+    return JsonResponse({"token": token, "writer": writers.current_writer().name})
+
+
+def client_view(request: HttpRequest) -> JsonResponse:
+    return JsonResponse({"client": request.META["REMOTE_ADDR"], "secure": request.is_secure(), "host": request.get_host()})
+
+
+urlpatterns = [path("append", append_view), path("client", client_view), *site_urls]
