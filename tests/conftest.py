@@ -29,6 +29,7 @@ from django.conf import settings
 from django.contrib.auth.hashers import PBKDF2PasswordHasher
 
 from tests import session as test_session
+from tests.emptying import empty_tables
 from tests.waiting import wait_until as wait_until_function
 
 SESSION_FOLDER = test_session.enter()
@@ -96,6 +97,14 @@ def _nothing_left_behind() -> Iterator[None]:
     processes, files = test_session.left_processes(), test_session.left_files()
     assert not processes, f"processes left behind by the tests: {processes}"
     assert not files, f"temporary files left behind by the tests: {files}"
+
+
+@pytest.fixture(scope="session")
+def django_db_setup(django_db_setup: None) -> None:
+    """The test database; a transactional test leaves it empty by our way, in a twentieth of the time that Django's takes."""
+    from django.test import TransactionTestCase
+
+    TransactionTestCase._fixture_teardown = lambda test: empty_tables()
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ import textwrap
 from collections.abc import Iterator
 
 import pytest
-from django.core.management import call_command
 from django.db import connection
 
 from pipeline.conf import pipeline_settings
@@ -20,6 +19,7 @@ from pipeline.errors import JavaMissing
 from pipeline.session import LIGHT_DRIVER, find_java, spark_session
 from streams import writers
 from tests import session as test_session
+from tests.emptying import empty_tables
 
 
 def pytest_collection_modifyitems(items):
@@ -64,7 +64,7 @@ def module_database(django_db_setup, django_db_blocker) -> Iterator[None]:
         _forget_writers()
         yield
         _forget_writers()
-        call_command("flush", interactive=False, verbosity=0)
+        empty_tables()
 
 
 @pytest.fixture

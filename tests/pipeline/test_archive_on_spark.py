@@ -4,7 +4,6 @@ import io
 from pathlib import Path
 
 import pytest
-from django.core.management import call_command
 
 from events.models import Event, EventJson
 from pipeline import archive
@@ -12,6 +11,7 @@ from pipeline.archive_folders import any_folder
 from pipeline.archive_format import read_manifest
 from pipeline.errors import SparkFailed
 from pipeline.job_runs import run_job
+from tests.emptying import empty_tables
 from tests.integration.test_purging import middle
 from tests.integration.test_restore import assert_same, everything, restore, stored
 from tests.pipeline.imports import run_import
@@ -65,7 +65,7 @@ def test_events_of_an_archive_can_be_imported_elsewhere(spark, tmp_path):
     room_id = stored("v11_redactions")
     texts = {row.event_id: bytes(row.json) for row in EventJson.objects.all()}
     folder = Path(job("archive", room=room_id, folder=str(tmp_path))["folder"])
-    call_command("flush", interactive=False, verbosity=0)
+    empty_tables()
     outcome = run_import(*sorted(folder.glob("event-*.parquet")))
     assert (outcome.imported, outcome.quarantined) == (len(texts), 0)
     assert {row.event_id: bytes(row.json) for row in EventJson.objects.all()} == texts

@@ -9,13 +9,13 @@ import sys
 import textwrap
 
 import pytest
-from django.core.management import call_command
 from django.db import connection
 
 from streams import registry
 from streams.database import dsn
 from streams.models import CacheInvalidation
 from tests.conftest import end_process
+from tests.emptying import empty_tables
 from tests.pipeline.imports import bare_room, content, run_import, staging_tables, write_lines
 from tests.room_data import ROOMS
 from tests.session import PROJECT
@@ -100,7 +100,7 @@ def expected(spark, own_writer, files):
     """What an import on this machine puts into the tables, which are empty again."""
     run_import(*files)
     found = content()
-    call_command("flush", interactive=False, verbosity=0)
+    empty_tables()
     return found
 
 

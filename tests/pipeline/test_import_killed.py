@@ -9,6 +9,7 @@ from django.db import connection
 
 from pipeline.errors import SourceChanged
 from pipeline.models import Job
+from tests.emptying import empty_tables
 from tests.pipeline.imports import SMALL_ROOMS, content, run_import, staging_tables
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("spark", "own_writer"), pytest.mark.slow]
@@ -48,11 +49,9 @@ def killed_import(run_script):
 @pytest.fixture(scope="module")
 def clean(spark, module_database):
     """What one clean import gives: summary and content of the tables."""
-    from django.core.management import call_command
-
     outcome = run_import(*SMALL_ROOMS)
     found = content()
-    call_command("flush", interactive=False, verbosity=0)
+    empty_tables()
     return without_seconds(outcome), found
 
 

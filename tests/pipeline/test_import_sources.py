@@ -8,12 +8,12 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from django.core.management import call_command
 from django.db import connection
 
 from pipeline import inputs, synapse_rows
 from pipeline.models import ImportSource, Job, QuarantinedLine
 from pipeline.parts import TOLD
+from tests.emptying import empty_tables
 from tests.pipeline.imports import bare_room, content, run_import, write_lines
 from tests.room_data import ROOMS, event_lines
 from tests.synapse_database import postgresql_database, sqlite_file
@@ -29,7 +29,7 @@ def expected(spark, module_database):
     """Summary and tables after an import of the files."""
     outcome = run_import(*(ROOMS / name / "events.jsonl.gz" for name in NAMES))
     found = content()
-    call_command("flush", interactive=False, verbosity=0)
+    empty_tables()
     return outcome.summary() | {"seconds": 0}, found
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from django.core.management import call_command
 
 from events.room_repair import check_room
 from pipeline import known_rooms
 from pipeline.job_runs import Count
 from pipeline.models import ImportedRoom, QuarantinedLine
+from tests.emptying import empty_tables
 from tests.pipeline.imports import content, run_import, staging_tables, write_lines
 from tests.room_data import event_lines, stored_events
 
@@ -24,7 +24,7 @@ def whole(spark, module_database, tmp_path_factory):
     """The room after one import."""
     run_import(write_lines(tmp_path_factory.mktemp("whole") / "in.jsonl", *event_lines(ROOM)))
     found = content()
-    call_command("flush", interactive=False, verbosity=0)
+    empty_tables()
     return found
 
 
