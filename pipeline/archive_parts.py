@@ -1,7 +1,8 @@
 """One file of an archive: rows of a query -> Parquet, checked against what the database says of them (no Django; executors too).
 
 All files of an archive are read in one snapshot, which the driver holds open. A file is on the disk, read back and compared by
-count and digest when ``write_part`` returns; a task that is repeated writes its file again.
+count and digest when ``write_part`` returns; a task that is repeated writes its file again. Arrow, its driver for PostgreSQL and
+the pandas that comes with that are imported where a file is written or read: a second of every command's start otherwise.
 """
 
 from __future__ import annotations
@@ -11,14 +12,13 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
-
-import adbc_driver_postgresql.dbapi
-import pyarrow as pa
-import pyarrow.parquet as pq
+from typing import TYPE_CHECKING, Any
 
 from pipeline.archive_format import TABLES, ArchivedFile, digest_of, file_sha256
 from pipeline.errors import ArchiveDamaged
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 __all__ = ["ArchivePart", "digest_sql", "read_batches", "write_part"]
 
@@ -49,6 +49,8 @@ def digest_sql(table: str, query: str) -> str:
 
 def write_part(dsn: str, snapshot: str, folder: str, part: ArchivePart) -> dict[str, Any]:
     """Write and check one file; the fields of its ``ArchivedFile``. Raises ``ArchiveDamaged`` and ``OSError``."""
+    import adbc_driver_postgresql.dbapi  # noqa: PLC0415 - see the module
+
     path = Path(folder) / part.name
     with closing(adbc_driver_postgresql.dbapi.connect(dsn)) as connection, connection.cursor() as cursor:
         cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
@@ -65,6 +67,9 @@ def write_part(dsn: str, snapshot: str, folder: str, part: ArchivePart) -> dict[
 
 
 def _write(path: Path, table: str, batches: pa.RecordBatchReader) -> None:
+    import pyarrow as pa  # noqa: PLC0415
+    import pyarrow.parquet as pq  # noqa: PLC0415
+
     schema = TABLES[table].schema()
     with path.open("wb") as file:
         with pq.ParquetWriter(file, schema, compression="zstd", write_page_checksum=True) as writer:
@@ -77,6 +82,9 @@ def _write(path: Path, table: str, batches: pa.RecordBatchReader) -> None:
 
 def read_batches(path: Path, table: str, rows: int = _ROWS_PER_GROUP) -> Iterator[pa.RecordBatch]:
     """The rows of a file in their order; raises ``ArchiveDamaged`` when it cannot be read."""
+    import pyarrow as pa  # noqa: PLC0415
+    import pyarrow.parquet as pq  # noqa: PLC0415
+
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
             if file.schema_arrow.names != TABLES[table].schema().names:

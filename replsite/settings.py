@@ -7,6 +7,7 @@ Every variable is described in ``docs/reference/settings.md``.
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +101,7 @@ SECRET_KEY = _secret_key(REPLSITE_DATA_DIR)
 ALLOWED_HOSTS = env.list("REPLSITE_ALLOWED_HOSTS", ["localhost", "127.0.0.1", "[::1]"])
 CSRF_TRUSTED_ORIGINS: list[str] = env.list("REPLSITE_TRUSTED_ORIGINS", [])
 INSTALLED_APPS = [
-    "daphne",
+    *(["daphne"] if sys.argv[1:2] == ["runserver"] else []),  # its reactor would be a third of every command's start
     "unfold",
     "django.contrib.admin",
     "django.contrib.auth",
