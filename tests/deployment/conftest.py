@@ -6,7 +6,9 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import psycopg2
@@ -31,12 +33,13 @@ class Production:
     def url(self, role: str = "replsite") -> str:
         return f"postgres://{self._own(role)}:{quote(PASSWORD)}@{self.host}:{self.port}/{self.name}"
 
-    def connect(self, role: str = "replsite") -> psycopg2.extensions.connection:
-        opened = psycopg2.connect(
-            host=self.host, port=self.port, user=self._own(role), password=PASSWORD, dbname=self.name
-        )
-        opened.autocommit = True
-        return opened
+    @contextmanager
+    def session(self, role: str = "replsite") -> Iterator[Any]:
+        """A cursor of a connection of its own, in autocommit mode."""
+        where = {"host": self.host, "port": self.port, "dbname": self.name}
+        with closing(psycopg2.connect(user=self._own(role), password=PASSWORD, **where)) as opened:
+            opened.autocommit = True
+            yield opened.cursor()
 
     def sql(self, file: str) -> str:
         """A file of the page with this process's names."""
@@ -90,9 +93,8 @@ def production(django_db_setup: None, django_db_blocker: pytest.FixtureRequest) 
     try:
         as_superuser(made.sql("roles.sql") + "".join(f"ALTER ROLE {role} PASSWORD '{PASSWORD}';\n" for role in roles))
         made.manage("migrate", "-v", "0", role="replsite_owner")
-        with made.connect("replsite_owner") as owner, owner.cursor() as cursor:
+        with made.session("replsite_owner") as cursor:
             cursor.execute(made.sql("reader.sql"))
-        owner.close()
         yield made
     finally:
         as_superuser(f"DROP DATABASE IF EXISTS {made.name} WITH (FORCE);\nDROP ROLE IF EXISTS {', '.join(roles)};\n")

@@ -155,7 +155,13 @@ class WebSocket:
 
     def __init__(self, connection: ssl.SSLSocket, path: str, origin: str, cookie: dict[str, str]) -> None:
         self._connection = connection
-        lines = [f"GET {path} HTTP/1.1", f"Host: {NAME}", "Upgrade: websocket", "Connection: Upgrade", f"Origin: {origin}"]
+        lines = [
+            f"GET {path} HTTP/1.1",
+            f"Host: {NAME}",
+            "Upgrade: websocket",
+            "Connection: Upgrade",
+            f"Origin: {origin}",
+        ]
         lines += [f"Sec-WebSocket-Key: {base64.b64encode(os.urandom(16)).decode()}", "Sec-WebSocket-Version: 13"]
         lines += [f"{name}: {value}" for name, value in cookie.items()]
         connection.sendall("\r\n".join([*lines, "", ""]).encode())

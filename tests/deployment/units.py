@@ -29,9 +29,10 @@ class Unit:
         """The words after ``manage.py`` of each ExecStart."""
         found = []
         for line in self.keys["ExecStart"]:
+            typed = line.replace("%i", instance)
             for name, value in environment.items():
-                line = line.replace(f"${{{name}}}", value)
-            python, manage, *words = shlex.split(line.replace("%i", instance))
+                typed = typed.replace(f"${{{name}}}", value)
+            python, manage, *words = shlex.split(typed)
             assert (python, manage) == (PYTHON, "manage.py"), line
             found.append(words)
         return found

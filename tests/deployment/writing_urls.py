@@ -19,7 +19,9 @@ def append_view(request: HttpRequest) -> JsonResponse:
 
 
 def client_view(request: HttpRequest) -> JsonResponse:
-    return JsonResponse({"client": request.META["REMOTE_ADDR"], "secure": request.is_secure(), "host": request.get_host()})
+    return JsonResponse(
+        {"client": request.META["REMOTE_ADDR"], "secure": request.is_secure(), "host": request.get_host()}
+    )
 
 
 urlpatterns = [path("append", append_view), path("client", client_view), *site_urls]

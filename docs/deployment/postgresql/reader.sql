@@ -3,8 +3,11 @@
 
 -- Where the writers are, and the epoch that tokens belong to.
 GRANT SELECT ON streams_streamposition, streams_epoch TO replsite_reader;
--- Events, their bytes and graph, who may see them.
-GRANT SELECT ON events_room, events_event, events_eventjson, events_eventedge, events_eventauth,
-    events_eventvisibility, events_visibleevent, events_roomaccess, events_currentstate TO replsite_reader;
+-- Events, their bytes and graph.
+GRANT SELECT ON events_event, events_eventjson, events_eventedge, events_eventauth, events_room, events_timelinegap
+    TO replsite_reader;
 -- States.
-GRANT SELECT ON state_stategroup, state_stategroupdelta TO replsite_reader;
+GRANT SELECT ON events_currentstate, events_currentstatedelta, state_stategroup, state_stategroupdelta TO replsite_reader;
+-- Who sees what.
+GRANT SELECT ON events_eventvisibility, events_visibleevent, events_roomaccess, events_forgottenroom, events_ignoreduser,
+    events_eraseduser, events_feedentry, events_feedposition TO replsite_reader;
