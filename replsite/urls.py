@@ -9,11 +9,14 @@ from replsite.dashboard.actions import action_urls
 from replsite.dashboard.history import history_page
 from replsite.dashboard.statistics import statistics_page
 from replsite.dashboard.views import live_data, live_page
+from replsite.database_away import handler500
 from replsite.health import health_view, live_view, ready_view
 from replsite.metrics import metrics_view
 from streams.replication.catch_up_view import stream_updates_view
 
 _REPLICATION = "_synapse/replication"
+
+__all__ = ["handler500", "urlpatterns"]
 
 urlpatterns: list[URLPattern | URLResolver] = [
     path("", RedirectView.as_view(pattern_name="live")),
