@@ -17,6 +17,7 @@ from django.db import transaction
 from events.decoding import decode_event
 from events.errors import EventRefused, Reason
 from events.fields import storable
+from events.measures import count_stored
 from events.models import Room
 from events.parsing import ParsedEvent, parse_event
 from events.room_batch import RoomBatch, RoomChanges
@@ -276,6 +277,8 @@ def _may_build(placed: _Placed) -> bool:
 
 
 def _keep(worked_out: Sequence[tuple[Room, StoredRoom, RoomChanges]]) -> None:
+    server_name = stream_settings().server_name
     for _, stored, changes in worked_out:
         for event in changes.events:
             stored.keep_event(event)
+        count_stored(changes, server_name)

@@ -256,6 +256,7 @@ class _Groups:
         self._stored = stored
         self._after = {e.event_id: stored.after[e.event_id] for e in events if e.event_id in stored.after}
         self._new = sorted(stored.builder.kept(set(self._after.values())) - stored.ids.keys())
+        changes.reused_groups = len(self._after) - len(set(self._after.values()).intersection(self._new))
         self._ids = dict(stored.ids)
         if self._new:
             with connections[using].cursor() as cursor:
@@ -265,17 +266,20 @@ class _Groups:
         """The group of each event."""
         return {event_id: self._ids[number] for event_id, number in self._after.items()}
 
-    def add_rows(self, writing: _Writing, room_id: str) -> None:
-        """The rows of the new groups; the state of the last one is kept at hand."""
+    def add_rows(self, writing: _Writing, room_id: str) -> list[tuple[bool, int]]:
+        """The rows of the new groups; of each, whether it is in full, and its hops. The state of the last is kept at hand."""
         builder, ids = self._stored.builder, self._ids
+        written: list[tuple[bool, int]] = []
         for number, prev, chain, hops, keys, to_read in builder.group_rows(self._new):
             below = None if prev is None else ids[prev]
+            written.append((prev is None, hops))
             writing.add(StateGroup, ids[number], room_id, below, self._chain(chain), hops, keys, to_read)
         for chain, group, event_type, state_key, event_id in builder.delta_rows(self._new):
             writing.add(StateGroupDelta, self._chain(chain), ids[group], event_type, state_key, event_id)
         if self._new:
             self._stored.keep_state(ids[self._new[-1]], self._new[-1])
         self._stored.keep_resolved(ids)
+        return written
 
     def _chain(self, number: int) -> int:
         return self._stored.chains.get(number, self._ids[number])
@@ -305,7 +309,7 @@ class _Room:
         """Everything of the room."""
         self._make_way(stored_outliers)
         self._events(stored_outliers)
-        self._groups.add_rows(self._writing, self._room.room_id)
+        self._changes.new_groups = self._groups.add_rows(self._writing, self._room.room_id)
         self._state_changes()
         self._ranges()
         self._close_gaps()

@@ -12,7 +12,8 @@ class ReplsiteConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        """Register the system checks."""
-        from replsite import checks  # noqa: PLC0415 - Django is ready only now
+        """Register the system checks, and begin to count."""
+        from replsite import checks, process_metrics  # noqa: PLC0415 - Django is ready only now
 
         register(checks.check_databases)
+        process_metrics.begin()

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from replsite.labels import plain_label
 from replsite.snapshot_views import Snapshot
 from replsite.status import Severity, Verdict
+from streams.labels import plain_label
 
 __all__ = [
     "MOST_SUBJECTS",

@@ -240,7 +240,7 @@ REPLSITE_SPARK_EXECUTOR_SECONDS = env.float("REPLSITE_SPARK_EXECUTOR_SECONDS", 6
 REPLSITE_SYNAPSE_METRIC_NAMES = env.bool("REPLSITE_SYNAPSE_METRIC_NAMES", True)
 REPLSITE_METRICS_HOST = env.str("REPLSITE_METRICS_HOST", "127.0.0.1")
 REPLSITE_METRICS_PORTS = _ports(env.str("REPLSITE_METRICS_PORTS", ""))
-REPLSITE_JOB_PERIODS: dict[str, float] = env.json("REPLSITE_JOB_PERIODS", {})
+REPLSITE_JOB_PERIODS: Any = env.json("REPLSITE_JOB_PERIODS", {})
 
 # --- logging ------------------------------------------------------------------------------------------------------
 REPLSITE_LOG_FORMAT = env.str("REPLSITE_LOG_FORMAT", "key-value")

@@ -7,7 +7,7 @@ for backward streams. Positions are read before sequences, so a sequence that li
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -114,7 +114,7 @@ class ReaderRow:
     buffer_bytes: int
     closed_at: datetime | None
     close_reason: str
-    waiting: WaitingView = WaitingView()
+    waiting: WaitingView = field(default_factory=WaitingView)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,9 +148,10 @@ def read_readers(cursor: Any) -> list[ReaderRow]:
 
 
 def _reader(row: Sequence[Any]) -> ReaderRow:
-    *values, lines, kernel_send, kernel_read, queued = row
+    values, (lines, kernel_send, kernel_read, queued) = list(row[:-4]), row[-4:]
     values[8] = _vectors(row[8])
-    return ReaderRow(*values, WaitingView(lines, kernel_send, kernel_read, _queued(queued)))
+    values.append(WaitingView(lines, kernel_send, kernel_read, _queued(queued)))
+    return ReaderRow(*values)
 
 
 def _queued(text: str) -> dict[str, int]:

@@ -185,6 +185,10 @@ class Reader(models.Model):
     lines_in = models.BigIntegerField(db_default=0)
     lines_out = models.BigIntegerField(db_default=0)
     buffer_bytes = models.BigIntegerField(db_default=0)
+    waiting_lines = models.BigIntegerField(db_default=0, help_text="lines that wait for the connection to take them")
+    kernel_send_bytes = models.BigIntegerField(db_default=0, help_text="sent, and not acknowledged by the other host")
+    kernel_read_bytes = models.BigIntegerField(db_default=0, help_text="received, and not read by us")
+    queued = models.JSONField(default=dict, db_default={}, help_text="stream -> rows received and not handled yet")
     closed_at = models.DateTimeField(null=True)
     close_reason = models.TextField(db_default="")
     disconnect_asked_by = models.TextField(

@@ -15,17 +15,21 @@ __all__ = ["beat_reader", "close_reader", "forget_readers", "store_readers"]
 #: Name: insert readers or write their present figures. One that comes back has connected anew.
 _STORE = """
 INSERT INTO streams_reader AS known (key, name, kind, served_by, address, process_id, connected_at, heartbeat_at, positions,
-    bytes_in, bytes_out, lines_in, lines_out, buffer_bytes, closed_at, close_reason)
+    bytes_in, bytes_out, lines_in, lines_out, buffer_bytes, closed_at, close_reason,
+    waiting_lines, kernel_send_bytes, kernel_read_bytes, queued)
 SELECT key, name, %(kind)s, %(served_by)s, address, %(process_id)s,
     clock_timestamp() - make_interval(secs => coalesce(connected_seconds, 0)), clock_timestamp(), positions,
     coalesce(bytes_in, 0), coalesce(bytes_out, 0), coalesce(lines_in, 0), coalesce(lines_out, 0), coalesce(buffer_bytes, 0),
-    CASE WHEN close_reason <> '' THEN clock_timestamp() END, coalesce(close_reason, '')
+    CASE WHEN close_reason <> '' THEN clock_timestamp() END, coalesce(close_reason, ''),
+    coalesce(waiting_lines, 0), coalesce(kernel_send_bytes, 0), coalesce(kernel_read_bytes, 0), coalesce(queued, '{}')
 FROM jsonb_to_recordset(%(rows)s::jsonb) AS given (key text, name text, address text, connected_seconds double precision,
     positions jsonb, bytes_in bigint, bytes_out bigint, lines_in bigint, lines_out bigint, buffer_bytes bigint,
-    close_reason text)
+    close_reason text, waiting_lines bigint, kernel_send_bytes bigint, kernel_read_bytes bigint, queued jsonb)
 ON CONFLICT (key) DO UPDATE SET name = excluded.name, heartbeat_at = excluded.heartbeat_at, positions = excluded.positions,
     bytes_in = excluded.bytes_in, bytes_out = excluded.bytes_out, lines_in = excluded.lines_in,
-    lines_out = excluded.lines_out, buffer_bytes = excluded.buffer_bytes, served_by = excluded.served_by,
+    lines_out = excluded.lines_out, buffer_bytes = excluded.buffer_bytes, waiting_lines = excluded.waiting_lines,
+    kernel_send_bytes = excluded.kernel_send_bytes, kernel_read_bytes = excluded.kernel_read_bytes,
+    queued = excluded.queued, served_by = excluded.served_by,
     address = excluded.address, process_id = excluded.process_id,
     connected_at = CASE WHEN known.process_id IS DISTINCT FROM excluded.process_id OR known.closed_at IS NOT NULL
                         THEN excluded.connected_at ELSE known.connected_at END,

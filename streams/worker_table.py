@@ -13,6 +13,7 @@ import orjson
 
 __all__ = [
     "add_counts",
+    "counted_names",
     "end_syncs",
     "forget_connections",
     "forget_old",
@@ -155,6 +156,12 @@ def store_addresses(cursor: Any, rows: Sequence[Row]) -> None:
 def add_counts(cursor: Any, rows: Sequence[Row]) -> None:
     """Rows of ``kind``, ``name`` and ``total``, which is added."""
     _write(cursor, _COUNTS, rows)
+
+
+def counted_names(cursor: Any, kinds: Sequence[str]) -> list[str]:
+    """The names of these kinds that the table has."""
+    cursor.execute("SELECT name FROM streams_wirecount WHERE kind = ANY(%(kinds)s) LIMIT 10000", {"kinds": list(kinds)})
+    return [name for (name,) in cursor.fetchall()]
 
 
 def _write(cursor: Any, sql: str, rows: Sequence[Row] | Mapping[str, Any], **more: Any) -> None:

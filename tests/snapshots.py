@@ -81,9 +81,13 @@ def some_workers(**changes: Any) -> WorkersView:
         addresses=654,
         counts=(
             CountView("closed", "ping timeout", 17),
-            CountView("command", "PING", 987),
             CountView("dropped", "USER_IP", 3),
+            CountView("job rows", "censor|due|removed", 12),
+            CountView("rdata", "events", 55),
+            CountView("received", "PING worker1", 987),
             CountView("refused", "no client certificate", 19),
+            CountView("sent", "RDATA worker1", 4_321),
+            CountView("updates", "events", 77),
         ),
     )
     return replace(workers, **changes)

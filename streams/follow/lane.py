@@ -18,6 +18,7 @@ from streams import database
 from streams.conf import stream_settings
 from streams.follow.chunks import Chunk
 from streams.follow.cursor_table import CursorMoved, Owner, adopt_epoch, begin_cursor, read_cursor
+from streams.follow.delays import DelaySamples
 from streams.follow.delivery import ConnectionLost, Delivery, Stopped
 from streams.follow.handlers import Handler
 from streams.follow.source import Batch, TableSource
@@ -45,6 +46,7 @@ class Lane:
         self._using = handler.effects_database
         self._streams_using = stream_settings().database
         self._source = TableSource(handler, self._streams_using)
+        self._delays = DelaySamples(handler.reader, handler.stream, self._streams_using)
 
     def wake(self) -> None:
         """Positions may have moved, or the reader is to stop."""
@@ -125,6 +127,7 @@ class Lane:
     def _deliver(self, delivery: Delivery, chunk: Chunk, after: After, upto: VectorToken) -> None:
         try:
             delivery.deliver(chunk, after, upto)
+            self._delays.handled(chunk.rows[-1].token)
         finally:
             handled, parked = delivery.take_counts()
             self.facts_handled += handled

@@ -20,6 +20,7 @@ from streams.follow.cursor_table import Owner, sign_of_life, take_lease
 from streams.leases import describe_lock_holder
 from streams.logs import get_logger
 from streams.reader_table import store_readers
+from streams.replication.wire_counts import received_rdata
 
 __all__ = ["ReaderLock", "hold_name", "reader_row_key"]
 
@@ -104,6 +105,7 @@ class ReaderLock:
         try:
             with self._shown_on.cursor() as cursor:
                 store_readers(cursor, "follower", os.getpid(), [row])
+                received_rdata.store(cursor)
         except database.DatabaseError as error:
             log.info("reader.not_shown", reader=self._reader, error=str(error).strip())
 

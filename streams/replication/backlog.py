@@ -6,6 +6,7 @@ Blocking; called by one thread at a time. Reading positions before rows is what 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -41,6 +42,8 @@ class Round:
     lines: int = 0
     facts: int = 0
     oversize: int = 0
+    rows: Counter[str] = field(default_factory=Counter)
+    """Stream -> RDATA lines."""
     done: list[Done] = field(default_factory=list)
     #: Streams of which there was more to read.
     has_more: set[str] = field(default_factory=set)
@@ -95,6 +98,8 @@ class Backlog:
                 result.lines += lines.count
                 result.facts += lines.facts
                 result.oversize += lines.oversize
+                if lines.rows:
+                    result.rows[step.stream] += lines.rows
                 result.done.append(Done(step.stream, step.writer, position))
         result.data = b"".join(pieces)
         result.has_more = {stream for stream, _ in cut}

@@ -22,11 +22,12 @@ from streams.logs import get_logger
 from streams.names import is_pattern
 from streams.pokes import Poke, PokeListener
 from streams.replication.backlog import Backlog, Round
-from streams.replication.commands import Command, format_line
+from streams.replication.commands import Command, Position, RData, format_line
 from streams.replication.peers import Peer
 from streams.replication.protocol import CloseReason, Limits
 from streams.replication.reader_rows import ReaderRows
 from streams.replication.rounds import Announcer, position_line
+from streams.replication.wire_counts import CommandCounts
 
 __all__ = ["Broadcaster", "process_broadcaster"]
 
@@ -52,7 +53,8 @@ class Broadcaster:
         self.settings = settings or stream_settings()
         self.peers: dict[str, Peer] = {}
         self.closed: Counter[str] = Counter()
-        self.commands: Counter[str] = Counter()
+        self.counts = CommandCounts()
+        self.updates_sent: Counter[str] = Counter()
         self.facts_sent = self.lines_sent = self.oversize_facts = self.rounds = 0
         instance = "master" if is_pattern(self.settings.instance) else self.settings.instance
         self._announcer = Announcer(
@@ -90,6 +92,14 @@ class Broadcaster:
         return Limits(
             given.ping_interval_seconds, given.ping_timeout_seconds, given.close_limit_seconds, given.line_limit_bytes
         )
+
+    @property
+    def commands(self) -> Counter[str]:
+        """Commands that clients said, by word."""
+        found: Counter[str] = Counter()
+        for what, number in self.counts.received.items():
+            found[what.partition(" ")[0]] += number
+        return found
 
     # --- life -----------------------------------------------------------------------------------------------------
 
@@ -130,8 +140,19 @@ class Broadcaster:
     def leave(self, peer: Peer) -> None:
         """A client is gone."""
         if self.peers.pop(peer.key, None) is not None:
+            self.counts.add_sent(peer.label, peer.connection.take_words())
             self.closed[str(peer.connection.close_reason)] += 1
             self._lost.append(peer)
+
+    def name_peer(self, peer: Peer, name: str) -> None:
+        """The client says how it is called; what it was sent before counts as of nobody."""
+        self.counts.add_sent(peer.label, peer.connection.take_words())
+        peer.name, peer.label = name, self.counts.label(name)
+
+    def count_sent(self) -> None:
+        """Count what connections have sent by themselves since the last time."""
+        for peer in self.peers.values():
+            self.counts.add_sent(peer.label, peer.connection.take_words())
 
     def answer_replicate(self, peer: Peer) -> None:
         """Tell every client where all writers are: who asked at once, the others soon, once for all who asked."""
@@ -148,7 +169,7 @@ class Broadcaster:
         """Send a client's commands to all other clients of this server that want them."""
         lines = [format_line(command, self.settings.line_limit_bytes) for command in commands]
         others = [peer for peer in self.peers.values() if peer is not sender and wants(peer)]
-        self._write(b"".join(lines), len(lines), others)
+        self._write(b"".join(lines), Counter(command.WORD for command in commands), others)
 
     def positions(self) -> dict[str, dict[str, int]]:
         """``{stream: {writer: position}}``: up to where everything was sent."""
@@ -163,12 +184,14 @@ class Broadcaster:
 
     def _tell_positions(self, peers: list[Peer]) -> None:
         lines = [position_line(stream, writer, at, at) for stream, writer, at in self._announcer.positions()]
-        self._write(b"".join(lines), len(lines), peers)
+        self._write(b"".join(lines), Counter({Position.WORD: len(lines)}), peers)
         for peer in peers:
             peer.answered = self._questions
 
-    def _write(self, data: bytes, lines: int, peers: list[Peer]) -> None:
-        now = time.monotonic()
+    def _write(self, data: bytes, words: Counter[str], peers: list[Peer]) -> None:
+        now, lines = time.monotonic(), words.total()
+        for label, number in Counter(peer.label for peer in peers if peer.is_open).items() if lines else ():
+            self.counts.add_sent(label, Counter({word: count * number for word, count in words.items()}))
         for peer in peers:
             peer.write_shared(data, lines, now)
         self._unchecked_bytes += len(data)
@@ -283,7 +306,9 @@ class Broadcaster:
 
     def _take_over(self, result: Round) -> None:
         """Give everybody the lines of a round; from then on they count as said."""
-        self._write(result.data, result.lines, list(self.peers.values()))
+        rows = result.rows.total()
+        words = Counter({RData.WORD: rows, Position.WORD: result.lines - rows})
+        self._write(result.data, words, list(self.peers.values()))
         for done in result.done:
             self._announcer.said(done.stream, done.writer, done.position)
         self._count(result)
@@ -293,6 +318,7 @@ class Broadcaster:
         self.rounds += 1
         self.facts_sent += result.facts
         self.lines_sent += result.lines
+        self.updates_sent.update(result.rows)
         self.oversize_facts += result.oversize
         if result.oversize:
             log.warning("broadcaster.oversize_facts", facts=result.oversize, hint="followers fetch them from the table")

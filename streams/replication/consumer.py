@@ -94,7 +94,7 @@ class ReplicationConsumer(AsyncConsumer):
 
     def _take(self, peer: Peer, commands: Sequence[Command]) -> None:
         for command in commands:
-            self._broadcaster.commands[command.WORD] += 1
+            self._broadcaster.counts.received[f"{command.WORD} {peer.label}"] += 1
             self._handle(peer, command)
         self._reports.take(peer, commands)
 
@@ -104,7 +104,7 @@ class ReplicationConsumer(AsyncConsumer):
             case Replicate():
                 self._broadcaster.answer_replicate(peer)
             case Name(name):
-                peer.name = printable(name[:200])
+                self._broadcaster.name_peer(peer, printable(name[:200]))
             case Error(text) if not self._has_said_error:
                 self._has_said_error = (
                     True  # the counters tell of the others: a log must not grow as fast as a peer talks

@@ -11,12 +11,14 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
 
-from streams import cache_feed
+from streams import cache_feed, registry
+from streams.labels import OTHER
 from streams.logs import get_logger
 from streams.replication.addresses import Address
 from streams.replication.backoff import Backoff, Outcome
@@ -29,6 +31,7 @@ from streams.replication.hearing import tell
 from streams.replication.protocol import CloseReason, Limits
 from streams.replication.speaker import Speaker
 from streams.replication.views import FollowedRow, LinearView, Range, View
+from streams.replication.wire_counts import received_rdata
 from streams.tokens import VectorToken
 
 __all__ = ["Follower", "FollowerOptions", "Handler"]
@@ -114,6 +117,8 @@ class Follower:
         self._handled_linear: dict[str, int] = {}
         self._handed_out: dict[str, int] = {}
         self._pending: list[FollowedRow] = []
+        self._at_hand: Sequence[FollowedRow] = ()
+        self._streams = {stream.name for stream in registry.all_streams()}
         self._touched: set[str] = set()
         self._has_learned = False
         self._outcome = Outcome.UNREACHABLE
@@ -219,6 +224,7 @@ class Follower:
         for command in commands:
             match command:
                 case RData():
+                    received_rdata.add(command.stream if command.stream in self._streams else OTHER)
                     await self._follow_event(self._cursors.take(command))
                 case Position():
                     await self._take_position(command)
@@ -365,12 +371,15 @@ class Follower:
             raise _Finished
 
     async def _call_handler(self, rows: Sequence[FollowedRow]) -> None:
+        self._at_hand = rows
         try:
             outcome = self._handle(rows)
             if inspect.isawaitable(outcome):
                 await outcome
         except Exception as error:
             raise _HandlerFailed(error) from error
+        finally:
+            self._at_hand = ()
 
     def _beyond_start(self, rows: list[FollowedRow]) -> list[FollowedRow]:
         """A linear start at a vector token passes once more by facts of the writers that were ahead."""
@@ -383,6 +392,12 @@ class Follower:
             for row in rows
             if row.token > highest.get(row.stream, 0) or not starts[row.stream].covers(row.instance, row.token)
         ]
+
+    def queued(self) -> dict[str, int]:
+        """Stream -> rows that were received and are not handled yet."""
+        found = Counter(row.stream for rows in (self._pending, self._at_hand) for row in rows)
+        found.update({stream: view.buffered_rows for stream, view in self._views.items() if view.buffered_rows})
+        return dict(found)
 
     # --- where we are ---------------------------------------------------------------------------------------------
 

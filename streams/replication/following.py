@@ -228,6 +228,7 @@ class _Registration:
             "positions": follower.positions(),
             **asdict(follower.counters()),
             "buffer_bytes": 0,
+            "queued": follower.queued(),
             "close_reason": close_reason,
         }
 

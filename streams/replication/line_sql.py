@@ -85,7 +85,7 @@ def take_lines(step: Read, result: Sequence[Any], limit_bytes: int) -> tuple[Lin
     text, count, facts, last, longest, reached = result
     if reached <= step.after:
         return None
-    lines = Lines(count=count, facts=facts)
+    lines = Lines(count=count, facts=facts, rows=count)
     if count:
         is_plain = text.isascii() and "\x7f" not in text
         if longest * (1 if is_plain else _LARGEST_GROWTH) > limit_bytes + 1:

@@ -28,6 +28,7 @@ from streams.logs import get_logger
 from streams.replication.access import Access
 from streams.replication.gate import Gate
 from streams.replication.http_limits import HttpLimits
+from streams.replication.kernel_buffers import kernel_bytes
 from streams.replication.tls import Certificates, Refusal
 
 __all__ = ["AsgiServer", "ListenerLimits", "TcpConnection"]
@@ -83,6 +84,17 @@ class TcpConnection(asyncio.Protocol):
         if self._transport is None:
             return 0
         return self._output_bytes + self._transport.get_write_buffer_size()
+
+    @property
+    def waiting_lines(self) -> int:
+        """Ends of lines in the pieces that wait here; what the transport has taken is not looked at."""
+        return sum(piece.count(b"\n") for piece in self._output)
+
+    @property
+    def kernel_bytes(self) -> tuple[int, int]:
+        """Bytes in the system's buffers: sent and not acknowledged, received and not read. Zeros where it does not tell."""
+        made = self._transport.get_extra_info("socket") if self._transport is not None else None
+        return kernel_bytes(made.fileno()) if made is not None else (0, 0)
 
     def drop_waiting(self) -> int:
         """Forget the pieces that were not handed to the transport yet, and tell how many bytes they had.

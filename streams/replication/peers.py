@@ -11,6 +11,7 @@ import time
 import uuid
 from typing import Any, Protocol
 
+from streams.labels import OTHER
 from streams.logs import get_logger
 from streams.replication.commands import Command
 from streams.replication.protocol import CloseReason, Limits, ServerConnection
@@ -25,6 +26,10 @@ class Transport(Protocol):
 
     @property
     def buffered_bytes(self) -> int: ...
+    @property
+    def waiting_lines(self) -> int: ...
+    @property
+    def kernel_bytes(self) -> tuple[int, int]: ...
     def write(self, data: bytes) -> None: ...
     def drop_waiting(self) -> int: ...
     def close(self) -> None: ...
@@ -39,6 +44,8 @@ class Peer:
         self.address = address
         self.key = uuid.uuid4().hex
         self.name = ""
+        #: Under what its commands are counted.
+        self.label = OTHER
         self.connected_at = time.monotonic()
         self.has_replicated = False
         #: It said a command that 1.43 does not know, so it may be told one.
@@ -173,5 +180,7 @@ class Peer:
             "lines_in": connection.lines_in,
             "lines_out": connection.lines_out,
             "buffer_bytes": self.buffered_bytes,
+            "waiting_lines": self._transport.waiting_lines,
+            **dict(zip(("kernel_send_bytes", "kernel_read_bytes"), self._transport.kernel_bytes, strict=True)),
             "close_reason": reason.value if reason else "",
         }

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import enum
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -107,6 +108,7 @@ class Connection:
         self._epoch_offset_seconds = epoch_offset_seconds
         self._rest = b""
         self._output: list[bytes] = []
+        self._words: Counter[str] = Counter()
         self._last_sent = self._last_command = self._closing_since = 0.0
         self._peer_pings = False
 
@@ -148,6 +150,7 @@ class Connection:
         self._check("send")
         line = format_line(command, self.limits.line_bytes)
         self._output.append(line)
+        self._words[command.WORD] += 1
         self.note_sent(len(line), 1, now)
 
     def tick(self, now: float, *, reading: bool = True) -> None:
@@ -195,6 +198,11 @@ class Connection:
         output = b"".join(self._output)
         self._output.clear()
         return output
+
+    def take_words(self) -> Counter[str]:
+        """What was sent since the last call, counted by commands; without the lines that many connections share."""
+        words, self._words = self._words, Counter()
+        return words
 
     @property
     def is_open(self) -> bool:

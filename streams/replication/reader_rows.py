@@ -11,6 +11,7 @@ from typing import Any
 
 from streams import database
 from streams.reader_table import forget_readers, store_readers
+from streams.replication.wire_counts import received_rdata
 
 __all__ = ["ReaderRows"]
 
@@ -31,6 +32,8 @@ class ReaderRows:
         if not rows:
             return {}
         with self._connection.cursor() as cursor:
+            if self._kind == "follower":
+                received_rdata.store(cursor)
             return store_readers(cursor, self._kind, os.getpid(), rows, self._served_by)
 
     def forget_old(self) -> None:

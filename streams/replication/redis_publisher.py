@@ -62,6 +62,14 @@ class _Waiting:
         self.buffered_bytes = 0
         return dropped
 
+    @property
+    def waiting_lines(self) -> int:
+        return sum(piece.count(b"\n") for piece in self._pieces)
+
+    @property
+    def kernel_bytes(self) -> tuple[int, int]:
+        return 0, 0
+
     def close(self) -> None:
         self.is_closed = True
         self.changed.set()
@@ -89,12 +97,14 @@ class RedisPeer(Peer):
         connection = ServerConnection(server_name)
         connection.connected(time.monotonic())
         connection.take_output()
+        connection.take_words()
         super().__init__(connection, self.waiting, address)
         self.name = "redis"
 
     def flush(self) -> None:
         """Nothing that the protocol object says by itself goes to a channel."""
         self.connection.take_output()
+        self.connection.take_words()
         if not self.is_open:
             self.waiting.close()
 

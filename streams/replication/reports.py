@@ -24,6 +24,7 @@ from streams.replication.flushing import Flusher
 from streams.replication.peers import Peer
 from streams.replication.relay import RELAYED, Relay
 from streams.replication.report_buffer import ReportBuffer, Reports, Sync
+from streams.replication.wire_counts import read_names
 
 __all__ = ["WorkerReports", "process_reports"]
 
@@ -145,7 +146,14 @@ class WorkerReports:
             return []
         self._count_due = now + COUNT_SECONDS
         broadcaster = self._broadcaster
-        kinds = {"closed": broadcaster.closed, "command": broadcaster.commands, "dropped": self.figures()}
+        broadcaster.count_sent()
+        kinds = {
+            "closed": broadcaster.closed,
+            "received": broadcaster.counts.received,
+            "sent": broadcaster.counts.sent,
+            "updates": broadcaster.updates_sent,
+            "dropped": self.figures(),
+        }
         totals = Counter(
             {
                 (kind, name): total
@@ -163,6 +171,7 @@ class WorkerReports:
     def _forget_earlier_life(self) -> None:
         with self._connection.cursor() as cursor:
             worker_table.forget_server(cursor, self._served_by)
+            self._broadcaster.counts.know(read_names(cursor))
 
     def _write(self, batch: _Batch) -> None:
         with self._connection.cursor() as cursor:

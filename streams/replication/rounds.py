@@ -93,6 +93,8 @@ class Lines:
     count: int = 0
     facts: int = 0
     oversize: int = 0
+    rows: int = 0
+    """Lines that are RDATA."""
 
 
 @dataclass(slots=True)
@@ -252,6 +254,7 @@ def encode_rows(step: Read, rows: Sequence[Row], reached: int, limit: int = LINE
     for token, fact in _by_token(rows):
         try:
             out += _fact_lines(prefix, token, fact, limit)
+            lines.rows += len(fact)
         except UnsendableCommand:
             out.append(position_line(step.stream, step.writer, token, token))
             lines.oversize += 1

@@ -32,6 +32,16 @@ class MemoryTransport:
         """Bytes that the peer has not taken."""
         return len(self.waiting)
 
+    @property
+    def waiting_lines(self) -> int:
+        """Lines that the peer has not taken."""
+        return self.waiting.count(b"\n")
+
+    @property
+    def kernel_bytes(self) -> tuple[int, int]:
+        """There is no system in between."""
+        return 0, 0
+
     def write(self, data: bytes) -> None:
         """Bytes for the peer."""
         if not self.is_closing:

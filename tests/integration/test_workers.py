@@ -227,4 +227,5 @@ def test_commands_and_ends_of_connections_are_counted_for_everybody(port):
     with WireClient(port, "NAME x\nUSER_SYNC w @a:b start 1\nBOGUS") as client:
         client.read_to_end()
     wait_until(lambda: counted("closed", "parse error") == 1, 20)
-    assert counted("command", "USER_SYNC") == 1
+    wait_until(lambda: counted("received", "USER_SYNC x") == 1, 20)
+    assert counted("sent", "ERROR other") == counted("received", "NAME other") == 1

@@ -10,18 +10,32 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from replsite import metrics
-from replsite.labels import MOST_LABELS
 from replsite.metrics import OWN, SYNAPSE, SnapshotCollector
-from replsite.snapshot_views import JobFigures, JobsView, SyncingView
-from replsite.status import ReaderWord
+from replsite.process_metrics import WaitCollector
+from replsite.snapshot_views import (
+    CountView,
+    JobFigures,
+    JobsView,
+    StorageView,
+    SyncingView,
+    TableView,
+    WaitingView,
+)
+from replsite.status import ReaderWord, Severity, Verdict
+from replsite.synapse_metrics import ALIASES, SynapseNames
 from streams import waiting
+from streams.labels import MOST_LABELS
 from tests.snapshots import NOW, STUCK, a_job, a_reader, a_snapshot, a_stream, a_writer, ago, on_stream, some_workers
 
 
 def scrape(*parts, **changes):
     """{(name, label pairs): value} of a scrape of the snapshot."""
+    return read(SnapshotCollector(lambda: a_snapshot(*parts, **changes)))
+
+
+def read(collector):
     registry = CollectorRegistry()
-    registry.register(SnapshotCollector(lambda: a_snapshot(*parts, **changes)))
+    registry.register(SynapseNames(collector))
     text = generate_latest(registry).decode()
     samples = [s for family in text_string_to_metric_families(text) for s in family.samples]
     return {(s.name, tuple(sorted(s.labels.items()))): s.value for s in samples}
@@ -110,9 +124,12 @@ def test_workers_are_exported():
 
 def test_ends_refusals_and_drops_are_exported_by_reason():
     found = scrape(workers=some_workers())
-    assert value(found, "replsite_replication_connections_closed_total", reason="ping timeout") == 17
+    assert value(found, "replsite_replication_closed_total", reason="ping timeout") == 17
     assert value(found, "replsite_connections_refused_total", reason="no client certificate") == 19
-    assert value(found, "replsite_replication_commands_total", command="PING") == 987
+    assert value(found, "replsite_replication_commands_received_total", command="PING", name="worker1") == 987
+    assert value(found, "replsite_replication_commands_sent_total", command="RDATA", name="worker1") == 4_321
+    assert value(found, "replsite_stream_updates_sent_total", stream="events") == 77
+    assert value(found, "replsite_replication_rdata_received_total", stream="events") == 55
     assert value(found, "replsite_worker_reports_dropped_total", command="USER_IP") == 3
 
 
@@ -142,9 +159,12 @@ def test_database_away_is_told_and_nothing_old_is_shown(monkeypatch):
     assert samples == ["replsite_snapshot_up 0.0"]
 
 
-def test_waits_that_timed_out_are_counted_per_stream(monkeypatch):
+def test_waits_that_timed_out_are_counted_per_stream_under_both_names(monkeypatch):
     monkeypatch.setattr(waiting, "timed_out", Counter(events=3))
-    assert value(scrape(a_stream(a_writer())), "replsite_wait_timeouts_total", stream="events") == 3
+    found = read(WaitCollector())
+    assert value(found, "replsite_wait_timeouts_total", stream="events") == 3
+    theirs = "synapse_notifier_wait_for_stream_token_timeouts_total"
+    assert value(found, theirs, stream_key="events", server_name="localhost") == 3
 
 
 def test_ids_kept_above_a_stuck_position_are_told():
@@ -152,13 +172,92 @@ def test_ids_kept_above_a_stuck_position_are_told():
     assert value(found, "replsite_stream_known_done_ids", stream="events", writer="master") == 5_000
 
 
-def test_every_name_is_exported_by_a_full_snapshot(monkeypatch):
-    monkeypatch.setattr(waiting, "timed_out", Counter(events=1))
+def test_every_name_is_exported_by_a_full_snapshot(settings):
+    settings.REPLSITE_JOB_PERIODS = {"censor": 86_400}
     jobs = JobsView((a_job(),), (JobFigures("censor", ago(5), ago(9)),))
     readers = a_reader("f"), a_reader("c", kind="connection")
-    found = scrape(a_stream(a_writer()), *readers, workers=some_workers(), jobs=jobs)
-    exported = {name for name, _ in found}
-    assert {metric.name + ("_total" if metric.counter else "") for metric in (*OWN, *SYNAPSE)} == exported
+    storage = StorageView(NOW, TableView("", 1, 2), (), 10, 20, 3)
+    exported = {
+        name for name, _ in scrape(a_stream(a_writer()), *readers, workers=some_workers(), jobs=jobs, storage=storage)
+    }
+    own = {metric.name: metric for metric in OWN}
+    aliases = {
+        alias.name + ("_total" if own[alias.own].counter else "")
+        for found in ALIASES.values()
+        for alias in found
+        if alias.own in own
+    }
+    assert {metric.exported for metric in (*OWN, *SYNAPSE)} | aliases == exported
+
+
+def test_what_waits_for_connections_is_told_by_name_and_in_sum():
+    waits = WaitingView(lines=7, kernel_send_bytes=300, kernel_read_bytes=20)
+    one, other = (a_reader("w", kind="connection", key=k, buffer_bytes=1_000, waiting=waits) for k in "ab")
+    found = scrape(a_stream(), one, other, a_reader("w<", kind="connection"))
+    assert value(found, "replsite_replication_pending_commands", name="w") == 14
+    assert value(found, "replsite_replication_send_buffer_bytes", name="w") == 2_000
+    assert value(found, "replsite_replication_kernel_buffer_bytes", name="w", direction="send") == 600
+    theirs = "synapse_replication_tcp_protocol_transport_kernel_read_buffer"
+    assert value(found, theirs, name="w", server_name="localhost") == 40
+    assert value(found, "replsite_replication_pending_commands", name="other") == 0
+
+
+def test_rows_that_followers_have_not_handled_are_told_by_stream():
+    queued = a_reader("f", waiting=WaitingView(queued={"events": 12}))
+    found = scrape(a_stream(), queued, a_reader("g", on_stream("caches")))
+    assert value(found, "replsite_replication_queue_length", stream="events") == 12
+    assert value(found, "synapse_replication_tcp_command_queue", stream_name="caches", server_name="localhost") == 0
+
+
+def test_clients_whose_names_are_too_many_or_odd_are_counted_together():
+    counts = tuple(CountView("received", f"PING peer-{n:03}", 1) for n in range(MOST_LABELS + 50))
+    found = scrape(workers=some_workers(counts=(*counts, CountView("received", "PING <b>", 5))))
+    labels = [labels for name, labels in found if name == "replsite_replication_commands_received_total"]
+    assert len(labels) == MOST_LABELS + 1
+    assert value(found, "replsite_replication_commands_received_total", command="PING", name="other") == 55
+
+
+def test_what_storage_holds_is_told_as_far_as_it_was_counted():
+    found = scrape(storage=StorageView(NOW, TableView("", 1, 2), (), 10, 20, None))
+    assert value(found, "replsite_state_groups") == 10
+    assert value(found, "replsite_state_group_rows") == 20
+    assert not [name for name, _ in found if name == "replsite_state_groups_unreferenced"]
+
+
+@pytest.mark.parametrize(
+    ("jobs", "status"),
+    [
+        (JobsView(), 3),
+        (JobsView((a_job(),)), 2),
+        (JobsView((a_job(status=Verdict("waiting", Severity.WARNING, "")),)), 2),
+        (JobsView((), (JobFigures("censor", ago(9), ago(5)),)), -1),
+        (JobsView((), (JobFigures("censor", ago(5), ago(9)),)), 3),
+    ],
+)
+def test_jobs_are_told_as_background_updates(jobs, status):
+    assert value(scrape(jobs=jobs), "synapse_background_update_status", server_name="localhost") == status
+
+
+def test_the_snapshots_own_time_is_told_to_compare_with():
+    assert value(scrape(), "replsite_snapshot_timestamp_seconds") == NOW.timestamp()
+
+
+def test_the_loss_of_the_database_is_logged_once_and_its_return(monkeypatch):
+    answers = iter([OperationalError("gone"), OperationalError("gone"), a_snapshot(), a_snapshot()])
+
+    def get():
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    said = []
+    monkeypatch.setattr(metrics.log, "warning", lambda event, **_: said.append(event), raising=False)
+    monkeypatch.setattr(metrics.log, "info", lambda event, **_: said.append(event), raising=False)
+    collector = SnapshotCollector(get)
+    for _ in range(4):
+        list(collector.collect())
+    assert said == ["metrics.no_snapshot", "metrics.snapshot_again"]
 
 
 def test_registering_the_collector_asks_no_database():

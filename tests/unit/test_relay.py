@@ -19,6 +19,7 @@ class FakePeer:
     def __init__(self, *, knows_later_commands: bool = False) -> None:
         self.knows_later_commands = knows_later_commands
         self.heard = b""
+        self.label, self.is_open = "other", True
 
     def write_shared(self, data: bytes, lines: int, now: float) -> None:
         self.heard += data

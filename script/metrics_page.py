@@ -1,0 +1,95 @@
+#!/usr/bin/env python
+"""Writes the tables of ``docs/reference/metrics.md`` from the names in the code: labels, types, Synapse's names, meanings.
+
+What stands between the marks is replaced; ``--check`` only compares, as ``tests/docs/test_metrics_page.py`` does.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+PROJECT = Path(__file__).resolve().parent.parent
+PAGE = PROJECT / "docs" / "reference" / "metrics.md"
+#: Which of our names the names of Synapse that count otherwise stand beside.
+_BESIDE = {
+    "synapse_storage_stream_current_position": "replsite_stream_linear_position",
+    "synapse_event_persisted_position": "replsite_stream_linear_position",
+    "synapse_event_processing_positions": "replsite_reader_position",
+    "synapse_event_processing_lag": "replsite_reader_lag_seconds",
+    "synapse_event_processing_last_ts": "replsite_reader_lag_seconds",
+    "synapse_build_info": "replsite_build_info",
+    "synapse_scheduler_running_tasks": "replsite_jobs",
+    "synapse_background_update_status": "replsite_jobs",
+}
+
+
+def tables() -> dict[str, str]:
+    """Mark -> the lines that stand there."""
+    from replsite.metric_names import OWN, SYNAPSE  # noqa: PLC0415 - after the environment is set
+    from replsite.process_metrics import PROCESS  # noqa: PLC0415
+    from replsite.synapse_metrics import ALIASES  # noqa: PLC0415
+
+    ours = {name.name: name for name in (*OWN, *PROCESS)}
+    theirs = [(_BESIDE[n.name], n.exported, n.labels, n.type, n.help) for n in SYNAPSE]
+    for own, aliases in ALIASES.items():
+        for alias in aliases:
+            labels = (*alias.labels.values(), *alias.fixed, "server_name")
+            name = alias.name + ("_total" if ours[own].counter else "")
+            only = "".join(f"; only {key} {value}" for key, value in alias.where.items())
+            theirs.append((own, name, labels, ours[own].type, f"the same figures{only}"))
+    return {
+        "cluster": _own(OWN),
+        "process": _own(PROCESS),
+        "synapse": "\n".join(
+            ["| name of Synapse | type | stands for | what |", "|---|---|---|---|"]
+            + [
+                f"| {_code(name, labels)} | {kind} | `{ours[own].exported}` | {about} |"
+                for own, name, labels, kind, about in sorted(theirs, key=lambda row: row[1])
+            ]
+        ),
+    }
+
+
+def _own(names: Iterable[Any]) -> str:
+    rows = [f"| {_code(name.exported, name.labels)} | {name.type} | {name.help} |" for name in names]
+    return "\n".join(["| metric | type | what |", "|---|---|---|", *rows])
+
+
+def _code(name: str, labels: Iterable[str]) -> str:
+    text = ",".join(labels)
+    return f"`{name}{{{text}}}`" if text else f"`{name}`"
+
+
+def page(text: str) -> str:
+    """The page with its tables as they should be."""
+    for mark, lines in tables().items():
+        begin, end = f"<!-- table {mark} -->", f"<!-- end of table {mark} -->"
+        found = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
+        text = found.sub(lambda _, inner=f"{begin}\n\n{lines}\n\n{end}": inner, text)
+    return text
+
+
+def main() -> int:
+    """Write or compare; 1 if they differ."""
+    sys.path.insert(0, str(PROJECT))
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "replsite.settings")
+    import django  # noqa: PLC0415
+
+    django.setup()
+    text = PAGE.read_text()
+    if "--check" in sys.argv:
+        if page(text) == text:
+            return 0
+        print(f"{PAGE.name} is not what the code says: run script/metrics_page.py", file=sys.stderr)
+        return 1
+    PAGE.write_text(page(text))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
