@@ -31,13 +31,13 @@ from pipeline.inputs import Input, check_unchanged, input_names, open_inputs, pa
 from pipeline.job_runs import JobRun, Keeper, carry_out
 from pipeline.jobs import JobLock, abandoned_jobs, begin_job, hold_lock, resumable_job
 from pipeline.known_rooms import extend_rooms
-from pipeline.loading import load_batches, usual_loaders
+from pipeline.loading import Loading, ReadyRooms, usual_loaders
 from pipeline.models import ImportedRoom, ImportSource, Job
 from pipeline.parts import Part
 from pipeline.plan import (
+    analyze_results,
     create_staging,
     drop_staging,
-    finish_results,
     give_up_rooms,
     leftover_staging,
     make_plan,
@@ -45,7 +45,7 @@ from pipeline.plan import (
     store_broken,
     store_versions,
 )
-from pipeline.promotion import EVENTS_PER_BATCH, batches, ready_rooms
+from pipeline.promotion import EVENTS_PER_BATCH, LoadedRoom, ready_rooms
 from pipeline.site_spark import site_session
 from pipeline.spark_tasks import finished_tasks, pack_rooms, scan_parts, stage_parts, stage_rooms
 from pipeline.stage_lines import LineWork, PartScan
@@ -154,6 +154,8 @@ class _Import:
         self._given = inputs
         self._begun = time.monotonic()
         self._parts: list[Part] = []
+        self._ready = ReadyRooms(self._look, options.events_per_batch)
+        self._analyzed = 0
 
     def run(self) -> Outcome:
         self._inputs = self._remember_sources()
@@ -172,14 +174,19 @@ class _Import:
     def _steps(self) -> Outcome:
         with transaction.atomic(using=self._using), self._cursor() as cursor:
             create_staging(cursor, self._job)
+        with Loading(self._job, self._ready, self._using, usual_loaders()) as loading:
+            return self._steps_with(loading)
+
+    def _steps_with(self, loading: Loading) -> Outcome:
         begun = time.monotonic()
         with self._spark() as spark:
             spark_seconds = time.monotonic() - begun
             self._run.say(f"Spark: started in {spark_seconds:.1f} s")
             scans = self._read(spark)
             self._plan()
+            loading.begin()
             self._rooms(spark)
-        if lost := self._load():
+        if lost := self._load(loading):
             with transaction.atomic(using=self._using), self._cursor() as cursor:
                 give_up_rooms(cursor, self._job, lost)
         extend_rooms(self._run)
@@ -282,25 +289,32 @@ class _Import:
         total = sum(room.events for room in rooms)
         with self._run.watch("rooms", total, "events", self._counter("result_room", "sum(events)")):
             stage_rooms(spark, work, pack_rooms(rooms))
-        with self._cursor() as cursor:
-            finish_results(cursor, self._job)
         self._options.pause("rooms")
+        self._ready.finish()
 
     def _store_broken(self, scans: Sequence[PartScan]) -> int:
         with transaction.atomic(using=self._using), self._cursor() as cursor:
             return store_broken(cursor, self._job, self._parts, [scan.lines for scan in scans])
 
-    def _load(self) -> set[str]:
-        """Load room after room; returns those that somebody else made meanwhile."""
+    def _look(self) -> list[LoadedRoom]:
+        """Rooms that can be loaded now; loaders ask, one at a time."""
         with self._cursor() as cursor:
             rooms = ready_rooms(cursor, self._job)
+            worked_out = self._counter("result_room", "sum(events)")()
+            if worked_out > 2 * self._analyzed:
+                analyze_results(cursor, self._job)
+                self._analyzed = worked_out
+        return rooms
+
+    def _load(self, loading: Loading) -> set[str]:
+        """Load what is left; returns the rooms that somebody else made meanwhile."""
+        with self._cursor() as cursor:
+            left = sum(room.events for room in ready_rooms(cursor, self._job))
         lost: set[str] = set()
-        done = 0
-        with self._run.watch("load", sum(room.events for room in rooms), "events", lambda: done):
-            chosen = batches(rooms, self._options.events_per_batch)
-            for loaded in load_batches(self._job, chosen, self._using, usual_loaders()):
+        before = loading.events
+        with self._run.watch("load", left, "events", lambda: min(loading.events - before, left)):
+            for loaded in loading.loaded():
                 lost |= loaded.lost
-                done += sum(room.events for room in loaded.rooms)
                 self._options.pause("load")
         return lost
 

@@ -25,9 +25,9 @@ from pipeline.staging import (
 
 __all__ = [
     "PlannedRoom",
+    "analyze_results",
     "create_staging",
     "drop_staging",
-    "finish_results",
     "give_up_rooms",
     "leftover_staging",
     "make_plan",
@@ -130,6 +130,9 @@ def create_staging(cursor: Any, job: int) -> None:
     drop_staging(cursor, [job])
     for table in STAGED_TABLES:
         cursor.execute(table.ddl(job))
+    for table in RESULT_TABLES[1:]:
+        name = table_name(job, table.name)
+        cursor.execute(f"CREATE INDEX {name}_room ON {name} (room_no)")
     _step(cursor, job, _CREATED)
 
 
@@ -196,13 +199,10 @@ def planned_rooms(cursor: Any, job: int) -> list[PlannedRoom]:
     return [PlannedRoom(*row) for row in cursor.fetchall()]
 
 
-def finish_results(cursor: Any, job: int) -> None:
-    """Make the results quick to read by ranges of rooms."""
+def analyze_results(cursor: Any, job: int) -> None:
+    """Tell PostgreSQL how many rows the rooms have that are worked out by now; nobody else does."""
     for table in RESULT_TABLES:
-        name = table_name(job, table.name)
-        if table.columns[0][1] == "bigint":
-            cursor.execute(f"CREATE INDEX IF NOT EXISTS {name}_room ON {name} (room_no)")
-        cursor.execute(f"ANALYZE {name}")
+        cursor.execute(f"ANALYZE {table_name(job, table.name)}")
 
 
 def give_up_rooms(cursor: Any, job: int, rooms: Collection[str]) -> None:

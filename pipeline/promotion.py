@@ -17,8 +17,7 @@ from typing import Any
 from django.db import connections, transaction
 
 from events.catalog import BACKFILL, EVENTS
-from events.room_history import EVENT_COLUMNS
-from pipeline.staging import JUDGED_COLUMNS, ROOMY, table_name
+from pipeline.staging import OWN_COLUMNS, ROOMY, table_name
 from streams import registry
 from streams.writers import current_writer
 
@@ -27,14 +26,12 @@ __all__ = ["EVENTS_PER_BATCH", "LoadedRoom", "batches", "promote", "ready_rooms"
 EVENTS_PER_BATCH = 20_000
 """Rooms are loaded together up to this size; a larger room makes a transaction of its own."""
 _LARGEST_RESERVATION = 500_000
-_STAGED = [name for name in EVENT_COLUMNS if name not in JUDGED_COLUMNS]
-_JUDGED = [name for name in JUDGED_COLUMNS if name != "state_group"]
+_OWN = [name for name in OWN_COLUMNS if name != "state_group"]
 
 
 def _of_batch(table: str = "") -> str:
-    """The rows of the batch's rooms: the range is for the index, the list leaves out what lies between."""
-    column = f"{table}.room_no" if table else "room_no"
-    return f"{column} BETWEEN %(first)s AND %(last)s AND {column} = ANY(%(rooms)s)"
+    """The rows of the batch's rooms."""
+    return f"{table}.room_no = ANY(%(rooms)s)" if table else "room_no = ANY(%(rooms)s)"
 
 
 #: Taking the rooms is what locks them: whoever comes second finds them here.
@@ -48,17 +45,16 @@ ON CONFLICT (room_id) DO NOTHING RETURNING room_id
 _PLAIN = (
     f"""
     INSERT INTO events_eventjson (event_id, room_version, json)
-    SELECT e.event_id, e.room_version, e.json FROM {{result_event}} r JOIN {{event}} e USING (seq) WHERE {_of_batch()}
+    SELECT r.event_id, e.room_version, e.json FROM {{result_event}} r JOIN {{event}} e USING (seq) WHERE {_of_batch()}
     """,
     f"""
     INSERT INTO events_eventedge (event_id, prev_event_id)
-    SELECT e.event_id, below.event_id FROM {{result_event}} r JOIN {{event}} e USING (seq)
-    CROSS JOIN unnest(e.prev_event_ids) AS below(event_id) WHERE {_of_batch()}
+    SELECT r.event_id, below.event_id FROM {{result_event}} r
+    CROSS JOIN unnest(r.prev_event_ids) AS below(event_id) WHERE {_of_batch()}
     """,
     f"""
     INSERT INTO events_eventauth (event_id, auth_event_ids)
-    SELECT e.event_id, e.auth_event_ids FROM {{result_event}} r JOIN {{event}} e USING (seq)
-    WHERE e.state_key IS NOT NULL AND {_of_batch()}
+    SELECT event_id, auth_event_ids FROM {{result_event}} WHERE auth_event_ids IS NOT NULL AND {_of_batch()}
     """,
     f"""
     INSERT INTO events_forwardextremity (event_id, room_id)
@@ -121,9 +117,9 @@ FROM {{result_event}} WHERE {_of_batch()} AND backward = %(backward)s
 _GIVEN_ORDER = {False: "given NULLS LAST, seq", True: "given DESC NULLS FIRST, seq DESC"}
 _ORDERED = (
     f"""
-    INSERT INTO events_event (stream_ordering, instance_name, {", ".join((*_STAGED, *_JUDGED))}, state_group)
-    SELECT o.stream_ordering, %(writer)s, {", ".join([f"e.{name}" for name in _STAGED] + [f"r.{name}" for name in _JUDGED])}, g.id
-    FROM {{result_event}} r JOIN {{event}} e USING (seq) JOIN import_ordering o USING (room_no, index)
+    INSERT INTO events_event (stream_ordering, instance_name, room_id, {", ".join(_OWN)}, state_group)
+    SELECT o.stream_ordering, %(writer)s, room.room_id, {", ".join(f"r.{name}" for name in _OWN)}, g.id
+    FROM {{result_event}} r JOIN {{result_room}} room USING (room_no) JOIN import_ordering o USING (room_no, index)
     LEFT JOIN import_group g ON g.room_no = r.room_no AND g.number = r.state_group
     WHERE {_of_batch("r")} ORDER BY o.stream_ordering
     """,
@@ -220,8 +216,7 @@ class _Batch:
                 *(f"result_{kind}" for kind in ["current", "delta", "visibility"]),
             )
         }
-        numbers = [room.room_no for room in rooms]
-        self._values = {"first": min(numbers), "last": max(numbers), "rooms": numbers, "job": job}
+        self._values = {"rooms": [room.room_no for room in rooms], "job": job}
 
     def take_rooms(self) -> set[str]:
         """Insert the rooms themselves; what comes back is ours until the end of the transaction, and then for good."""

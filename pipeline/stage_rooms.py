@@ -18,7 +18,7 @@ from events.room_history import EVENT_COLUMNS, RoomResult, room_history
 from pipeline.packed_events import Unpacker
 from pipeline.staging import (
     BROKEN,
-    JUDGED_COLUMNS,
+    OWN_COLUMNS,
     RESULT_TABLES,
     STAGED_EVENTS,
     connect,
@@ -30,7 +30,7 @@ from streams.collector_pause import collector_paused
 __all__ = ["RoomWork", "stage_rooms"]
 
 CONTRADICTION = "room-contradicts-itself"
-_JUDGED = [EVENT_COLUMNS.index(name) for name in JUDGED_COLUMNS]
+_OWN = [EVENT_COLUMNS.index(name) for name in OWN_COLUMNS]
 _ROWS_PER_FETCH = 5_000
 _EVENTS_PER_GROUP = 5_000
 _BACKWARD = -1
@@ -152,9 +152,9 @@ def _rows(room_no: int, staged: Sequence[_Staged], result: RoomResult) -> list[l
         result.unresolved_events,
         len(result.groups),
     )
-    judged = itemgetter(*_JUDGED)
+    own = itemgetter(*_OWN)
     events = [
-        (room_no, index, one.place, one.given, one.event.backfilled, *judged(row))
+        (room_no, index, one.place, one.given, one.event.backfilled, *own(row), *_references(one.event))
         for index, (one, row) in enumerate(zip(staged, result.events, strict=True))
     ]
     visibility = [(row.user_id, row.kind, row.first, row.last) for row in result.visibility]
@@ -168,3 +168,8 @@ def _rows(room_no: int, staged: Sequence[_Staged], result: RoomResult) -> list[l
         visibility,
     ]
     return [[room], events, *([(room_no, *row) for row in rows] for rows in more)]
+
+
+def _references(event: ParsedEvent) -> tuple[Sequence[str] | None, Sequence[str] | None]:
+    """Prev events and auth events as far as they are stored."""
+    return None if event.outlier else event.prev_event_ids, event.auth_event_ids if event.is_state else None

@@ -18,12 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg2
 
+from events.room_history import EVENT_COLUMNS
+
 if TYPE_CHECKING:
     import pyarrow as pa
 
 __all__ = [
     "BROKEN",
-    "JUDGED_COLUMNS",
+    "OWN_COLUMNS",
     "PREFIX",
     "RESULT_TABLES",
     "ROOMY",
@@ -42,12 +44,11 @@ PREFIX = "pipeline_stage_"
 ROOMY = "SET LOCAL work_mem = '64MB'"
 """For transactions of the driver that sort and join many rows: there are a few at a time."""
 _ROWS_PER_COPY = 5_000
-JUDGED_COLUMNS = ("rejected_reason", "soft_failed", "redacted_by", "state_unresolved", "state_group")
-"""Columns of an event that follow from its room; all others are staged with the event itself."""
+OWN_COLUMNS = tuple(name for name in EVENT_COLUMNS if name != "room_id")
+"""Columns of an event that are not its room's."""
 _EVENT_KINDS = {
-    "soft_failed": "boolean",
-    "state_unresolved": "boolean",
-    "state_group": "bigint",
+    **dict.fromkeys(("outlier", "soft_failed", "state_unresolved"), "boolean"),
+    **dict.fromkeys(("topological_ordering", "origin_server_ts", "state_group"), "bigint"),
 }
 
 
@@ -103,15 +104,6 @@ STAGED_EVENTS = _table(
     room_version="text",
     event_id="text",
     type="text",
-    state_key="text",
-    sender="text",
-    topological_ordering="bigint",
-    origin_server_ts="bigint",
-    prev_event_ids="text[]",
-    auth_event_ids="text[]",
-    membership="text",
-    redacts="text",
-    relates_to="text",
     outlier="boolean",
     stream_ordering="bigint",
     packed="bytea",
@@ -119,7 +111,8 @@ STAGED_EVENTS = _table(
 )
 """Events as parsed; ``seq`` is the place in the input: part number and line number within the part.
 
-The columns are what SQL needs (prev events but of outliers, auth events of state events), ``packed`` what the rules do.
+The columns are what the plan needs, ``packed`` is for the rules of the room. Rooms are mixed in an input, so whoever reads a
+room here reads a page for every event: it is done once for ``packed`` and once for ``json``.
 """
 VERSIONS = _table("version", room_id="text PRIMARY KEY", room_version="text")
 """Room versions that create events announce to bare events of other lines."""
@@ -148,7 +141,9 @@ RESULT_TABLES = (
         seq="bigint",
         given="bigint",
         backward="boolean",
-        **{name: _EVENT_KINDS.get(name, "text") for name in JUDGED_COLUMNS},
+        **{name: _EVENT_KINDS.get(name, "text") for name in OWN_COLUMNS},
+        prev_event_ids="text[]",
+        auth_event_ids="text[]",
     ),
     _table("result_forward", room_no="bigint", event_id="text"),
     _table("result_backward", room_no="bigint", event_id="text"),
@@ -183,7 +178,10 @@ RESULT_TABLES = (
     ),
     _table("result_visibility", room_no="bigint", user_id="text", kind="text", first="bigint", last="bigint"),
 )
-"""What follows from ``RoomResult``, by table; ``index`` and ``number`` are the room's own until IDs are reserved."""
+"""What follows from ``RoomResult``, by table; ``index`` and ``number`` are the room's own until IDs are reserved.
+
+Of events there is everything but the JSON: prev events but of outliers, auth events of state events.
+"""
 STAGED_TABLES = (STEPS, VERSIONS, STAGED_EVENTS, BROKEN, *RESULT_TABLES)
 
 
