@@ -63,8 +63,12 @@ def _refusal(migration: Migration, operation: Operation, made: set[tuple[str, st
     table = getattr(operation, "model_name_lower", None) or getattr(operation, "name_lower", "")
     if (migration.app_label, table) in made:
         return ""
+    return _on_older_table(migration, operation)
+
+
+def _on_older_table(migration: Migration, operation: Operation) -> str:
     if isinstance(operation, AddIndexConcurrently):
-        return "" if not migration.atomic else "needs atomic = False"
+        return "needs atomic = False" if migration.atomic else ""
     if isinstance(operation, django_operations.AddIndex):
         return "locks the table against writing while it is built: use AddIndexConcurrently"
     if isinstance(operation, django_operations.AddField):

@@ -25,13 +25,17 @@ PASSWORD = "for a test"
 class Production:
     """The database and its three roles; names are this process's own, as roles belong to the whole server."""
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, suffix: str = "") -> None:
         self.host, self.port = host, port
-        self.name = f"replsite_{os.getpid()}"
+        self.name = f"replsite_{os.getpid()}{suffix}"
         self.started: list[subprocess.Popen[str]] = []
 
     def url(self, role: str = "replsite") -> str:
         return f"postgres://{self._own(role)}:{quote(PASSWORD)}@{self.host}:{self.port}/{self.name}"
+
+    def environment(self, role: str = "replsite", **more: str) -> dict[str, str]:
+        """Of a process on this database."""
+        return {**os.environ, "DATABASE_URL": self.url(role), **more}
 
     @contextmanager
     def session(self, role: str = "replsite") -> Iterator[Any]:
@@ -52,7 +56,7 @@ class Production:
         """Run a command to its end."""
         done = subprocess.run(
             [sys.executable, "manage.py", *arguments],
-            cwd=folder, env={**os.environ, "DATABASE_URL": self.url(role), **env}, capture_output=True, text=True,
+            cwd=folder, env=self.environment(role, **env), capture_output=True, text=True,
             stdin=subprocess.DEVNULL, timeout=120, check=False,
         )  # fmt: skip
         assert not check or done.returncode == 0, done.stdout + done.stderr
@@ -62,7 +66,7 @@ class Production:
         """Start a process; ended with the test at the latest."""
         process = subprocess.Popen(
             [sys.executable, "manage.py", *arguments],
-            cwd=folder, env={**os.environ, "DATABASE_URL": self.url(), **env}, text=True, stdout=subprocess.PIPE,
+            cwd=folder, env=self.environment(**env), text=True, stdout=subprocess.PIPE,
             stdin=subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
         self.started.append(process)
@@ -72,14 +76,10 @@ class Production:
         return role.replace("replsite", self.name)
 
 
-@pytest.fixture(scope="session")
-def production(django_db_setup: None, django_db_blocker: pytest.FixtureRequest) -> Iterator[Production]:
-    """Made by the files of the page: roles, tables by migrations of the owner, grants of the reader."""
-    with django_db_blocker.unblock():
-        connection.ensure_connection()
-        where = dict(connection.settings_dict)
-        connection.close()
-    made = Production(where["HOST"], where["PORT"])
+@contextmanager
+def made_by_the_page(where: dict[str, Any], suffix: str = "", code: Path = PROJECT) -> Iterator[Production]:
+    """Roles and database by the page's files, tables by migrations of that code as the owner."""
+    made = Production(where["HOST"], where["PORT"], suffix)
     superuser = {
         **os.environ, "PGHOST": str(where["HOST"]), "PGPORT": str(where["PORT"]), "PGUSER": where["USER"],
         "PGPASSWORD": where["PASSWORD"], "PGDATABASE": "postgres",
@@ -92,12 +92,31 @@ def production(django_db_setup: None, django_db_blocker: pytest.FixtureRequest) 
     roles = [made.name, f"{made.name}_owner", f"{made.name}_reader"]
     try:
         as_superuser(made.sql("roles.sql") + "".join(f"ALTER ROLE {role} PASSWORD '{PASSWORD}';\n" for role in roles))
-        made.manage("migrate", "-v", "0", role="replsite_owner")
+        made.manage("migrate", "-v", "0", role="replsite_owner", folder=code)
+        yield made
+    finally:
+        while made.started:
+            end_process(made.started.pop())
+        as_superuser(f"DROP DATABASE IF EXISTS {made.name} WITH (FORCE);\nDROP ROLE IF EXISTS {', '.join(roles)};\n")
+
+
+@pytest.fixture(scope="session")
+def server(django_db_setup: None, django_db_blocker: Any) -> dict[str, Any]:
+    """Where the session's PostgreSQL is, and its superuser."""
+    with django_db_blocker.unblock():
+        connection.ensure_connection()
+        where = dict(connection.settings_dict)
+        connection.close()
+    return where
+
+
+@pytest.fixture(scope="session")
+def production(server: dict[str, Any]) -> Iterator[Production]:
+    """Made by the files of the page: roles, tables by migrations of the owner, grants of the reader."""
+    with made_by_the_page(server) as made:
         with made.session("replsite_owner") as cursor:
             cursor.execute(made.sql("reader.sql"))
         yield made
-    finally:
-        as_superuser(f"DROP DATABASE IF EXISTS {made.name} WITH (FORCE);\nDROP ROLE IF EXISTS {', '.join(roles)};\n")
 
 
 @pytest.fixture

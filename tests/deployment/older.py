@@ -9,8 +9,14 @@ from tests.session import PROJECT
 
 #: To be moved on with each release that has migrations.
 COMMIT = "c2e741f97f2793c11919e37886f599af8a5e9284"
-LEAVES = {"streams": "0012_operators", "state": "0003_full_state", "events": "0011_purged_rooms", "pipeline": "0006_resync"}
+LEAVES = {
+    "streams": "0012_operators",
+    "state": "0003_full_state",
+    "events": "0011_purged_rooms",
+    "pipeline": "0006_resync",
+}
 _ROOMS = ("manage.py", "replsite", "streams", "events", "state", "pipeline", "templates", "migrations")
+_TESTS = ("tests/made_rooms.py", "tests/persisted_rooms.py")
 
 
 def is_in_history() -> bool:
@@ -24,6 +30,6 @@ def is_in_history() -> bool:
 
 def unpack(folder: Path) -> None:
     """Put its code into the folder."""
-    archive = ["git", "archive", COMMIT, *_ROOMS]
+    archive = ["git", "archive", COMMIT, *_ROOMS, *_TESTS]
     packed = subprocess.run(archive, cwd=PROJECT, capture_output=True, check=True).stdout
     subprocess.run(["tar", "-x", "-C", folder], input=packed, check=True)

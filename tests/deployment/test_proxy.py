@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from tests.conftest import end_process
+from tests.deployment.followed import Followed
 from tests.deployment.proxied import NAME, NGINX, Browser, Nginx, free_ports
 from tests.waiting import wait_until
 from tests.wire_client import ready_ports
@@ -203,20 +204,6 @@ class Load:
                 continue
             self.tokens.append(said["token"])
             self.writers.append(said["writer"])
-
-
-class Followed:
-    """What ``manage.py follow`` prints, token by token."""
-
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self.tokens: list[int] = []
-        self._thread = threading.Thread(target=self._read, args=(process,), daemon=True)
-        self._thread.start()
-
-    def _read(self, process: subprocess.Popen[str]) -> None:
-        assert process.stdout is not None
-        for line in process.stdout:
-            self.tokens.append(json.loads(line)["token"])
 
 
 def test_two_writers_are_restarted_one_after_the_other_and_nobody_notices(proxied, browser, site):
