@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 
-from replsite.dashboard.page import Cell, Column, Group, Row
+from replsite.dashboard.cells import Cell, Column, Group, Row
 from replsite.wording import duration
 from streams.terminal import printable
 
@@ -19,7 +19,9 @@ def _said(cell: Cell, now: datetime) -> str:
     text = cell["text"]
     if "at" in cell:
         text = f"{duration((now - datetime.fromisoformat(cell['at'])).total_seconds())} ago"
-    sub = cell.get("sub", "")
+    since = cell.get("since")
+    age = f"for {duration((now - datetime.fromisoformat(since)).total_seconds())}" if since else ""
+    sub = " · ".join(part for part in (cell.get("sub", ""), age) if part)
     return printable(f"{text} ({sub})" if sub and text else text)
 
 

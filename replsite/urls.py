@@ -8,9 +8,9 @@ from django.views.generic import RedirectView
 from replsite.dashboard.actions import action_urls
 from replsite.dashboard.history import history_page
 from replsite.dashboard.statistics import statistics_page
-from replsite.dashboard.views import live_data, live_page
+from replsite.dashboard.views import live_data, live_page, live_rooms
 from replsite.database_away import handler500
-from replsite.health import health_view, live_view, ready_view
+from replsite.health_views import health_view, live_view, ready_view
 from replsite.metrics import metrics_view
 from streams.replication.catch_up_view import stream_updates_view
 
@@ -22,6 +22,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("", RedirectView.as_view(pattern_name="live")),
     path("admin/live/", live_page, name="live"),
     path("admin/live/data/", live_data, name="live-data"),
+    path("admin/live/rooms/", live_rooms, name="live-rooms"),
     path("admin/history/", history_page, name="live-history"),
     path("admin/statistics/", statistics_page, name="statistics"),
     *action_urls(),

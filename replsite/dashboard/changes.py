@@ -6,34 +6,42 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
-from replsite.dashboard.page import Group, Page, Row
+from replsite.dashboard.cells import Group, Page, Row
 
-__all__ = ["changes"]
+__all__ = ["TABLES", "changes", "table_changes"]
+
+TABLES: tuple[Literal["streams", "readers", "jobs", "storage", "workers"], ...] = (
+    "streams",
+    "readers",
+    "jobs",
+    "storage",
+    "workers",
+)
 
 
 def changes(old: Page | None, new: Page) -> dict[str, Any]:
-    """``as_of``, and of ``health`` and of the tables what differs.
+    """``as_of``, and of ``storage_at``, ``health``, ``summary`` and of the tables what differs.
 
     A table's change is ``{"order"?: [group keys], "groups"?: {key: {"head"?: row, "order"?: [row keys], "rows"?: {key: row}}}}``:
     orders only when they differ, rows only when any of their cells does.
     """
     found: dict[str, Any] = {"as_of": new["as_of"]}
+    if old is None or old["storage_at"] != new["storage_at"]:
+        found["storage_at"] = new["storage_at"]
     if old is None or old["health"] != new["health"]:
         found["health"] = new["health"]
-    for name, before, after in (
-        ("streams", old["streams"] if old else None, new["streams"]),
-        ("readers", old["readers"] if old else None, new["readers"]),
-        ("workers", old["workers"] if old else None, new["workers"]),
-        ("jobs", old["jobs"] if old else None, new["jobs"]),
-    ):
-        if table := _table(before, after):
+    if old is None or old["summary"] != new["summary"]:
+        found["summary"] = new["summary"]
+    for name in TABLES:
+        if table := table_changes(old[name] if old else None, new[name]):
             found[name] = table
     return found
 
 
-def _table(before: Sequence[Group] | None, after: Sequence[Group]) -> dict[str, Any]:
+def table_changes(before: Sequence[Group] | None, after: Sequence[Group]) -> dict[str, Any]:
+    """What turns one table into the other; without the old one everything is new."""
     found: dict[str, Any] = {}
     if before is None or _keys(before) != _keys(after):
         found["order"] = _keys(after)

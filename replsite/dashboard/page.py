@@ -7,11 +7,29 @@ because a second went by. Nothing here is HTML: names that readers choose stay t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from datetime import datetime
-from typing import Any, NotRequired, TypedDict
+from collections.abc import Sequence
+from datetime import UTC, datetime
 
+from replsite.dashboard.cells import (
+    NOTHING,
+    Cell,
+    Column,
+    Group,
+    Page,
+    Row,
+    head_row,
+    lag_cell,
+    moment_cell,
+    number_cell,
+    per_second,
+    quoted_key,
+    rounded,
+    row_of,
+    summed,
+    text_cell,
+)
+from replsite.dashboard.storage_table import ROOMS, STORAGE, storage_groups
+from replsite.dashboard.summary import summary_tiles
 from replsite.snapshot_views import (
     JobStatusView,
     ReaderStreamView,
@@ -21,31 +39,37 @@ from replsite.snapshot_views import (
     WorkersView,
     WriterView,
 )
-from replsite.status import Severity, Verdict
+from replsite.status import Health, ReaderWord, Severity, Verdict
 from replsite.wording import byte_size, count, counted, duration
 from streams.positions import RETIRED
 
-__all__ = ["JOBS", "READERS", "STREAMS", "WORKERS", "Cell", "Column", "Group", "Page", "Row", "live_page_data"]
+__all__ = [
+    "JOBS",
+    "READERS",
+    "ROOMS",
+    "STORAGE",
+    "STREAMS",
+    "WORKERS",
+    "Cell",
+    "Column",
+    "Group",
+    "Page",
+    "Row",
+    "live_page_data",
+]
 
-_NOTHING = "-"
 #: So many readers that are fine, and that ended, are listed at most; ``streams --json`` has all of them.
 FINE_READERS_SHOWN = 100
 CLOSED_READERS_SHOWN = 10
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """A column of a table; numbers are set to the right."""
-
-    title: str
-    number: bool = False
-
+#: So many problems are named below the worst one; all are in the tables.
+PROBLEMS_SHOWN = 8
 
 STREAMS = (
     Column("Stream and writer"),
     Column("Status"),
     Column("Position", number=True),
     Column("Behind the head", number=True),
+    Column("Facts", number=True),
     Column("Pending", number=True),
     Column("Last fact", number=True),
     Column("What it means"),
@@ -55,12 +79,12 @@ READERS = (
     Column("Status"),
     Column("Position", number=True),
     Column("Lag", number=True),
-    Column("Sent", number=True),
+    Column("Trend", number=True),
+    Column("In and out", number=True),
+    Column("Unsent", number=True),
     Column("Connected", number=True),
     Column("What it means"),
 )
-
-
 WORKERS = (
     Column("Report"),
     Column("Status"),
@@ -72,6 +96,7 @@ JOBS = (
     Column("Job"),
     Column("Status"),
     Column("Progress", number=True),
+    Column("Time left", number=True),
     Column("Began", number=True),
     Column("What it means"),
 )
@@ -83,132 +108,105 @@ _COUNTED = {
 }
 
 
-class Cell(TypedDict):
-    """``text``, smaller ``sub`` text below it, and ``at``: a moment whose age replaces the text."""
-
-    text: str
-    sub: NotRequired[str]
-    at: NotRequired[str]
-
-
-class Row(TypedDict):
-    """One line: its key within the group, how bad it is, its status word (in the second column), and its cells."""
-
-    key: str
-    severity: str
-    cells: list[Cell]
-
-
-class Group(TypedDict):
-    """A stream with its writers, or a reader with its streams."""
-
-    key: str
-    head: Row
-    rows: list[Row]
-
-
-class Page(TypedDict):
-    """Everything that the page shows of one snapshot."""
-
-    as_of: str
-    health: dict[str, Any]
-    streams: list[Group]
-    readers: list[Group]
-    workers: list[Group]
-    jobs: list[Group]
-
-
 def live_page_data(snapshot: Snapshot) -> Page:
     """The page of a snapshot; worst first, as the snapshot is."""
-    health = snapshot.health
+    storage = snapshot.storage
     return {
         "as_of": snapshot.as_of.isoformat(),
-        "health": {
-            "word": str(health.word),
-            "sentence": health.sentence,
-            "problems": [f"{p.subject} is {p.verdict.word}: {p.verdict.sentence}" for p in health.problems[1:]],
-        },
+        "storage_at": storage.as_of.isoformat() if storage is not None else "",
+        "health": _health(snapshot.health),
+        "summary": summary_tiles(snapshot),
         "streams": [_stream_group(stream) for stream in snapshot.streams],
         "readers": _reader_groups(snapshot.readers),
-        "workers": _worker_groups(snapshot.workers),
         "jobs": [_job_group(job) for job in snapshot.jobs.jobs],
+        "storage": storage_groups(storage),
+        "workers": _worker_groups(snapshot.workers),
     }
 
 
-def _row(key: str, status: Verdict, cells: Iterable[Cell]) -> Row:
-    name, *rest = cells
+def _health(health: Health) -> dict[str, object]:
+    """The worst first, in the sentence; then some of the others, and how many more there are.
+
+    ``said`` is for who listens: it has no figures that change by themselves.
+    """
+    others = health.problems[1:]
+    problems = [
+        {"text": f"{one.subject} is {one.verdict.word}: {one.verdict.sentence}", "command": one.verdict.command}
+        for one in others[:PROBLEMS_SHOWN]
+    ]
+    if more := len(others) - len(problems):
+        problems.append({"text": f"And {count(more)} more, in the tables below.", "command": ""})
+    command = health.problems[0].verdict.command if health.problems else ""
+    worst = f": {health.problems[0].subject} is {health.problems[0].verdict.word}" if health.problems else ""
     return {
-        "key": key,
-        "severity": status.severity.name.lower(),
-        "cells": [name, {"text": str(status.word)}, *rest, {"text": status.sentence}],
+        "said": f"{health.word}{worst}" + (f", and {count(len(others))} more" if others else ""),
+        "word": str(health.word),
+        "sentence": health.sentence,
+        "command": command if command in health.sentence else "",
+        "problems": problems,
     }
-
-
-def _head(status: Verdict, sentence: str, cells: Iterable[Cell]) -> Row:
-    """The first line of a group; it says something only when there is something to do."""
-    return _row("", Verdict(status.word, status.severity, "" if status.severity == Severity.FINE else sentence), cells)
-
-
-def _text(text: str, sub: str = "") -> Cell:
-    return {"text": text, "sub": sub} if sub else {"text": text}
-
-
-def _moment(at: datetime | None, sub: str = "") -> Cell:
-    cell = _text(_NOTHING, sub)
-    if at is not None:
-        cell["at"] = at.isoformat()
-    return cell
-
-
-def _lag(facts: int, seconds: float, exact: bool) -> Cell:
-    if not facts:
-        return _text("0 facts")
-    return _text(f"{'' if exact else 'about '}{counted(facts, 'fact')}", duration(seconds))
 
 
 def _stream_group(stream: StreamView) -> Group:
     active = [writer for writer in stream.writers if writer.state != RETIRED]
     sequence = [] if stream.sequence_value is None else [f"sequence {count(stream.sequence_value)}"]
     left = [f"{count(stream.retired_before)} retired earlier"] if stream.retired_before else []
+    recorded = [f"recorded from {stream.recorded_from}"] if stream.recorded_from else []
     cells = [
-        _text(stream.name, " · ".join([counted(len(active), "writer"), *left, *sequence])),
-        _text(count(stream.linear_position), "linear position"),
+        text_cell(stream.name, " · ".join([counted(len(active), "writer"), *left, *sequence, *recorded])),
+        text_cell(count(stream.linear_position), "linear position"),
         _waited_for(active),
-        _number(sum(writer.pending_facts for writer in stream.writers)),
-        _moment(stream.last_fact_at),
+        _written(stream, active),
+        number_cell(sum(writer.pending_facts for writer in stream.writers)),
+        moment_cell(stream.last_fact_at),
     ]
     culprit = next((writer for writer in stream.writers if writer.status == stream.status), None)
     sentence = f"{culprit.writer} is {culprit.status.word}." if culprit else stream.status.sentence
-    head = _head(stream.status, sentence, cells)
+    head = head_row(stream.status, sentence, cells)
     return {"key": stream.name, "head": head, "rows": [_writer_row(writer) for writer in stream.writers]}
 
 
 def _waited_for(active: Sequence[WriterView]) -> Cell:
     """What a linear reader waits for: the lag of the writer that is furthest behind."""
     worst = max(active, key=lambda writer: writer.behind_facts, default=None)
-    return _text(_NOTHING) if worst is None else _lag(worst.behind_facts, worst.behind_seconds, worst.behind_exact)
+    return (
+        text_cell(NOTHING) if worst is None else lag_cell(worst.behind_facts, worst.behind_seconds, worst.behind_exact)
+    )
 
 
-def _number(number: int) -> Cell:
-    return _text(count(number) if number else _NOTHING)
+def _written(stream: StreamView, active: Sequence[WriterView]) -> Cell:
+    """How fast the stream grows, now and in the last minutes."""
+    speeds = [writer.facts_per_second for writer in active if writer.facts_per_second is not None]
+    cell = text_cell(per_second(sum(speeds)) if any(speeds) else NOTHING)
+    if stream.recent:
+        cell["series"] = rounded(stream.recent)
+    return cell
 
 
 def _writer_row(writer: WriterView) -> Row:
-    where = f"{writer.host}, process {writer.process_id}" if writer.process_id else writer.host
-    pending = _text(_NOTHING)
-    if writer.pending_facts:
-        number = writer.oldest_pending_transaction
-        pending = _text(count(writer.pending_facts), "" if number is None else f"transaction {number}")
+    process = f"process {writer.process_id}" if writer.process_id else ""
+    where = ", ".join(part for part in (writer.host, process) if part)
+    lives = writer.started_at if writer.process_id and writer.state != RETIRED else None
+    behind = lag_cell(writer.behind_facts, writer.behind_seconds, writer.behind_exact)
     cells = [
-        _text(writer.writer, where),
-        _text(count(writer.position)),
-        _text(_NOTHING)
-        if writer.state == RETIRED
-        else _lag(writer.behind_facts, writer.behind_seconds, writer.behind_exact),
-        pending,
-        _moment(writer.last_write_at),
+        text_cell(writer.writer, " · ".join(part for part in (where, writer.version) if part), lives),
+        text_cell(count(writer.position)),
+        text_cell(NOTHING) if writer.state == RETIRED else behind,
+        text_cell(per_second(writer.facts_per_second) if writer.facts_per_second else NOTHING),
+        _pending(writer),
+        moment_cell(writer.last_write_at),
     ]
-    return _row(writer.writer, writer.status, cells)
+    return row_of(writer.writer, writer.status, cells, str(writer.row_id) if writer.row_id is not None else "")
+
+
+def _pending(writer: WriterView) -> Cell:
+    """Pending facts: the transaction of the oldest, since when its session's last query runs, and for how long it is pending."""
+    query = writer.oldest_pending_query_at
+    about = [
+        f"transaction {writer.oldest_pending_transaction}" if writer.oldest_pending_transaction is not None else "",
+        f"query of {query.astimezone(UTC):%H:%M:%S}" if query is not None else "",
+    ]
+    return number_cell(writer.pending_facts, " · ".join(part for part in about if part), writer.oldest_pending_at)
 
 
 def _reader_groups(readers: Sequence[ReaderView]) -> list[Group]:
@@ -230,61 +228,110 @@ def _closed_at(reader: ReaderView) -> datetime:
 def _more_readers(name: str, more: int) -> Group:
     """The line that stands for those that are not listed. Its key is none of a reader's."""
     what = "that are fine" if name == "fine" else "that closed a short while ago"
-    cells = [_text(f"and {count(more)} more {what}"), *(_text("") for _ in range(4))]
+    cells = [text_cell(f"and {count(more)} more {what}"), *_blank(len(READERS) - 3)]
     status = Verdict("" if name == "fine" else "gone", Severity.FINE, "")
-    return {"key": f"\nmore {name}", "head": _row("", status, cells), "rows": []}
+    return {"key": f"\nmore {name}", "head": row_of("", status, cells), "rows": []}
+
+
+def _blank(number: int, text: str = "") -> list[Cell]:
+    return [text_cell(text) for _ in range(number)]
 
 
 def _reader_group(reader: ReaderView) -> Group:
     if reader.closed_at is not None:  # its lines are history: nothing to do, but the reason is worth a word
-        cells = [_who(reader), _text(_NOTHING), _text(_NOTHING), _sent(reader), _moment(reader.connected_at)]
-        return {"key": reader.key, "head": _row("", reader.status, cells), "rows": []}
-    exact = all(stream.lag_exact for stream in reader.streams)
+        cells = [_who(reader), *_blank(3, NOTHING), _sent(reader), text_cell(NOTHING), moment_cell(reader.connected_at)]
+        return {"key": reader.key, "head": row_of("", reader.status, cells, quoted_key(reader.key)), "rows": []}
+    if reader.status.word == ReaderWord.NEVER_SEEN:
+        head = row_of("", reader.status, [_who(reader), *_blank(len(READERS) - 3, NOTHING)])
+        return {"key": reader.key, "head": head, "rows": []}
+    only = reader.streams[0] if len(reader.streams) == 1 else None
     cells = [
         _who(reader),
-        _text(count(reader.streams[0].position) if len(reader.streams) == 1 else _NOTHING),
-        _lag(reader.lag_facts, reader.lag_seconds, exact),
+        _position(only, reader.kind) if only else text_cell(NOTHING),
+        lag_cell(reader.lag_facts, reader.lag_seconds, all(stream.lag_exact for stream in reader.streams)),
+        _trend(reader.streams),
         _sent(reader),
-        _moment(reader.connected_at),
+        _unsent(reader),
+        moment_cell(reader.connected_at),
     ]
     about = f"{reader.streams[0].stream}: " if reader.streams else ""
-    head = _head(reader.status, about + reader.status.sentence, cells)
-    return {"key": reader.key, "head": head, "rows": [_reader_row(view) for view in reader.streams]}
+    head = head_row(reader.status, about + reader.status.sentence, cells, quoted_key(reader.key))
+    return {"key": reader.key, "head": head, "rows": [_reader_row(view, reader.kind) for view in reader.streams]}
 
 
 def _who(reader: ReaderView) -> Cell:
+    kind = "named in REPLSITE_READERS" if reader.status.word == ReaderWord.NEVER_SEEN else reader.kind
+    process = f"process {reader.process_id}" if reader.process_id else ""
     follows = counted(len(reader.streams), "stream") if reader.streams else ""
-    return _text(reader.name, " · ".join(part for part in (reader.kind, reader.address, follows) if part))
+    return text_cell(reader.name, " · ".join(part for part in (kind, reader.address, process, follows) if part))
+
+
+def _position(view: ReaderStreamView, kind: str) -> Cell:
+    """What its position means: a connection's is what was sent to it, others tell what they have handled."""
+    lowest = "lowest of " + counted(len(view.positions), "writer") if len(view.positions) > 1 else ""
+    said = "sent" if kind == "connection" else "handled"
+    return text_cell(count(view.position), " · ".join(part for part in (said, lowest) if part))
+
+
+def _trend(streams: Sequence[ReaderStreamView]) -> Cell:
+    """Whether the lag grows or falls, how fast, and when it is gone at that rate; beside it the last five minutes."""
+    lagging = [view for view in streams if view.lag_facts]
+    changes = [view.lag_change_per_second for view in lagging if view.lag_change_per_second is not None]
+    ends = [view.seconds_to_current for view in lagging]
+    soon = [end for end in ends if end is not None]
+    until = f"current in {duration(max(soon))}" if soon and len(soon) == len(ends) else ""
+    cell = text_cell(_movement(sum(changes)) if changes else NOTHING, until)
+    if any(view.recent for view in streams):
+        cell["series"] = rounded(summed([view.recent for view in streams if view.recent]))
+    return cell
+
+
+def _movement(change: float) -> str:
+    if abs(change) < 0.05:
+        return "steady"
+    return f"falls {per_second(-change)}" if change < 0 else f"grows {per_second(change)}"
 
 
 def _sent(reader: ReaderView) -> Cell:
-    if not reader.bytes_out:
-        return _text(_NOTHING)
-    waiting = f", {byte_size(reader.buffer_bytes)} waiting" if reader.buffer_bytes else ""
-    return _text(counted(reader.lines_out, "line"), byte_size(reader.bytes_out) + waiting)
+    """How fast bytes come and go, and how many went out in all."""
+    if not reader.bytes_out and not reader.bytes_in:
+        return text_cell(NOTHING)
+    if reader.bytes_out_per_second is None or reader.bytes_in_per_second is None:
+        return text_cell(f"{byte_size(reader.bytes_out)} out", f"{byte_size(reader.bytes_in)} in")
+    out, into = round(reader.bytes_out_per_second), round(reader.bytes_in_per_second)
+    return text_cell(f"{byte_size(out)}/s out", f"{byte_size(into)}/s in · {byte_size(reader.bytes_out)} sent")
 
 
-def _reader_row(view: ReaderStreamView) -> Row:
+def _unsent(reader: ReaderView) -> Cell:
+    """What waits in the server's buffer, and when the limit is reached at the present rate."""
+    left = reader.seconds_to_overflow
+    return text_cell(
+        byte_size(reader.buffer_bytes) if reader.buffer_bytes else NOTHING,
+        f"full in {duration(left)}" if left is not None else "",
+    )
+
+
+def _reader_row(view: ReaderStreamView, kind: str) -> Row:
     cells = [
-        _text(view.stream),
-        _text(
-            count(view.position),
-            "lowest of " + counted(len(view.positions), "writer") if len(view.positions) > 1 else "",
-        ),
-        _lag(view.lag_facts, view.lag_seconds, view.lag_exact),
-        _text(""),
-        _text(""),
+        text_cell(view.stream),
+        _position(view, kind),
+        lag_cell(view.lag_facts, view.lag_seconds, view.lag_exact),
+        _trend([view]),
+        *_blank(3),
     ]
-    return _row(view.stream, view.status, cells)
+    return row_of(view.stream, view.status, cells)
 
 
 def _worker_groups(workers: WorkersView) -> list[Group]:
     syncing = [
-        _report(f"{one.name} {one.worker}", [_text(one.name, one.address), count(one.users), _moment(one.last_news_at)])
+        _report(
+            f"{one.name} {one.worker}",
+            [text_cell(one.name, one.address), count(one.users), moment_cell(one.last_news_at)],
+        )
         for one in workers.syncing
     ]
     acknowledged = [
-        _report(one.instance, [_text(one.instance), count(one.token), _moment(one.acknowledged_at)])
+        _report(one.instance, [text_cell(one.instance), count(one.token), moment_cell(one.acknowledged_at)])
         for one in workers.acknowledged
     ]
     about = "" if workers.addresses_exact else "more than "
@@ -295,7 +342,7 @@ def _worker_groups(workers: WorkersView) -> list[Group]:
     ]
     for kind, (title, sentence) in _COUNTED.items():
         totals = workers.counted(kind)
-        rows = [_report(name, [_text(name), count(total), _text("")]) for name, total in totals.items()]
+        rows = [_report(name, [text_cell(name), count(total), text_cell("")]) for name, total in totals.items()]
         groups.append(_reports(kind, title, count(sum(totals.values())), rows, sentence))
     return [group for group in groups if group["rows"] or group["key"] in ("syncing", "addresses")]
 
@@ -304,18 +351,25 @@ def _job_group(job: JobStatusView) -> Group:
     about = " · ".join(part for part in (f"job {job.id}", job.asked_by and f"asked for by {job.asked_by}") if part)
     of = f" of {count(job.total)}" if job.total is not None else ""
     what = [job.stage, f"{count(round(job.rate))}/s" if job.rate else ""]
-    progress = _text(f"{count(job.done)}{of} {job.unit}".strip(), " · ".join(part for part in what if part))
-    began = _moment(job.began_at) if job.began_at is not None else _moment(job.queued_at, "queued")
-    cells = [_text(job.kind, about), progress if job.stage or job.done else _text(_NOTHING), began]
-    return {"key": str(job.id), "head": _row("", job.status, cells), "rows": []}
+    progress = text_cell(f"{count(job.done)}{of} {job.unit}".strip(), " · ".join(part for part in what if part))
+    if job.total and job.ended_at is None:
+        progress["share"] = round(min(job.done / job.total, 1.0), 3)
+    began = moment_cell(job.began_at) if job.began_at is not None else moment_cell(job.queued_at, "queued")
+    cells = [
+        text_cell(job.kind, about),
+        progress if job.stage or job.done else text_cell(NOTHING),
+        text_cell(duration(job.seconds_left), "in this stage") if job.seconds_left is not None else text_cell(NOTHING),
+        began,
+    ]
+    return {"key": str(job.id), "head": row_of("", job.status, cells, str(job.id)), "rows": []}
 
 
 def _reports(key: str, title: str, number: str, rows: list[Row], sentence: str = "") -> Group:
-    head = _report("", [_text(title), number, _text("")], sentence)
+    head = _report("", [text_cell(title), number, text_cell("")], sentence)
     return {"key": key, "head": head, "rows": rows}
 
 
 def _report(key: str, cells: Sequence[Cell | str], sentence: str = "") -> Row:
     """Nothing that workers report is good or bad by itself: there is no status word."""
-    said = [_text(cell) if isinstance(cell, str) else cell for cell in cells]
-    return _row(key, Verdict("", Severity.FINE, sentence), said)
+    said = [text_cell(cell) if isinstance(cell, str) else cell for cell in cells]
+    return row_of(key, Verdict("", Severity.FINE, sentence), said)

@@ -4,90 +4,165 @@ from __future__ import annotations
 
 from datetime import datetime
 from typing import Any
+from urllib.parse import quote
 
 from django.contrib import admin
 from django.db import Error as DatabaseError
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.template.response import TemplateResponse
+from django.urls import reverse
 from django.views.decorators.http import require_safe
 
-from replsite.dashboard.changes import changes
-from replsite.dashboard.page import JOBS, READERS, STREAMS, WORKERS, Group, live_page_data
+from events.admin_links import room_url
+from replsite.dashboard.cells import Cell, Group, Row, Tile
+from replsite.dashboard.changes import TABLES, changes, table_changes
+from replsite.dashboard.page import live_page_data
+from replsite.dashboard.shown_tables import SHOWN
+from replsite.dashboard.storage_table import room_groups
+from replsite.database_away import away_response
 from replsite.shared_snapshot import SHARED
+from replsite.snapshot_views import Snapshot
 from replsite.wording import duration
 
-__all__ = ["live_data", "live_page"]
+__all__ = ["live_data", "live_page", "live_rooms"]
+
+_SEE_ROOMS = "pipeline.view_roomstatistics"
+_NO_JOB = 987_654_321
+#: What a row's menu offers, and who may.
+_ACTIONS = {
+    "disconnect": "streams.disconnect_reader",
+    "retire": "streams.retire_writer",
+    "end": "streams.end_writer",
+    "cancel": "pipeline.cancel_job",
+}
 
 
 @require_safe
 def _live_page(request: HttpRequest) -> HttpResponse:
     snapshot = SHARED.get()
     page = live_page_data(snapshot)
-    for group in (*page["streams"], *page["readers"], *page["workers"], *page["jobs"]):
-        _say_ages(group, snapshot.as_of)
+    may_see_rooms = request.user.has_perm(_SEE_ROOMS)
+    groups: dict[str, list[Group]] = {name: page[name] for name in TABLES}
+    if may_see_rooms:
+        groups["rooms"] = _rooms(snapshot)
+    storage_at = snapshot.storage.as_of if snapshot.storage is not None else snapshot.as_of
     context: dict[str, Any] = {
         **admin.site.each_context(request),
         "title": "Streams",
         "as_of": snapshot.as_of,
         "health": page["health"],
+        "summary": [_tile(tile, snapshot.as_of) for tile in page["summary"]],
         "tables": [
             {
-                "id": "streams",
-                "title": "Streams and writers",
-                "about": "How far every writer of every stream is, worst first.",
-                "nothing": "No stream is declared.",
-                "columns": STREAMS,
-                "groups": page["streams"],
-            },
-            {
-                "id": "readers",
-                "title": "Readers and connections",
-                "about": "Who follows, and how far behind: what was sent to a connection, what a follower has handled.",
-                "nothing": "Nobody follows. Try: manage.py follow tcp://HOST:PORT",
-                "columns": READERS,
-                "groups": page["readers"],
-            },
-            {
-                "id": "jobs",
-                "title": "Jobs",
-                "about": "What is at work or waits, and what ended within a day.",
-                "nothing": "No job is at work, and none ended within a day.",
-                "columns": JOBS,
-                "groups": page["jobs"],
-            },
-            {
-                "id": "workers",
-                "title": "Workers",
-                "about": "What workers report, and how connections ended, on all servers.",
-                "nothing": "No worker has reported anything.",
-                "columns": WORKERS,
-                "groups": page["workers"],
-            },
+                "id": name,
+                "title": table.title,
+                "about": table.about,
+                "nothing": table.nothing,
+                "columns": [column for column in table.columns[:-1] if column.title != "Status" or table.has_words],
+                "has_words": table.has_words,
+                "as_of": storage_at if name in ("storage", "rooms") else snapshot.as_of,
+                "groups": [_group(name, group, snapshot.as_of, has_words=table.has_words) for group in groups[name]],
+            }
+            for name, table in SHOWN.items()
+            if name in groups
         ],
+        "addresses": _addresses(),
+        "may": " ".join(word for word, permission in _ACTIONS.items() if request.user.has_perm(permission)),
+        "rooms_data": reverse("live-rooms") if may_see_rooms else "",
     }
     return TemplateResponse(request, "dashboard/live.html", context)
 
 
-def _say_ages(group: Group, now: datetime) -> None:
-    """Without JavaScript an age is what it was when the page was made."""
-    for row in (group["head"], *group["rows"]):
-        for cell in row["cells"]:
-            if "at" in cell:
-                cell["text"] = duration((now - datetime.fromisoformat(cell["at"])).total_seconds()) + " ago"
+def _addresses() -> dict[str, str]:
+    """Where the objects of rows and the pages of actions are; ``~`` stands for what the row names."""
+    change = {
+        "position": "admin:streams_streamposition_change",
+        "reader": "admin:streams_reader_change",
+        "job": "admin:pipeline_job_change",
+        "cancel": "admin:pipeline_job_cancel",
+    }
+    found = {word: reverse(name, args=["~"]) for word, name in change.items() if word != "cancel"}
+    found["cancel"] = reverse(change["cancel"], args=[_NO_JOB]).replace(str(_NO_JOB), "~")
+    actions = {"disconnect": "disconnect-reader", "retire": "retire-writer", "end": "end-writer"}
+    found |= {word: f"{reverse(name)}?name=~" for word, name in actions.items()}
+    return found | {"history": f"{reverse('live-history')}?stream=~", "who": f"{reverse('live-history')}?who=~"}
+
+
+def _group(table: str, group: Group, now: datetime, *, has_words: bool) -> dict[str, Any]:
+    """A group as the template shows it: without JavaScript an age is what it was when the page was made."""
+    rows = [_row(table, row, now, has_words=has_words) for row in (group["head"], *group["rows"])]
+    return {"key": group["key"], "head": rows[0], "rows": rows[1:]}
+
+
+def _row(table: str, row: Row, now: datetime, *, has_words: bool) -> dict[str, Any]:
+    name, word, *rest, why = row["cells"]
+    before, _, after = why["text"].partition(row["command"]) if "command" in row else (why["text"], "", "")
+    admin_page = {"streams": "streams_streamposition", "readers": "streams_reader", "jobs": "pipeline_job"}.get(table)
+    link = room_url(name["text"]) if table == "rooms" else ""
+    if admin_page and "id" in row:
+        link = reverse(f"admin:{admin_page}_changelist") + f"{quote(row['id'], safe='')}/change/"
+    return {
+        "key": row["key"],
+        "severity": row["severity"],
+        "name": _cell(name, now),
+        "link": link,
+        "word": word["text"] if has_words else None,
+        "cells": [_cell(cell, now) for cell in rest],
+        "before": before,
+        "command": row.get("command", ""),
+        "after": after,
+    }
+
+
+def _cell(cell: Cell, now: datetime) -> dict[str, Any]:
+    age = _age(cell["since"], now) if "since" in cell else ""
+    text = f"{_age(cell['at'], now)} ago" if "at" in cell else cell["text"]
+    sub = " · ".join(part for part in (cell.get("sub", ""), age and f"for {age}") if part)
+    return {"text": text, "sub": sub, "at": cell.get("at", ""), "share": cell.get("share")}
+
+
+def _tile(tile: Tile, now: datetime) -> dict[str, Any]:
+    return {"title": tile["title"], "severity": tile["severity"], **_cell(tile["cell"], now)}
+
+
+def _age(moment: str, now: datetime) -> str:
+    return duration((now - datetime.fromisoformat(moment)).total_seconds())
+
+
+def _rooms(snapshot: Snapshot) -> list[Group]:
+    return room_groups(snapshot.storage.rooms if snapshot.storage is not None else ())
 
 
 live_page = admin.site.admin_view(_live_page)
 
 
 @require_safe
-def live_data(request: HttpRequest) -> JsonResponse:
+def live_data(request: HttpRequest) -> HttpResponse:
     """Everything on the page, in the form of the WebSocket's first message. 403 instead of a login page."""
-    if not admin.site.has_permission(request):
-        return JsonResponse({"error": "Log in as staff."}, status=403)
     try:
+        if not admin.site.has_permission(request):
+            return JsonResponse({"error": "Log in as staff."}, status=403)
         found = changes(None, live_page_data(SHARED.get()))
-    except DatabaseError:
-        return JsonResponse({"error": "The database cannot be read."}, status=503)
+    except DatabaseError as error:
+        return away_response(request, error)
     response = JsonResponse({"number": 0, **found})
+    response["Cache-Control"] = "no-store"
+    return response
+
+
+@require_safe
+def live_rooms(request: HttpRequest) -> HttpResponse:
+    """The biggest rooms, for those who may see them; asked for once in a while, in the form of a table's change."""
+    try:
+        if not admin.site.has_permission(request) or not request.user.has_perm(_SEE_ROOMS):
+            return JsonResponse({"error": "You may not see rooms."}, status=403)
+        snapshot = SHARED.get()
+    except DatabaseError as error:
+        return away_response(request, error)
+    groups = _rooms(snapshot)
+    links = {group["key"]: room_url(group["key"]) for group in groups}
+    as_of = snapshot.storage.as_of if snapshot.storage is not None else snapshot.as_of
+    found = {"rooms": table_changes(None, groups), "links": links, "as_of": as_of.isoformat()}
+    response = JsonResponse(found)
     response["Cache-Control"] = "no-store"
     return response

@@ -7,7 +7,7 @@ import json
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from replsite.dashboard.changes import changes
+from replsite.dashboard.changes import TABLES, changes
 from replsite.dashboard.page import live_page_data
 from tests.snapshots import a_reader, a_snapshot, a_stream, a_writer
 
@@ -29,24 +29,25 @@ GROUPS = st.lists(
     ),
     max_size=3, unique_by=lambda group: group["key"],
 )  # fmt: skip
+FEW = st.sampled_from([[], [{"key": "a", "head": EMPTY_HEAD, "rows": []}]])
 PAGES = st.fixed_dictionaries(
     {
         "as_of": st.just("now"),
+        "storage_at": st.sampled_from(["", "then"]),
         "health": st.fixed_dictionaries({"word": st.sampled_from(["well", "wrong"])}),
-        "streams": GROUPS,
+        "summary": st.lists(st.fixed_dictionaries({"title": st.text("xy", max_size=1)}), max_size=2),
+        **dict.fromkeys(TABLES, FEW),
         "readers": GROUPS,
-        "workers": GROUPS,
-        "jobs": GROUPS,
     }
 )
 
 
 def apply(page, message):
     """What the browser does with a message."""
-    page = dict(page or {"health": None, "streams": [], "readers": [], "workers": [], "jobs": []}) | {
-        k: message[k] for k in ("as_of", "health") if k in message
+    page = dict(page or {name: [] for name in TABLES}) | {
+        k: message[k] for k in ("as_of", "storage_at", "health", "summary") if k in message
     }
-    for name in ("streams", "readers", "workers", "jobs"):
+    for name in TABLES:
         page[name] = apply_table(page[name], message.get(name, {}))
     return page
 

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from replsite.dashboard.page import CLOSED_READERS_SHOWN, FINE_READERS_SHOWN, READERS, STREAMS, live_page_data
+from replsite.dashboard.page import (
+    CLOSED_READERS_SHOWN,
+    FINE_READERS_SHOWN,
+    PROBLEMS_SHOWN,
+    READERS,
+    STREAMS,
+    live_page_data,
+)
+from replsite.snapshot_views import JobsView
 from replsite.status import Health, HealthWord, Problem, Severity, Verdict
-from tests.snapshots import CURRENT, STUCK, a_reader, a_snapshot, a_stream, a_writer, ago, on_stream
+from tests.snapshots import CURRENT, NOW, STUCK, a_job, a_reader, a_snapshot, a_stream, a_writer, ago, on_stream
 
 BLOCKED = Verdict("blocked", Severity.WRONG, "End it.")
 
@@ -42,11 +50,20 @@ def test_stream_that_is_well_says_nothing_more():
 
 def test_writer_shows_pending_facts_with_their_transaction():
     row = stream_group(a_writer(pending_facts=3, oldest_pending_transaction=815))["rows"][0]
-    assert row["cells"][4] == {"text": "3", "sub": "transaction 815"}
+    assert row["cells"][5] == {"text": "3", "sub": "transaction 815"}
+
+
+def test_oldest_pending_fact_is_told_with_its_transaction_its_query_and_since_when():
+    row = stream_group(
+        a_writer(
+            pending_facts=3, oldest_pending_transaction=815, oldest_pending_at=ago(12), oldest_pending_query_at=NOW
+        )
+    )["rows"][0]
+    assert row["cells"][5] == {"text": "3", "sub": "transaction 815 · query of 04:00:00", "since": ago(12).isoformat()}
 
 
 def test_moments_are_given_as_such_so_that_time_alone_changes_nothing():
-    assert stream_group(a_writer())["rows"][0]["cells"][5]["at"] == ago(5).isoformat()
+    assert stream_group(a_writer())["rows"][0]["cells"][6]["at"] == ago(5).isoformat()
 
 
 def test_retired_writer_has_no_lag():
@@ -70,8 +87,78 @@ def test_closed_connection_shows_its_reason_and_no_streams():
     assert group["rows"] == []
 
 
-def test_unsent_bytes_are_shown():
-    assert "20 kB waiting" in reader_group(a_reader(buffer_bytes=20_000))["head"]["cells"][4]["sub"]
+def test_unsent_bytes_are_shown_and_when_the_buffer_is_full():
+    reader = a_reader(buffer_bytes=20_000, seconds_to_overflow=42.0)
+    assert reader_group(reader)["head"]["cells"][6] == {"text": "20 kB", "sub": "full in 42 s"}
+
+
+def test_connection_shows_how_fast_bytes_come_and_go():
+    reader = a_reader(bytes_out=5_000_000, bytes_in_per_second=12.4, bytes_out_per_second=3_400.0)
+    assert reader_group(reader)["head"]["cells"][5] == {"text": "3.4 kB/s out", "sub": "12 B/s in · 5.0 MB sent"}
+
+
+def test_position_of_a_connection_is_what_was_sent_and_a_followers_what_it_handled():
+    positions = [reader_group(a_reader(kind=kind))["head"]["cells"][2]["sub"] for kind in ("connection", "follower")]
+    assert positions == ["sent", "handled"]
+
+
+def test_trend_tells_how_fast_the_lag_falls_and_when_it_is_gone():
+    view = on_stream(
+        lag_facts=600, lag_seconds=9.0, lag_change_per_second=-20.0, seconds_to_current=30.0, recent=(None, 900.0)
+    )
+    cell = reader_group(a_reader("r", view))["rows"][0]["cells"][4]
+    assert cell == {"text": "falls 20/s", "sub": "current in 30 s", "series": [None, 900.0]}
+
+
+def test_trend_of_a_reader_is_that_of_its_streams_together():
+    views = [
+        on_stream("a", lag_facts=10, lag_change_per_second=3.0, recent=(1.0, None, None)),
+        on_stream("b", lag_facts=10, lag_change_per_second=-1.0, seconds_to_current=10.0, recent=(2.0, 5.0, None)),
+    ]
+    cell = reader_group(a_reader("r", *views))["head"]["cells"][4]
+    assert cell == {"text": "grows 2.0/s", "series": [3.0, 5.0, None]}
+
+
+def test_lag_that_does_not_change_is_steady_and_none_has_no_trend():
+    steady = reader_group(a_reader("r", on_stream(lag_facts=3, lag_change_per_second=0.01)))
+    assert said(steady["rows"][0])[4] == "steady"
+    assert said(reader_group(a_reader())["rows"][0])[4] == "-"
+
+
+def test_stream_shows_how_fast_it_is_written_with_its_last_minutes():
+    group = stream_group(
+        a_writer("a", facts_per_second=12.0), a_writer("b", facts_per_second=0.5), recent=(0.0, 12_345.6)
+    )
+    assert group["head"]["cells"][4] == {"text": "12/s", "series": [0.0, 12346]}
+    assert [said(row)[4] for row in group["rows"]] == ["12/s", "0.5/s"]
+
+
+def test_writer_names_its_process_its_version_and_since_when_it_runs():
+    name = stream_group(a_writer(version="1.4", started_at=ago(90), row_id=5))["rows"][0]
+    assert name["cells"][0] == {"text": "master", "sub": "host, process 7 · 1.4", "since": ago(90).isoformat()}
+    assert name["id"] == "5"
+
+
+def test_command_that_mends_can_be_copied():
+    status = Verdict(
+        "gone", Severity.WARNING, "Gone. Run: manage.py streams retire master.", "manage.py streams retire master"
+    )
+    assert stream_group(a_writer(status=status))["rows"][0]["command"] == "manage.py streams retire master"
+    assert "command" not in stream_group(a_writer())["rows"][0]
+
+
+def test_reader_that_has_to_be_there_has_a_cell_for_every_column_and_no_page():
+    status = Verdict("never seen", Severity.WARNING, "Start it.")
+    head = reader_group(a_reader("search", kind="declared", status=status))["head"]
+    assert len(head["cells"]) == len(READERS)
+    assert "id" not in head
+    assert "REPLSITE_READERS" in head["cells"][0]["sub"]
+
+
+def test_job_shows_how_much_is_done_and_what_is_left():
+    head = live_page_data(a_snapshot(jobs=JobsView((a_job(),))))["jobs"][0]["head"]
+    assert head["cells"][2]["share"] == 0.25
+    assert head["cells"][3] == {"text": "15 s", "sub": "in this stage"}
 
 
 def test_markup_in_names_stays_text():
@@ -82,7 +169,15 @@ def test_health_line_has_the_first_problem_and_the_list_the_others():
     problems = (Problem("Writer a", BLOCKED), Problem("Reader b", STUCK))
     health = Health(HealthWord.WRONG, "Writer a is blocked: End it. (1 more below)", problems)
     page = live_page_data(replace(a_snapshot(), health=health))
-    assert page["health"]["problems"] == ["Reader b is stuck: Restart it."]
+    assert page["health"]["problems"] == [{"text": "Reader b is stuck: Restart it.", "command": ""}]
+    assert page["health"]["said"] == "wrong: Writer a is blocked, and 1 more"
+
+
+def test_so_many_problems_are_named_and_the_others_counted():
+    problems = tuple(Problem(f"Reader {n}", STUCK) for n in range(PROBLEMS_SHOWN + 5))
+    page = live_page_data(replace(a_snapshot(), health=Health(HealthWord.WRONG, "x", problems)))
+    assert len(page["health"]["problems"]) == PROBLEMS_SHOWN + 1
+    assert page["health"]["problems"][-1]["text"] == "And 4 more, in the tables below."
 
 
 def names(readers):

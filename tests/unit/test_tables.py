@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from replsite.dashboard.page import READERS, STREAMS, live_page_data
 from replsite.tables import lines_of
-from tests.snapshots import NOW, a_reader, a_snapshot, a_stream, a_writer
+from tests.snapshots import NOW, a_reader, a_snapshot, a_stream, a_writer, ago
 
 
 def test_lines_are_aligned_and_members_indented():
@@ -19,6 +19,11 @@ def test_lines_are_aligned_and_members_indented():
 def test_ages_are_counted_from_the_snapshot():
     page = live_page_data(a_snapshot(a_stream(a_writer())))
     assert "5.0 s ago" in lines_of(STREAMS, page["streams"], NOW)[2]
+
+
+def test_what_lasts_says_for_how_long():
+    page = live_page_data(a_snapshot(a_stream(a_writer(started_at=ago(90)))))
+    assert "(host, process 7 · for 1 min 30 s)" in lines_of(STREAMS, page["streams"], NOW)[2]
 
 
 def test_names_cannot_steer_the_terminal():

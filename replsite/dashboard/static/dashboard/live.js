@@ -9,151 +9,88 @@
 (() => {
   const root = document.getElementById("live");
   if (!root) return;
+  const { adopt, change, fillCell, fillSentence, filter, foldAll, make, setText } = window.liveTable;
   const STALE_MS = 4000, POLL_MS = 2000, LONGEST_PAUSE_MS = 30000, FAILURES_BEFORE_POLLING = 3;
+  const ROOMS_MS = 60000, OLD_STORAGE_MS = 180000, QUIET_MS = 5000;
+  const TABLES = ["streams", "readers", "jobs", "storage", "workers"];
   const part = (id) => document.getElementById("live-" + id);
   let socket = null, number = 0, failures = 0, heardAt = performance.now(), polling = false, over = false;
   let asOf = Date.parse(part("as-of").dateTime), trouble = "";
+  let said = "", saidAt = -QUIET_MS, wasStale = false;
 
   /* --- what is shown ------------------------------------------------------------------------------------------------ */
 
-  function setText(element, text) {
-    if (element.textContent !== text) element.textContent = text;
-  }
-
   function age(seconds) {
     seconds = Math.max(0, seconds);
-    if (seconds < 59.5) return Math.round(seconds) + " s ago";
+    if (seconds < 59.5) return Math.round(seconds) + " s";
     const spans = [[86400, "d", 3600, "h"], [3600, "h", 60, "min"], [60, "min", 1, "s"]];
     const whole = Math.round(seconds);
     for (const [size, unit, small, smallUnit] of spans) {
       if (whole >= size) {
         const rest = Math.floor((whole % size) / small);
-        return Math.floor(whole / size) + " " + unit + (rest && size > 60 ? " " + rest + " " + smallUnit : "") + " ago";
+        return Math.floor(whole / size) + " " + unit + (rest && size > 60 ? " " + rest + " " + smallUnit : "");
       }
     }
+    return "";
   }
 
   const serverNow = () => asOf + (performance.now() - heardAt);
+  const inUtc = (moment) => moment.slice(0, 19).replace("T", " ") + " UTC";
 
   function showAges() {
+    const now = serverNow();
     for (const element of root.querySelectorAll("[data-at]")) {
-      setText(element, age((serverNow() - Date.parse(element.dataset.at)) / 1000));
-      element.title = element.dataset.at.slice(0, 19).replace("T", " ") + " UTC";
+      setText(element, age((now - Date.parse(element.dataset.at)) / 1000) + " ago");
+      if (!element.title) element.title = inUtc(element.dataset.at);
     }
+    for (const element of root.querySelectorAll("[data-since]")) {
+      const before = element.dataset.before;
+      setText(element, (before ? before + " · " : "") + "for " + age((now - Date.parse(element.dataset.since)) / 1000));
+    }
+    showFreshness(now);
+  }
+
+  function showFreshness(now) {
     const silence = performance.now() - heardAt;
     const stale = silence > STALE_MS || trouble !== "";
     if (!document.hidden) root.classList.toggle("live-stale", stale);
-    setText(part("age"), stale ? ", " + age(silence / 1000) : "");
+    setText(part("age"), stale ? ", " + age(silence / 1000) + " ago" : "");
     if (!over && stale) setText(part("link"), trouble || "Link lost, trying again");
     else if (!over) setText(part("link"), polling ? "Live, by polling" : "Live");
-  }
-
-  function fillCell(element, cell, title, number) {
-    let text = element.querySelector(".live-text"), sub = element.querySelector(".live-sub");
-    if (!text) {
-      text = document.createElement("span");
-      text.className = "live-text";
-      sub = document.createElement("span");
-      sub.className = "live-sub";
-      element.append(text, sub);
+    for (const element of root.querySelectorAll(".live-fresh")) {
+      const moment = element.querySelector("time"), old = now - Date.parse(moment.dateTime);
+      const late = stale || old > STALE_MS;
+      setText(element.lastElementChild, late ? ", " + age(old / 1000) + " ago" : "");
+      element.closest("section").classList.toggle("live-old", old > OLD_STORAGE_MS);
     }
-    if (cell.at) text.dataset.at = cell.at;
-    else {
-      delete text.dataset.at;
-      text.removeAttribute("title");
-      setText(text, cell.text);
+    if (stale !== wasStale && !document.hidden) tell(stale ? "The numbers are old: " + (trouble || "link lost") : "Live again");
+    wasStale = stale;
+  }
+
+  function freshen(id, moment) {
+    const element = part(id + "-fresh") && part(id + "-fresh").querySelector("time");
+    if (!element || element.dateTime === moment) return;
+    element.dateTime = moment;
+    setText(element, moment.slice(11, 19) + " UTC");
+  }
+
+  /* For who listens: what became better or worse, not every figure; and not more than a word each few seconds. */
+  function tell(text) {
+    const wait = saidAt + QUIET_MS - performance.now();
+    if (wait > 0) {
+      clearTimeout(tell.later);
+      tell.later = setTimeout(() => tell(text), wait);
+      return;
     }
-    text.toggleAttribute("data-nothing", !cell.at && cell.text === "-");
-    setText(sub, cell.sub || "");
-    element.dataset.label = title;
-    element.classList.toggle("live-number", number);
+    saidAt = performance.now();
+    setText(part("said"), text);
   }
 
-  function fillRow(line, row, columns) {
-    line.dataset.severity = row.severity;
-    line.toggleAttribute("data-quiet", row.severity === "fine" && ["idle", "retired", "gone"].includes(row.cells[1].text));
-    row.cells.forEach((cell, index) => {
-      let element = line.children[index];
-      if (!element) {
-        element = document.createElement(index ? "td" : "th");
-        if (!index) element.scope = "row";
-        line.append(element);
-      }
-      fillCell(element, cell, columns[index].title, columns[index].number);
-    });
-  }
-
-  function newLine(key, head) {
-    const line = document.createElement("tr");
-    line.dataset.key = key;
-    if (head) line.className = "live-head";
-    return line;
-  }
-
-  const keyed = (elements) => new Map([...elements].map((element) => [element.dataset.key, element]));
-
-  /* Bring children into order by moving as few as possible; the focus stays where it is. */
-  function arrange(parent, wanted, first) {
-    const focused = document.activeElement;
-    let after = first;
-    for (const element of wanted) {
-      const next = after ? after.nextElementSibling : parent.firstElementChild;
-      if (next !== element) parent.insertBefore(element, next);
-      after = element;
-    }
-    while (after && after.nextElementSibling) after.nextElementSibling.remove();
-    if (focused && focused !== document.activeElement && parent.contains(focused)) focused.focus({ preventScroll: true });
-  }
-
-  function changeTable(table, change) {
-    const columns = [...table.tHead.rows[0].cells].map((cell) => ({ title: cell.textContent, number: cell.classList.contains("live-number") }));
-    const groups = keyed(table.tBodies);
-    for (const [key, group] of Object.entries(change.groups || {})) {
-      let body = groups.get(key);
-      if (!body) {
-        body = document.createElement("tbody");
-        body.dataset.key = key;
-        body.append(newLine("", true));
-        groups.set(key, body);
-        table.append(body);
-      }
-      changeGroup(body, group, columns);
-      addToggle(table, body);
-    }
-    if (change.order) {
-      arrange(table, change.order.map((key) => groups.get(key)).filter(Boolean), table.tHead);
-      table.closest("section").querySelector(".live-nothing").hidden = change.order.length > 0;
-    }
-  }
-
-  function changeGroup(body, group, columns) {
-    if (group.head) fillRow(body.rows[0], group.head, columns);
-    const lines = keyed([...body.rows].slice(1));
-    for (const [key, row] of Object.entries(group.rows || {})) {
-      if (!lines.has(key)) {
-        lines.set(key, newLine(key, false));
-        body.append(lines.get(key));
-      }
-      fillRow(lines.get(key), row, columns);
-    }
-    if (group.order) arrange(body, group.order.map((key) => lines.get(key)).filter(Boolean), body.rows[0]);
-  }
-
-  /* A group can be folded by its name; readers start folded, since their first line says it all. */
-  function addToggle(table, body) {
-    const name = body.rows[0].cells[0];
-    if (name.querySelector("button") || body.rows.length < 2) return;
-    const button = document.createElement("button");
-    button.type = "button";
-    button.className = "live-toggle";
-    button.append(name.querySelector(".live-text"));
-    name.prepend(button);
-    const fold = (closed) => {
-      body.classList.toggle("live-closed", closed);
-      button.setAttribute("aria-expanded", String(!closed));
-    };
-    button.addEventListener("click", () => fold(!body.classList.contains("live-closed")));
-    fold(table.id !== "live-streams");
+  /* Where a row's name leads: the page of what it is about. */
+  const PAGES = { streams: "position", readers: "reader", jobs: "job" };
+  function addressIn(table) {
+    const form = root.dataset[(PAGES[table] || "none") + "Page"];
+    return (row) => (form && row.id ? form.replace("~", encodeURIComponent(row.id)) : "");
   }
 
   function show(message) {
@@ -169,24 +106,41 @@
     part("as-of").dateTime = message.as_of;
     setText(part("as-of"), message.as_of.slice(11, 19) + " UTC");
     if (message.health) showHealth(message.health);
-    if (message.streams) changeTable(part("streams"), message.streams);
-    if (message.readers) changeTable(part("readers"), message.readers);
-    if (message.workers) changeTable(part("workers"), message.workers);
-    if (message.jobs) changeTable(part("jobs"), message.jobs);
+    if (message.summary) showSummary(message.summary);
+    for (const name of TABLES) {
+      if (message[name] && part(name)) change(part(name), message[name], addressIn(name));
+      if (name !== "storage") freshen(name, message.as_of);
+    }
+    if (message.storage_at) freshen("storage", message.storage_at);
     showAges();
   }
 
   function showHealth(health) {
     part("health").dataset.word = health.word;
     setText(part("health-word"), health.word);
-    setText(part("health-sentence"), health.sentence);
-    const items = health.problems.map((problem) => {
-      const item = document.createElement("li");
-      item.textContent = problem;
-      return item;
+    fillSentence(part("health-sentence"), health.sentence, health.command, "live-why");
+    const list = part("problems");
+    while (list.children.length > health.problems.length) list.lastElementChild.remove();
+    while (list.children.length < health.problems.length) list.append(make("li"));
+    health.problems.forEach((problem, index) => {
+      fillSentence(list.children[index], problem.text, problem.command, "live-why");
     });
-    part("problems").replaceChildren(...items);
-    part("problems").hidden = items.length === 0;
+    list.hidden = health.problems.length === 0;
+    if (said !== "" && said !== health.said) tell(health.said);
+    said = health.said;
+    document.title = (health.word === "well" ? "" : health.word.toUpperCase() + ": ") + document.title.replace(/^(LOOK|WRONG): /, "");
+  }
+
+  function showSummary(tiles) {
+    const list = part("summary");
+    while (list.children.length > tiles.length) list.lastElementChild.remove();
+    tiles.forEach((tile, index) => {
+      const element = list.children[index] || list.appendChild(make("div"));
+      if (!element.children.length) element.append(make("dt"), make("dd"));
+      element.dataset.severity = tile.severity;
+      setText(element.children[0], tile.title);
+      fillCell(element.children[1], tile.cell);
+    });
   }
 
   /* --- the link ----------------------------------------------------------------------------------------------------- */
@@ -236,33 +190,63 @@
       }
       await new Promise((resolve) => setTimeout(resolve, POLL_MS));
     }
+    return undefined;
   }
 
   function signedOut() {
     over = true;
     trouble = "Signed out";
-    const link = document.createElement("a");
+    const link = make("a", "", "Log in again");
     link.href = root.dataset.login;
-    link.textContent = "Log in again";
     part("link").replaceChildren("You are signed out. ", link);
     showAges();
   }
 
+  /* Rooms are not everybody's to see, so they do not come over the link that all share; they are asked for now and then. */
+  async function askRooms() {
+    if (document.hidden || over) return;
+    try {
+      const answer = await fetch(root.dataset.rooms, { credentials: "same-origin", cache: "no-store" });
+      if (!answer.ok) return;
+      const { rooms, links, as_of } = await answer.json();
+      change(part("rooms"), rooms, (row) => links[row.cells[0].text] || "");
+      freshen("rooms", as_of);
+    } catch { /* the age of the table says so */ }
+  }
+
+  /* --- begin -------------------------------------------------------------------------------------------------------- */
+
+  function startTools() {
+    const find = part("filter"), only = part("only"), button = part("fold");
+    const apply = () => filter(root, find.value, only.checked);
+    find.addEventListener("input", apply);
+    only.addEventListener("change", apply);
+    let closed = false;
+    button.addEventListener("click", () => {
+      closed = !closed;
+      foldAll(root, closed);
+      setText(button, closed ? "Unfold all" : "Fold all");
+    });
+    apply(); // a browser that goes back keeps what was typed
+    part("tools").hidden = false;
+  }
+
+  for (const name of [...TABLES, "rooms"]) if (part(name)) adopt(part(name));
+  const sentence = part("health-sentence");
+  const firstCommand = sentence.dataset.command, firstSentence = sentence.textContent;
+  sentence.textContent = "";
+  fillSentence(sentence, firstSentence, firstCommand, "live-why");
+  for (const item of part("problems").children) {
+    const text = item.textContent;
+    item.textContent = "";
+    fillSentence(item, text, item.dataset.command, "live-why");
+  }
+  window.liveMenu.watch(root);
+  startTools();
   document.addEventListener("visibilitychange", () => {
     if (!document.hidden) ask();
   });
-  for (const table of root.querySelectorAll(".live-table")) {
-    const columns = [...table.tHead.rows[0].cells];
-    for (const body of table.tBodies) {
-      for (const line of body.rows) {
-        [...line.cells].forEach((cell, index) => {
-          cell.dataset.label = columns[index].textContent;
-          cell.classList.toggle("live-number", columns[index].classList.contains("live-number"));
-        });
-      }
-      addToggle(table, body);
-    }
-  }
   setInterval(showAges, 1000);
+  if (root.dataset.rooms) setInterval(askRooms, ROOMS_MS);
   connect();
 })();

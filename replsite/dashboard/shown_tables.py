@@ -1,0 +1,66 @@
+"""The tables of the live page in their order: title, what they tell, and what stands there while they are empty (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from replsite.dashboard.cells import Column
+from replsite.dashboard.page import JOBS, READERS, ROOMS, STORAGE, STREAMS, WORKERS
+
+__all__ = ["SHOWN", "ShownTable"]
+
+
+@dataclass(frozen=True, slots=True)
+class ShownTable:
+    """What stands around a table. The last column, what a status means, is shown beside the name or the word."""
+
+    title: str
+    about: str
+    nothing: str
+    columns: tuple[Column, ...]
+    has_words: bool = True
+    """Its rows have status words."""
+
+
+SHOWN: Mapping[str, ShownTable] = {
+    "streams": ShownTable(
+        "Streams and writers",
+        "How far every writer of every stream is, worst first.",
+        "No stream is declared.",
+        STREAMS,
+    ),
+    "readers": ShownTable(
+        "Readers and connections",
+        "Who follows, and how far behind: what was sent to a connection, what a follower has handled.",
+        "Nobody follows. Try: manage.py follow tcp://HOST:PORT",
+        READERS,
+    ),
+    "jobs": ShownTable(
+        "Jobs",
+        "What is at work or waits, and what ended within a day.",
+        "No job is at work, and none ended within a day.",
+        JOBS,
+    ),
+    "storage": ShownTable(
+        "Storage",
+        "State groups, the database and its largest tables with their indexes. Rows are PostgreSQL's estimates.",
+        "Nothing is known of storage.",
+        STORAGE,
+        has_words=False,
+    ),
+    "rooms": ShownTable(
+        "Biggest rooms",
+        "By events, as the live pipeline counts them.",
+        "No room has statistics yet: manage.py pipeline run keeps them.",
+        ROOMS,
+        has_words=False,
+    ),
+    "workers": ShownTable(
+        "Workers",
+        "What workers report, and how connections ended, on all servers.",
+        "No worker has reported anything.",
+        WORKERS,
+        has_words=False,
+    ),
+}

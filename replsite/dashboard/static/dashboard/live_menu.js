@@ -1,0 +1,138 @@
+/* The menu of a row: its page, its history, the commands that are about it, and the actions that the viewer may do.
+ *
+ * Commands are for copying. Actions lead to a page that says what would happen and asks; nothing is done from here.
+ */
+"use strict";
+
+window.liveMenu = (() => {
+  const { make } = window.liveTable;
+  let menu = null, opener = null;
+
+  const nameOf = (line) => line.cells[0].querySelector(".live-text").textContent;
+  const quoted = (word) => (/^[\w@%+=:,./-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\"'\"'")}'`);
+
+  function address(root, page, name) {
+    const form = root.dataset[`${page}Page`];
+    return form && name ? form.replace("~", encodeURIComponent(name)) : "";
+  }
+
+  function entriesOf(root, line) {
+    const may = root.dataset.may.split(" "), body = line.parentNode, head = line === body.rows[0];
+    const entries = [], add = (text, href) => href && entries.push({ text, href });
+    const copy = (command) => entries.push({ text: command, command });
+    if (line.closest("#live-jobs")) {
+      add("Open the job", address(root, "job", line.dataset.id));
+      if (may.includes("cancel")) add("Cancel it …", address(root, "cancel", line.dataset.id));
+      copy(`manage.py jobs ${line.dataset.id}`);
+    } else if (line.closest("#live-readers")) {
+      const stream = head ? "" : nameOf(line);
+      if (head && line.dataset.id) add("Open the reader", address(root, "reader", line.dataset.id));
+      add("History of the reader", address(root, "who", nameOf(body.rows[0])));
+      if (stream) add(`History of ${stream}`, address(root, "history", stream));
+      if (may.includes("disconnect") && head && /^connection/.test(line.querySelector(".live-sub").textContent)) {
+        add("Disconnect it …", address(root, "disconnect", body.dataset.key));
+      }
+      copy("manage.py streams --json");
+    } else {
+      const stream = body.dataset.key, writer = head ? "" : line.dataset.key;
+      if (writer && line.dataset.id) add("Open the position", address(root, "position", line.dataset.id));
+      if (writer) add("History of the writer", address(root, "who", writer));
+      add(`History of ${stream}`, address(root, "history", stream));
+      if (writer && line.dataset.id) {
+        if (may.includes("end")) add("End what it holds open …", address(root, "end", writer));
+        if (may.includes("retire")) add("Retire the writer …", address(root, "retire", writer));
+        copy(`manage.py streams abort ${quoted(writer)}`);
+        copy(`manage.py streams retire ${quoted(writer)}`);
+      } else copy("manage.py check_streams");
+    }
+    return entries;
+  }
+
+  async function copyText(text) {
+    if (navigator.clipboard && window.isSecureContext) return navigator.clipboard.writeText(text);
+    const area = document.body.appendChild(make("textarea"));
+    area.value = text;
+    area.select();
+    document.execCommand("copy");
+    area.remove();
+    return undefined;
+  }
+
+  function copied(button, text) {
+    const said = button.textContent;
+    copyText(text).then(
+      () => { button.textContent = "Copied"; },
+      () => { button.textContent = "Not allowed"; },
+    );
+    setTimeout(() => { button.textContent = said; }, 1500);
+  }
+
+  function close(giveFocusBack) {
+    if (!menu) return;
+    menu.remove();
+    opener.setAttribute("aria-expanded", "false");
+    if (giveFocusBack) opener.focus();
+    menu = opener = null;
+  }
+
+  function open(root, button) {
+    const line = button.closest("tr");
+    opener = button;
+    menu = make("div", "live-menu");
+    menu.setAttribute("role", "group");
+    menu.setAttribute("aria-label", `About ${nameOf(line)}`);
+    for (const entry of entriesOf(root, line)) menu.append(entry.href ? linkOf(entry) : copyOf(entry));
+    button.setAttribute("aria-expanded", "true");
+    button.after(menu);
+    const place = menu.getBoundingClientRect();
+    if (place.bottom > window.innerHeight) menu.classList.add("live-menu-above");
+    menu.querySelector("a, button").focus();
+  }
+
+  function linkOf(entry) {
+    const link = make("a", "", entry.text);
+    link.href = entry.href;
+    return link;
+  }
+
+  function copyOf(entry) {
+    const line = make("p");
+    const button = make("button", "live-copy", "Copy");
+    button.type = "button";
+    button.dataset.command = entry.command;
+    button.setAttribute("aria-label", `Copy ${entry.command}`);
+    line.append(make("code", "", entry.command), button);
+    return line;
+  }
+
+  function step(event) {
+    const entries = [...menu.querySelectorAll("a, button")], at = entries.indexOf(document.activeElement);
+    const next = { ArrowDown: at + 1, ArrowUp: at - 1, Home: 0, End: entries.length - 1 }[event.key];
+    if (next === undefined) return;
+    event.preventDefault();
+    entries[(next + entries.length) % entries.length].focus();
+  }
+
+  function watch(root) {
+    document.addEventListener("click", (event) => {
+      const button = event.target.closest("button");
+      if (button && button.classList.contains("live-copy")) {
+        copied(button, button.dataset.command || button.previousElementSibling.textContent);
+        return;
+      }
+      const again = button && button === opener;
+      if (menu && !menu.contains(event.target)) close(false);
+      if (button && button.classList.contains("live-more") && !again) open(root, button);
+    });
+    document.addEventListener("keydown", (event) => {
+      if (!menu) return;
+      if (event.key === "Escape") close(true);
+      else step(event);
+    });
+    root.addEventListener("focusout", (event) => {
+      if (menu && event.relatedTarget && !menu.contains(event.relatedTarget) && event.relatedTarget !== opener) close(false);
+    });
+  }
+
+  return { watch };
+})();

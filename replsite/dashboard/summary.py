@@ -1,0 +1,81 @@
+"""The figures at the top of the live page: the whole at a glance (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from replsite.dashboard.cells import NOTHING, Cell, Tile, per_second, rounded, summed, text_cell
+from replsite.snapshot_views import ReaderView, Snapshot, StorageView, WriterView
+from replsite.status import Severity, Verdict, WriterWord
+from replsite.wording import byte_size, count, counted, duration
+from streams.positions import RETIRED
+
+__all__ = ["summary_tiles"]
+
+
+def summary_tiles(snapshot: Snapshot) -> list[Tile]:
+    """Writers, what they write, what is pending, readers, their lag, and the size of the database."""
+    writers = [writer for stream in snapshot.streams for writer in stream.writers if writer.state != RETIRED]
+    readers = [reader for reader in snapshot.readers if reader.closed_at is None]
+    tiles = [
+        _writers(writers),
+        _facts(snapshot, writers),
+        _pending(writers),
+        _readers(readers),
+        _lag(readers),
+    ]
+    return [*tiles, _storage(snapshot.storage)] if snapshot.storage is not None else tiles
+
+
+def _tile(title: str, cell: Cell, verdicts: Iterable[Verdict] = ()) -> Tile:
+    severity = max((verdict.severity for verdict in verdicts), default=Severity.FINE)
+    return {"title": title, "severity": severity.name.lower(), "cell": cell}
+
+
+def _writers(writers: list[WriterView]) -> Tile:
+    names = {writer.writer for writer in writers}
+    writing = {writer.writer for writer in writers if writer.status.word == WriterWord.WRITING}
+    return _tile("Writers", text_cell(count(len(names)), f"{count(len(writing))} writing"), (w.status for w in writers))
+
+
+def _facts(snapshot: Snapshot, writers: list[WriterView]) -> Tile:
+    speed = sum(writer.facts_per_second or 0.0 for writer in writers)
+    cell = text_cell(per_second(speed) if speed else NOTHING, f"in {counted(len(snapshot.streams), 'stream')}")
+    if series := [stream.recent for stream in snapshot.streams if stream.recent]:
+        cell["series"] = rounded(summed(series))
+    return _tile("Facts", cell)
+
+
+def _pending(writers: list[WriterView]) -> Tile:
+    """Facts that are pending, and since when the oldest is."""
+    held = [writer for writer in writers if writer.pending_facts]
+    oldest = min((writer.oldest_pending_at for writer in held if writer.oldest_pending_at), default=None)
+    cell = text_cell(count(sum(writer.pending_facts for writer in held)), "" if held else "nothing waits")
+    if oldest is not None:
+        cell = text_cell(cell["text"], "oldest", oldest)
+    blocked = [writer.status for writer in held if writer.status.severity >= Severity.WARNING]
+    return _tile("Pending facts", cell, blocked)
+
+
+def _readers(readers: list[ReaderView]) -> Tile:
+    bad = sum(reader.status.severity >= Severity.WARNING for reader in readers)
+    said = f"{counted(bad, 'reader')} to look at" if bad else "all are fine"
+    return _tile(
+        "Readers", text_cell(count(len(readers)), said if readers else "nobody follows"), (r.status for r in readers)
+    )
+
+
+def _lag(readers: list[ReaderView]) -> Tile:
+    """Of the reader that is furthest behind in time."""
+    worst = max(readers, key=lambda reader: (reader.lag_seconds, reader.lag_facts), default=None)
+    if worst is None or not worst.lag_facts:
+        return _tile("Highest lag", text_cell("0 s", "everything is read"))
+    cell = text_cell(duration(worst.lag_seconds), f"{counted(worst.lag_facts, 'fact')} of {worst.name:.40}")
+    return _tile("Highest lag", cell, [worst.status])
+
+
+def _storage(storage: StorageView) -> Tile:
+    grown = storage.database.grown_bytes
+    sign = "-" if grown is not None and grown < 0 else "+"
+    said = f"{sign}{byte_size(abs(grown))} in a day" if grown is not None else "with indexes"
+    return _tile("Database", text_cell(byte_size(storage.database.size_bytes), said))
