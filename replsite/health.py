@@ -1,26 +1,37 @@
-"""Health: is this process up, can it serve, and is everything well? Each answer says which part is not and what to do.
+"""Health: can this process serve, and is everything well? Each answer says which part is not and what to do.
 
-``/health/live`` asks nothing. ``/health/ready`` asks the parts that serving needs. ``/health`` and ``manage.py health`` add the
-streams' own state from the same snapshot as the page, so 503 there means that an operator is wanted, not that traffic
-should go elsewhere.
+``ready`` asks the parts that serving needs. ``summary`` adds the streams' own state from the same snapshot as the page, so what
+is not well there wants an operator, not traffic to go elsewhere. Both may hang as long as the database does: whoever must
+answer in time asks through ``replsite.deadline``. Sentences name hosts, processes and peers: they are for operators, and
+``health_views`` tells others less.
 """
 
 from __future__ import annotations
 
+import math
+import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
+from django.conf import settings
 from django.db import DEFAULT_DB_ALIAS, Error, connections
 from django.db.migrations.executor import MigrationExecutor
-from django.http import HttpRequest, JsonResponse
 
 from replsite.shared_snapshot import SHARED
 from replsite.snapshot_views import Snapshot
 from replsite.status import HealthWord, Severity
+from replsite.wording import byte_size
 from streams.conf import stream_settings
+from streams.replication.broadcaster import silent_seconds
 
-__all__ = ["Part", "Report", "health_view", "live_view", "ready", "ready_view", "summary"]
+__all__ = ["Part", "Report", "not_answering", "ready", "summary"]
+
+#: With so much less than wanted free on the disk a process cannot serve.
+FULL_SHARE = 1 / 8
+#: The broadcaster looks once a second; a database that is away is told of as such, and not here.
+BROADCASTER_SILENT_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +41,8 @@ class Part:
     name: str
     well: bool
     sentence: str
+    word: str = ""
+    """The status word, of what has one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +87,45 @@ def _migrations() -> Part:
     return Part("migrations", True, "All are applied.")
 
 
+def _disk(share: float = 1.0) -> Part:
+    """The disk of the data directory, where the embedded database is, archives are written and imports lie."""
+    folder = Path(getattr(settings, "REPLSITE_DATA_DIR", "."))
+    wanted = int(getattr(settings, "REPLSITE_DISK_RESERVE_BYTES", 0) * share)
+    while not folder.exists():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
+    if free < wanted:
+        return Part(
+            "disk",
+            False,
+            f"{byte_size(free)} are free at {folder}, less than {byte_size(wanted)}. Remove old archives and imports, make the "
+            "disk larger, or see the how-to about databases that are too big.",
+            "full",
+        )
+    return Part("disk", True, f"{byte_size(free)} are free at {folder}.")
+
+
+def _broadcaster() -> list[Part]:
+    """What sends facts to the replication clients of this process, where it has any to serve."""
+    idle_seconds = silent_seconds()
+    if idle_seconds is None:
+        return []
+    if idle_seconds > BROADCASTER_SILENT_SECONDS:
+        what = "It has ended" if math.isinf(idle_seconds) else f"It has not looked for facts for {idle_seconds:.0f} s"
+        sentence = f"{what}, so clients of this process get none. Read its log, and start it again."
+        return [Part("broadcaster", False, sentence, "gone")]
+    return [Part("broadcaster", True, "It looks for facts.")]
+
+
+def not_answering(seconds: float) -> Report:
+    """What is told when the parts were not answered for in time."""
+    sentence = (
+        f"It has not answered for {seconds:.0f} s. Is its host there, is it overloaded, does somebody hold a lock on its "
+        "tables?"
+    )
+    return _report([Part("database", False, sentence, "no answer")], "")
+
+
 def _positions(get: Callable[[], Snapshot]) -> tuple[Part, Snapshot | None]:
     try:
         return Part("positions", True, "Positions of all streams can be read."), get()
@@ -90,17 +142,18 @@ def _ready(get: Callable[[], Snapshot]) -> tuple[list[Part], Snapshot | None]:
     if not parts[-1].well:
         return parts, None
     positions, snapshot = _positions(get)
-    return [*parts, positions], snapshot
+    return [*parts, positions, *_broadcaster()], snapshot
 
 
 def ready(get: Callable[[], Snapshot] = SHARED.get) -> Report:
     """Whether this process can serve."""
-    return _report(_ready(get)[0], "This process can serve.")
+    return _report([*_ready(get)[0], _disk(FULL_SHARE)], "This process can serve.")
 
 
 def summary(get: Callable[[], Snapshot] = SHARED.get) -> Report:
     """Is everything well: this process, and the streams, writers and readers of the cluster."""
     parts, snapshot = _ready(get)
+    parts.append(_disk())
     if snapshot is None:
         return _report(parts, "")
     for problem in snapshot.health.problems:
@@ -109,30 +162,10 @@ def summary(get: Callable[[], Snapshot] = SHARED.get) -> Report:
                 problem.subject,
                 problem.verdict.severity < Severity.WRONG,
                 f"{problem.verdict.word}: {problem.verdict.sentence}",
+                str(problem.verdict.word),
             )
         )
     report = _report(parts, snapshot.health.sentence)
     if snapshot.health.word == HealthWord.WRONG:
         return Report(False, snapshot.health.sentence if report.well else report.sentence, report.parts)
     return report
-
-
-def _answer(report: Report) -> JsonResponse:
-    response = JsonResponse(report.as_json(), status=200 if report.well else 503)
-    response["Cache-Control"] = "no-store"
-    return response
-
-
-def live_view(request: HttpRequest) -> JsonResponse:
-    """``/health/live``: the process runs its loop."""
-    return _answer(Report(True, "This process is up."))
-
-
-def ready_view(request: HttpRequest) -> JsonResponse:
-    """``/health/ready``: 503 while this process cannot serve."""
-    return _answer(ready())
-
-
-def health_view(request: HttpRequest) -> JsonResponse:
-    """``/health``: 503 while anything needs an operator."""
-    return _answer(summary())

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 import django
 from django.conf import settings
 from django.db import Error as DatabaseError
+from django.db import OperationalError
 from django.http import HttpRequest, HttpResponse
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
@@ -25,6 +26,7 @@ from prometheus_client.registry import Collector
 
 from replsite import metric_names as names
 from replsite import process_metrics
+from replsite.deadline import Deadline, NoAnswer
 from replsite.metric_name import MetricName
 from replsite.metric_names import OWN, SYNAPSE
 from replsite.shared_snapshot import SHARED
@@ -282,8 +284,19 @@ class SnapshotCollector(Collector):
         self._is_away = bool(error)
 
 
+_IN_TIME = Deadline(SHARED.get, float(getattr(settings, "REPLSITE_HEALTH_SECONDS", 5.0)), "replsite-metrics")
+
+
+def _get_in_time() -> Snapshot:
+    """The shared snapshot; a database that hangs is as good as away, so that no scrape hangs with it."""
+    try:
+        return _IN_TIME.ask()
+    except NoAnswer as error:
+        raise OperationalError(str(error)) from error
+
+
 _CLUSTER = CollectorRegistry()
-_CLUSTER.register(SynapseNames(SnapshotCollector()))
+_CLUSTER.register(SynapseNames(SnapshotCollector(_get_in_time)))
 
 
 def metrics_view(request: HttpRequest) -> HttpResponse:

@@ -9,6 +9,7 @@ and miss nothing. Assumes a single event loop; `start` and `stop` are called on 
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 import time
 from collections import Counter
@@ -29,7 +30,7 @@ from streams.replication.reader_rows import ReaderRows
 from streams.replication.rounds import Announcer, position_line
 from streams.replication.wire_counts import CommandCounts
 
-__all__ = ["Broadcaster", "process_broadcaster"]
+__all__ = ["Broadcaster", "process_broadcaster", "silent_seconds"]
 
 log = get_logger(__name__)
 T = TypeVar("T")
@@ -84,6 +85,14 @@ class Broadcaster:
         self._questions = 0
         self._answer_others: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._looked_at = time.monotonic()
+
+    @property
+    def silent_seconds(self) -> float | None:
+        """How long ago it looked for facts; None while it is not meant to."""
+        if not self._tasks:
+            return None
+        return math.inf if any(task.done() for task in self._tasks) else time.monotonic() - self._looked_at
 
     @property
     def limits(self) -> Limits:
@@ -119,6 +128,7 @@ class Broadcaster:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks = []
         for peer in list(self.peers.values()):
             peer.close(CloseReason.STOPPING, "server stopping")
         deadline = time.monotonic() + 1.0
@@ -245,7 +255,9 @@ class Broadcaster:
             self._wake.clear()
             try:
                 while await self._round(self._take_moved()):
+                    self._looked_at = time.monotonic()
                     await self._pace()
+                self._looked_at = time.monotonic()
             except database.DatabaseError as error:
                 log.warning("broadcaster.database_error", error=str(error).strip())
                 await asyncio.sleep(RETRY_SECONDS)
@@ -391,6 +403,11 @@ class Broadcaster:
 
 
 _of_process: Broadcaster | None = None
+
+
+def silent_seconds() -> float | None:
+    """How long ago this process's broadcaster looked for facts; None: it has none at work."""
+    return None if _of_process is None else _of_process.silent_seconds
 
 
 def process_broadcaster(served_by: str = "") -> Broadcaster:

@@ -11,7 +11,7 @@ from django.db import OperationalError
 from django.urls import reverse
 from prometheus_client.parser import text_string_to_metric_families
 
-from replsite import health, metrics
+from replsite import health, health_views, metrics
 from replsite.dashboard import views
 from replsite.management.commands import streams as streams_command
 from replsite.shared_snapshot import SHARED
@@ -153,7 +153,7 @@ def test_database_away_is_one_part_with_the_cure(monkeypatch):
 
     monkeypatch.setattr(health, "connections", {"default": Away()})
     report = health.ready()
-    assert [(part.name, part.well) for part in report.parts] == [("database", False)]
+    assert [(part.name, part.well) for part in report.parts] == [("database", False), ("disk", True)]
     assert (
         report.sentence
         == "database: It cannot be used (connection refused). Start the server, or correct DATABASE_URL."

@@ -4,30 +4,45 @@ from __future__ import annotations
 
 import json
 import sys
-from argparse import ArgumentParser
+from argparse import ArgumentParser, ArgumentTypeError
 from typing import Any
 
-from replsite.health import summary
+from replsite.deadline import Deadline, NoAnswer
+from replsite.health import not_answering, summary
 from streams.command_line import SiteCommand
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 < seconds <= 3600:
+        raise ArgumentTypeError(f"{text} is not between 0 and 3600 seconds")
+    return seconds
 
 
 class Command(SiteCommand):
     """Prints each part with a sentence."""
 
-    help = "Say whether everything is well: database, migrations, streams. Exit status 1 when something is wrong."
+    help = "Say whether everything is well: database, migrations, disk, streams. Exit status 1 when something is wrong."
 
     examples = (
         ("health", "each part with a sentence"),
         ("health --json | jq .well", "for scripts"),
+        ("health --timeout 2", "a database that hangs is not well after 2 s"),
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         """Declare the options."""
         parser.add_argument("--json", action="store_true", help="one JSON object instead of lines")
+        parser.add_argument(
+            "--timeout", type=_seconds, default=10.0, metavar="S", help="give up after so long (default: 10)"
+        )
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Print the report; exit 1 when it is not well."""
-        report = summary()
+        try:
+            report = Deadline(summary, options["timeout"], "replsite-health").ask()
+        except NoAnswer as error:
+            report = not_answering(error.seconds)
         if options["json"]:
             self.stdout.write(json.dumps(report.as_json()))
         else:

@@ -1,0 +1,109 @@
+"""``/health``, ``/health/live`` and ``/health/ready``: for load balancers, service managers and people with a browser.
+
+Live asks nothing. The others answer within ``REPLSITE_HEALTH_SECONDS`` whatever the database does. Anybody may ask, so
+everybody is told which part is not well and where to read more; names of hosts, processes and peers, and the database's own
+words, are for staff who are logged in, and for ``manage.py health``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+from django.conf import settings
+from django.db import Error
+from django.http import HttpRequest, JsonResponse
+from django.views.decorators.http import require_safe
+
+from replsite import health
+from replsite.deadline import Deadline, NoAnswer
+from replsite.health import Part, Report, not_answering
+
+__all__ = ["for_anybody", "health_view", "live_view", "ready_view"]
+
+#: What anybody is told of a part that is not well.
+_WORDS = {
+    "database": "It does not answer as it should.",
+    "migrations": "Some are not applied.",
+    "positions": "They cannot be read.",
+    "broadcaster": "Clients of this process get no facts.",
+    "disk": "It is nearly full.",
+}
+_MORE = " `manage.py health` says what to do."
+_GROUPS = {"Stream": "streams", "Writer": "writers", "Job": "jobs"}
+
+
+def for_anybody(report: Report) -> Report:
+    """The report without what is nobody's business: streams, writers, readers and jobs are counted by their status words."""
+    parts = [
+        Part(part.name, part.well, "Well." if part.well else _WORDS[part.name] + _MORE)
+        for part in report.parts
+        if part.name in _WORDS
+    ]
+    found: dict[str, list[Part]] = {}
+    for part in report.parts:
+        if part.name not in _WORDS:
+            found.setdefault(_GROUPS.get(part.name.partition(" ")[0], "readers"), []).append(part)
+    for group, of_group in sorted(found.items()):
+        words = Counter(part.word for part in of_group)
+        text = ", ".join(f"{number} {word}" for word, number in sorted(words.items()))
+        parts.append(Part(group, all(part.well for part in of_group), f"{text}.{_MORE}"))
+    bad = [part for part in parts if not part.well]
+    return Report(report.well, f"{bad[0].name}: {bad[0].sentence}" if bad else "Well.", tuple(parts))
+
+
+def _seconds() -> float:
+    return float(getattr(settings, "REPLSITE_HEALTH_SECONDS", 5.0))
+
+
+class _Probe:
+    """One question of many askers."""
+
+    def __init__(self, report: Callable[[], Report], name: str) -> None:
+        self._deadline = Deadline(report, _seconds(), name)
+
+    def answer(self, request: HttpRequest) -> JsonResponse:
+        try:
+            report = self._deadline.ask()
+        except NoAnswer as error:
+            return _answer(for_anybody(not_answering(error.seconds)))  # who asks cannot be looked up either
+        return _answer(report if _is_staff(request, report) else for_anybody(report))
+
+
+def _is_staff(request: HttpRequest, report: Report) -> bool:
+    """Sessions are in the database: without it nobody is known. An asker without a cookie costs no query."""
+    can_be_asked = all(part.well for part in report.parts if part.name in ("database", "migrations"))
+    if not can_be_asked or settings.SESSION_COOKIE_NAME not in request.COOKIES:
+        return False
+    try:
+        return bool(request.user.is_staff)
+    except Error:
+        return False
+
+
+def _answer(report: Report) -> JsonResponse:
+    response = JsonResponse(report.as_json(), status=200 if report.well else 503)
+    response["Cache-Control"] = "no-store"
+    return response
+
+
+_READY = _Probe(health.ready, "replsite-ready")
+_SUMMARY = _Probe(health.summary, "replsite-health")
+
+
+@require_safe
+def live_view(request: HttpRequest) -> JsonResponse:
+    """``/health/live``: the process runs its loop."""
+    return _answer(Report(True, "This process is up."))
+
+
+@require_safe
+def ready_view(request: HttpRequest) -> JsonResponse:
+    """``/health/ready``: 503 while this process cannot serve."""
+    return _READY.answer(request)
+
+
+@require_safe
+def health_view(request: HttpRequest) -> JsonResponse:
+    """``/health``: 503 while anything needs an operator."""
+    return _SUMMARY.answer(request)
