@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from django.db import connection
 
 from tests.conftest import end_process
 from tests.deployment.places import FILES, postgres_program
+from tests.letting_go import everything_let_go
 from tests.session import PROJECT
 
 PASSWORD = "for a test"
@@ -29,6 +30,8 @@ class Production:
         self.host, self.port = host, port
         self.name = f"replsite_{os.getpid()}{suffix}"
         self.started: list[subprocess.Popen[str]] = []
+        self.load: Callable[[str], None]
+        """Runs SQL in this database as the superuser."""
 
     def url(self, role: str = "replsite") -> str:
         return f"postgres://{self._own(role)}:{quote(PASSWORD)}@{self.host}:{self.port}/{self.name}"
@@ -77,22 +80,25 @@ class Production:
 
 
 @contextmanager
-def made_by_the_page(where: dict[str, Any], suffix: str = "", code: Path = PROJECT) -> Iterator[Production]:
-    """Roles and database by the page's files, tables by migrations of that code as the owner."""
+def made_by_the_page(where: dict[str, Any], suffix: str = "", code: Path | None = PROJECT) -> Iterator[Production]:
+    """Roles and database by the page's files, tables by migrations of that code as the owner; none without code."""
     made = Production(where["HOST"], where["PORT"], suffix)
     superuser = {
         **os.environ, "PGHOST": str(where["HOST"]), "PGPORT": str(where["PORT"]), "PGUSER": where["USER"],
-        "PGPASSWORD": where["PASSWORD"], "PGDATABASE": "postgres",
+        "PGPASSWORD": where["PASSWORD"],
     }  # fmt: skip
 
-    def as_superuser(sql: str) -> None:
-        psql = [postgres_program("psql"), "-X", "-q", "-v", "ON_ERROR_STOP=1", "-f", "-"]
-        subprocess.run(psql, env=superuser, input=sql, text=True, check=True)
+    def as_superuser(sql: str, name: str = "postgres") -> None:
+        psql = [postgres_program("psql"), "-X", "-q", "-v", "ON_ERROR_STOP=1", "-d", name, "-f", "-"]
+        subprocess.run(psql, env=superuser, input=sql, text=True, check=True, stdout=subprocess.DEVNULL)
+
+    made.load = lambda sql: as_superuser(sql, made.name)
 
     roles = [made.name, f"{made.name}_owner", f"{made.name}_reader"]
     try:
         as_superuser(made.sql("roles.sql") + "".join(f"ALTER ROLE {role} PASSWORD '{PASSWORD}';\n" for role in roles))
-        made.manage("migrate", "-v", "0", role="replsite_owner", folder=code)
+        if code is not None:
+            made.manage("migrate", "-v", "0", role="replsite_owner", folder=code)
         yield made
     finally:
         while made.started:
@@ -117,6 +123,12 @@ def production(server: dict[str, Any]) -> Iterator[Production]:
         with made.session("replsite_owner") as cursor:
             cursor.execute(made.sql("reader.sql"))
         yield made
+
+
+@pytest.fixture(autouse=True)
+def _nothing_kept(request: pytest.FixtureRequest) -> Iterator[None]:
+    with everything_let_go(request):
+        yield
 
 
 @pytest.fixture

@@ -78,7 +78,7 @@ def test_the_sites_role_has_these_rights_on_every_table_and_no_others(site):
         "DELETE FROM events_event",
         "CREATE TABLE mine (id int)",
         "CREATE TEMPORARY TABLE mine (id int)",
-        "SELECT nextval('streams_events_seq')",
+        "SELECT nextval('streams_cacheinvalidation_seq')",
     ],
 )
 def test_the_reader_reads_no_more_and_writes_nothing(site, statement):

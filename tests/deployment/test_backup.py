@@ -1,0 +1,221 @@
+"""The commands of ``docs/how-to/back-up-and-restore.md`` with a real server: dump, recovery to a moment, fail-over."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import psycopg2
+import pytest
+from django.db import connection
+from django.test import override_settings
+
+from replsite.postgres.account import Account, choose_account
+from replsite.postgres.folder import Folder
+from streams import epochs
+from streams.errors import EpochChanged
+from tests.deployment.conftest import made_by_the_page
+from tests.deployment.places import FILES, postgres_program
+from tests.deployment.proxied import free_ports
+from tests.session import PROJECT
+from tests.waiting import wait_until
+from tests.writing import append, session
+
+PAGE = (PROJECT / "docs/how-to/back-up-and-restore.md").read_text()
+WAL = "/var/lib/postgresql/wal"
+
+
+def line(start: str, text: str = PAGE) -> list[str]:
+    """The words of the one command of the page that begins so."""
+    found = [one for one in text.splitlines() if one.startswith(start)]
+    assert len(found) == 1, (start, found)
+    return re.findall(r'"[^"]*"|\S+', found[0])
+
+
+# --- a dump -------------------------------------------------------------------------------------------------------
+
+
+def test_a_dump_goes_back_with_its_rights_and_begins_a_new_epoch(site, server, tmp_path):
+    site.manage("append", "caches", "--count", "5")
+    with site.session() as cursor:
+        old = epochs.current_epoch(cursor)
+    dump = str(tmp_path / "replsite.dump")
+    words = [{"replsite.dump": dump}.get(word, word) for word in line("pg_dump ")[1:-1]]
+    subprocess.run([postgres_program("pg_dump"), *words, site.url("replsite_owner")], check=True)
+    with made_by_the_page(server, "_restored", code=None) as restored:
+        # the roles are this process's own: a real machine has them under the same names
+        text = subprocess.run(
+            [postgres_program("pg_restore"), "-f", "-", dump], check=True, capture_output=True, text=True
+        )
+        restored.load(text.stdout.replace(site.name, restored.name))
+        assert restored.manage("check_streams").returncode == 0
+        with restored.session() as cursor, pytest.raises(EpochChanged, match="made anew"):
+            epochs.check_epoch(cursor, old, "Reader r")
+        restored.manage("append", "caches", "--count", "1")
+        with restored.session("replsite_reader") as cursor:
+            cursor.execute("SELECT max(position) FROM streams_streamposition")
+            with pytest.raises(psycopg2.Error):
+                cursor.execute("SELECT * FROM auth_user")
+
+
+def test_a_dump_without_its_sequences_is_found_and_mended(site):
+    with site.session("replsite_owner") as cursor:
+        cursor.execute("SELECT setval('streams_cacheinvalidation_seq', 1)")
+    found = site.manage("check_streams", check=False)
+    assert found.returncode == 1 and "--repair" in found.stderr
+    assert site.manage("check_streams", "--repair").returncode == 0
+
+
+# --- base backups -------------------------------------------------------------------------------------------------
+
+
+class Copy:
+    """A base backup of the session's server, made by the page's command, that is started as a server of its own."""
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        self.where = {**connection.settings_dict}
+        self.data = folder / "base"
+        self.port = free_ports(1)[0]
+        folder.chmod(0o755)
+        programs = Path(postgres_program("postgres")).parent
+        self.account: Account = choose_account(Folder(folder), programs)
+        self.account.own(folder)
+        words = [{"/var/lib/postgresql/base": str(self.data)}.get(word, word) for word in line("pg_basebackup ")[1:-2]]
+        where = f"host={self.where['HOST']} port={self.where['PORT']} user={self.where['USER']}"
+        self.run("pg_basebackup", *words, "--no-sync", *options, "-d", where)
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def run(self, program: str, *words: str) -> None:
+        environment = {**os.environ, "PGPASSWORD": self.where["PASSWORD"]}
+        command = self.account.command(postgres_program(program), *words)
+        subprocess.run(command, env=environment, cwd="/", check=True, timeout=120, capture_output=True)
+
+    def say(self, text: str) -> None:
+        with (self.data / "postgresql.auto.conf").open("a") as file:
+            file.write(text)
+
+    def start(self) -> None:
+        options = ["listen_addresses=127.0.0.1", f"port={self.port}", "unix_socket_directories=", "fsync=off"]
+        options += ["shared_buffers=32MB", "logging_collector=off"]
+        words = [part for option in options for part in ("-c", option)]
+        command = self.account.command(postgres_program("postgres"), "-D", str(self.data), *words)
+        with (self.data.parent / "log").open("wb") as log:
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd="/")
+        wait_until(self.answers, 60, "the copy answers")
+
+    def stop(self) -> None:
+        if self.process is not None:
+            self.process.terminate()
+            self.process.wait(60)
+
+    def answers(self) -> bool:
+        assert self.process is not None and self.process.poll() is None, (self.data.parent / "log").read_text()
+        try:
+            with self.session():
+                return True
+        except psycopg2.OperationalError:
+            return False
+
+    @contextmanager
+    def session(self) -> Iterator[Any]:
+        where = connection.get_connection_params() | {"port": self.port}
+        with closing(psycopg2.connect(**where)) as opened:
+            opened.autocommit = True
+            yield opened.cursor()
+
+    def ask(self, query: str) -> Any:
+        with self.session() as cursor:
+            cursor.execute(query)
+            return cursor.fetchone()[0]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, transactional_db: None) -> Iterator[Path]:
+    yield tmp_path
+    shutil.rmtree(tmp_path, ignore_errors=True)
+
+
+def highest(cursor: Any) -> int:
+    cursor.execute("SELECT max(stream_id) FROM streams_cacheinvalidation")
+    return int(cursor.fetchone()[0])
+
+
+def archive(data: Path, since: str, into: Path) -> None:
+    """What the server does with each finished piece of WAL, by the command of the page's settings."""
+    text = (FILES / "postgresql/90-replsite.conf").read_text()
+    command = re.search(r"archive_command = '(.*)'", text)[1].replace(WAL, str(into))
+    with session() as cursor:
+        cursor.execute("SELECT pg_walfile_name(pg_switch_wal())")
+        last = cursor.fetchone()[0]
+    for segment in sorted(path.name for path in (data / "pg_wal").iterdir()):
+        if len(segment) == 24 and since <= segment <= last:
+            one = command.replace("%f", segment).replace("%p", str(data / "pg_wal" / segment))
+            subprocess.run(["sh", "-c", one], check=True)
+
+
+def recovery(wal: Path, target: str) -> str:
+    """The page's settings, with a named point in the place of a time."""
+    text = re.search(r"```ini\n(.*?)```", PAGE, re.S)[1].replace(WAL, str(wal))
+    text, found = re.subn(r"recovery_target_time = .*", f"recovery_target_name = '{target}'", text)
+    assert found == 1
+    return text
+
+
+def test_a_recovery_to_a_moment_lacks_what_came_later_and_refuses_its_tokens(folder):
+    append(3)
+    with session() as cursor:
+        old = epochs.current_epoch(cursor)
+        kept = highest(cursor)
+    copy = Copy(folder)
+    label = (copy.data / "backup_label").read_text()
+    append(2)
+    with session() as cursor:
+        at_point = highest(cursor)
+        cursor.execute("SELECT pg_create_restore_point('before the accident'), current_setting('data_directory')")
+        data = Path(cursor.fetchone()[1])
+    later = append(4)
+    wal = folder / "wal"
+    wal.mkdir()
+    archive(data, re.search(r"file ([0-9A-F]{24})", label)[1], wal)
+    (copy.data / "recovery.signal").touch()
+    copy.say(recovery(wal, "before the accident"))
+    copy.start()
+    try:
+        wait_until(lambda: not copy.ask("SELECT pg_is_in_recovery()"), 60)
+        with copy.session() as cursor:
+            assert kept < highest(cursor) == at_point < later[0]
+            with pytest.raises(EpochChanged, match="timeline 1 -> 2"):
+                epochs.check_epoch(cursor, old, f"A token of {later[-1]}")
+            assert epochs.current_epoch(cursor) != old
+    finally:
+        copy.stop()
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_a_promoted_standby_keeps_the_epoch_only_if_it_is_told_that_nothing_was_lost(folder, keeps):
+    append(3)
+    with session() as cursor:
+        old = epochs.current_epoch(cursor)
+    copy = Copy(folder, "-R")
+    copy.start()
+    try:
+        last = append(2)[-1]
+        wait_until(lambda: copy.ask("SELECT max(stream_id) FROM streams_cacheinvalidation") == last, 60)
+        with copy.session() as cursor, override_settings(REPLSITE_FAILOVER_KEEPS_EPOCH=keeps):
+            assert epochs.current_epoch(cursor) == old, "a standby begins none"
+            promote = [
+                {"/var/lib/postgresql/base": str(copy.data)}.get(word, word) for word in line("pg_ctl promote")[1:]
+            ]
+            copy.run("pg_ctl", *promote)
+            wait_until(lambda: not copy.ask("SELECT pg_is_in_recovery()"), 60)
+            assert (epochs.current_epoch(cursor) == old) == keeps
+            cursor.execute("SELECT nextval('streams_cacheinvalidation_seq')")
+            assert cursor.fetchone()[0] > last, "no ID is given out twice"
+    finally:
+        copy.stop()
