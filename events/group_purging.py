@@ -1,8 +1,8 @@
 """Deleting the state groups of a room that no event needs any more (``state.collecting`` says which, and how).
 
 Rows are deleted or moved, none is ever added. Small transactions, each with the room locked first like everybody who writes it:
-under that lock it is looked again whether an event, or another group, has come to need what was planned to go, and what was
-merged is read before and after and must be equal. May be stopped after any transaction and run again.
+under that lock it is looked again whether an event, or another group, has come to need what was planned to go, and the whole
+state above what was merged is read again and must be what it was. May be stopped after any transaction and run again.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ from django.db import connections, transaction
 
 from events.errors import PurgeWentWrong
 from state.collecting import GroupCollection, GroupPlace, Run, collection_of
-from state.store import full_states
+from state.store import StateDigest, state_digest
 
 __all__ = ["GroupPurge", "GroupsPurged", "needed_groups", "plan_groups", "rooms_with_groups"]
 
 _GROUPS_PER_TRANSACTION = 500
+_MOST_GROUPS_PER_TRANSACTION = 5_000
+_PIECES_OF_A_STATE = 20
 _RUNS_PER_TRANSACTION = 20
 
 #: Every group of a room, whether an event has it, and whether an accepted state event has: its state before is the one below.
@@ -53,18 +55,26 @@ SELECT target, count(*) FILTER (WHERE superseded), count(*) FILTER (WHERE NOT su
 FROM ranked GROUP BY target
 """
 )
-_DROP_SUPERSEDED = (
-    _RUNS
-    + """, dropped AS (
-    DELETE FROM state_stategroupdelta d USING ranked r
-    WHERE r.superseded AND (d.chain, d.state_group, d.type, d.state_key) = (r.chain, r.state_group, r.type, r.state_key)
-    RETURNING r.target
-) SELECT target, count(*) FROM dropped GROUP BY target
-"""
+#: Of a piece of a run: its own rows, and of those of the target, which may be very many, the ones at the same keys.
+_DROP_SUPERSEDED = """
+WITH piece AS MATERIALIZED (
+    SELECT ctid AS place, state_group, type, state_key, event_id FROM state_stategroupdelta
+    WHERE chain = %(chain)s AND state_group BETWEEN %(first)s AND %(last)s
+), beside AS (
+    SELECT own.* FROM (SELECT DISTINCT type, state_key FROM piece) AS key CROSS JOIN LATERAL (
+        SELECT ctid AS place, state_group, type, state_key, event_id FROM state_stategroupdelta d
+        WHERE d.chain = %(chain)s AND d.state_group = %(target)s AND d.type = key.type AND d.state_key = key.state_key OFFSET 0
+    ) AS own
+), ranked AS (
+    SELECT place, row_number() OVER (PARTITION BY type, state_key ORDER BY state_group DESC) > 1
+        OR (event_id IS NULL AND %(target)s < %(first)s
+            AND EXISTS (SELECT FROM state_stategroup WHERE id = %(target)s AND prev_group IS NULL)) AS superseded
+    FROM (SELECT * FROM piece UNION ALL SELECT * FROM beside) AS both_of_them
 )
+DELETE FROM state_stategroupdelta WHERE ctid = ANY(ARRAY(SELECT place FROM ranked WHERE superseded))
+"""
 _MOVE_ROWS = """
-UPDATE state_stategroupdelta SET state_group = %(target)s
-WHERE chain = %(chain)s AND state_group BETWEEN %(low)s AND %(high)s AND state_group <> %(target)s
+UPDATE state_stategroupdelta SET state_group = %(target)s WHERE chain = %(chain)s AND state_group BETWEEN %(first)s AND %(last)s
 """
 #: The target at the beginning of a chain now has the state of the highest group that it took in.
 _BECOME_HIGHEST = """
@@ -176,9 +186,10 @@ class GroupPurge:
                 self._delete(cursor, gone[start : start + _GROUPS_PER_TRANSACTION])
             yield self.done
         for run, _ in self._runs:
-            for piece in run.pieces(_GROUPS_PER_TRANSACTION):
+            before = state_digest(run.witness, self._using)
+            for piece in run.pieces(_groups_at_once(before)):
                 with _locked(self.room_id, self._using) as cursor:
-                    merged = self._merge(cursor, piece)
+                    merged = self._merge(cursor, piece, before)
                 yield self.done
                 if not merged:
                     break
@@ -208,30 +219,31 @@ class GroupPurge:
         cursor.execute(_DROP_GROUPS, [sorted(going)])
         self.done.groups += cursor.rowcount
 
-    def _merge(self, cursor: Any, run: Run) -> bool:
-        """Merge one piece of a run; false when one of its groups is needed now."""
+    def _merge(self, cursor: Any, run: Run, before: StateDigest | None) -> bool:
+        """Merge one piece of a run, above which the state was ``before``; false when one of its groups is needed now."""
         low, high = run.bounds
-        if self._is_needed(cursor, run):
+        if before is None or self._is_needed(cursor, run):
             self.done.left += len(run.absorbed)
             return False
-        before = full_states([run.witness], self._using)
-        cursor.execute(_DROP_SUPERSEDED, _columns([run]))
-        dropped = sum(count for _, count in cursor.fetchall())
-        names = {"chain": run.chain, "low": low, "high": high, "target": run.target, "dropped": dropped}
+        names = {"chain": run.chain, "target": run.target, "first": run.absorbed[0], "last": run.absorbed[-1]}
+        cursor.execute(_DROP_SUPERSEDED, names)
+        dropped = cursor.rowcount
         cursor.execute(_MOVE_ROWS, names)
-        self.done.moved += cursor.rowcount
+        moved = cursor.rowcount
+        names |= {"low": low, "high": high, "dropped": dropped}
         if run.target == low:
             cursor.execute(_BECOME_HIGHEST, names)
             cursor.execute(_STAND_ON_TARGET, names)
         else:
             cursor.execute(_STAND_LOWER, names)
         cursor.execute(_DROP_GROUPS, [list(run.absorbed)])
-        if full_states([run.witness], self._using) != before:
+        if state_digest(run.witness, self._using) != before:
             raise PurgeWentWrong(
                 f"{self.room_id}: state group {run.witness} would read differently after groups {low} to {high} were merged; "
-                "nothing was changed. Run manage.py check_room on the room."
+                "this was taken back. Run manage.py check_room on the room."
             )
         self.done.rows += dropped
+        self.done.moved += moved
         self.done.groups += len(run.absorbed)
         return True
 
@@ -250,6 +262,12 @@ def _locked(room_id: str, using: str) -> Iterator[Any]:
     with transaction.atomic(using=using), connections[using].cursor() as cursor:
         cursor.execute(_LOCK_ROOM, [room_id])
         yield cursor
+
+
+def _groups_at_once(state: StateDigest | None) -> int:
+    """The state above is read after each piece, so where it is large the pieces are, too."""
+    part = 0 if state is None else state.entries // _PIECES_OF_A_STATE
+    return max(_GROUPS_PER_TRANSACTION, min(part, _MOST_GROUPS_PER_TRANSACTION))
 
 
 def _columns(runs: Sequence[Run]) -> dict[str, list[int]]:

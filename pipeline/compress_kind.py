@@ -1,6 +1,6 @@
 """``compress_state`` as a job: the state groups of some rooms, or of all, rewritten to fewer rows.
 
-The work is done in ``events.group_compressing``, room by room; after each transaction the job rests for as long as that took. A
+The work is done in ``events.group_compressing``, room by room; after each transaction the job rests (``pipeline.resting``). A
 room that would not become smaller is left as it is.
 """
 

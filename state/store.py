@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.db import connections
 
@@ -18,7 +18,17 @@ from state.filters import EVERYTHING, StateFilter
 from state.group_ids import reserve_group_ids
 from state.models import StateGroup
 
-__all__ = ["FULL_STATE", "ONE_BY_ONE", "State", "entries", "full_state", "full_states", "reserve_group_ids"]
+__all__ = [
+    "FULL_STATE",
+    "ONE_BY_ONE",
+    "State",
+    "StateDigest",
+    "entries",
+    "full_state",
+    "full_states",
+    "reserve_group_ids",
+    "state_digest",
+]
 
 State = dict[StateKey, str]
 
@@ -51,6 +61,14 @@ ORDER BY state_key, type, state_group DESC"""
 FULL_STATE = _FILTERED.format(condition="")
 #: The same without a filter, planned once in each session (migration 0003).
 _FULL_STATE_PLANNED = "SELECT type, state_key, event_id FROM state_full_state(%(group)s)"
+
+#: A state without sending it: equal digests are equal states.
+_DIGEST = f"""
+SELECT EXISTS (SELECT FROM state_stategroup WHERE id = %(group)s), count(event_id), encode(sha256(convert_to(coalesce(
+    string_agg(ROW(type, state_key, event_id)::text, '' ORDER BY state_key, type)
+    FILTER (WHERE event_id IS NOT NULL), ''), 'UTF8')), 'hex')
+FROM ({FULL_STATE}) AS entry
+"""
 
 #: The newest entry of a chain at one key: an index range walked backwards up to the first hit.
 _HIT = """
@@ -125,6 +143,21 @@ def full_states(groups: Iterable[int], using: str = "default", only: StateFilter
         if group not in found:
             raise _unknown(group)
     return found.states()
+
+
+class StateDigest(NamedTuple):
+    """A state as far as comparing goes."""
+
+    entries: int
+    sha256: str
+
+
+def state_digest(group: int, using: str = "default") -> StateDigest | None:
+    """The digest of a group's state, which is read like any other; null where there is no such group."""
+    with connections[using].cursor() as cursor:
+        cursor.execute(_DIGEST, {"group": group})
+        is_stored, *found = cursor.fetchone()
+    return StateDigest(*found) if is_stored else None
 
 
 def entries(groups: Collection[int], keys: Collection[StateKey], using: str = "default") -> dict[int, State]:

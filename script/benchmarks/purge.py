@@ -1,6 +1,7 @@
 """Events a second of ``purge history`` on one large room, its share of a core, and how a replication server answers beside it.
 
-The share of a core is that of the command and of its database session together, over the whole run with its rests. PINGs come
+The share of a core is that of the command and of its database sessions with their parallel workers, over the whole run with its
+rests. What the whole database server takes meanwhile, with vacuum, checkpoints and followers, is told beside it. PINGs come
 from a server whose interval is set to 100 ms, to 20 followers; each is late by what it came after its time, idle first and then
 during the purge. A fact of the purge's own stream goes out for every transaction of it.
 """
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import dataclass
 
 import psutil
 from django.db import connection
@@ -20,6 +22,7 @@ from django.db import connection
 from events.models import Event
 from script.benchmarks.broadcast import PROJECT, hear, process, say
 from script.benchmarks.filled_room import fill_room
+from script.benchmarks.import_once import Meter
 from script.benchmarks.latency import percentile
 from script.benchmarks.report import Report
 
@@ -29,7 +32,9 @@ MOST_OF_A_CORE = 0.5
 MOST_LATE_MS = 100.0
 FOLLOWERS, INTERVAL_MS = 20, 100
 IDLE_SECONDS = 5.0
-_SESSIONS = "SELECT pid FROM pg_stat_activity WHERE backend_type = 'client backend'"
+_SESSIONS = """
+SELECT pid, coalesce(leader_pid, pid) FROM pg_stat_activity WHERE backend_type IN ('client backend', 'parallel worker')
+"""
 
 
 class CpuWatch:
@@ -56,7 +61,7 @@ class CpuWatch:
 
     def _sample(self) -> None:
         while not self._stop.wait(0.1):
-            for pid in {self._pid, *(sessions() - self._others)}:
+            for pid in {self._pid, *(pid for pid, leader in sessions() if leader not in self._others)}:
                 try:
                     times = psutil.Process(pid).cpu_times()
                 except psutil.NoSuchProcess:
@@ -65,18 +70,35 @@ class CpuWatch:
         connection.close()
 
 
-def sessions() -> set[int]:
-    """The database's sessions; the watch's own costs next to nothing."""
+def sessions() -> set[tuple[int, int]]:
+    """The database's sessions, each with the one that it works for; the watch's own costs next to nothing."""
     with connection.cursor() as cursor:
         cursor.execute(_SESSIONS)
-        return {pid for (pid,) in cursor.fetchall()}
+        return set(cursor.fetchall())
 
 
-def purge(room_id: str, cut: int) -> tuple[int, float, float]:
-    """(events purged, wall seconds, CPU seconds) of the command, its start included."""
+def of_the_server() -> float:
+    """CPU seconds of all processes of the database server so far."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_backend_pid()")
+        return Meter(int(cursor.fetchone()[0])).cpu()["postgres"]
+
+
+@dataclass(frozen=True, slots=True)
+class Purged:
+    """One run of the command, its start included; seconds of CPU: its own, and of the whole database server meanwhile."""
+
+    events: int
+    seconds: float
+    cpu: float
+    server_cpu: float
+
+
+def purge(room_id: str, cut: int) -> Purged:
+    """Run the command."""
     command = ["manage.py", "purge", "history", room_id, "--before-token", f"t{cut}-0", "--json"]
-    others = sessions()
-    begun = time.monotonic()
+    others = {pid for pid, _ in sessions()}
+    begun, server = time.monotonic(), of_the_server()
     with subprocess.Popen(
         [sys.executable, *command], cwd=PROJECT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as running:
@@ -85,7 +107,8 @@ def purge(room_id: str, cut: int) -> tuple[int, float, float]:
         if running.returncode:
             raise RuntimeError(f"the purge failed: {out}")
     summary = json.loads(out)
-    return summary["deleted"] + summary["became_outliers"], time.monotonic() - begun, watch.seconds
+    events = summary["deleted"] + summary["became_outliers"]
+    return Purged(events, time.monotonic() - begun, watch.seconds, of_the_server() - server)
 
 
 def main() -> None:
@@ -100,15 +123,17 @@ def main() -> None:
             lateness(followers)
             time.sleep(IDLE_SECONDS)
             idle = lateness(followers)
-            events, seconds, cpu = purge(room_id, EVENTS)
+            done = purge(room_id, EVENTS)
             beside = lateness(followers)
             say(followers, "end")
     left = Event.objects.filter(room_id=room_id, outlier=False).count()
-    rate, share, late = events / seconds, cpu / seconds, percentile(beside, 0.99)
+    rate, share, late = done.events / done.seconds, done.cpu / done.seconds, percentile(beside, 0.99)
     report.add(measure="events per second", value=rate, limit=LEAST_PER_SECOND, ratio=rate / LEAST_PER_SECOND,
-               well=rate >= LEAST_PER_SECOND, note=f"{events} in {seconds:.1f} s, {left} left")  # fmt: skip
+               well=rate >= LEAST_PER_SECOND, note=f"{done.events} in {done.seconds:.1f} s, {left} left")  # fmt: skip
     report.add(measure="share of a core", value=share, limit=MOST_OF_A_CORE, ratio=share / MOST_OF_A_CORE,
-               well=share <= MOST_OF_A_CORE, note=f"{cpu / events * 1e6:.1f} µs of CPU for an event")  # fmt: skip
+               well=share <= MOST_OF_A_CORE, note=f"{done.cpu / done.events * 1e6:.1f} µs of CPU for an event")  # fmt: skip
+    report.add(measure="the whole database server's share", value=done.server_cpu / done.seconds,
+               note="vacuum, checkpoints and followers as well")  # fmt: skip
     report.add(measure="PING late by, p99 in ms", value=late, limit=MOST_LATE_MS, ratio=late / MOST_LATE_MS,
                well=late <= MOST_LATE_MS, note=f"{len(beside)} PINGs; idle {percentile(idle, 0.99):.1f} ms")  # fmt: skip
     report.finish()

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections import deque
 from contextlib import closing
 
 import pytest
@@ -17,7 +18,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from events import group_purging, purge_batch, purging
-from events.errors import PurgeRefused, UnknownEvent, UnknownRoom
+from events.errors import PurgeRefused, PurgeWentWrong, UnknownEvent, UnknownRoom
 from events.group_purging import GroupPurge, plan_groups
 from events.models import (
     BackwardExtremity,
@@ -36,10 +37,11 @@ from events.reading import timeline
 from events.states_at import states_at
 from events.stored_room import forget_kept
 from events.user_timeline import timeline_of
+from pipeline import resting
 from pipeline.jobs import killed_jobs
 from pipeline.models import Job
 from state.models import StateGroup, StateGroupDelta
-from state.store import full_states
+from state.store import StateDigest, full_states
 from streams.models import CacheInvalidation
 from streams.tokens import VectorToken
 from tests.generated_rooms import forked_rooms
@@ -56,8 +58,9 @@ SMALL_ROOMS = [name for name in ROOM_NAMES if not name.startswith("large")]
 
 
 @pytest.fixture(autouse=True)
-def _forget(settings):
+def _forget(settings, monkeypatch):
     settings.REPLSITE_SERVER_NAME = "nobody.test"
+    monkeypatch.setattr(resting, "_REST", 0)
     yield
     forget_kept()
 
@@ -495,6 +498,28 @@ def test_a_group_that_comes_into_use_meanwhile_stays():
     assert groups.done.left > 0
     assert full_states([one.pk]) == before
     check_groups(made.room_id)
+
+
+def test_a_merge_that_would_change_a_state_is_taken_back_and_said(monkeypatch):
+    made = talked_room(6)
+    for _ in purge_events(PurgeRequest(made.room_id, made.events[-1].depth, False, "default")):
+        pass
+    groups = GroupPurge(made.room_id, "default", plan_groups(made.room_id, "default"))
+    rows = sorted(StateGroupDelta.objects.values_list("chain", "state_group", "type", "state_key", "event_id"))
+    wrong = group_purging._MOVE_ROWS.replace("SET state_group", "SET event_id = '$wrong', state_group")
+    monkeypatch.setattr(group_purging, "_MOVE_ROWS", wrong)
+    with pytest.raises(PurgeWentWrong, match="would read differently"):
+        deque(groups.carry_out(), maxlen=0)
+    left = StateGroupDelta.objects.values_list("chain", "state_group", "type", "state_key", "event_id")
+    assert groups.done.moved == 0 and set(left) <= set(rows)
+    monkeypatch.undo()
+    run("orphans")
+    check_groups(made.room_id)
+
+
+def test_pieces_grow_with_the_state_above_that_is_read_after_each():
+    at_once = [group_purging._groups_at_once(StateDigest(entries, "")) for entries in (3, 50_000, 10**7)]
+    assert at_once == [500, 2_500, 5_000]
 
 
 # --- orphans ----------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from django.db import connection
 
 from state.deltas import HOPS_LIMIT, GroupBuilder
 from state.errors import UnknownStateGroup
-from state.store import FULL_STATE, entries, full_state, reserve_group_ids
+from state.store import FULL_STATE, entries, full_state, reserve_group_ids, state_digest
 from tests.room_data import oracle
 from tests.stored_rooms import store_groups
 
@@ -102,3 +102,26 @@ def test_entry_that_was_removed_is_left_out():
     ids = stored(builder)
     assert entries([ids[first], ids[removed]], [("m.a", "")]) == {ids[first]: {("m.a", ""): "$1"}, ids[removed]: {}}
     assert entries([], [("m.a", "")]) == {}
+
+
+# --- digests ----------------------------------------------------------------------------------------------------------
+
+
+def test_groups_of_equal_state_have_equal_digests_however_they_are_stored():
+    builder = GroupBuilder()
+    base = builder.add_full({("m.a", ""): "$1", ("m.b", "x"): "$2"})
+    long_way = builder.add(builder.add(base, {("m.c", ""): "$3", ("m.a", ""): None}), {("m.a", ""): "$4"})
+    short_way = builder.add_full({("m.a", ""): "$4", ("m.b", "x"): "$2", ("m.c", ""): "$3"})
+    ids = stored(builder)
+    found = state_digest(ids[long_way])
+    assert found == state_digest(ids[short_way]) != state_digest(ids[base])
+    assert found.entries == 3
+
+
+def test_states_that_only_look_alike_have_other_digests():
+    builder = GroupBuilder()
+    alike = [{("a", "b,c"): "$d"}, {("a,b", "c"): "$d"}, {("a", "b"): "c,$d"}, {("a", 'b)(",'): "$d"}, {}]
+    groups = [builder.add_full(state) for state in alike]
+    ids = stored(builder)
+    assert len({state_digest(ids[group]) for group in groups}) == len(alike)
+    assert state_digest(987654321) is None
