@@ -42,6 +42,7 @@ def enter() -> Path:
             "REPLSITE_LOG_LEVEL": os.environ.get("REPLSITE_LOG_LEVEL", "WARNING"),
             "SPARK_LOCAL_IP": "127.0.0.1",
             "SPARK_LOCAL_DIRS": str(folder / "spark"),
+            "SPARK_CONF_DIR": str(_quick_spark(folder / "spark-conf")),
             "PYSPARK_PYTHON": sys.executable,
             "PYSPARK_DRIVER_PYTHON": sys.executable,
         }
@@ -49,6 +50,15 @@ def enter() -> Path:
     if "JAVA_HOME" not in os.environ and shutil.which("java") is None and (PROJECT / ".java" / "bin" / "java").exists():
         os.environ["JAVA_HOME"] = str(PROJECT / ".java")
     tempfile.tempdir = None  # read TMPDIR anew
+    return folder
+
+
+def _quick_spark(folder: Path) -> Path:
+    """Spark's defaults for every JVM that a test starts: what runs for seconds is not worth being compiled well."""
+    folder.mkdir(exist_ok=True)
+    options = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+    lines = [f"spark.{whose}.defaultJavaOptions {options}\n" for whose in ("driver", "executor")]
+    (folder / "spark-defaults.conf").write_text("".join(lines))
     return folder
 
 
