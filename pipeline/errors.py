@@ -11,6 +11,7 @@ PipelineError
     ClusterUnfit           executors lack a package, the way to the database, or cores
     MasterAway             no Spark master answers
     QueueFull              too many jobs wait already
+    CarriedOut             a dry run was confirmed already
     UnknownJob             there is no such job, or kind of job
     SourceChanged          an input file is not what the job began with
     DiskFull               a disk is full; what was done stays, and the job can be resumed
@@ -29,6 +30,7 @@ from __future__ import annotations
 __all__ = [
     "ArchiveDamaged",
     "ArchiveElsewhere",
+    "CarriedOut",
     "ClusterUnfit",
     "DiskFull",
     "ExportDiffers",
@@ -95,6 +97,10 @@ class MasterAway(PipelineError):
 
 class QueueFull(PipelineError):
     """As many jobs wait as may."""
+
+
+class CarriedOut(PipelineError):
+    """A dry run is carried out once."""
 
 
 class UnknownJob(PipelineError):

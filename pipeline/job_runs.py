@@ -17,12 +17,13 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
-from django.db import DatabaseError, InterfaceError, connections, transaction
+from django.db import DatabaseError, DataError, IntegrityError, InterfaceError, connections, transaction
 from django.db.models import F
 from django.db.models.functions import Now
 
-from pipeline.errors import JobCancelled, JobInterrupted, JobLost, QueueFull, UnknownJob, UnusableArguments
-from pipeline.jobs import JobLock, begin_job, end_cancelled_job, end_run, hold_lock, show_progress
+from pipeline.errors import CarriedOut, JobCancelled, JobInterrupted, JobLost, QueueFull, UnknownJob, UnusableArguments
+from pipeline.job_counts import count_rows
+from pipeline.jobs import JobLock, begin_job, end_cancelled_job, end_run, hold_lock, resumable_job, show_progress
 from pipeline.models import Job, JobState
 from pipeline.progress import Progress
 from pipeline.spark_steps import spark_steps
@@ -181,21 +182,32 @@ class JobRun:
 
 
 def run_job(
-    name: str, arguments: Mapping[str, Any], using: str | None = None, stream: TextIO | None = None
+    name: str,
+    arguments: Mapping[str, Any],
+    using: str | None = None,
+    stream: TextIO | None = None,
+    *,
+    resume: bool = False,
 ) -> Mapping[str, Any]:
-    """Run a job now, in this process; returns its summary.
+    """Run a job now, in this process; returns its summary. ``resume``: the newest that ended early with these arguments, if any.
 
     Raises ``UnknownJob``, ``UnusableArguments``, ``JobCancelled``, and what the work raises; the row tells it as well.
     """
     alias = using or stream_settings().database
     checked = _kind(name).check(arguments)
     with hold_lock(alias) as lock:
-        job = begin_job(lock, name, checked, alias)
+        ended = resumable_job(lock, name, checked, alias) if resume else None
+        job = ended or begin_job(lock, name, checked, alias)
         return carry_out(job, alias, stream or sys.stderr, keeper=Keeper(lock))
 
 
-def queue_job(name: str, arguments: Mapping[str, Any], by: str, using: str | None = None) -> Job:
-    """Leave a job for ``manage.py runjobs``. Raises ``UnknownJob``, ``UnusableArguments`` and ``QueueFull``."""
+def queue_job(
+    name: str, arguments: Mapping[str, Any], by: str, using: str | None = None, *, confirmed_from: int | None = None
+) -> Job:
+    """Leave a job for ``manage.py runjobs``; ``confirmed_from``: the dry run that it carries out, which no other job does.
+
+    Raises ``UnknownJob``, ``UnusableArguments`` and ``QueueFull``, and ``CarriedOut`` for a dry run that was confirmed before.
+    """
     alias = using or stream_settings().database
     checked = _kind(name).check(arguments)
     if len(json.dumps(dict(checked))) > _MOST_OF_ARGUMENTS:
@@ -203,11 +215,24 @@ def queue_job(name: str, arguments: Mapping[str, Any], by: str, using: str | Non
     if Job.objects.using(alias).filter(state=JobState.QUEUED).count() >= MOST_QUEUED:
         raise QueueFull(f"{MOST_QUEUED:,} jobs wait already. Let manage.py runjobs work, or cancel some of them.")
     with transaction.atomic(using=alias):
-        job = Job.objects.using(alias).create(
-            kind=name, arguments=dict(checked), asked_by=by, state=JobState.QUEUED, queued_at=Now()
-        )
+        job = _queued(Job(kind=name, arguments=dict(checked), asked_by=by, confirmed_from=confirmed_from), alias)
         with connections[alias].cursor() as cursor:
             cursor.execute("SELECT pg_notify(%s, %s)", [QUEUE_CHANNEL, str(job.pk)])
+    return job
+
+
+def _queued(job: Job, using: str) -> Job:
+    """The row of a job that waits."""
+    job.state, job.queued_at = JobState.QUEUED, Now()
+    try:
+        with transaction.atomic(using=using):
+            job.save(using=using, force_insert=True)
+    except IntegrityError as error:
+        raise CarriedOut(f"Dry run {job.confirmed_from} was confirmed already, and is carried out once.") from error
+    except DataError as error:
+        raise UnusableArguments(
+            "The arguments hold a character that JSON in PostgreSQL cannot: NUL or half of a pair."
+        ) from error
     return job
 
 
@@ -239,6 +264,7 @@ def carry_out(
     if not end_run(job, using, state=JobState.DONE, summary=dict(summary), finished_at=Now(), stage="", error=""):
         raise JobLost(f"Job {job.pk} was done here, but another process has begun it meanwhile; its row is that one's.")
     log.info("job.done", job=job.pk, kind=job.kind)
+    count_rows(job.pk, using)
     return summary
 
 

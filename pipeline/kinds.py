@@ -33,6 +33,7 @@ class CheckStreamsKind:
     """Whether sequences, tables and stored positions agree; changes nothing."""
 
     help = "Compare sequences, tables and stored positions of all streams; changes nothing."
+    changes_nothing = True
 
     def check(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         """Takes no arguments."""

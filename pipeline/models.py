@@ -14,6 +14,7 @@ from state.fields import IdentifierField
 
 __all__ = [
     "BatchLedger",
+    "ComparedRooms",
     "ImportSource",
     "ImportedRoom",
     "Job",
@@ -65,11 +66,18 @@ class Job(models.Model):
     updated_at = models.DateTimeField(db_default=Now())
     finished_at = models.DateTimeField(null=True)
     cancel_asked_by = models.TextField(db_default="", help_text="who wants it ended; it stops at its next step")
+    confirmed_from = models.BigIntegerField(
+        null=True, unique=True, help_text="the dry run whose figures somebody has confirmed; each is carried out once"
+    )
 
     class Meta:
         db_table = "pipeline_job"
         ordering: ClassVar = ["-id"]
-        permissions: ClassVar = [("cancel_job", "Can cancel jobs"), ("queue_job", "Can queue jobs")]
+        permissions: ClassVar = [
+            ("cancel_job", "Can cancel jobs"),
+            ("queue_job", "Can queue jobs that change nothing: checks and dry runs"),
+            ("carry_out_job", "Can have jobs carried out: what a dry run has shown, imports, restores, exports"),
+        ]
         indexes: ClassVar = [
             models.Index(fields=["id"], name="pipeline_job_open", condition=models.Q(state__in=["queued", "running"])),
         ]
@@ -141,6 +149,6 @@ class BatchLedger(models.Model):
 
 
 from pipeline.import_models import ImportSource  # noqa: E402 - after the table of jobs
-from pipeline.resync_models import MendedRoom  # noqa: E402
+from pipeline.resync_models import ComparedRooms, MendedRoom  # noqa: E402
 from pipeline.source_models import SourceWrite  # noqa: E402 - after the table of jobs
 from pipeline.statistics_models import RoomDay, RoomStatistics, ServerStatistics, UserDay  # noqa: E402 - after the tables

@@ -1,4 +1,4 @@
-"""What executors mended and nobody was told of yet (imported by ``models``)."""
+"""What executors mended and nobody was told of yet, and how far jobs over many rooms are (imported by ``models``)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from django.db.models.functions import Now
 
 from state.fields import IdentifierField
 
-__all__ = ["MendedRoom"]
+__all__ = ["ComparedRooms", "MendedRoom"]
 
 
 class MendedRoom(models.Model):
@@ -30,3 +30,20 @@ class MendedRoom(models.Model):
 
     def __str__(self) -> str:
         return self.room_id
+
+
+class ComparedRooms(models.Model):
+    """Rooms that an unfinished job over many rooms has done; it goes on with the others when it was killed."""
+
+    job = models.ForeignKey("pipeline.Job", on_delete=models.CASCADE)
+    through = IdentifierField(help_text="all rooms up to this one are done; empty: none")
+    room_ids = ArrayField(IdentifierField(), help_text="done as well")
+    counted = models.JSONField(null=True, help_text="figures of the job so far; null but in its newest row")
+
+    class Meta:
+        db_table = "pipeline_comparedrooms"
+        verbose_name_plural = "compared rooms"
+        ordering: ClassVar = ["id"]
+
+    def __str__(self) -> str:
+        return f"job {self.job_id}: {len(self.room_ids)} rooms behind {self.through}"

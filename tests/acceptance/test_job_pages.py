@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from django.contrib.admin.models import LogEntry
 
 from pipeline.models import Job, JobState
 from tests.browsing import BROWSER, keep, log_in, luminance
@@ -24,24 +25,32 @@ def job(transactional_db):
     )  # fmt: skip
 
 
-def test_a_job_is_queued_and_cancelled_by_hand(job, boss, new_page, site):
+def test_a_purge_is_tried_confirmed_and_cancelled_by_hand(job, boss, new_page, site, run_manage):
     page = new_page(viewport={"width": 1280, "height": 1000})
     log_in(page)
     page.goto("/admin/pipeline/job/")
     page.get_by_role("link", name="Queue a job").click()
-    page.select_option("#id_kind", "censor")
-    page.fill("#id_arguments", '{"days": 7}')
+    page.get_by_role("link", name="purge orphans").click()
     keep(page, "job-queue")
     page.get_by_role("button", name="Queue it").click()
+    playwright_api.expect(page.get_by_text("It is a dry run and changes nothing")).to_be_visible()
+    dry = Job.objects.get(kind="purge orphans")
+    assert dry.arguments["dry_run"] is True
+    assert run_manage("runjobs", "--once").returncode == 0
+    page.goto(f"/admin/pipeline/job/{dry.pk}/change/")
+    page.get_by_role("link", name="Carry it out").click()
+    playwright_api.expect(page.get_by_role("heading", name=f"What dry run {dry.pk} has shown")).to_be_visible()
+    keep(page, "job-confirm")
+    page.get_by_role("button", name="Carry out purge orphans").click()
     playwright_api.expect(page.get_by_text("is queued; manage.py runjobs carries it out")).to_be_visible()
-    keep(page, "jobs")
-    queued = Job.objects.get(kind="censor")
-    page.goto(f"/admin/pipeline/job/{queued.pk}/change/")
+    queued = Job.objects.get(confirmed_from=dry.pk)
+    assert (queued.state, queued.arguments["dry_run"]) == (JobState.QUEUED, False)
     page.get_by_role("link", name="Cancel this job").click()
     page.get_by_role("button", name=f"Cancel job {queued.pk}").click()
     playwright_api.expect(page.get_by_text(f"Job {queued.pk}: cancelled.")).to_be_visible()
     queued.refresh_from_db()
     assert queued.state == JobState.CANCELLED
+    assert LogEntry.objects.filter(user=boss).count() == 3, "queued, confirmed, cancelled"
 
 
 def test_the_figures_of_a_job_can_be_read_on_a_phone_in_the_dark(job, boss, new_page, site):

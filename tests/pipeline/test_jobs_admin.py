@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Permission, User
+from django.db.models.functions import Now
+from django.test import Client
 
+from pipeline import job_admin, job_runs
 from pipeline.job_runs import queue_job
 from pipeline.models import Job, JobState
 
 pytestmark = pytest.mark.django_db
 LIST, QUEUE = "/admin/pipeline/job/", "/admin/pipeline/job/queue/"
+CENSOR = f"{QUEUE}?kind=censor"
 
 
 @pytest.fixture
@@ -60,43 +66,183 @@ def test_a_job_is_cancelled_by_post_only_and_logged(staff, job):
     assert "Cancelled" in LogEntry.objects.get().change_message
 
 
-def test_a_job_is_queued_by_form_and_logged(staff):
+def test_what_can_be_run_dry_is_queued_as_a_dry_run_and_logged(staff):
     client = staff("queue_job")
-    assert client.get(QUEUE).status_code == 200
-    assert client.post(QUEUE, {"kind": "censor", "arguments": '{"days": 3}'}).status_code == 302
-    assert Job.objects.values_list("kind", "arguments", "asked_by", "state").get() == (
-        "censor", {"days": 3, "dry_run": False}, "ann", "queued",
-    )  # fmt: skip
-    assert "Queued" in LogEntry.objects.get().change_message
+    assert "censor" in client.get(QUEUE).content.decode()
+    assert client.get(CENSOR).status_code == 200
+    assert not Job.objects.exists(), "looking does nothing"
+    page = client.post(CENSOR, {"days": "3", "dry_run": ""})
+    job = Job.objects.get()
+    assert (page.status_code, page["Location"]) == (302, f"{LIST}{job.pk}/change/")
+    told = {"days": 3, "dry_run": True}
+    assert (job.kind, job.arguments, job.asked_by, job.state) == ("censor", told, "ann", "queued")
+    entry = LogEntry.objects.get()
+    assert "Queued: censor" in entry.change_message
+    assert (entry.user.username, entry.object_id) == ("ann", str(job.pk))
+
+
+def test_what_changes_nothing_is_queued_at_once(staff):
+    assert staff("queue_job").post(f"{QUEUE}?kind=check streams").status_code == 302
+    assert Job.objects.get().arguments == {}
+
+
+def test_what_cannot_be_run_dry_is_for_those_who_may_and_asked_twice(staff, settings, tmp_path):
+    settings.REPLSITE_IMPORT_FOLDER = tmp_path
+    (tmp_path / "rooms.jsonl").write_text("")
+    client, entered = staff("queue_job"), {"sources": "rooms.jsonl\n"}
+    assert client.post(f"{QUEUE}?kind=import_events", entered).status_code == 403
+    User.objects.get().user_permissions.add(Permission.objects.get(codename="carry_out_job"))
+    page = client.post(f"{QUEUE}?kind=import_events", entered)
+    assert "rooms.jsonl" in page.content.decode()
+    assert not Job.objects.exists()
+    assert client.post(f"{QUEUE}?kind=import_events", {**entered, "confirmed": "yes"}).status_code == 302
+    assert Job.objects.get().kind == "import_events"
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
-    [("{", "no JSON"), ("[1]", "object"), ('{"days": "x"}', "days must"), ('{"a": 1}', "Unknown")],
+    ("kind", "entered", "said"),
+    [
+        ("censor", {"days": "x"}, "Enter a number"),
+        ("censor", {"days": "-1"}, "days must"),
+        ("purge room", {}, "required"),
+        ("purge history", {"room": "!a:b"}, "Give one of"),
+        ("resync", {"what": "everything!"}, "Select a valid choice"),
+        ("purge room", {"room": "!a:b\x00"}, "Null characters"),
+        ("resync", {"what": "positions", "rooms": "<b>x</b>"}, "&lt;b&gt;x&lt;/b&gt;"),
+    ],
 )
-def test_unusable_arguments_are_told_beside_their_field(staff, arguments, said):
-    page = staff("queue_job").post(QUEUE, {"kind": "censor", "arguments": arguments})
-    assert page.status_code == 200
-    assert said in page.content.decode()
+def test_unusable_arguments_are_told_beside_their_field(staff, kind, entered, said):
+    page = staff("queue_job").post(f"{QUEUE}?kind={kind}", entered)
+    assert (page.status_code, said in page.content.decode()) == (200, True)
     assert not Job.objects.exists()
 
 
+class OwnKind:
+    """A kind that somebody has registered, without fields."""
+
+    help = "Mine."
+
+    def check(self, arguments):
+        return {"dry_run": False, **arguments}
+
+    def run(self, run):
+        return {}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("{", "no JSON"), ("[1]", "object"), ("[" * 5_000, "no JSON"), ('{"a": "\\u0000"}', ""), ('{"a": "\\ud800"}', "")],
+)
+def test_a_kind_without_fields_takes_json(staff, monkeypatch, text, said):
+    monkeypatch.setitem(job_runs._kinds, "mine", OwnKind())
+    client = staff("queue_job")
+    page = client.post(f"{QUEUE}?kind=mine", {"arguments": text})
+    assert page.status_code == (200 if said else 302)
+    assert said in page.content.decode()
+    assert not Job.objects.exists()
+    client.post(f"{QUEUE}?kind=mine", {"arguments": '{"a": 1, "dry_run": false}'})
+    assert Job.objects.get().arguments == {"a": 1, "dry_run": True}
+
+
+# --- carried out ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def dry():
+    """A dry run that is done."""
+    job = queue_job("censor", {"days": 7, "dry_run": True}, "bob")
+    figures = {"due": 1234}
+    Job.objects.filter(pk=job.pk).update(state="done", before=figures, after={"due": 34}, finished_at=Now())
+    return job
+
+
+def test_the_figures_of_a_dry_run_are_confirmed_and_it_is_carried_out_once(staff, dry):
+    client, address = staff("carry_out_job"), f"{LIST}{dry.pk}/carry-out/"
+    assert f"{dry.pk}/carry-out/" in client.get(f"{LIST}{dry.pk}/change/").content.decode()
+    page = client.get(address).content.decode()
+    assert "1,234" in page and "-1,200" in page and "Carry out censor" in page
+    assert Job.objects.count() == 1, "looking does nothing"
+    client.post(address)
+    job = Job.objects.get(confirmed_from=dry.pk)
+    assert (job.kind, job.arguments, job.asked_by) == ("censor", {"days": 7, "dry_run": False}, "ann")
+    assert f"as dry run {dry.pk} has shown" in LogEntry.objects.get().change_message
+    page = client.post(address).content.decode()
+    assert "was confirmed already" in page
+    assert Job.objects.count() == 2
+    page = client.get(f"{LIST}{dry.pk}/change/").content.decode()
+    assert f"Carried out by job {job.pk}" in page and "carry-out" not in page
+
+
+def test_two_who_confirm_at_the_same_time_carry_out_one(staff, dry, monkeypatch):
+    monkeypatch.setattr(job_admin, "_why_not", lambda dry: None)  # both have looked before either has queued
+    client = staff("carry_out_job")
+    for _ in range(2):
+        assert client.post(f"{LIST}{dry.pk}/carry-out/").status_code == 302
+    assert Job.objects.filter(confirmed_from=dry.pk).count() == 1
+    assert LogEntry.objects.count() == 1
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"state": "running", "finished_at": None}, "only the figures of one that is done"),
+        ({"state": "failed"}, "only the figures of one that is done"),
+        ({"arguments": {"days": 7, "dry_run": False}}, "is no dry run"),
+        ({"arguments": {"days": 7, "dry_run": "yes"}}, "is no dry run"),
+        ({"kind": "of another version"}, "is no dry run"),
+        ({"finished_at": Now() - timedelta(hours=2)}, "more than an hour ago"),
+    ],
+)
+def test_only_fresh_figures_of_a_dry_run_can_be_confirmed(staff, dry, changed, said):
+    Job.objects.filter(pk=dry.pk).update(**changed)
+    client = staff("carry_out_job")
+    for method in (client.get, client.post):
+        assert said in method(f"{LIST}{dry.pk}/carry-out/").content.decode()
+    assert not Job.objects.filter(confirmed_from=dry.pk).exists()
+    assert "carry-out" not in client.get(f"{LIST}{dry.pk}/change/").content.decode()
+
+
 @pytest.mark.parametrize("method", ["get", "post"])
-def test_nobody_queues_or_cancels_without_the_permission(staff, job, method):
+def test_nobody_queues_carries_out_or_cancels_without_the_permission(staff, job, dry, method):
+    others = {QUEUE: "queue_job", CENSOR: "queue_job", f"{LIST}{dry.pk}/carry-out/": "carry_out_job",
+              f"{LIST}{job.pk}/cancel/": "cancel_job"}  # fmt: skip
     client = staff()
-    assert getattr(client, method)(QUEUE).status_code == 403
-    assert getattr(client, method)(f"{LIST}{job.pk}/cancel/").status_code == 403
+    for address, needed in others.items():
+        rest = Permission.objects.filter(codename__in={"queue_job", "carry_out_job", "cancel_job"} - {needed})
+        user = User.objects.get()
+        user.user_permissions.set(rest)
+        assert getattr(client, method)(address).status_code == 403, address
     job.refresh_from_db()
     assert job.state == JobState.QUEUED
+    assert Job.objects.count() == 2
+    assert not LogEntry.objects.exists()
+
+
+def test_what_is_over_is_not_cancelled_and_leaves_no_trace(staff, dry):
+    client = staff("cancel_job")
+    assert "there is nothing to cancel" in client.get(f"{LIST}{dry.pk}/cancel/").content.decode()
+    client.post(f"{LIST}{dry.pk}/cancel/")
+    assert not LogEntry.objects.exists()
+
+
+def test_a_form_of_another_site_does_nothing(staff, dry):
+    staff("carry_out_job", "cancel_job", "queue_job")
+    strict = Client(enforce_csrf_checks=True)
+    strict.force_login(User.objects.get())
+    for address in (CENSOR, f"{LIST}{dry.pk}/carry-out/", f"{LIST}{dry.pk}/cancel/"):
+        assert strict.post(address, {"days": "1"}).status_code == 403
+    assert Job.objects.count() == 1
 
 
 def test_a_job_that_is_not_there_is_not_found(staff):
-    assert staff("cancel_job").get(f"{LIST}4711/cancel/").status_code == 404
+    client = staff("cancel_job", "carry_out_job", "queue_job")
+    for address in (f"{LIST}4711/cancel/", f"{LIST}4711/carry-out/", f"{QUEUE}?kind=no+such"):
+        assert client.get(address).status_code == client.post(address).status_code == 404
 
 
 def test_those_who_are_no_staff_see_the_login(client, job):
     client.force_login(User.objects.create_user("eve"))
-    for page in (LIST, QUEUE, f"{LIST}{job.pk}/cancel/"):
+    for page in (LIST, QUEUE, f"{LIST}{job.pk}/cancel/", f"{LIST}{job.pk}/carry-out/"):
         assert client.get(page).status_code == 302
 
 
