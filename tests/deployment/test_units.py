@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import signal
@@ -14,7 +15,7 @@ import pytest
 from django.core.management import get_commands, load_command_class
 
 from tests.deployment.places import FILES, program
-from tests.deployment.units import CODE, FOLDER, PYTHON, Unit, read, services
+from tests.deployment.units import CODE, FOLDER, START, Unit, read, services
 from tests.session import PROJECT
 from tests.waiting import wait_until
 from tests.wire_client import ready_ports
@@ -28,6 +29,7 @@ INSTANCES = {
     "replsite-jobs@": "1",
     "replsite-record@": "main",
     "replsite-trim@": "presence",
+    "replsite-migrate@": "0.1.0",
 }
 each_service = pytest.mark.parametrize("unit", services(), ids=lambda unit: unit.name)
 
@@ -45,7 +47,7 @@ def units(tmp_path: Path) -> Path:
     """The units beside programs that are really there, as systemd looks for them."""
     folder = shutil.copytree(FOLDER, tmp_path / "system")
     for path in (*folder.glob("*.service"), *folder.glob("*/*.conf")):
-        path.write_text(path.read_text().replace(PYTHON, sys.executable).replace(CODE, str(PROJECT)))
+        path.write_text(path.read_text().replace(CODE, str(PROJECT)))
     return folder
 
 
@@ -68,7 +70,7 @@ def test_systemd_takes_every_unit(units):
         ("RestrictRealtime=yes", "RestrictRealTime=yes"),
         ("SystemCallFilter=@system-service", "SystemCallFilter=@no-such-group"),
         ("OnCalendar=hourly", "OnCalendar=hourlyish"),
-        (sys.executable, "/nowhere/python"),
+        ("/usr/bin/env", "/nowhere/env"),
     ],
 )
 def test_what_is_wrong_in_a_unit_or_in_the_common_part_is_noticed(units, right, wrong):
@@ -132,6 +134,18 @@ def test_java_may_compile_and_nothing_else_may():
         assert may == starts_spark, unit.name
 
 
+def test_a_process_keeps_to_its_version_when_the_link_is_led_elsewhere(tmp_path):
+    """Its own modules and those of its packages are looked for in the version's folder, not through the link."""
+    (tmp_path / "current").symlink_to(PROJECT)
+    where = "import os, sys; print(os.getcwd(), sys.prefix, *(path for path in sys.path if 'current' in path))"
+    done = subprocess.run(
+        [*START[:2], "-c", where], cwd=tmp_path / "current", capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.split() == [str(PROJECT), str(PROJECT / ".venv")]
+    for unit in services():
+        assert unit.keys["WorkingDirectory"] in (["/opt/replsite/current"], ["/opt/replsite/%i"]), unit.name
+
+
 def test_the_target_starts_everything_that_lasts():
     for path in FOLDER.glob("*.timer"):
         assert read(path).keys["WantedBy"] == ["replsite.target"]
@@ -164,6 +178,19 @@ def test_django_finds_nothing_to_say_about_the_settings(tmp_path):
         cwd=PROJECT, env={"PATH": "/usr/bin:/bin", **given}, capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
+
+
+def test_manage_py_by_hand_has_the_settings_of_the_services(tmp_path):
+    """As an ordinary user; root becomes the account of the services first."""
+    env = tmp_path / "replsite.env"
+    env.write_text("REPLSITE_SERVER_NAME=by.hand\nREPLSITE_DATA_DIR='" + str(tmp_path) + "'\n")
+    script = (FILES / "replsite").read_text().replace('"$(id -u)" = 0', "x = y")
+    ask = "from django.conf import settings; print(settings.REPLSITE_SERVER_NAME)"
+    done = subprocess.run(
+        ["sh", "-c", script, "replsite", "shell", "-v", "0", "-c", ask], capture_output=True, text=True, timeout=60,
+        env={"PATH": os.environ["PATH"], "REPLSITE_ENVIRONMENT": str(env), "REPLSITE_CODE": str(PROJECT)}, check=False,
+    )  # fmt: skip
+    assert done.stdout == "by.hand\n", done.stderr
 
 
 # --- what systemd is told -----------------------------------------------------------------------------------------

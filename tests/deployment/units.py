@@ -11,7 +11,7 @@ from tests.deployment.places import FILES
 
 FOLDER = FILES / "systemd"
 CODE = "/opt/replsite/current"
-PYTHON = f"{CODE}/.venv/bin/python"
+START = ["/usr/bin/env", ".venv/bin/python", "manage.py"]
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,9 @@ class Unit:
             typed = line.replace("%i", instance)
             for name, value in environment.items():
                 typed = typed.replace(f"${{{name}}}", value)
-            python, manage, *words = shlex.split(typed)
-            assert (python, manage) == (PYTHON, "manage.py"), line
-            found.append(words)
+            words = shlex.split(typed)
+            assert words[:3] == START, line
+            found.append(words[3:])
         return found
 
     def environment(self, instance: str) -> dict[str, str]:
