@@ -22,6 +22,7 @@ from pipeline import resync_rooms as on_executors
 from pipeline.errors import JavaMissing, SparkFailed
 from pipeline.job_runs import JobRun
 from pipeline.resync_rooms import RoomAnswer, RoomsWork
+from pipeline.room_progress import RoomProgress
 from pipeline.site_spark import site_session
 from pipeline.spark_tasks import last_words
 from streams.caching import invalidate_room_state
@@ -101,20 +102,28 @@ class ManyRooms:
         self._subject = subject
         self._mend = mend
         self._master = master
+        self.progress = RoomProgress(run.id, run.using)
+        """What an earlier run of the job has done, which is left out, and what this one has: the caller adds each room."""
 
     def answers(self, stage: str, rooms: Sequence[str] | None) -> Iterator[RoomAnswer]:
         """What was found of each room; counts events as done once the caller comes back for the next answer."""
         tell_mended(self._run.using)  # what a killed run left
         parts = self._parts(rooms)
         first = next(parts, [])
-        total = sum(room.events for room in first) if len(first) < _ROOMS_AT_ONCE else None
-        with self._workers(first) as spark, self._run.stage(stage, total, "events") as count:
+        total = sum(room.events for room in self._left(first)) if len(first) < _ROOMS_AT_ONCE else None
+        with self._workers(self._left(first)) as spark, self._run.stage(stage, total, "events") as count:
             part: list[SizedRoom] | None = first
             while part:
-                for done, answers in self._on_spark(spark, part) if spark is not None else self._in_process(part):
+                left = self._left(part)
+                for done, answers in self._on_spark(spark, left) if spark is not None else self._in_process(left):
                     yield from answers
                     count.add(done)
+                if rooms is None and len(part) == _ROOMS_AT_ONCE:
+                    self.progress.all_done(part[-1].room_id)
                 part = next(parts, None)
+
+    def _left(self, rooms: Sequence[SizedRoom]) -> list[SizedRoom]:
+        return [room for room in rooms if room.room_id not in self.progress]
 
     @contextmanager
     def _workers(self, rooms: Sequence[SizedRoom]) -> Iterator[SparkSession | None]:
@@ -137,7 +146,7 @@ class ManyRooms:
         """The rooms with their sizes, very many at a time; null: all."""
         connection = connections[self._run.using]
         names = None if rooms is None else list(dict.fromkeys(rooms))
-        last, start = "", 0
+        last, start = self.progress.through, 0
         while True:
             with connection.cursor() as cursor:
                 if names is None:

@@ -57,6 +57,9 @@ class Resync:
                 metavar="URL",
                 help="work on Spark, at this master (only when there is much to do, at the site's)",
             )
+            parser.add_argument(
+                "--resume", action="store_true", help="go on with the run of these options that was killed or failed"
+            )
         parser.add_argument("--dry-run", action="store_true", help="only compare")
         parser.add_argument("--json", action="store_true", help="the outcome as one JSON object")
 
@@ -71,7 +74,7 @@ class Resync:
             arguments["rooms"] = options["rooms"] or None
         stream: Any = command.stderr  # a file in all that is used
         try:
-            summary = run_job(RESYNC, arguments, stream=stream)
+            summary = run_job(RESYNC, arguments, stream=stream, resume=options.get("resume", False))
         except UnusableArguments as error:
             raise CommandError(str(error), returncode=2) from error
         except (EventsError, PipelineError) as error:

@@ -26,6 +26,7 @@ from pipeline.kinds import only
 from pipeline.many_rooms import ManyRooms
 from pipeline.masters import check_master
 from pipeline.resync_rooms import RoomAnswer
+from pipeline.room_progress import RoomProgress
 from streams import database, inspection, registry
 from streams.caching import invalidate_room_state
 
@@ -98,9 +99,12 @@ class _Rooms:
         """All rooms that were asked for."""
         told = self._run.arguments
         many = ManyRooms(self._run, told["what"], mend=not told["dry_run"], master=told["master"])
+        self._go_on(many.progress)
         for answer in many.answers(f"resync {told['what']}", told["rooms"]):
             self._note(answer)
             self._tell(answer)
+            many.progress.add(answer.room_id)
+        many.progress.forget()
         self._run.note_before(dict(self._before))
         self._run.note_after(dict(self._after))
         return {
@@ -115,6 +119,23 @@ class _Rooms:
             "doubtful": self._doubtful,
             "unknown": self._unknown,
             "differences": self._listed,
+        }
+
+    def _go_on(self, progress: RoomProgress) -> None:
+        """With what the run that was killed has counted."""
+        progress.counts_by(self._counted)
+        if (counted := progress.counted) is not None:
+            self._before, self._after = Counter(counted["before"]), Counter(counted["after"])
+            self._listed, self._unknown = list(counted["listed"]), list(counted["unknown"])
+            self._rooms, self._events, self._wrong, self._doubtful = counted["figures"]
+
+    def _counted(self) -> Mapping[str, Any]:
+        return {
+            "before": self._before,
+            "after": self._after,
+            "listed": self._listed,
+            "unknown": self._unknown,
+            "figures": [self._rooms, self._events, self._wrong, self._doubtful],
         }
 
     def _note(self, answer: RoomAnswer) -> None:

@@ -2,22 +2,25 @@
 
 import io
 import json
+import signal
 import subprocess
 import sys
 
 import pytest
 from django.core.management import CommandError, call_command
 from django.db import connection, transaction
+from django.utils import timezone
 
 from events.room_repair import check_room
 from events.stored_room import forget_kept
-from pipeline import many_rooms
+from pipeline import many_rooms, room_progress
 from pipeline.errors import JavaMissing, JobCancelled, UnusableArguments
 from pipeline.job_runs import run_job
 from pipeline.many_rooms import SizedRoom, pack, tell_mended
-from pipeline.models import Job, JobState, MendedRoom
+from pipeline.models import ComparedRooms, Job, JobState, MendedRoom
 from pipeline.resync_kind import ResyncKind
 from pipeline.resync_rooms import RoomsWork, resync_rooms
+from pipeline.room_progress import RoomProgress
 from streams.models import CacheInvalidation
 from tests.integration import test_room_repair as damage
 from tests.integration.test_live_is_bulk import generated
@@ -186,6 +189,93 @@ def test_spark_is_taken_for_many_events_and_done_without_where_there_is_no_java(
     assert asked == [None] and "There is no Java. Going on in this process." in said.getvalue()
     assert (found["rooms"], found["rooms_wrong"], found["left"]) == (2, 1, 0)
     assert resync("rooms", "--all", "--master", LOCAL) == (None, 1)  # it was asked for
+
+
+# --- killed, and gone on with -----------------------------------------------------------------------------------------
+
+DIES = """
+from pipeline import many_rooms, room_progress
+from pipeline.job_runs import run_job
+
+work = many_rooms.resync_room
+def until(room_id, *rest, **more):
+    if room_id == sys.argv[1]:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return work(room_id, *rest, **more)
+many_rooms.resync_room, room_progress._WRITE_SECONDS = until, 0.0
+many_rooms._ROOMS_AT_ONCE = int(sys.argv[2])
+run_job("resync", {"what": "rooms"})
+"""
+
+
+def rooms_worked_at(monkeypatch):
+    worked = []
+    work = many_rooms.resync_room
+    monkeypatch.setattr(
+        many_rooms, "resync_room", lambda room, *more, **told: worked.append(room) or work(room, *more, **told)
+    )
+    return worked
+
+
+@pytest.mark.parametrize("at_once", [100, 2])
+def test_a_run_that_is_killed_goes_on_with_the_rooms_that_are_left(own_writer, run_script, monkeypatch, at_once):
+    rooms = [made_room(number) for number in range(5)]
+    for room_id in rooms:
+        plant(damage.lost_leaf, room_id)
+    done = run_script(DIES, rooms[3], str(at_once))
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert [check_room(room_id).clean for room_id in rooms] == [True] * 3 + [False] * 2
+    worked = rooms_worked_at(monkeypatch)
+    monkeypatch.setattr(many_rooms, "_ROOMS_AT_ONCE", at_once)
+    found, status = resync("rooms", "--all", "--resume")
+    assert (worked, status) == (rooms[3:], 0)
+    assert (found["rooms"], found["rooms_wrong"], found["left"], found["events"]) == (5, 5, 0, 5 * 53)
+    assert found["before"] == {"events_forwardextremity": 5} and len(found["differences"]) == 5
+    assert all(check_room(room_id).clean for room_id in rooms)
+    assert Job.objects.get().state == JobState.DONE and not ComparedRooms.objects.exists()
+
+
+def test_a_queued_run_goes_on_by_itself_after_its_process_was_killed(own_writer, run_script, monkeypatch):
+    rooms = [made_room(number) for number in range(3)]
+    done = run_script(DIES, rooms[2], "100")
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    Job.objects.update(queued_at=timezone.now(), attempts=1)
+    worked = rooms_worked_at(monkeypatch)
+    call_command("runjobs", "--once", stdout=io.StringIO())
+    assert worked == rooms[2:] and Job.objects.get().summary["rooms"] == 3
+
+
+def test_a_new_run_begins_with_the_first_room_and_so_does_one_with_other_options(own_writer, run_script, monkeypatch):
+    rooms = [made_room(number) for number in range(2)]
+    assert run_script(DIES, rooms[1], "100").returncode == -signal.SIGKILL
+    worked = rooms_worked_at(monkeypatch)
+    resync("rooms", "--all")
+    resync("rooms", "--all", "--dry-run", "--resume")
+    resync("rooms", *rooms, "--resume")
+    assert worked == rooms * 3
+    assert resync("rooms", "--all", "--resume")[0]["rooms"] == 2 and worked == [*rooms * 3, rooms[1]]
+
+
+def test_what_is_written_down_is_bounded_and_only_the_newest_row_has_figures(own_writer, monkeypatch):
+    monkeypatch.setattr(room_progress, "_WRITE_SECONDS", 0.0)
+    job = Job.objects.create(kind="resync")
+    progress = RoomProgress(job.pk, "default")
+    progress.counts_by(lambda: {"rooms": 1})
+    for number in range(4):
+        progress.add(f"!{number}")
+    assert [row.counted for row in ComparedRooms.objects.all()] == [None] * 3 + [{"rooms": 1}]
+    assert "!3" in RoomProgress(job.pk, "default") and "!4" not in RoomProgress(job.pk, "default")
+    progress.all_done("!9")
+    row = ComparedRooms.objects.get()
+    assert (row.through, row.room_ids, str(row)) == ("!9", [], f"job {job.pk}: 0 rooms behind !9")
+    assert RoomProgress(job.pk, "default").through == "!9"
+
+
+def test_rooms_are_written_down_at_most_every_second(own_writer):
+    progress = RoomProgress(Job.objects.create(kind="resync").pk, "default")
+    for number in range(100):
+        progress.add(f"!{number}")
+    assert not ComparedRooms.objects.exists()
 
 
 @pytest.mark.parametrize(
