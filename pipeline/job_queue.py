@@ -19,11 +19,11 @@ from django.db.models.functions import Now
 
 from pipeline.errors import JobCancelled, JobInterrupted
 from pipeline.job_history import remove_old_jobs
-from pipeline.job_runs import QUEUE_CHANNEL, Keeper, carry_out, take_over
+from pipeline.job_runs import QUEUE_CHANNEL, Keeper, carry_out, job_kinds, take_over
 from pipeline.jobs import JobLock, hold_lock, killed_jobs
 from pipeline.models import Job, JobState
 from streams.database import DatabaseError
-from streams.logs import get_logger
+from streams.logs import Condition, get_logger
 from streams.notifications import NotifyListener
 
 __all__ = ["MOST_ATTEMPTS", "JobServer", "requeue_killed"]
@@ -64,6 +64,7 @@ class JobServer:
         self._heard = threading.Event()
         self._stopping = False
         self._removed_at: float | None = None
+        self._database_away = Condition(log, "jobs.database_away", "jobs.database_back")
         self.done = self.failed = 0
 
     def stop(self) -> None:
@@ -109,18 +110,19 @@ class JobServer:
         """Serve with a lock of its own; False when the database went away and is to be waited for."""
         try:
             with hold_lock(self._using) as lock:
+                self._database_away.ends()
                 self._serve(lock, once=once)
         except (DjangoError, DatabaseError) as error:
             if once or self._stopping:
                 raise
-            log.warning("jobs.database_away", error=" ".join(str(error).split()))
+            self._database_away.begins(error)
             connections[self._using].close()
             return False
         return True
 
     def _serve_next(self, lock: JobLock) -> bool:
-        """Carry out the oldest job that nobody else has; whether there was one."""
-        queued = Job.objects.using(self._using).filter(state=JobState.QUEUED).order_by("pk")
+        """Carry out the oldest job that nobody else has; whether there was one. Kinds of a newer version are left for it."""
+        queued = Job.objects.using(self._using).filter(state=JobState.QUEUED, kind__in=list(job_kinds())).order_by("pk")
         for number in list(queued.values_list("pk", flat=True)[:100]):
             job = take_over(lock, number, self._using)
             if job is not None:

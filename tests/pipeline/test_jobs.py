@@ -138,6 +138,16 @@ def test_a_queued_job_begins_at_once_where_somebody_waits(kind):
     assert not thread.is_alive()
 
 
+def test_a_job_of_a_kind_that_only_a_newer_process_knows_waits_for_one(kind):
+    """As between two versions: a process of the older one leaves it alone."""
+    newer = Job.objects.create(kind="of the next version", state=JobState.QUEUED, arguments={}, asked_by="ann")
+    kind()
+    own = queue_job("walk", {}, "ann")
+    assert serve().failed == 0
+    assert Job.objects.get(pk=own.pk).state == JobState.DONE
+    assert Job.objects.get(pk=newer.pk).state == JobState.QUEUED
+
+
 def test_two_servers_carry_out_each_job_once(kind):
     steps = kind()
     for _ in range(6):
