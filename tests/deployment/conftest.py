@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from copy import copy
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -134,6 +135,8 @@ def _nothing_kept(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.fixture
 def site(production: Production) -> Iterator[Production]:
     """The production database; processes that the test starts on it end with it."""
-    yield production
-    while production.started:
-        end_process(production.started.pop())
+    used = copy(production)
+    used.started = []
+    yield used
+    while used.started:
+        end_process(used.started.pop())

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import threading
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -90,17 +92,17 @@ def test_the_live_page_comes_through_with_its_websocket(browser):
     browser.log_in("boss", PASSWORD)
     answer, body = browser.ask("/admin/live/")
     assert answer.status == 200 and b"/static/" in body
-    socket = browser.websocket("/ws/live/")
-    assert socket.status == 101
-    assert "caches" in json.dumps(socket.ask('{"have": 0}'))
-    socket.close()
+    live = browser.websocket("/ws/live/")
+    assert live.status == 101
+    assert "caches" in json.dumps(live.ask('{"have": 0}'))
+    live.close()
 
 
 def test_a_websocket_of_a_foreign_page_is_refused(browser):
     browser.log_in("boss", PASSWORD)
-    socket = browser.websocket("/ws/live/", "https://elsewhere.example.org")
-    assert socket.status == 403
-    socket.close()
+    live = browser.websocket("/ws/live/", "https://elsewhere.example.org")
+    assert live.status == 403
+    live.close()
 
 
 def test_cookies_are_for_https_only_and_browsers_are_told(browser):
@@ -124,10 +126,9 @@ def test_no_other_spelling_opens_it(browser, path):
     assert answer.status in (403, 404) and b"replsite_" not in body
 
 
-def test_the_servers_themselves_answer_machines_nearby(proxied):
-    import urllib.request
-
-    for path, has in (("metrics", b"replsite_stream_position"), ("health/ready", b"can serve")):
+def test_the_servers_themselves_answer_machines_nearby(proxied, browser):
+    browser.ask_json("/append?name=seen", "POST")
+    for path, has in (("metrics", b"replsite_stream_position"), ("health/ready", b'"well": true')):
         with urllib.request.urlopen(f"http://127.0.0.1:{proxied.http[0]}/{path}", timeout=60) as answer:
             assert has in answer.read()
 
@@ -204,6 +205,42 @@ class Load:
                 continue
             self.tokens.append(said["token"])
             self.writers.append(said["writer"])
+
+
+def test_a_server_that_is_told_to_stop_answers_what_it_was_asked_and_takes_nothing_new(proxied, site):
+    asked = urllib.request.Request(f"http://127.0.0.1:{proxied.http[0]}/slow", headers={"Host": NAME})
+    asked.add_header("X-Forwarded-Proto", "https")
+    answers: list[bytes] = []
+
+    def ask() -> None:
+        with urllib.request.urlopen(asked, timeout=60) as answer:
+            answers.append(answer.read())
+
+    thread = threading.Thread(target=ask)
+    with site.session() as cursor, site.session() as look:
+        cursor.execute("SELECT pg_advisory_lock(4711)")
+        thread.start()
+        wait_until(lambda: waiting(look), 30, "the page waits")
+        proxied.servers[0].terminate()
+        wait_until(lambda: not accepts(proxied.http[0]), 30, "no new connection is taken")
+        assert thread.is_alive() and proxied.servers[0].poll() is None
+    thread.join(30)
+    assert answers == [b'{"answered": true}']
+    assert proxied.servers[0].wait(30) == 0
+    proxied.restart(0)
+
+
+def waiting(cursor) -> bool:
+    cursor.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = 4711 AND NOT granted")
+    return bool(cursor.fetchone()[0])
+
+
+def accepts(port: int) -> bool:
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=10):
+            return True
+    except ConnectionRefusedError:
+        return False
 
 
 def test_two_writers_are_restarted_one_after_the_other_and_nobody_notices(proxied, browser, site):

@@ -1,6 +1,6 @@
 """The site's pages, one that appends, and one that tells whom Django takes the client for."""
 
-from django.db import transaction
+from django.db import connection, transaction
 from django.http import HttpRequest, JsonResponse
 from django.urls import path
 from django.views.decorators.csrf import csrf_exempt
@@ -24,4 +24,11 @@ def client_view(request: HttpRequest) -> JsonResponse:
     )
 
 
-urlpatterns = [path("append", append_view), path("client", client_view), *site_urls]
+def slow_view(request: HttpRequest) -> JsonResponse:
+    """Answers when nobody else holds the lock any more."""
+    with transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute("SELECT pg_advisory_xact_lock(4711)")
+    return JsonResponse({"answered": True})
+
+
+urlpatterns = [path("append", append_view), path("client", client_view), path("slow", slow_view), *site_urls]
