@@ -23,13 +23,13 @@ __all__ = ["for_anybody", "health_view", "live_view", "ready_view"]
 
 #: What anybody is told of a part that is not well.
 _WORDS = {
-    "database": "It does not answer as it should.",
-    "migrations": "Some are not applied.",
-    "positions": "They cannot be read.",
-    "broadcaster": "Clients of this process get no facts.",
-    "disk": "It is nearly full.",
+    "database": "It cannot be used, or does not answer. Start the server, or correct DATABASE_URL.",
+    "migrations": "Some are not applied. Run: manage.py migrate.",
+    "positions": "They cannot be read. See manage.py check_streams.",
+    "broadcaster": "Clients of this process get no facts. Start it again.",
+    "disk": "It is nearly full. Remove old archives and imports, or make it larger.",
 }
-_MORE = " `manage.py health` says what to do."
+_MORE = " `manage.py health` says more."
 _GROUPS = {"Stream": "streams", "Writer": "writers", "Job": "jobs"}
 
 

@@ -22,7 +22,7 @@ from replsite.shared_snapshot import SHARED
 from replsite.snapshot_views import Snapshot
 from streams import database
 from streams.conf import stream_settings
-from streams.logs import get_logger
+from streams.logs import Condition, get_logger
 
 __all__ = ["CHANGES_KEPT", "Sampler", "write_step"]
 
@@ -121,7 +121,8 @@ class Sampler:
         self._stopping = threading.Event()
         self._connection: Any = None
         self._before: dict[Subject, tuple[str, int]] = {}
-        self._is_away = False
+        self._since: dict[Subject, float] = {}
+        self._paused = Condition(log, "history.paused", "history.goes_on")
         self._thread = threading.Thread(target=self._run, name="replsite-sampler", daemon=True)
 
     def start(self) -> None:
@@ -151,12 +152,13 @@ class Sampler:
                     for change in write_step(cursor, snapshot, self._before):
                         stream, writer, reader = change.subject
                         name = {"writer": writer} if writer else {"reader": reader}
-                        log.info("status.changed", stream=stream, **name, was=change.was, now=str(change.now.word))
-            self._is_away = False
+                        since, self._since[change.subject] = self._since.get(change.subject), time.monotonic()
+                        lasted = {} if since is None else {"after_seconds": round(time.monotonic() - since, 1)}
+                        now = str(change.now.word)
+                        log.info("status.changed", stream=stream, **name, was=change.was, now=now, **lasted)
+            self._paused.ends()
         except (DjangoDatabaseError, database.DatabaseError) as error:
-            if not self._is_away:
-                log.warning("history.paused", error=str(error).strip().partition("\n")[0])
-            self._is_away = True
+            self._paused.begins(error)
             self._close()
 
     def _may_write(self) -> bool:

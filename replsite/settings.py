@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import dj_database_url
-import structlog
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.utils import get_random_secret_key
 from environs import Env
 
 from migrations import MIGRATION_MODULES as _MIGRATION_MODULES
+from streams.log_lines import logging_config
 
 BASE_DIR = Path(__file__).resolve().parent.parent
 env = Env()
@@ -204,8 +204,9 @@ REPLSITE_SEND_STALL_LIMIT_SECONDS = env.float("REPLSITE_SEND_STALL_LIMIT_SECONDS
 REPLSITE_CONNECTION_LIMIT = env.int("REPLSITE_CONNECTION_LIMIT", 5_000)
 REPLSITE_LINE_LIMIT_BYTES = env.int("REPLSITE_LINE_LIMIT_BYTES", 16_384)
 REPLSITE_CLOSE_LIMIT_SECONDS = env.float("REPLSITE_CLOSE_LIMIT_SECONDS", 25.0)
-REPLSITE_HTTP_CONNECTION_LIMIT = env.int("REPLSITE_HTTP_CONNECTION_LIMIT", 1_000)
+REPLSITE_HTTP_CONNECTION_LIMIT = env.int("REPLSITE_HTTP_CONNECTION_LIMIT", 2_000)
 REPLSITE_HTTP_BODY_LIMIT_BYTES = env.int("REPLSITE_HTTP_BODY_LIMIT_BYTES", 4 * 1024 * 1024)
+REPLSITE_WEBSOCKET_BUFFER_LIMIT_BYTES = env.int("REPLSITE_WEBSOCKET_BUFFER_LIMIT_BYTES", 4 * 1024 * 1024)
 REPLSITE_HANDSHAKE_LIMIT_SECONDS = env.float("REPLSITE_HANDSHAKE_LIMIT_SECONDS", 10.0)
 REPLSITE_TLS_CERTIFICATE = env.str("REPLSITE_TLS_CERTIFICATE", "")
 REPLSITE_TLS_KEY = env.str("REPLSITE_TLS_KEY", "")
@@ -246,35 +247,11 @@ REPLSITE_JOB_PERIODS: Any = env.json("REPLSITE_JOB_PERIODS", {})
 
 # --- logging ------------------------------------------------------------------------------------------------------
 REPLSITE_LOG_FORMAT = env.str("REPLSITE_LOG_FORMAT", "key-value")
-_processors: list[Any] = [
-    structlog.contextvars.merge_contextvars,
-    structlog.stdlib.add_logger_name,
-    structlog.stdlib.add_log_level,
-    structlog.processors.TimeStamper(fmt="iso", utc=True),
-    structlog.processors.format_exc_info,
-]
-structlog.configure(
-    processors=[structlog.stdlib.filter_by_level, *_processors, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
-    logger_factory=structlog.stdlib.LoggerFactory(),
-    cache_logger_on_first_use=True,
-)
-_renderer = (
-    structlog.processors.JSONRenderer()
-    if REPLSITE_LOG_FORMAT == "json"
-    else structlog.processors.LogfmtRenderer(key_order=["timestamp", "level", "logger", "event"], bool_as_flag=False)
-)
-LOGGING = {
-    "version": 1,
-    "disable_existing_loggers": False,
-    "formatters": {
-        "structured": {
-            "()": structlog.stdlib.ProcessorFormatter,
-            "foreign_pre_chain": _processors,
-            "processors": [structlog.stdlib.ProcessorFormatter.remove_processors_meta, _renderer],
-        }
-    },
-    "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "structured"}},
-    "root": {"handlers": ["stderr"], "level": env.str("REPLSITE_LOG_LEVEL", "INFO")},
-    # Anybody may ask under a wrong name; that is answered with 400 and counted, and a trace for each would fill the log.
-    "loggers": {"django.security.DisallowedHost": {"level": "CRITICAL"}},
-}
+try:
+    LOGGING = logging_config(
+        REPLSITE_LOG_FORMAT,
+        env.str("REPLSITE_LOG_LEVEL", "INFO").upper(),
+        secrets=[SECRET_KEY, REPLSITE_REPLICATION_SECRET, str(DATABASES["default"].get("PASSWORD", ""))],
+    )
+except ValueError as error:
+    raise ImproperlyConfigured(f"REPLSITE_LOG_FORMAT: {error}.") from error

@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
 from streams import database
-from streams.logs import get_logger
+from streams.logs import Condition, get_logger
 
 __all__ = ["NotifyListener"]
 
@@ -38,6 +38,7 @@ class NotifyListener(Generic[T]):
         self._on_heard = on_heard
         self._using = using
         self._name = name
+        self._away = Condition(log, "notifications.connection_lost", "notifications.connected_again", listener=name)
         self._missed = False
         self._is_nudged = False
         self._stopping = threading.Event()
@@ -89,12 +90,12 @@ class NotifyListener(Generic[T]):
                 if not connected:
                     self._connect()
                     connected = True
-                    log.info("notifications.connected_again", listener=self._name)
+                    self._away.ends()
                     self._tell([])
                 self._hear()
             except (OSError, ValueError, *database.connection_gone) as error:
                 if connected:
-                    log.warning("notifications.connection_lost", listener=self._name, error=str(error).strip())
+                    self._away.begins(error)
                     self.lost()
                 connected = False
                 if select.select([self._wake_read], [], [], RETRY_SECONDS)[0]:

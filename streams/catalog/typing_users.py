@@ -19,12 +19,13 @@ from streams import registry
 from streams.catalog.models import Typing
 from streams.conf import stream_settings
 from streams.errors import StreamError, UnusableFact
-from streams.logs import get_logger
+from streams.logs import Condition, get_logger
 from streams.writers import before_leaving, current_writer
 
 __all__ = ["expire_typing", "set_typing", "stop_expiry", "typing_in"]
 
 log = get_logger(__name__)
+_NOT_EXPIRED = Condition(log, "typing.not_expired", "typing.expired_again")
 LONGEST_TIMEOUT_SECONDS = 120.0
 _RETRY_SECONDS = 1.0
 
@@ -143,8 +144,9 @@ class _Expiry:
             with connections[stream_settings().database].cursor() as cursor:
                 cursor.execute(_NEXT)
                 seconds = cursor.fetchone()[0]
+            _NOT_EXPIRED.ends()
         except (DatabaseError, StreamError) as error:
-            log.warning("typing.not_expired", error=str(error).strip())
+            _NOT_EXPIRED.begins(error)
             with suppress(DatabaseError):
                 connections.close_all()
             return _RETRY_SECONDS

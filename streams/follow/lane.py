@@ -22,7 +22,7 @@ from streams.follow.delays import DelaySamples
 from streams.follow.delivery import ConnectionLost, Delivery, Stopped
 from streams.follow.handlers import Handler
 from streams.follow.source import Batch, TableSource
-from streams.logs import get_logger
+from streams.logs import Condition, get_logger
 from streams.tokens import VectorToken
 
 __all__ = ["Lane", "TableLane"]
@@ -46,6 +46,9 @@ class Lane:
         self._using = handler.effects_database
         self._streams_using = stream_settings().database
         self._source = TableSource(handler, self._streams_using)
+        self._database_lost = Condition(
+            log, "reader.database_lost", "reader.database_back", reader=handler.reader, stream=handler.stream
+        )
         self._delays = DelaySamples(handler.reader, handler.stream, self._streams_using)
 
     def wake(self) -> None:
@@ -85,13 +88,14 @@ class Lane:
             try:
                 delivery = self._begin()
                 self._began()
+                self._database_lost.ends()
                 retry_seconds = FIRST_RETRY_SECONDS
                 self.follow(delivery)
                 return
             except CursorMoved:
                 log.warning("reader.cursor_moved", reader=self.handler.reader, stream=self.handler.stream)
             except (ConnectionLost, database.DatabaseError) as error:
-                log.warning("reader.database_lost", reader=self.handler.reader, error=database.explain(error))
+                self._database_lost.begins(database.explain(error))
                 self._source.close()
                 connections.close_all()
                 if self._pause(retry_seconds):

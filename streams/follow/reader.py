@@ -19,7 +19,7 @@ from streams.follow.handlers import Handler, handlers_of
 from streams.follow.lane import FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS, Lane, TableLane
 from streams.follow.reader_lock import ReaderLock
 from streams.follow.wire_lane import WireLane
-from streams.logs import get_logger
+from streams.logs import Condition, get_logger
 from streams.pokes import Poke, PokeListener
 from streams.replication.connections import Connector
 
@@ -40,6 +40,7 @@ class Reader:
         self._using = stream_settings().database
         self._effects_using = self._one_database()
         self._stopping = threading.Event()
+        self._database_lost = Condition(log, "reader.database_lost", "reader.database_back", reader=name)
         self._round_over = threading.Event()
         self._lanes: list[Lane] = []
         self._counts = [0, 0]
@@ -102,7 +103,7 @@ class Reader:
                 if self._hold_and_follow(until_caught_up=until_caught_up):
                     return
             except database.DatabaseError as error:
-                log.warning("reader.database_lost", reader=self.name, error=database.explain(error))
+                self._database_lost.begins(database.explain(error))
             if time.monotonic() - began > LONGEST_RETRY_SECONDS:
                 retry_seconds = FIRST_RETRY_SECONDS
             self._stopping.wait(retry_seconds)
@@ -112,6 +113,7 @@ class Reader:
         """One round; false when the name was lost with its connection, and must be taken anew."""
         lock = ReaderLock(self.name, self._effects_using, self.positions, lost=self._end_round)
         owner = lock.take()
+        self._database_lost.ends()
         log.info("reader.runs", reader=self.name, lease=owner.lease)
         try:
             return self._follow(owner, lock, until_caught_up=until_caught_up)

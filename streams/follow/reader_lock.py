@@ -18,7 +18,7 @@ from streams.conf import stream_settings
 from streams.errors import ReaderNameTaken
 from streams.follow.cursor_table import Owner, sign_of_life, take_lease
 from streams.leases import describe_lock_holder
-from streams.logs import get_logger
+from streams.logs import Condition, get_logger
 from streams.reader_table import store_readers
 from streams.replication.wire_counts import received_rdata
 
@@ -53,6 +53,7 @@ class ReaderLock:
         self._connection: Any = None
         self._shown_on = database.KeptConnection(stream_settings().database, f"replsite readers {reader}")
         self._owner: Owner | None = None
+        self._not_shown = Condition(log, "reader.not_shown", "reader.shown_again", reader=reader)
         self._thread = threading.Thread(target=self._beat, name=f"replsite-reader-{reader}", daemon=True)
 
     def take(self) -> Owner:
@@ -107,7 +108,9 @@ class ReaderLock:
                 store_readers(cursor, "follower", os.getpid(), [row])
                 received_rdata.store(cursor)
         except database.DatabaseError as error:
-            log.info("reader.not_shown", reader=self._reader, error=str(error).strip())
+            self._not_shown.begins(error)
+        else:
+            self._not_shown.ends()
 
 
 def hold_name(cursor: Any, reader: str) -> None:

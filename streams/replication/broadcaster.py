@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from streams import database, registry
 from streams.conf import StreamSettings, stream_settings
-from streams.logs import get_logger
+from streams.logs import Condition, get_logger
 from streams.names import is_pattern
 from streams.pokes import Poke, PokeListener
 from streams.replication.backlog import Backlog, Round
@@ -86,6 +86,10 @@ class Broadcaster:
         self._answer_others: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._looked_at = time.monotonic()
+        self._database_away = Condition(log, "broadcaster.database_away", "broadcaster.database_back")
+        self._readers_not_written = Condition(
+            log, "broadcaster.readers_not_written", "broadcaster.readers_written_again"
+        )
 
     @property
     def silent_seconds(self) -> float | None:
@@ -258,8 +262,9 @@ class Broadcaster:
                     self._looked_at = time.monotonic()
                     await self._pace()
                 self._looked_at = time.monotonic()
+                self._database_away.ends()
             except database.DatabaseError as error:
-                log.warning("broadcaster.database_error", error=str(error).strip())
+                self._database_away.begins(error)
                 await asyncio.sleep(RETRY_SECONDS)
                 self._look_at(set())
 
@@ -380,10 +385,12 @@ class Broadcaster:
     async def _write_readers(self, write: Callable[[], T]) -> T | None:
         """The table of readers is for people to look at: an error here must not stop facts."""
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._figure_threads, write)
+            written = await asyncio.get_running_loop().run_in_executor(self._figure_threads, write)
         except database.DatabaseError as error:
-            log.warning("broadcaster.readers_not_written", error=str(error).strip())
+            self._readers_not_written.begins(error)
             return None
+        self._readers_not_written.ends()
+        return written
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)

@@ -22,13 +22,14 @@ from django.views.decorators.csrf import csrf_exempt
 from streams import database
 from streams.conf import stream_settings
 from streams.errors import ResyncNeeded, UnknownStream
-from streams.logs import get_logger
+from streams.logs import Condition, get_logger
 from streams.replication.access import Access
 from streams.replication.stream_updates import Question, stream_updates
 
 __all__ = ["AnswerCache", "Refused", "stream_updates_view"]
 
 log = get_logger(__name__)
+_database_away = Condition(log, "catch_up.database_away", "catch_up.database_back")
 
 CACHE_SECONDS = 30 * 60
 CACHE_LIMIT_BYTES = 16 * 1024 * 1024
@@ -115,12 +116,13 @@ def _answer(txn_id: str, question: Question) -> bytes:
         raise Refused(503, "M_LIMIT_EXCEEDED", "Too many ask for missed facts at once. Ask again in a few seconds.")
     try:
         answer = stream_updates(question)
+        _database_away.ends()
     except UnknownStream:
         raise Refused(400, "M_UNKNOWN", "Unknown stream") from None
     except ResyncNeeded as error:
         raise Refused(410, "REPLSITE_RESYNC_NEEDED", f"resync needed: {error}") from error
     except database.DatabaseError as error:
-        log.warning("catch_up.database_error", error=str(error).strip())
+        _database_away.begins(error)
         raise Refused(503, "M_UNKNOWN", "The database cannot be read now. Ask again in a few seconds.") from error
     finally:
         _places.release()

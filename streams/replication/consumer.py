@@ -8,11 +8,13 @@ the scope ``tcp`` (``docs/reference/tcp-scope.md``), with its extension ``tcp.tr
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from channels.consumer import AsyncConsumer
 from channels.exceptions import StopConsumer
+from structlog.contextvars import bind_contextvars
 
 from streams.logs import get_logger
 from streams.replication.broadcaster import Broadcaster, process_broadcaster
@@ -76,6 +78,7 @@ class ReplicationConsumer(AsyncConsumer):
         settings = self._broadcaster.settings
         client = self.scope.get("client")
         address = f"{client[0]}:{client[1]}" if client else ""
+        bind_contextvars(address=address)
         await self.send({"type": "tcp.accept"})
         transport = self.scope["extensions"]["tcp.transport"]
         self._peer = Peer.accept(transport, address, settings.server_name, self._broadcaster.limits)
@@ -102,9 +105,12 @@ class ReplicationConsumer(AsyncConsumer):
         """The effect of a command on this connection; what it tells everybody is the reports' business."""
         match command:
             case Replicate():
+                if not peer.has_replicated:
+                    log.info("replication.follows", client=peer.name, address=peer.address)
                 self._broadcaster.answer_replicate(peer)
             case Name(name):
                 self._broadcaster.name_peer(peer, printable(name[:200]))
+                bind_contextvars(client=peer.name)
             case Error(text) if not self._has_said_error:
                 self._has_said_error = (
                     True  # the counters tell of the others: a log must not grow as fast as a peer talks
@@ -123,4 +129,18 @@ class ReplicationConsumer(AsyncConsumer):
         if peer is not None:
             peer.lost()
             self._broadcaster.leave(peer)
+            if peer.has_replicated:  # others come and go as they like: they are counted
+                self._log_end(peer)
             self._reports.gone(peer)
+
+    def _log_end(self, peer: Peer) -> None:
+        connection = peer.connection
+        log.info(
+            "replication.ended",
+            client=peer.name,
+            address=peer.address,
+            reason=str(connection.close_reason),
+            seconds=round(time.monotonic() - peer.connected_at, 1),
+            lines_sent=connection.lines_out,
+            bytes_unread=peer.buffered_bytes,
+        )

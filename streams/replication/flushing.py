@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Generic, TypeVar
 
 from streams import database
-from streams.logs import get_logger
+from streams.logs import Condition, get_logger
 
 __all__ = ["Flusher"]
 
@@ -45,7 +45,7 @@ class Flusher(Generic[B]):
         self._idle_seconds = idle_seconds
         self._close = close
         self._unwritten: B | None = None
-        self._failing = False
+        self._away = Condition(log, "flusher.database_away", "flusher.database_back", flusher=name)
         self._wake = asyncio.Event()
         self._stopping = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
@@ -105,11 +105,10 @@ class Flusher(Generic[B]):
 
     def _note(self, error: Exception | None) -> None:
         """One line when it begins to fail, one when it is over."""
-        if error is not None and not self._failing:
-            log.warning("flusher.database_away", flusher=self._name, error=str(error).strip())
-        elif error is None and self._failing:
-            log.info("flusher.database_back", flusher=self._name)
-        self._failing = error is not None
+        if error is not None:
+            self._away.begins(error)
+        else:
+            self._away.ends()
 
 
 async def _wait(event: asyncio.Event, seconds: float) -> None:

@@ -19,7 +19,7 @@ from functools import partial
 
 from streams import cache_feed, registry
 from streams.labels import OTHER
-from streams.logs import get_logger
+from streams.logs import Condition, get_logger
 from streams.replication.addresses import Address
 from streams.replication.backoff import Backoff, Outcome
 from streams.replication.catch_up import CatchUp, NoCatchUp, Writers
@@ -106,6 +106,9 @@ class Follower:
         self.connects = self.facts_missed_ranges = 0
         self.connector = options.way()
         self.link: Link | None = None
+        self._not_connected = Condition(
+            log, "follower.connection_failed", "follower.connected_again", server=str(self.connector)
+        )
         self._handle = handle
         self._catch_up = catch_up or NoCatchUp()
         self._progressed = progressed
@@ -186,13 +189,14 @@ class Follower:
             try:
                 await self._follow_one_connection()
             except (OSError, CatchUpError) as error:
-                log.warning("follower.connection_failed", server=str(self.connector), error=str(error))
+                self._not_connected.begins(error)
             await asyncio.sleep(backoff.seconds_after(self._outcome, time.monotonic() - began))
 
     # --- one connection -------------------------------------------------------------------------------------------
 
     async def _follow_one_connection(self) -> None:
         link = self.link = await self.connector.connect()
+        self._not_connected.ends()
         self.connects += 1
         self._outcome = Outcome.USELESS
         self._cursors.begin_connection()

@@ -20,7 +20,7 @@ from streams import database
 from streams.conf import stream_settings
 from streams.epochs import unstamp
 from streams.errors import TokenError
-from streams.logs import get_logger
+from streams.logs import Condition, get_logger
 from streams.recording import Recorder
 from streams.replication.catch_up import CatchUp, NoCatchUp, TableCatchUp
 from streams.replication.connections import Connector
@@ -193,6 +193,8 @@ class _Registration:
         self._follower = follower
         self._key = f"follower {follower.options.name}"
         self._connected_at = time.monotonic()
+        name = follower.options.name
+        self._not_registered = Condition(log, "follower.not_registered", "follower.registered_again", reader=name)
         self._rows = ReaderRows("follower", str(follower.connector), stream_settings().database)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="registration")
         self._task = asyncio.create_task(self._beat())
@@ -216,7 +218,9 @@ class _Registration:
         try:
             await asyncio.get_running_loop().run_in_executor(self._thread, self._rows.write, [row])
         except database.DatabaseError as error:
-            log.info("follower.not_registered", error=str(error).strip())
+            self._not_registered.begins(error)
+        else:
+            self._not_registered.ends()
 
     def _row(self, close_reason: str) -> dict[str, object]:
         follower = self._follower
