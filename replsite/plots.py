@@ -12,7 +12,7 @@ from html import escape
 from itertools import pairwise
 from math import floor, log10
 
-__all__ = ["Plot", "Point", "nice_ceiling", "plot_svg", "rates"]
+__all__ = ["Mark", "Plot", "Point", "nice_ceiling", "plot_svg", "rates"]
 
 WIDTH, HEIGHT = 420, 130
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 6, 10, 22
@@ -29,6 +29,15 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
+class Mark:
+    """Something that happened: a line from top to bottom, told when pointed at; ``word`` is part of its class in the style."""
+
+    at: datetime
+    word: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Plot:
     """What to draw: points in the order of time, a line breaks where more than ``gap`` lies between two."""
 
@@ -39,6 +48,10 @@ class Plot:
     gap: timedelta
     label: Callable[[float], str]
     """A value in words, for the axis and the description."""
+    low: float = 0.0
+    """Where the axis begins."""
+    marks: Sequence[Mark] = ()
+    """Moments to be seen beside the line."""
 
 
 def rates(points: Sequence[Point], gap: timedelta) -> list[Point]:
@@ -61,16 +74,17 @@ def nice_ceiling(value: float) -> float:
 
 def plot_svg(plot: Plot) -> str:
     """The picture, with a title and a description in words."""
-    top = nice_ceiling(max((point.value for point in plot.points), default=0.0))
+    top = nice_ceiling(max((point.value - plot.low for point in plot.points), default=0.0))
     parts = [
         f'<svg class="plot" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" preserveAspectRatio="none">',
         f"<title>{escape(plot.title)}</title><desc>{escape(_described(plot))}</desc>",
         *_axes(plot, top),
+        *_marks(plot),
     ]
     for line in _lines(plot):
-        path = " ".join(f"{_x(plot, point.at):.1f},{_y(point.value, top):.1f}" for point in line)
+        path = " ".join(f"{_x(plot, point.at):.1f},{_y(point.value - plot.low, top):.1f}" for point in line)
         if len(line) == 1:
-            path += f" {_x(plot, line[0].at) + 1:.1f},{_y(line[0].value, top):.1f}"
+            path += f" {_x(plot, line[0].at) + 1:.1f},{_y(line[0].value - plot.low, top):.1f}"
         parts.append(f'<polyline class="plot-line" points="{path}"/>')
     return "".join([*parts, "</svg>"])
 
@@ -97,13 +111,23 @@ def _axes(plot: Plot, top: float) -> list[str]:
     for share in (0.0, 0.5, 1.0):
         y = _y(top * share, top)
         parts.append(f'<line class="plot-grid" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        parts.append(_text(_LEFT - 6, y + 4, "end", plot.label(top * share)))
+        parts.append(_text(_LEFT - 6, y + 4, "end", plot.label(plot.low + top * share)))
     form = "%H:%M" if plot.end - plot.begin <= timedelta(days=1) else "%d %b"
     form = "%b %Y" if plot.end - plot.begin > timedelta(days=300) else form
     anchors = ("start", "middle", "end")
     for share, anchor in zip((0.0, 0.5, 1.0), anchors, strict=True):
         at = plot.begin + (plot.end - plot.begin) * share
         parts.append(_text(_x(plot, at), HEIGHT - 6, anchor, at.strftime(form)))
+    return parts
+
+
+def _marks(plot: Plot) -> list[str]:
+    parts = []
+    for mark in plot.marks:
+        if plot.begin <= mark.at <= plot.end:
+            x = f"{_x(plot, mark.at):.1f}"
+            line = f'<line x1="{x}" x2="{x}" y1="{_TOP}" y2="{HEIGHT - _BOTTOM}"/>'
+            parts.append(f'<g class="plot-mark plot-{escape(mark.word)}"><title>{escape(mark.text)}</title>{line}</g>')
     return parts
 
 

@@ -71,7 +71,7 @@ class Change:
 
 
 def samples_of(snapshot: Snapshot) -> list[SampleRow]:
-    """One row for each stream, and for each reader on each of its streams."""
+    """One row for each stream, for each reader on each of its streams, and for what lies in the database."""
     rows = {}
     for stream in snapshot.streams:
         pending = sum(writer.pending_facts for writer in stream.writers)
@@ -86,6 +86,7 @@ def samples_of(snapshot: Snapshot) -> list[SampleRow]:
             str(stream.status.word),
         )
         rows[stream.name, ""] = row
+    rows |= {("", row.reader): row for row in _storage_samples(snapshot)}
     names: set[str] = set()
     for reader in snapshot.readers:
         if reader.closed_at is not None:
@@ -107,6 +108,13 @@ def samples_of(snapshot: Snapshot) -> list[SampleRow]:
             if len(rows) < MOST_SUBJECTS or before is not None:
                 rows[view.stream, label] = row if before is None else _worse(before, row)
     return list(rows.values())
+
+
+def _storage_samples(snapshot: Snapshot) -> list[SampleRow]:
+    """The database and its largest tables, as readers of no stream: the position is the size in bytes, what waits the rows."""
+    storage = snapshot.storage
+    tables = () if storage is None else (storage.database, *storage.tables)
+    return [SampleRow("", table.name, table.size_bytes, table.rows or 0, 0.0, 0, "") for table in tables]
 
 
 def _worse(one: SampleRow, other: SampleRow) -> SampleRow:

@@ -278,6 +278,7 @@ class StorageView:
     state_groups: int | None = None
     state_group_rows: int | None = None
     """Rows of all state groups, stored as deltas."""
+    state_bytes: int = 0
     unreferenced_groups: int | None = None
     """State groups that no event has and nothing is built on."""
     unreferenced_exact: bool = True

@@ -61,7 +61,7 @@ def read_storage(cursor: Any, as_of: datetime) -> StorageView:
         grown_rows = rows - old_rows if rows is not None and old_rows is not None else None
         return TableView(name, rows, size, size - old_size, grown_rows, at) if at else TableView(name, rows, size)
 
-    groups, group_rows = (sizes.get(name, (None, 0))[0] for name in _STATE_TABLES)
+    (groups, group_bytes), (group_rows, row_bytes) = (sizes.get(name, (None, 0)) for name in _STATE_TABLES)
     unreferenced, exact = _unreferenced(cursor, groups)
     return StorageView(
         as_of=as_of,
@@ -69,6 +69,7 @@ def read_storage(cursor: Any, as_of: datetime) -> StorageView:
         tables=tuple(table(name, *size) for name, size in [*sizes.items()][:MOST_TABLES]),
         state_groups=groups,
         state_group_rows=group_rows,
+        state_bytes=group_bytes + row_bytes,
         unreferenced_groups=unreferenced,
         unreferenced_exact=exact,
         rooms=_rooms(cursor),

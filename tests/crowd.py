@@ -21,7 +21,7 @@ _FACTS = 3_000
 
 
 def _names() -> list[str]:
-    """Twelve streams, those with facts of their own last to begin with."""
+    """Twelve streams, the one that has real facts first."""
     return ["caches", *[name for name in registry.names() if name != "caches"]][:STREAMS]
 
 
@@ -36,7 +36,8 @@ def fill(writers: int = WRITERS, readers: int = READERS) -> None:
             "FROM generate_series(2, %s) n",
             [writers, _FACTS, _FACTS],
         )
-        cursor.execute("SELECT setval('streams_cacheinvalidation_seq', %s)", [_FACTS])
+        for stream in registry.all_streams():
+            cursor.execute("SELECT setval(%s, %s)", [stream.declaration.sequence, _FACTS])
     Instance.objects.bulk_create(
         Instance(name=name, heartbeat_at=alive, started_at=timezone.now() - timedelta(hours=3), host="vm", process_id=900 + at,
                  version="1.0")
@@ -70,4 +71,4 @@ def move() -> None:
             "FROM jsonb_each(positions) s)"
         )
         for stream in registry.all_streams():
-            cursor.execute("SELECT setval(%s, nextval(%s) + 400)", [stream.declaration.sequence] * 2)
+            cursor.execute("SELECT setval(%s, nextval(%s) + 10)", [stream.declaration.sequence] * 2)

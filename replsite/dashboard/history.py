@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
 from django.contrib import admin
+from django.db.models import Q, QuerySet
 from django.http import Http404, HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.utils.safestring import mark_safe
 from django.views.decorators.http import require_safe
 
-from replsite.plots import Plot, Point, plot_svg, rates
+from replsite.plots import Mark, Plot, Point, plot_svg, rates
 from replsite.samples import SPANS, Span
 from replsite.status import Severity
-from replsite.wording import count
+from replsite.storage_rows import DATABASE
+from replsite.wording import byte_size, count
 from streams import registry
 from streams.clock import database_now
 from streams.conf import stream_settings
+from streams.labels import plain_label
 from streams.models import Sample, StatusChange
 
 __all__ = ["CHANGES_SHOWN", "READERS_SHOWN", "history_page"]
@@ -27,30 +31,66 @@ READERS_SHOWN = 12
 CHANGES_SHOWN = 100
 #: A line breaks where so many steps are missing.
 _GAP_STEPS = 2.5
+#: So many samples are drawn at most: of a thousand subjects none has more than a day of them.
+_MOST_SAMPLES = 100_000
 
 
 @require_safe
 def _history_page(request: HttpRequest) -> HttpResponse:
     names = [stream.name for stream in registry.all_streams()]
-    stream, span_name = request.GET.get("stream", names[0]), request.GET.get("span", "hour")
-    if span_name not in SPANS:
+    span_name, who = request.GET.get("span", "hour"), request.GET.get("who", "")
+    if span_name not in SPANS or "\x00" in who:
         raise Http404(f"There is no span of that name; there are {', '.join(SPANS)}.")
-    using = stream_settings().database
-    samples = Sample.objects.using(using).filter(step_seconds=SPANS[span_name].step_seconds, stream=stream)
-    if stream not in names and ("\x00" in stream or not samples.exists()):
+    asked = _Asked(
+        request.GET.get("stream", "" if who else names[0]), who, SPANS[span_name], stream_settings().database
+    )
+    samples = asked.samples()
+    if asked.stream not in names and not who and ("\x00" in asked.stream or not samples):
         raise Http404("Nothing was recorded of a stream of that name.")
-    changes = StatusChange.objects.using(using).filter(stream=stream)[:CHANGES_SHOWN]
+    changes = list(asked.changes())
     context: dict[str, Any] = {
         **admin.site.each_context(request),
-        "title": f"History of {stream}",
-        "stream": stream,
+        "title": "History of storage" if asked.is_storage else f"History of {who or asked.stream}",
+        "stream": asked.stream,
+        "who": who,
+        "is_storage": asked.is_storage,
         "streams": names,
         "span": span_name,
         "spans": {name: span.title for name, span in SPANS.items()},
-        "sections": _sections(list(samples.order_by("reader", "at")), SPANS[span_name], database_now(using)),
+        "sections": _Drawing(asked, changes, database_now(asked.using)).sections(samples),
         "changes": [_change(change) for change in changes],
     }
     return TemplateResponse(request, "dashboard/history.html", context)
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What the page is about: a stream (empty: storage), or one reader or writer on all streams."""
+
+    stream: str
+    who: str
+    span: Span
+    using: str
+
+    @property
+    def is_storage(self) -> bool:
+        return not self.stream and not self.who
+
+    def samples(self) -> list[Sample]:
+        if "\x00" in self.stream:
+            return []
+        found = Sample.objects.using(self.using).filter(step_seconds=self.span.step_seconds)
+        if self.who:
+            wanted = found.filter(reader=plain_label(self.who, {self.who})).exclude(stream="")
+        else:
+            wanted = found.filter(stream=self.stream)
+        return list(wanted.order_by("stream", "reader", "at")[:_MOST_SAMPLES])
+
+    def changes(self) -> QuerySet[StatusChange]:
+        found = StatusChange.objects.using(self.using)
+        if self.who:
+            return found.filter(Q(writer=self.who) | Q(reader=plain_label(self.who, {self.who})))[:CHANGES_SHOWN]
+        return found.filter(stream=self.stream)[:CHANGES_SHOWN]
 
 
 def _change(change: StatusChange) -> dict[str, Any]:
@@ -58,6 +98,7 @@ def _change(change: StatusChange) -> dict[str, Any]:
         "at": change.at,
         "who": change.writer or change.reader,
         "kind": "writer" if change.writer else "reader",
+        "stream": change.stream,
         "was": change.was or "not seen before",
         "word": change.word,
         "severity": Severity(change.severity).name.lower(),
@@ -65,41 +106,89 @@ def _change(change: StatusChange) -> dict[str, Any]:
     }
 
 
-def _sections(samples: Sequence[Sample], span: Span, now: datetime) -> list[dict[str, Any]]:
-    """The stream itself, then its readers, those that did worst first."""
-    by_reader: dict[str, list[Sample]] = {}
-    for sample in samples:
-        by_reader.setdefault(sample.reader, []).append(sample)
-    own = by_reader.pop("", [])
-    readers = sorted(by_reader, key=lambda name: (-max(s.severity for s in by_reader[name]), name))
-    gap = timedelta(seconds=span.step_seconds * _GAP_STEPS)
+@dataclass(frozen=True, slots=True)
+class _About:
+    """Whom a plot is about, and what happened to it."""
 
-    def picture(title: str, points: Sequence[Point], label: Callable[[float], str]) -> str:
-        plot = Plot(title, points, now - timedelta(seconds=span.kept_seconds), now, gap, label)
-        return mark_safe(plot_svg(plot))  # noqa: S308 - every text in it is escaped there
+    name: str
+    marks: Sequence[Mark] = ()
 
-    sections = [
-        {
-            "title": "",
-            "plots": [
-                ("Facts per second", picture("Facts per second", rates(_points(own, "position"), gap), _rate)),
-                ("Pending facts", picture("Pending facts", _points(own, "waiting"), _whole)),
-                ("Age of the oldest", picture("Age of the oldest pending fact", _points(own, "seconds"), _age)),
-            ],
-        }
-    ]
-    for name in readers[:READERS_SHOWN]:
-        rows = by_reader[name]
-        sections.append(
-            {
-                "title": name,
-                "plots": [
-                    ("Lag in facts", picture(f"Lag of {name} in facts", _points(rows, "waiting"), _whole)),
-                    ("Lag in time", picture(f"Lag of {name} in time", _points(rows, "seconds"), _age)),
-                ],
-            }
-        )
-    return sections
+
+class _Drawing:
+    """Makes the plots of one page; changes of status are marked in the plots of whom they are about."""
+
+    def __init__(self, asked: _Asked, changes: Sequence[StatusChange], now: datetime) -> None:
+        self.asked = asked
+        self.changes = changes
+        self.now = now
+        self.gap = timedelta(seconds=asked.span.step_seconds * _GAP_STEPS)
+
+    def sections(self, samples: Sequence[Sample]) -> list[dict[str, Any]]:
+        """Of a stream: itself, then its readers, those that did worst first; of a reader: its streams; of storage: its tables."""
+        found: dict[tuple[str, str], list[Sample]] = {}
+        for sample in samples:
+            found.setdefault((sample.stream, sample.reader), []).append(sample)
+        own = found.pop((self.asked.stream, ""), [])
+        worst = sorted(found, key=lambda key: (-max(sample.severity for sample in found[key]), key))
+        if self.asked.is_storage:
+            return [
+                self._table(name, found["", name])
+                for _, name in sorted(found, key=lambda key: -found[key][-1].position)
+            ]
+        readers = [self._reader(*key, found[key]) for key in worst[:READERS_SHOWN]]
+        return readers if self.asked.who else [self._stream(own), *readers]
+
+    def _stream(self, rows: Sequence[Sample]) -> dict[str, Any]:
+        about = _About("", self._marks(lambda change: bool(change.writer)))
+        plots = [
+            self._plot(about, "Facts per second", rates(_points(rows, "position"), self.gap), _rate),
+            self._plot(about, "Position", _points(rows, "position"), _whole, from_lowest=True),
+            self._plot(about, "Pending facts", _points(rows, "waiting"), _whole),
+            self._plot(about, "Age of the oldest pending fact", _points(rows, "seconds"), _age),
+        ]
+        return {"title": "", "plots": plots}
+
+    def _reader(self, stream: str, reader: str, rows: Sequence[Sample]) -> dict[str, Any]:
+        name = f"{reader} on {stream}" if self.asked.who else reader
+        about = _About(name, self._marks(lambda change: change.reader == reader and change.stream == stream))
+        plots = [
+            self._plot(about, "Lag in facts", _points(rows, "waiting"), _whole),
+            self._plot(about, "Lag in time", _points(rows, "seconds"), _age),
+            self._plot(about, "Position", _points(rows, "position"), _whole, from_lowest=True),
+        ]
+        return {"title": name, "plots": plots}
+
+    def _table(self, name: str, rows: Sequence[Sample]) -> dict[str, Any]:
+        plots = [self._plot(_About(name), "Size", _points(rows, "position"), _size)]
+        if any(row.waiting for row in rows):
+            plots.append(self._plot(_About(name), "Rows", _points(rows, "waiting"), _whole))
+        return {"title": "Database" if name == DATABASE else name, "plots": plots}
+
+    def _marks(self, is_about: Callable[[StatusChange], bool]) -> list[Mark]:
+        return [
+            Mark(
+                change.at,
+                Severity(change.severity).name.lower(),
+                f"{change.at:%Y-%m-%d %H:%M:%S} UTC: {change.writer or change.reader} became {change.word}",
+            )
+            for change in self.changes
+            if is_about(change)
+        ]
+
+    def _plot(
+        self,
+        about: _About,
+        title: str,
+        points: Sequence[Point],
+        label: Callable[[float], str],
+        *,
+        from_lowest: bool = False,
+    ) -> tuple[str, str]:
+        low = min((point.value for point in points), default=0.0) if from_lowest else 0.0
+        begin = self.now - timedelta(seconds=self.asked.span.kept_seconds)
+        said = f"{title} of {about.name}" if about.name else title
+        plot = Plot(said, points, begin, self.now, self.gap, label, low, about.marks)
+        return title, mark_safe(plot_svg(plot))  # noqa: S308 - every text in it is escaped there
 
 
 def _points(samples: Sequence[Sample], column: str) -> list[Point]:
@@ -108,6 +197,10 @@ def _points(samples: Sequence[Sample], column: str) -> list[Point]:
 
 def _whole(value: float) -> str:
     return count(round(value)) if value == round(value) else f"{value:.1f}"
+
+
+def _size(value: float) -> str:
+    return byte_size(round(value))
 
 
 def _age(seconds: float) -> str:

@@ -62,7 +62,7 @@ __all__ = [
 FINE_READERS_SHOWN = 100
 CLOSED_READERS_SHOWN = 10
 #: So many problems are named below the worst one; all are in the tables.
-PROBLEMS_SHOWN = 8
+PROBLEMS_SHOWN = 4
 
 STREAMS = (
     Column("Stream and writer"),

@@ -52,9 +52,9 @@ def _state(storage: StorageView) -> list[Group]:
     rows = storage.state_group_rows or 0
     each = f"{rows / storage.state_groups:.1f} rows each" if storage.state_groups else ""
     groups = text_cell(counted(storage.state_groups, "group"), f"{counted(rows, 'row')} · {each}" if each else "")
-    none = text_cell(NOTHING)
-    unreferenced = text_cell(NOTHING) if found is None else text_cell(count(found), "unreferenced")
-    cells = [text_cell("State groups", "states of rooms, as deltas"), groups, none, unreferenced]
+    unreferenced = "" if found is None else f"{count(found)} unreferenced"
+    name = text_cell("State groups", " · ".join(part for part in ("as deltas", unreferenced) if part))
+    cells = [name, groups, text_cell(byte_size(storage.state_bytes)), text_cell(NOTHING)]
     return [_group("state", _line("", cells, Verdict("", Severity.FINE, sentence, command)))]
 
 

@@ -27,6 +27,8 @@ from replsite.wording import duration
 __all__ = ["live_data", "live_page", "live_rooms"]
 
 _SEE_ROOMS = "pipeline.view_roomstatistics"
+#: Beside these words the sentence says nothing more.
+_WORDS_THAT_SAY_ALL = ("writing", "idle", "current", "retired")
 _NO_JOB = 987_654_321
 #: What a row's menu offers, and who may.
 _ACTIONS = {
@@ -96,7 +98,9 @@ def _group(table: str, group: Group, now: datetime, *, has_words: bool) -> dict[
 
 def _row(table: str, row: Row, now: datetime, *, has_words: bool) -> dict[str, Any]:
     name, word, *rest, why = row["cells"]
-    before, _, after = why["text"].partition(row["command"]) if "command" in row else (why["text"], "", "")
+    says_all = row["severity"] == "fine" and word["text"] in _WORDS_THAT_SAY_ALL
+    sentence = "" if has_words and says_all else why["text"]
+    before, _, after = sentence.partition(row["command"]) if "command" in row else (sentence, "", "")
     admin_page = {"streams": "streams_streamposition", "readers": "streams_reader", "jobs": "pipeline_job"}.get(table)
     link = room_url(name["text"]) if table == "rooms" else ""
     if admin_page and "id" in row:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+from django.contrib.auth.models import Permission
 from django.db import OperationalError
 from django.urls import reverse
 
 from replsite.dashboard import views
 from replsite.dashboard.changes import changes
 from replsite.dashboard.page import live_page_data
-from tests.snapshots import a_reader, a_snapshot, a_stream, a_writer
+from tests.snapshots import a_reader, a_snapshot, a_stream, a_writer, some_storage
 
 pytestmark = pytest.mark.django_db
 HOSTILE = "<img src=x onerror=alert(1)>\"'&"
@@ -74,3 +77,53 @@ def test_database_away_is_said_to_the_poller(admin_client, monkeypatch):
     monkeypatch.setattr(views.SHARED, "get", away)
     answer = admin_client.get(reverse("live-data"))
     assert (answer.status_code, answer.json()) == (503, {"error": "The database cannot be read."})
+
+
+@pytest.fixture
+def stored(shown, monkeypatch):
+    """What the page shows, with storage."""
+    snapshot = replace(shown, storage=some_storage())
+    monkeypatch.setattr(views.SHARED, "get", lambda: snapshot)
+    return snapshot
+
+
+def test_storage_is_shown_with_its_own_time(admin_client, stored):
+    page = admin_client.get(reverse("live")).content.decode()
+    for words in ("events_event", "400 groups", "7 unreferenced", "03:59:40 UTC", "manage.py purge orphans"):
+        assert words in page
+
+
+def test_rooms_are_shown_to_those_who_may_see_them_only(client, django_user_model, stored):
+    user = django_user_model.objects.create_user("mate", is_staff=True)
+    client.force_login(user)
+    assert "!a:x" not in client.get(reverse("live")).content.decode()
+    assert client.get(reverse("live-rooms")).status_code == 403
+    user.user_permissions.add(Permission.objects.get(codename="view_roomstatistics"))
+    assert "!a:x" in client.get(reverse("live")).content.decode()
+    answer = client.get(reverse("live-rooms")).json()
+    assert answer["rooms"]["order"] == ["!a:x", "!<b>:x"]
+    assert set(answer["links"]) == {"!a:x", "!<b>:x"}
+
+
+def test_rooms_are_not_told_to_strangers(client, stored):
+    assert client.get(reverse("live-rooms")).status_code == 403
+    assert client.post(reverse("live-rooms")).status_code == 405
+
+
+def test_page_says_what_the_viewer_may_do(client, django_user_model, shown):
+    user = django_user_model.objects.create_user("mate", is_staff=True)
+    user.user_permissions.add(Permission.objects.get(codename="disconnect_reader"))
+    client.force_login(user)
+    assert 'data-may="disconnect"' in client.get(reverse("live")).content.decode()
+
+
+def test_rows_lead_to_their_objects(admin_client, monkeypatch):
+    snapshot = a_snapshot(a_stream(a_writer("web-1", row_id=77)), a_reader("r", key="a/b?c"))
+    monkeypatch.setattr(views.SHARED, "get", lambda: snapshot)
+    page = admin_client.get(reverse("live")).content.decode()
+    assert reverse("admin:streams_streamposition_change", args=["77"]) in page
+    assert reverse("admin:streams_reader_change", args=["a_2Fb_3Fc"]) in page
+
+
+def test_words_that_say_all_stand_alone(admin_client, shown):
+    assert "Keeps up." not in admin_client.get(reverse("live")).content.decode()

@@ -9,6 +9,7 @@ from datetime import timedelta
 import pytest
 from django.contrib.auth.models import User
 from django.db import connection
+from django.utils import timezone
 
 from replsite import sampler
 from replsite.sampler import Sampler, last_words, write_step
@@ -161,7 +162,7 @@ class TestPage:
     def test_it_shows_the_stream_and_its_readers_worst_first(self, page, recorded):
         text = page(stream="events").content.decode()
         assert text.index(">late<") < text.index(">fine<")
-        assert text.count("<svg") == 3 + 3 * 2
+        assert text.count("<svg") == 4 + 3 * 3
         assert "stuck" in text
         assert "<b>late" not in text
 
@@ -172,6 +173,34 @@ class TestPage:
     def test_it_asks_a_fixed_number_of_questions(self, page, recorded, django_assert_max_num_queries):
         with django_assert_max_num_queries(8):
             page(stream="events")
+
+    def test_who_shows_a_reader_on_all_its_streams_and_what_happened_to_it(self, page):
+        now = timezone.now()
+        for stream in ("events", "caches"):
+            Sample.objects.create(step_seconds=HOUR, stream=stream, reader="sender", at=now, position=5, waiting=9, seconds=1,
+                                  severity=3, word="stuck")  # fmt: skip
+        StatusChange.objects.create(
+            at=now, stream="caches", reader="sender", word="stuck", severity=3, sentence="Restart it."
+        )
+        StatusChange.objects.create(
+            at=now, stream="caches", reader="other", word="stuck", severity=3, sentence="Not this."
+        )
+        text = page(who="sender").content.decode()
+        assert "sender on events" in text
+        assert "sender on caches" in text
+        assert "Restart it." in text
+        assert "Not this." not in text
+        assert (
+            text.count('class="plot-mark plot-wrong"') == 3
+        )  # in each plot of that reader on that stream, in no other
+
+    def test_storage_shows_how_the_largest_tables_grew(self, page):
+        for name, size in (("(database)", 5_000_000), ("events_<b>", 1_000_000)):
+            Sample.objects.create(step_seconds=HOUR, stream="", reader=name, at=timezone.now(), position=size, waiting=7,
+                                  seconds=0, severity=0, word="")  # fmt: skip
+        text = page(stream="").content.decode()
+        assert text.index("Database") < text.index("events_&lt;b&gt;")
+        assert "Now 5.0 MB" in text
 
     def test_a_stream_without_history_says_so(self, page):
         text = page(stream="caches").content.decode()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from xml.etree import ElementTree
 
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replsite.plots import HEIGHT, WIDTH, Plot, Point, nice_ceiling, plot_svg, rates
+from replsite.plots import HEIGHT, WIDTH, Mark, Plot, Point, nice_ceiling, plot_svg, rates
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 GAP = timedelta(seconds=30)
@@ -79,3 +80,19 @@ def test_lines_stay_inside_of_the_picture(values):
         for x, y in (pair.split(",") for pair in line.split()):
             assert 0 <= float(x) <= WIDTH + 1
             assert 0 <= float(y) <= HEIGHT
+
+
+def test_axis_may_begin_above_zero():
+    svg = plot_svg(replace(plot(Point(at(15), 1_000_000), Point(at(0), 1_000_010)), low=1_000_000.0))
+    assert "1e+06 facts" in svg
+    (line,) = lines(svg)
+    heights = [float(point.split(",")[1]) for point in line.split()]
+    assert max(heights) - min(heights) > 0.9 * (HEIGHT - 32)
+
+
+def test_marks_within_the_time_are_lines_that_tell_what_happened():
+    marks = (Mark(at(60), "wrong", "<b> became stuck"), Mark(at(7_200), "fine", "long ago"))
+    svg = plot_svg(replace(plot(Point(at(15), 1)), marks=marks))
+    assert '<g class="plot-mark plot-wrong"><title>&lt;b&gt; became stuck</title>' in svg
+    assert "long ago" not in svg
+    ElementTree.fromstring(svg)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from replsite.samples import MOST_SUBJECTS, changes_between, samples_of, verdicts_of
 from replsite.status import Severity, Verdict
-from tests.snapshots import CURRENT, STUCK, a_reader, a_snapshot, a_stream, a_writer, ago, on_stream
+from tests.snapshots import CURRENT, STUCK, a_reader, a_snapshot, a_stream, a_writer, ago, on_stream, some_storage
 
 BLOCKED = Verdict("blocked", Severity.WRONG, "End it.")
 
@@ -86,3 +86,9 @@ def test_a_snapshot_that_does_not_change_tells_nothing_twice():
     before = {subject: known(verdict) for subject, verdict in now.items()}
     assert len(now) == 2
     assert changes_between(before, now) == []
+
+
+def test_the_database_and_its_largest_tables_are_samples_of_no_stream():
+    found = {row.reader: row for row in samples_of(a_snapshot(storage=some_storage())) if not row.stream}
+    assert set(found) == {"(database)", "events_event", "events_room"}
+    assert (found["events_event"].position, found["events_event"].waiting) == (3_000_000, 1_000)

@@ -26,7 +26,8 @@ def test_database_shows_its_size_its_growth_and_its_largest_tables():
 def test_state_groups_show_what_nothing_needs_and_the_command_that_removes_it():
     state = storage_groups(some_storage())[1]["head"]
     assert cells(state)[2] == ("400 groups", "1,000 rows · 2.5 rows each")
-    assert cells(state)[4] == ("7", "unreferenced")
+    assert cells(state)[0] == ("State groups", "as deltas · 7 unreferenced")
+    assert cells(state)[3] == ("2.0 MB", "")
     assert state["command"] == "manage.py purge orphans"
     assert cells(state)[-1][0].startswith("7 state groups are needed by nothing")
 

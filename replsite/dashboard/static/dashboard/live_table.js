@@ -8,6 +8,7 @@
 window.liveTable = (() => {
   const SVG = "http://www.w3.org/2000/svg";
   const UNITS = { B: 1, kB: 1e3, MB: 1e6, GB: 1e9, TB: 1e12, s: 1, min: 60, h: 3600, d: 86400 };
+  const WORDS_THAT_SAY_ALL = ["writing", "idle", "current", "retired"];
   const MANY_ROWS = 40, WIDTH = 60, HEIGHT = 16;
   const look = { text: "", only: false };
 
@@ -154,7 +155,8 @@ window.liveTable = (() => {
     });
     dress(table, line, columns);
     linkName(line.cells[0], address(row));
-    const why = row.cells[row.cells.length - 1].text;
+    const saysAll = row.severity === "fine" && WORDS_THAT_SAY_ALL.includes(row.cells[1].text);
+    const why = saysAll && !plain ? "" : row.cells[row.cells.length - 1].text;
     fillSentence(line.cells[plain ? 0 : 1], why, row.command, "live-why");
     addMore(table, line);
   }
