@@ -41,21 +41,26 @@ def import_blocked(modules: list[str], blocked: list[str]) -> str:
     return done.stderr.strip()
 
 
-def test_pure_modules_import_with_django_and_the_edges_blocked():
-    assert import_blocked(pure.pure_modules(), THIRD_PARTY) == ""
+@pytest.fixture(scope="module")
+def pure_modules() -> list[str]:
+    return pure.pure_modules()
+
+
+def test_pure_modules_import_with_django_and_the_edges_blocked(pure_modules):
+    assert import_blocked(pure_modules, THIRD_PARTY) == ""
 
 
 def test_the_blocker_blocks():
     assert "streams.models: django" in import_blocked(["streams.models"], ["django"])
 
 
-def test_every_room_of_rules_has_pure_modules():
-    assert {name.partition(".")[0] for name in pure.pure_modules()} >= {"streams", "state", "events"}
+def test_every_room_of_rules_has_pure_modules(pure_modules):
+    assert {name.partition(".")[0] for name in pure_modules} >= {"streams", "state", "events"}
 
 
-def test_lists_in_pyproject_are_up_to_date():
+def test_lists_in_pyproject_are_up_to_date(pure_modules):
     text = (PROJECT / "pyproject.toml").read_text()
-    assert pure.replaced(text, pure.pure_modules()) == text, "run script/pure_modules.py"
+    assert pure.replaced(text, pure_modules) == text, "run script/pure_modules.py"
 
 
 @pytest.mark.parametrize(
