@@ -5,77 +5,127 @@ Used for a whole history and for the next batch alike; the latter begins with th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, MutableSet
 from dataclasses import replace
+from typing import Generic, Protocol, TypeVar, cast
 
-from events.graph import Leaves
+from events.graph import Id, Leaves, Node
 from events.parsing import ParsedEvent
 from events.room_states import RoomStates
+from state.auth_selection import State
 
-__all__ = ["Arrivals"]
+__all__ = ["Arrivals", "Arriving", "EventArrivals", "GroupsAfter"]
 
 _MOST_STATES_ON_THE_WAY = 50
 """While leaves have more different states than that, the current state is left as it was: resolving it anew with every event
 would take time in proportion to the square of their number. The final one is always worked out."""
+_Id_co = TypeVar("_Id_co", covariant=True)
+_Id_contra = TypeVar("_Id_contra", contravariant=True)
 
 
-class Arrivals:
+class Arriving(Node[_Id_co], Protocol[_Id_co]):
+    """What arriving depends on in an event."""
+
+    @property
+    def backfilled(self) -> bool: ...
+    @property
+    def soft_failure_given(self) -> bool: ...
+
+
+class GroupsAfter(Protocol[_Id_contra]):
+    """The group after an event, or null."""
+
+    def get(self, event_id: _Id_contra, /) -> int | None: ...
+
+
+class Arrivals(Generic[Id]):
     """The leaves of a room and the group of its current state (``current``; null: not known) while events come in."""
 
-    def __init__(self, states: RoomStates, leaves: Leaves, here: Iterable[str] = ()) -> None:
-        """``leaves`` may have some already; ``here`` are events that came before and are referred to."""
+    def __init__(
+        self,
+        states: RoomStates,
+        leaves: Leaves[Id],
+        here: MutableSet[Id],
+        after: GroupsAfter[Id],
+        fails: Callable[[Arriving[Id], State], bool],
+    ) -> None:
+        """``leaves`` may have some already; ``here`` are events that came before and are referred to, and is added to.
+
+        ``after`` are the groups after events. ``fails`` tells whether an event may not stand on a state.
+        """
         self.leaves = leaves
         self._states = states
-        self._here = set(here)
-        self._groups = _LeafGroups()
-        self._groups.change(states.after, leaves.current, ())
+        self._here = here
+        self._after = after
+        self._fails = fails
+        self._groups = _LeafGroups[Id]()
+        self._groups.change(after, leaves.current, ())
         self.current = states.merged(self._groups.counts)
 
-    def add(self, event: ParsedEvent) -> ParsedEvent:
-        """An event of the graph; returns it with its verdict, which ``RoomStates.events`` has too."""
-        if self._soft_fails(event):
-            event = self._states.events[event.event_id] = replace(event, soft_failed=True)
+    def take(self, event: Arriving[Id]) -> None:
+        """An event of the graph, with its verdict."""
         self._here.add(event.event_id)
         is_leaf, gone = self.leaves.add(event)
-        self._groups.change(self._states.after, [event.event_id] if is_leaf else [], gone)
+        self._groups.change(self._after, [event.event_id] if is_leaf else [], gone)
         if len(self._groups.counts) <= _MOST_STATES_ON_THE_WAY:
             self.current = self._states.merged(self._groups.counts)
-        return event
 
-    def drop(self, leaves: Iterable[str]) -> None:
+    def drop(self, leaves: Iterable[Id]) -> None:
         """These are no leaves, as it turns out; one is always left."""
         gone = [leaf for leaf in leaves if leaf in self.leaves.current]
         if len(gone) < len(self.leaves.current):
             for leaf in gone:
                 del self.leaves.current[leaf]
-            self._groups.change(self._states.after, (), gone)
+            self._groups.change(self._after, (), gone)
 
     def finish(self) -> int | None:
         """The group of the current state, worked out in any case."""
         self.current = self._states.merged(self._groups.counts)
         return self.current
 
-    def _soft_fails(self, event: ParsedEvent) -> bool:
-        """Asked of accepted events that do not build on just the current leaves and come after their prev events."""
+    def soft_fails(self, event: Arriving[Id], before: int | None = None) -> bool:
+        """Whether an event does that arrives now.
+
+        Asked of accepted events that do not build on just the current leaves and come after their prev events; ``before`` is
+        the group before one above a gap, as told from outside: it counts as well.
+        """
         if event.soft_failure_given or event.soft_failed or event.rejected_reason is not None or self.current is None:
             return event.soft_failed
         if event.backfilled or self.leaves.current.keys() == set(event.prev_event_ids):
             return False
         ground: int | None = self.current
-        if event.event_id in self._states.on_given:  # above a gap: what is told from outside counts as well
-            ground = self._states.merged([self.current, self._states.before[event.event_id]])
-        elif not self._here.issuperset(event.prev_event_ids):
+        if before is not None:
+            ground = self._states.merged([self.current, before])
+        elif not all(prev in self._here for prev in event.prev_event_ids):
             return False
-        return ground is not None and self._states.judge.soft_fails(event, self._states.state(ground))
+        return ground is not None and self._fails(event, self._states.state(ground))
 
 
-class _LeafGroups:
+class EventArrivals(Arrivals[str]):
+    """The same for events that are at hand."""
+
+    def __init__(self, states: RoomStates, leaves: Leaves[str], here: Iterable[str] = ()) -> None:
+        super().__init__(states, leaves, set(here), states.after, self._judged)
+
+    def add(self, event: ParsedEvent) -> ParsedEvent:
+        """An event of the graph; returns it with its verdict, which ``RoomStates.events`` has too."""
+        told = event.event_id in self._states.on_given
+        if self.soft_fails(event, self._states.before[event.event_id] if told else None):
+            event = self._states.events[event.event_id] = replace(event, soft_failed=True)
+        self.take(event)
+        return event
+
+    def _judged(self, event: Arriving[str], ground: State) -> bool:
+        return self._states.judge.soft_fails(cast("ParsedEvent", event), ground)
+
+
+class _LeafGroups(Generic[Id]):
     """How many leaves have which group (null: not known), so that a room of many leaves takes no search."""
 
     def __init__(self) -> None:
         self.counts: dict[int | None, int] = {}
 
-    def change(self, after: Mapping[str, int], new: Iterable[str], gone: Iterable[str]) -> None:
+    def change(self, after: GroupsAfter[Id], new: Iterable[Id], gone: Iterable[Id]) -> None:
         """Leaves come and go."""
         for events, change in ((new, 1), (gone, -1)):
             for event_id in events:

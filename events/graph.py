@@ -8,21 +8,30 @@ edges.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Protocol
+from array import array
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, MutableSet, Sequence
+from itertools import accumulate
+from typing import Generic, Protocol, TypeVar
 
-__all__ = ["Leaves", "Node", "backward_extremities", "causal_order", "cycles", "is_accepted"]
+__all__ = [
+    "Leaves",
+    "Node",
+    "backward_extremities",
+    "causal_order",
+    "cycles",
+    "is_accepted",
+    "numbers_in_order",
+    "on_cycles",
+]
+
+Id = TypeVar("Id", bound=Hashable)
+"""What events are called: their IDs, or numbers."""
+_Id_co = TypeVar("_Id_co", bound=Hashable, covariant=True)
 
 
-class Node(Protocol):
-    """What the graph knows of an event."""
+class Verdict(Protocol):
+    """What became of an event."""
 
-    @property
-    def event_id(self) -> str: ...
-    @property
-    def prev_event_ids(self) -> tuple[str, ...]: ...
-    @property
-    def auth_event_ids(self) -> tuple[str, ...]: ...
     @property
     def outlier(self) -> bool: ...
     @property
@@ -31,13 +40,29 @@ class Node(Protocol):
     def soft_failed(self) -> bool: ...
 
 
-def is_accepted(node: Node) -> bool:
+class Node(Verdict, Protocol[_Id_co]):
+    """What the graph knows of an event."""
+
+    @property
+    def event_id(self) -> _Id_co: ...
+    @property
+    def prev_event_ids(self) -> tuple[_Id_co, ...]: ...
+
+
+class NodeWithAuth(Node[_Id_co], Protocol[_Id_co]):
+    """The same with its auth events."""
+
+    @property
+    def auth_event_ids(self) -> tuple[_Id_co, ...]: ...
+
+
+def is_accepted(node: Verdict) -> bool:
     """True for an event that counts in timelines and as a leaf."""
     return not (node.outlier or node.soft_failed or node.rejected_reason is not None)
 
 
 def causal_order(
-    nodes: Sequence[Node], *, auth: bool = False, also: Mapping[str, Iterable[str]] | None = None
+    nodes: Sequence[NodeWithAuth[str]], *, auth: bool = False, also: Mapping[str, Iterable[str]] | None = None
 ) -> tuple[list[int], list[int]]:
     """Indexes so that prev events come first, else as given; and the indexes that lie on or above a cycle.
 
@@ -48,20 +73,11 @@ def causal_order(
         return [0], []
     if _in_causal_order(nodes, auth, also or {}):
         return list(range(len(nodes))), []
-    children, waiting = _edges(nodes, auth, also or {})
-    ready = [number for number, count in enumerate(waiting) if count == 0]
-    order: list[int] = []
-    while ready:
-        number = heapq.heappop(ready)
-        order.append(number)
-        for child in children[number]:
-            waiting[child] -= 1
-            if waiting[child] == 0:
-                heapq.heappush(ready, child)
-    return order, [number for number, count in enumerate(waiting) if count > 0]
+    order, left = numbers_in_order(len(nodes), _below(nodes, auth, also or {}).__getitem__)
+    return list(order), list(left)
 
 
-def _in_causal_order(nodes: Sequence[Node], auth: bool, also: Mapping[str, Iterable[str]]) -> bool:
+def _in_causal_order(nodes: Sequence[NodeWithAuth[str]], auth: bool, also: Mapping[str, Iterable[str]]) -> bool:
     """True when every event stands behind all that it refers to, as in most histories: that takes a look and no heap."""
     inside = {node.event_id for node in nodes}
     for node in nodes:  # ``inside`` has the event itself and those that come later
@@ -74,92 +90,155 @@ def _in_causal_order(nodes: Sequence[Node], auth: bool, also: Mapping[str, Itera
 
 
 def cycles(
-    nodes: Sequence[Node], left: Iterable[int], *, auth: bool = False, also: Mapping[str, Iterable[str]] | None = None
+    nodes: Sequence[NodeWithAuth[str]],
+    left: Collection[int],
+    *,
+    auth: bool = False,
+    also: Mapping[str, Iterable[str]] | None = None,
 ) -> list[int]:
     """Of the indexes that ``causal_order`` has left over, those on a cycle or between two; the others lie above."""
+    return on_cycles(left, _below(nodes, auth, also or {}).__getitem__) if left else []
+
+
+def _below(nodes: Sequence[NodeWithAuth[str]], auth: bool, also: Mapping[str, Iterable[str]]) -> list[list[int]]:
+    """Per index the indexes of the events that it refers to."""
+    index = {node.event_id: number for number, node in enumerate(nodes)}
+    found = []
+    for node in nodes:
+        below = (*node.prev_event_ids, *node.auth_event_ids) if auth else node.prev_event_ids
+        found.append([index[other] for other in (*below, *also.get(node.event_id, ())) if other in index])
+    return found
+
+
+Below = Callable[[int], Iterable[int]]
+"""The numbers that a number refers to; one may be named twice."""
+
+
+def numbers_in_order(count: int, below: Below, members: Iterable[int] | None = None) -> tuple[array[int], array[int]]:
+    """The numbers 0 to ``count`` - 1 so that those below come first, else ascending; and those on or above a cycle.
+
+    ``members``: only these (ascending); what they refer to besides does not matter. Takes some bytes for each number and edge.
+    """
+    numbers = range(count) if members is None else array("q", members)
+    inside = _Marked(count, numbers)
+    waiting, children = _turned(count, below, inside)
+    ready = [number for number in numbers if not waiting[number]]
+    order = array("q")
+    while ready:
+        number = heapq.heappop(ready)
+        order.append(number)
+        for child in children(number):
+            waiting[child] -= 1
+            if not waiting[child]:
+                heapq.heappush(ready, child)
+    return order, array("q", (number for number in numbers if waiting[number]))
+
+
+def _turned(count: int, below: Below, inside: _Marked) -> tuple[array[int], Callable[[int], Iterable[int]]]:
+    """How many members each member refers to, and the members that refer to a number, one behind the other in one array."""
+    waiting, ends = array("i", bytes(4 * count)), array("q", bytes(8 * (count + 1)))
+    for number in inside:
+        for other in below(number):
+            if other in inside:
+                waiting[number] += 1
+                ends[other + 1] += 1
+    ends = array("q", accumulate(ends))
+    free, children = ends[:], array("q", bytes(8 * ends[-1]))
+    for number in inside:
+        for other in below(number):
+            if other in inside:
+                children[free[other]] = number
+                free[other] += 1
+    return waiting, lambda number: children[ends[number] : ends[number + 1]]
+
+
+class _Marked:
+    """Some of the numbers below a limit, in a byte each."""
+
+    def __init__(self, count: int, numbers: Iterable[int]) -> None:
+        self._numbers = numbers
+        self._marks = bytearray(count)
+        for number in numbers:
+            self._marks[number] = 1
+
+    def __contains__(self, number: int) -> bool:
+        return number < len(self._marks) and bool(self._marks[number])
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._numbers)
+
+
+def on_cycles(left: Collection[int], below: Below) -> list[int]:
+    """Of the numbers that ``numbers_in_order`` has left over, those on a cycle or between two; the others lie above."""
     staying = set(left)
-    if not staying:
-        return []
-    children, _ = _edges(nodes, auth, also or {})
-    parents: dict[int, list[int]] = {number: [] for number in staying}
     above = dict.fromkeys(staying, 0)
     for number in staying:
-        for child in children[number]:
-            if child in staying:
-                parents[child].append(number)
-                above[number] += 1
+        for other in below(number):
+            if other in above:
+                above[other] += 1
     tops = [number for number, count in above.items() if not count]
     while tops:
         number = tops.pop()
         staying.discard(number)
-        for parent in parents[number]:
-            above[parent] -= 1
-            if not above[parent]:
-                tops.append(parent)
+        for other in below(number):
+            if other in staying:
+                above[other] -= 1
+                if not above[other]:
+                    tops.append(other)
     return sorted(staying)
 
 
-def _edges(nodes: Sequence[Node], auth: bool, also: Mapping[str, Iterable[str]]) -> tuple[list[list[int]], list[int]]:
-    """Per index the indexes of the events that refer to it, and to how many it refers."""
-    index = {node.event_id: number for number, node in enumerate(nodes)}
-    waiting = [0] * len(nodes)
-    children: list[list[int]] = [[] for _ in nodes]
-    for number, node in enumerate(nodes):
-        below = (*node.prev_event_ids, *node.auth_event_ids) if auth else node.prev_event_ids
-        for other in (*below, *also.get(node.event_id, ())):
-            if (parent := index.get(other)) is not None:
-                children[parent].append(number)
-                waiting[number] += 1
-    return children, waiting
-
-
-def backward_extremities(nodes: Iterable[Node]) -> list[str]:
+def backward_extremities(nodes: Iterable[Node[str]]) -> list[str]:
     """The gaps: prev events of events in the graph that are not in the graph themselves, each once."""
     inside = {node.event_id for node in nodes if not node.outlier}
     gaps = {prev: None for node in nodes if not node.outlier for prev in node.prev_event_ids if prev not in inside}
     return list(gaps)
 
 
-class Leaves:
+class Leaves(Generic[Id]):
     """The forward extremities of a room while its events arrive one by one, in any order."""
 
     def __init__(
         self,
-        current: Iterable[str] = (),
-        reached: Iterable[str] = (),
-        look_through: Callable[[Collection[str]], Iterable[Node]] = lambda _: (),
+        current: Iterable[Id] = (),
+        reached: MutableSet[Id] | None = None,
+        look_through: Callable[[Collection[Id]], Iterable[Node[Id]]] | None = None,
     ) -> None:
         """To go on with a stored room: its leaves, and events to come that accepted ones refer to.
 
         ``look_through`` finds the stored events among these that are rejected or soft-failed, with all such that they lead to. It
-        is asked only when an accepted event stands on them: a long chain of them costs nothing until then.
+        is asked only when an accepted event stands on them: a long chain of them costs nothing until then. ``reached`` is
+        added to.
         """
-        self._reached = set(reached)
+        self._reached: MutableSet[Id] = set() if reached is None else reached
         self._look_through = look_through
-        self._here: dict[str, Node] = {}
-        self.current: dict[str, None] = dict.fromkeys(current)
+        self._here: dict[Id, Node[Id] | None] = {}
+        """Events that have arrived, those that are looked through as they are; the others only where somebody asks."""
+        self.current: dict[Id, None] = dict.fromkeys(current)
 
-    def add(self, node: Node) -> tuple[bool, list[str]]:
+    def add(self, node: Node[Id]) -> tuple[bool, list[Id]]:
         """An event arrives; returns whether it is a leaf now, and the leaves that are none any more.
 
         Rejected and soft-failed events change nothing until an accepted event refers to them.
         """
-        self._here[node.event_id] = node
-        reached = node.event_id in self._reached
-        if not is_accepted(node):
+        accepted, reached = is_accepted(node), node.event_id in self._reached
+        if not accepted:
+            self._here[node.event_id] = node
             return False, self._reach_below(node) if reached else []
+        if self._look_through is not None:
+            self._here[node.event_id] = None
         gone = self._reach_below(node)
         if not reached:
             self.current[node.event_id] = None
         return not reached, gone
 
-    def _reach_below(self, node: Node) -> list[str]:
+    def _reach_below(self, node: Node[Id]) -> list[Id]:
         """An accepted event has been seen above: its prev events, looked through, are leaves no more."""
         gone = []
         below = [node]
         while below:
             new = [prev for prev in below.pop().prev_event_ids if prev not in self._reached]
-            if unknown := [prev for prev in new if prev not in self._here]:
+            if self._look_through is not None and (unknown := [prev for prev in new if prev not in self._here]):
                 self._here.update((found.event_id, found) for found in self._look_through(unknown))
             for prev in new:
                 self._reached.add(prev)

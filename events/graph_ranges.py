@@ -9,7 +9,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from events.arrivals import Arrivals
+from events.arrivals import EventArrivals
 from events.graph import Leaves, causal_order, is_accepted
 from events.parsing import ParsedEvent
 from events.redaction_rules import may_redact
@@ -157,7 +157,7 @@ class GraphRanges:
         A backfilled event counts from the first accepted live event on that stands on it: what nothing stands on is no leaf and
         covers none, but where there are no live events at all.
         """
-        arrivals = Arrivals(self._states, Leaves())
+        arrivals = EventArrivals(self._states, Leaves())
         found: dict[str, int | None] = {}
         by_id = {event.event_id: event for event in self._graph}
         seen: set[str] = set()

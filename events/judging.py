@@ -21,7 +21,7 @@ from state.auth_selection import CREATE, POWER_LEVELS, AuthEvent, State, state_k
 from state.deltas import StateKey
 from state.room_versions import RoomVersion
 
-__all__ = ["PRUNED_TYPES", "REFUSED_BY_AUTH_EVENTS", "REFUSED_BY_STATE", "Judge"]
+__all__ = ["PRUNED_TYPES", "REFUSED_BY_AUTH_EVENTS", "REFUSED_BY_STATE", "Judge", "is_asked_by_sender"]
 
 PRUNED_TYPES = (POWER_LEVELS[0], "m.room.third_party_invite")
 """State of which a redaction takes something away that the rules ask for."""
@@ -32,6 +32,11 @@ _MOST_ASKED = 10_000
 
 REFUSED_BY_AUTH_EVENTS = "auth events"
 REFUSED_BY_STATE = "state before"
+
+
+def is_asked_by_sender(event: AuthEvent) -> bool:
+    """True for an event of which the rules ask for type, sender and auth events only."""
+    return event.state_key is None and event.type not in _ASKED_ANEW
 
 
 class Judge:
@@ -63,7 +68,7 @@ class Judge:
             return f"{REFUSED_BY_STATE}: {reason}"
         return None
 
-    def soft_fails(self, event: ParsedEvent, current: State) -> bool:
+    def soft_fails(self, event: AuthEvent, current: State) -> bool:
         """Whether the event may not stand on the current state."""
         return self._rules.refusal(event, self._as_it_is(current)) is not None
 
@@ -84,9 +89,7 @@ class Judge:
         if self._trusting and not event.auth_event_ids:
             return None
         here = [self._events[other] for other in event.auth_event_ids if other in self._events]
-        if event.state_key is not None or event.type in _ASKED_ANEW:
-            return self._by_these(event, here)
-        return self._as_before(event, here)
+        return self._as_before(event, here) if is_asked_by_sender(event) else self._by_these(event, here)
 
     def _as_before(self, event: ParsedEvent, here: list[ParsedEvent]) -> str | None:
         """What these auth events say; found once for all messages of a sender on the same ones, with the same verdicts."""

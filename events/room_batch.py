@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from django.db import connections
 
-from events.arrivals import Arrivals
+from events.arrivals import EventArrivals
 from events.errors import EventRefused, Reason
 from events.gap_filling import Filled, judge_again, leaves_covered, leaves_instead, ranges_of_filled, unresolved_above
 from events.given_states import given_state
@@ -73,6 +73,10 @@ class RoomChanges:
     """The current state changes without a live event: number ``len(events)`` is a position of its own."""
     visibility_to_rebuild: bool = False
     """Every state is known again: once the rows are in, all ranges are made anew."""
+    new_groups: list[tuple[bool, int]] = field(default_factory=list)
+    """State groups that were written: whether in full, and their hops."""
+    reused_groups: int = 0
+    """Events that took a group which was there."""
 
 
 class RoomBatch:
@@ -273,7 +277,7 @@ class RoomBatch:
         changes, states = self.changes, self.states
         leaves = self.stored.leaves_below(live if self.stored.leaves else [*old, *live])
         leaves_instead(leaves, changes.filled.rejected, states.events, self._using)
-        arrivals = Arrivals(states, leaves, here=[prev for event in live for prev in event.prev_event_ids])
+        arrivals = EventArrivals(states, leaves, here=[prev for event in live for prev in event.prev_event_ids])
         known = arrivals.current if not self._row.current_state_unresolved else None
         steps: list[Step] = []
         self._line_before = known
@@ -301,7 +305,7 @@ class RoomBatch:
         """Whether an event builds on a stored one that is no leaf: on an old one, maybe, below which there are leaves."""
         return any(prev not in known or not is_accepted(self.states.events[prev]) for prev in event.prev_event_ids)
 
-    def _settle_leaves(self, arrivals: Arrivals, old: Sequence[ParsedEvent], live: Sequence[ParsedEvent]) -> None:
+    def _settle_leaves(self, arrivals: EventArrivals, old: Sequence[ParsedEvent], live: Sequence[ParsedEvent]) -> None:
         """Old events make no leaves, unless the room consists of them, but may cover some."""
         if not self.stored.leaves:
             for event in old if not live else ():
@@ -314,7 +318,7 @@ class RoomBatch:
         leaves = set(self.stored.leaves)
         return any(not leaves.issuperset(event.prev_event_ids) for event in live)
 
-    def _finish(self, arrivals: Arrivals, known: int | None, steps: list[Step]) -> None:
+    def _finish(self, arrivals: EventArrivals, known: int | None, steps: list[Step]) -> None:
         changes = self.changes
         current = arrivals.finish()
         if steps and not steps[-1].event.backfilled:  # the next batch goes on with this line

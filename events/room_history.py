@@ -1,8 +1,9 @@
 """A whole room's history -> the rows of every table (pure).
 
-The same function serves bulk import on Spark executors and tests. It reads extracted fields only, never JSON text.
-Time is linear in events, edges and state changes, but for the merges of different states (``state.resolution`` tells their bound;
-each set of groups is resolved once).
+The same class serves bulk import on Spark executors and tests. It reads extracted fields only, never JSON text, and a chunk of
+events at a time (``events.room_walk`` tells what is carried on); the rows are those of any chunk size. Time is linear in
+events, edges and state changes, but for the merges of different states (``state.resolution`` tells their bound; each set of
+groups is resolved once).
 
 First the state at every event is worked out in causal order (``events.room_states``), then the events *arrive* in the
 given order: that decides leaves, current state and soft failures. Where a prev event is missing the state is not
@@ -14,20 +15,32 @@ reserved IDs, ascending.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
-from events.arrivals import Arrivals
+from events.arrivals import Arrivals, Arriving
 from events.errors import HistoryError
-from events.graph import Leaves, backward_extremities, causal_order, is_accepted
+from events.graph import Leaves, numbers_in_order
 from events.parsing import ParsedEvent
-from events.redaction_rules import may_redact
-from events.room_states import RoomStates
-from events.visibility_ranges import Step, VisibilityRow, in_order, visibility_ranges
+from events.room_numbers import NumberSet
+from events.room_walk import (
+    ACCEPTED,
+    BACKFILLED,
+    OUTLIER,
+    REJECTED,
+    SOFT_FAILED,
+    SOFT_FAILURE_GIVEN,
+    EventSource,
+    walk_room,
+)
+from events.visibility_ranges import Step, VisibilityRow, in_order, visibility_rows
+from state.auth_selection import State
 from state.room_versions import RoomVersion, room_version
 
-__all__ = ["EVENT_COLUMNS", "RoomResult", "event_row", "room_history"]
+__all__ = ["EVENTS_PER_CHUNK", "EVENT_COLUMNS", "GivenEvents", "RoomHistory", "RoomResult", "event_row", "room_history"]
 
+EVENTS_PER_CHUNK = 20_000
 EVENT_COLUMNS = (
     "event_id",
     "room_id",
@@ -103,12 +116,27 @@ class RoomResult:
         return [(row[_EVENT_ID], row[_STATE_GROUP]) for row in self.events if row[_STATE_GROUP] is not None]  # type: ignore[misc]
 
 
-def room_history(events: Sequence[ParsedEvent]) -> RoomResult:
+def room_history(events: Sequence[ParsedEvent], chunk: int = EVENTS_PER_CHUNK) -> RoomResult:
     """All rows of one room from its events in the order of their stream orderings.
 
     Raises ``HistoryError`` when they are of several rooms or versions, or hold an event twice.
     """
-    return _History(events).result()
+    history = RoomHistory(GivenEvents(events), chunk)
+    result = RoomResult(history.room_id, history.version.name, history.creator, history.create_event_id)
+    result.current_state_unresolved = history.current_state_unresolved
+    result.visibility_unresolved = history.visibility_unresolved
+    for _, event, row in history.events():
+        result.events.append(row)
+        if not event.outlier:
+            result.edges += [(event.event_id, prev) for prev in event.prev_event_ids]
+        if event.is_state:
+            result.auth.append((event.event_id, list(event.auth_event_ids)))
+    result.forward_extremities = list(history.forward_extremities())
+    result.backward_extremities = list(history.backward_extremities())
+    result.groups, result.group_deltas = list(history.groups()), list(history.group_deltas())
+    result.current_state, result.state_deltas = list(history.current_state()), list(history.state_deltas())
+    result.visibility = in_order(history.visibility())
+    return result
 
 
 def event_row(event: ParsedEvent, redacted_by: str | None, state_group: int | None) -> tuple[object, ...]:
@@ -133,158 +161,304 @@ def event_row(event: ParsedEvent, redacted_by: str | None, state_group: int | No
     )
 
 
-class _History:
-    """One computation: fields that fill up step by step."""
+class GivenEvents:
+    """Events of one room that are all at hand (``events.room_walk.EventSource``)."""
 
     def __init__(self, events: Sequence[ParsedEvent]) -> None:
+        """Raises ``HistoryError`` when they are of several rooms or versions."""
         self.room_id, self.version = _only_room(events)
-        self.states = RoomStates(self.version, events)
-        if len(self.states.events) != len(events):
-            raise HistoryError(f"{self.room_id}: an event is given twice; drop duplicates first")
-        self.states.assign(events)
-        self.by_id = self.states.events
-        self.ids = [event.event_id for event in events]
-        self.in_graph = {event_id: event for event_id, event in self.by_id.items() if not event.outlier}
-        self.create = self.states.create
-        self.line: dict[str, int | None] = {}
-        """Event -> the group of the current state when it had come in."""
-        self.effective: set[str] = set()
-        """Redactions that redact something."""
+        self._events = events
 
-    def result(self) -> RoomResult:
-        result = RoomResult(self.room_id, self.version.name)
-        if self.create is not None:
-            result.creator, result.create_event_id = self.create.sender, self.create.event_id
-        leaves, current = self._arrive(result)
-        events = [self.by_id[event_id] for event_id in self.ids]
-        graph = [event for event in events if not event.outlier]
-        redacted_by = self._redactions(graph)
-        group_of = self._add_groups(result)
-        result.events = [
-            event_row(event, redacted_by.get(event.event_id), group_of.get(event.event_id)) for event in events
-        ]
-        result.edges = [(event.event_id, prev) for event in graph for prev in event.prev_event_ids]
-        result.auth = [(event.event_id, list(event.auth_event_ids)) for event in events if event.is_state]
-        result.forward_extremities = list(leaves.current)
-        result.backward_extremities = backward_extremities(events)
-        self._add_current_state(result, current)
-        self._add_visibility(result)
-        return result
+    def __len__(self) -> int:
+        return len(self._events)
+
+    def event_ids(self) -> Iterable[str]:
+        return (event.event_id for event in self._events)
+
+    def creations(self) -> Iterable[ParsedEvent]:
+        return (event for event in self._events if event.type == "m.room.create")
+
+    def fetch(self, numbers: Sequence[int]) -> Sequence[ParsedEvent]:
+        return [self._events[number] for number in numbers]
+
+    def names(self, numbers: Sequence[int]) -> Sequence[str]:
+        return [self._events[number].event_id for number in numbers]
+
+
+@dataclass(slots=True)
+class _Arriving:
+    """An event as it arrives, known by its number."""
+
+    event_id: int
+    prev_event_ids: tuple[int, ...]
+    rejected_reason: str | None
+    soft_failed: bool
+    soft_failure_given: bool
+    backfilled: bool
+    outlier: bool = False
+
+
+class _Groups:
+    """The groups after events, by their numbers."""
+
+    def __init__(self, groups: array[int]) -> None:
+        self._groups = groups
+
+    def get(self, number: int, /) -> int | None:
+        group = self._groups[number]
+        return None if group < 0 else group
+
+
+class RoomHistory:
+    """The rows of one room, each kind to be asked for once. Everything is worked out in the beginning."""
+
+    def __init__(
+        self, source: EventSource, chunk: int = EVENTS_PER_CHUNK, watch: Callable[[int], None] = lambda _: None
+    ) -> None:
+        """``watch`` is told now and then how many events are judged.
+
+        Raises ``HistoryError`` when an event is given twice.
+        """
+        self.room_id, self.version = source.room_id, source.version
+        self._source = source
+        walk = self._walk = walk_room(source, chunk, watch)
+        self._flags = walk.flags
+        self.creator = walk.create.sender if walk.create is not None else None
+        self.create_event_id = walk.create.event_id if walk.create is not None else None
+        self._line = array("i", [-1]) * walk.count
+        """The group of the current state when an event had come in; -1: not known, or the event did not count."""
+        self._changes = array("q")
+        """Three numbers for each change of the current state: index, group before or -1, group."""
+        self._current = self._arrive()
+        self._redacted_by = array("i", [-1]) * walk.count
+        self._withheld = self._redact()
+        self._new_groups = self._kept_groups()
+
+    # --- figures ------------------------------------------------------------------------------------------------
+    @property
+    def current_state_unresolved(self) -> bool:
+        """The state of a leaf is not known."""
+        return self._current is None
+
+    @property
+    def visibility_unresolved(self) -> bool:
+        """The state at an accepted event is not known."""
+        return any(group < 0 and not flag & ACCEPTED for group, flag in zip(self._walk.after, self._flags, strict=True))
+
+    @property
+    def backfilled_events(self) -> int:
+        """How many events came by backfill."""
+        return sum(bool(flag & BACKFILLED) for flag in self._flags)
+
+    @property
+    def rejected_events(self) -> int:
+        """How many events the auth rules refuse."""
+        return sum(bool(flag & REJECTED) for flag in self._flags)
+
+    @property
+    def unresolved_events(self) -> int:
+        """How many events have no known state."""
+        return sum(group < 0 and not flag & OUTLIER for group, flag in zip(self._walk.after, self._flags, strict=True))
+
+    @property
+    def stored_groups(self) -> int:
+        """How many groups there are."""
+        return sum(new >= 0 for new in self._new_groups)
 
     # --- arrival ------------------------------------------------------------------------------------------------
-    def _arrive(self, result: RoomResult) -> tuple[Leaves, int | None]:
-        """The events come in one by one; returns the leaves and the group of the current state (null: not known)."""
-        arrivals = Arrivals(self.states, Leaves())
+    def _arrive(self) -> int | None:
+        """The events come in one by one; returns the group of the current state (null: not known)."""
+        walk, flags = self._walk, self._flags
+        limit = walk.count + len(walk.missing)
+        leaves = self._leaves = Leaves[int](reached=NumberSet(limit))
+        arrivals = Arrivals(walk.states, leaves, NumberSet(limit), _Groups(walk.after), self._fails)
         known: int | None = None
-        for index, event_id in self._arrivals():
-            event = self.in_graph[event_id] = arrivals.add(self.by_id[event_id])
-            self.line[event_id] = arrivals.current
+        for index, number in self._arrivals():
+            event = self._arriving(number)
+            if arrivals.soft_fails(event):
+                event.soft_failed = True
+                flags[number] |= SOFT_FAILED
+            arrivals.take(event)
+            self._line[number] = -1 if arrivals.current is None else arrivals.current
             if not event.backfilled:
-                known = self._note_changes(result, index, known, arrivals.current)
+                known = self._note_change(index, known, arrivals.current)
         current = arrivals.finish()
         if known is not None:
-            self._note_changes(result, self._last_live(), known, current)
-        for event_id in reversed(self.ids):  # whoever goes on with the room begins with this line
-            if event_id in self.line and is_accepted(self.by_id[event_id]) and not self.by_id[event_id].backfilled:
-                self.line[event_id] = current
-                break
-        return arrivals.leaves, current
+            self._note_change(self._last_live(OUTLIER), known, current)
+        if (last := self._last_live(ACCEPTED)) >= 0:  # whoever goes on with the room begins with this line
+            self._line[last] = -1 if current is None else current
+        return current
 
-    def _note_changes(self, result: RoomResult, index: int, known: int | None, current: int | None) -> int | None:
+    def _arriving(self, number: int) -> _Arriving:
+        flag = self._flags[number]
+        return _Arriving(
+            number,
+            self._walk.prevs.of(number),
+            "" if flag & REJECTED else None,
+            bool(flag & SOFT_FAILED),
+            bool(flag & SOFT_FAILURE_GIVEN),
+            bool(flag & BACKFILLED),
+        )
+
+    def _fails(self, event: Arriving[int], ground: State) -> bool:
+        return self._walk.states.judge.soft_fails(self._walk.event(event.event_id), ground)
+
+    def _note_change(self, index: int, known: int | None, current: int | None) -> int | None:
         """Write down how the current state changed with an event; returns the group that is known now."""
         if current is None or current == known:
             return known
-        changes = self.states.builder.changes_between(known, current)
-        result.state_deltas += [(index, *key, new, old) for key, (old, new) in changes.items()]
+        self._changes.extend((index, -1 if known is None else known, current))
         return current
 
-    def _last_live(self) -> int:
-        live = [n for n, e in enumerate(self.ids) if e in self.in_graph and not self.in_graph[e].backfilled]
-        return live[-1]
+    def _last_live(self, without: int) -> int:
+        """The last event that is not backfilled and has none of these flags; -1: there is none."""
+        unwanted = without | BACKFILLED
+        return next((n for n in range(self._walk.count - 1, -1, -1) if not self._flags[n] & unwanted), -1)
 
-    def _arrivals(self) -> Iterator[tuple[int, str]]:
+    def _arrivals(self) -> Iterator[tuple[int, int]]:
         """Events of the graph in the order in which they count, each with the highest index so far.
 
         That is the given order, but an event waits for its prev events. Backfilled ones, of which nobody knows when they
         came, are last.
         """
-        parts: dict[bool, list[tuple[int, ParsedEvent]]] = {False: [], True: []}
-        for index, event_id in enumerate(self.ids):
-            if (event := self.in_graph.get(event_id)) is not None:
-                parts[event.backfilled].append((index, event))
         latest = 0
-        for part in parts.values():
-            order, left = causal_order([event for _, event in part])
-            for number in (*order, *left):
-                index, event = part[number]
-                latest = max(latest, index)
-                yield latest, event.event_id
-
-    def _add_current_state(self, result: RoomResult, current: int | None) -> None:
-        if current is None:
-            result.current_state_unresolved = True
-            result.state_deltas = []
-            return
-        for (event_type, state_key), event_id in self.states.builder.expand(current).items():
-            found = self.by_id.get(event_id)
-            result.current_state.append((event_type, state_key, event_id, found.membership if found else None))
-
-    def _add_visibility(self, result: RoomResult) -> None:
-        """Ranges, or none at all where the state at an accepted event is not known."""
-        steps = []
-        withheld = []
-        for index, event_id in enumerate(self.ids):
-            event = self.by_id[event_id]
-            if is_accepted(event):
-                if event.redacts is not None and event_id not in self.effective:
-                    withheld.append(VisibilityRow(None, "withheld", index, index))
-                after = self.states.after.get(event_id)
-                line = None if event.backfilled else self.line.get(event_id)
-                if after is None:
-                    result.visibility_unresolved = True
-                    return
-                steps.append(
-                    Step(index, event, self.states.before.get(event_id), after, after if line is None else line)
-                )
-        result.visibility = in_order([*visibility_ranges(steps, self.states.builder, self.by_id), *withheld])
-
-    def _add_groups(self, result: RoomResult) -> dict[str, int]:
-        """The groups before and after events, numbered anew: those of current states on the way are not stored.
-
-        Returns the group after each event.
-        """
-        builder, after = self.states.builder, self.states.after
-        kept = sorted(builder.kept({*after.values(), *self.states.before.values()}))
-        new = {number: place for place, number in enumerate(kept)}
-        result.groups = [
-            (new[number], None if prev is None else new[prev], new[chain], hops, keys, rows)
-            for number, prev, chain, hops, keys, rows in builder.group_rows(kept)
-        ]
-        result.group_deltas = [
-            (new[chain], new[group], event_type, state_key, event_id)
-            for chain, group, event_type, state_key, event_id in builder.delta_rows(kept)
-        ]
-        return {event_id: new[group] for event_id, group in after.items()}
+        for backfilled in (0, BACKFILLED):
+            numbers = array(
+                "q", (n for n, flag in enumerate(self._flags) if flag & (OUTLIER | BACKFILLED) == backfilled)
+            )
+            order, left = numbers, array("q")
+            if not self._walk.in_order:
+                order, left = numbers_in_order(self._walk.count, self._walk.prevs.of, numbers)
+            for part in (order, left):
+                for number in part:
+                    latest = max(latest, number)
+                    yield latest, number
 
     # --- redactions ---------------------------------------------------------------------------------------------
-    def _redactions(self, graph: Sequence[ParsedEvent]) -> dict[str, str]:
-        """Target -> a redaction that is known to apply to it, the first one where there are several."""
-        found: dict[str, str] = {}
-        for redaction in graph:
-            target = self.by_id.get(redaction.redacts or "")
-            if target is not None and is_accepted(redaction) and self._applies(redaction, target):
-                found.setdefault(target.event_id, redaction.event_id)
-                self.effective.add(redaction.event_id)
-        return found
+    def _redact(self) -> array[int]:
+        """Find what is redacted, by the first redaction where there are several; returns the redactions without effect."""
+        found = self._walk.redactions
+        places = range(0, len(found), 3)
+        withheld = array("q")
+        for at in places if self._walk.in_order else sorted(places, key=found.__getitem__):
+            redaction, target, applies = found[at : at + 3]
+            if self._flags[redaction] & ACCEPTED:
+                continue
+            if not applies:
+                withheld.append(redaction)
+            elif self._redacted_by[target] < 0:
+                self._redacted_by[target] = redaction
+        return withheld
 
-    def _applies(self, redaction: ParsedEvent, target: ParsedEvent) -> bool:
-        if may_redact(redaction, target, self.version, None):
-            return True
-        before = self.states.before.get(redaction.event_id)
-        if before is None:
-            return False
-        levels = self.states.rules.levels(self.states.state(before), self.create)
-        return may_redact(redaction, target, self.version, levels)
+    # --- rows ---------------------------------------------------------------------------------------------------
+    def events(self) -> Iterator[tuple[int, ParsedEvent, tuple[object, ...]]]:
+        """Number, event and row of ``EVENT_COLUMNS``, in the given order."""
+        walk = self._walk
+        for numbers in walk.chunks(range(walk.count)):
+            redactions = sorted({by for number in numbers if (by := self._redacted_by[number]) >= 0})
+            names = dict(zip(redactions, self._source.names(redactions), strict=True))
+            for number, event in zip(numbers, self._source.fetch(numbers), strict=True):
+                group = walk.after[number]
+                judged = self._judged(number, event)
+                row = event_row(
+                    judged, names.get(self._redacted_by[number]), None if group < 0 else self._new_groups[group]
+                )
+                yield number, judged, row
+
+    def _judged(self, number: int, event: ParsedEvent) -> ParsedEvent:
+        reason, soft_failed = self._walk.reasons.get(number), bool(self._flags[number] & SOFT_FAILED)
+        if reason == event.rejected_reason and soft_failed == event.soft_failed:
+            return event
+        return replace(event, rejected_reason=reason, soft_failed=soft_failed)
+
+    def forward_extremities(self) -> Iterator[str]:
+        """Their event IDs."""
+        return self._names(list(self._leaves.current))
+
+    def backward_extremities(self) -> Iterator[str]:
+        """The gaps: prev events of events in the graph that are not in the graph themselves, each once."""
+        walk, missing = self._walk, self._walk.missing
+        gaps = dict.fromkeys(
+            prev
+            for number, flag in enumerate(self._flags)
+            if not flag & OUTLIER
+            for prev in walk.prevs.of(number)
+            if prev >= walk.count or self._flags[prev] & OUTLIER
+        )
+        outliers = [number for number in gaps if number < walk.count]
+        names = dict(zip(outliers, self._names(outliers), strict=True))
+        return (names[gap] if gap < walk.count else missing[gap - walk.count] for gap in gaps)
+
+    def _names(self, numbers: Sequence[int]) -> Iterator[str]:
+        return (name for some in self._walk.chunks(numbers) for name in self._source.names(some))
+
+    def _kept_groups(self) -> array[int]:
+        """The groups before and after events, numbered anew: those of current states on the way are not stored (-1)."""
+        walk, builder = self._walk, self._walk.states.builder
+        wanted = {*walk.after, *walk.before}
+        wanted.discard(-1)
+        new = array("i", [-1]) * len(builder)
+        for place, number in enumerate(sorted(builder.kept(wanted))):
+            new[number] = place
+        return new
+
+    def groups(self) -> Iterator[tuple[int, int | None, int, int, int, int]]:
+        """(group, prev_group, chain, hops, keys, rows_to_read)."""
+        new = self._new_groups
+        for number, prev, chain, hops, keys, rows in self._walk.states.builder.group_rows(self._stored()):
+            yield new[number], None if prev is None else new[prev], new[chain], hops, keys, rows
+
+    def group_deltas(self) -> Iterator[tuple[int, int, str, str, str | None]]:
+        """(chain, group, type, state_key, event_id)."""
+        new = self._new_groups
+        for chain, group, event_type, state_key, event_id in self._walk.states.builder.delta_rows(self._stored()):
+            yield new[chain], new[group], event_type, state_key, event_id
+
+    def _stored(self) -> Sequence[int]:
+        return array("i", (number for number, new in enumerate(self._new_groups) if new >= 0))
+
+    def current_state(self) -> Iterator[tuple[str, str, str, str | None]]:
+        """(type, state_key, event_id, membership); none when the room's current state is unresolved."""
+        if self._current is None:
+            return
+        states = self._walk.states
+        for (event_type, state_key), event_id in states.builder.expand(self._current).items():
+            found = states.events.get(event_id)
+            yield event_type, state_key, event_id, found.membership if found else None
+
+    def state_deltas(self) -> Iterator[tuple[int, str, str, str | None, str | None]]:
+        """(index, type, state_key, event_id, prev_event_id): how the current state grew."""
+        if self._current is None:
+            return
+        for at in range(0, len(self._changes), 3):
+            index, known, current = self._changes[at : at + 3]
+            changes = self._walk.states.builder.changes_between(None if known < 0 else known, current)
+            for (event_type, state_key), (old, new) in changes.items():
+                yield index, event_type, state_key, new, old
+
+    def visibility(self) -> Iterator[VisibilityRow]:
+        """Ranges, in any order, or none at all where the state at an accepted event is not known."""
+        if self.visibility_unresolved:
+            return
+        states = self._walk.states
+        yield from visibility_rows(self._steps(), states.builder, states.events)
+        for redaction in self._withheld:
+            yield VisibilityRow(None, "withheld", redaction, redaction)
+
+    def _steps(self) -> Iterator[Step]:
+        walk = self._walk
+        for number, flag in enumerate(self._flags):
+            if flag & ACCEPTED:
+                continue
+            before, after = walk.before[number], walk.after[number]
+            line = -1 if flag & BACKFILLED else self._line[number]
+            yield Step(
+                number,
+                walk.event(number),
+                None if before < 0 else before,
+                after,
+                after if line < 0 else line,
+            )
 
 
 def _only_room(events: Sequence[ParsedEvent]) -> tuple[str, RoomVersion]:

@@ -109,13 +109,22 @@ class RoomStates:
         also = {event_id: state.values() for event_id, state in self.given.items()}
         order, left = causal_order(events, auth=True, also=also)
         for number in cycles(events, left, auth=True, also=also):
-            self._reject(events[number], CYCLE)
+            self.reject(events[number], CYCLE)
         remaining = [events[number] for number in left if self.events[events[number].event_id].rejected_reason != CYCLE]
         above, _ = causal_order(remaining, auth=True, also=also)
-        for event in (*(events[number] for number in order), *(remaining[number] for number in above)):
+        self.walk(events[number] for number in order)
+        self.walk(remaining[number] for number in above)
+
+    def walk(self, events: Iterable[ParsedEvent]) -> None:
+        """The same for events in causal order, or for the next of them."""
+        for event in events:
             if event.is_state:  # others take no part in resolutions
                 self.auth_graph.rank(event.event_id)
             self._assign(event)
+
+    def reject(self, event: ParsedEvent, reason: str) -> None:
+        """An event of the room turns out to be refused."""
+        self.events[event.event_id] = replace(event, rejected_reason=reason, rejection_given=True)
 
     def state(self, group: int) -> GroupState:
         """The state of a group as the rules ask for it."""
@@ -175,18 +184,15 @@ class RoomStates:
 
     def _assign_create(self, event: ParsedEvent) -> None:
         if self.create is None or event.event_id != self.create.event_id:
-            self._reject(event, SECOND_CREATE)
+            self.reject(event, SECOND_CREATE)
         elif self._judge(event, None) is None:
             self.after[event.event_id] = self.builder.add_full({(event.type, ""): event.event_id})
 
     def _judge(self, event: ParsedEvent, before: int | None) -> str | None:
         reason = self.judge.rejection(event, None if before is None else self.state(before))
         if reason is not None and event.rejected_reason is None:
-            self._reject(event, reason)
+            self.reject(event, reason)
         return reason
-
-    def _reject(self, event: ParsedEvent, reason: str) -> None:
-        self.events[event.event_id] = replace(event, rejected_reason=reason, rejection_given=True)
 
     def _resolve(self, groups: Sequence[int]) -> int:
         if self._whole and (near := resolve_near(self.rules, self.auth_graph, self.builder, groups)) is not None:

@@ -334,7 +334,7 @@ class StoredRoom:
             return {event_id for (event_id,) in cursor.fetchall()}
 
     # --- leaves -------------------------------------------------------------------------------------------------
-    def leaves_below(self, batch: Sequence[ParsedEvent]) -> Leaves:
+    def leaves_below(self, batch: Sequence[ParsedEvent]) -> Leaves[str]:
         """The leaves, with everything known that the batch may touch."""
         return Leaves(self.leaves, self._reached({event.event_id for event in batch}), self._looked_through)
 

@@ -12,12 +12,13 @@ any ascending numbers: indexes of events, or stream positions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from events.parsing import ParsedEvent
 from events.room_states import GroupState
-from events.room_visibility import HISTORY_VISIBILITY, Viewer, history_visibility, sight_of
+from events.room_visibility import HISTORY_VISIBILITY, SeenEvent, Viewer, history_visibility, sight_of
 from events.visibility_rules import CALL_INVITE, HISTORY_VISIBILITIES, Rule, admits, for_client, known_visibility
 from state.deltas import GroupBuilder
 
@@ -30,7 +31,7 @@ __all__ = [
     "VisibilityRow",
     "in_order",
     "open_ranges",
-    "visibility_ranges",
+    "visibility_rows",
     "wide_ranges",
 ]
 
@@ -40,6 +41,7 @@ _ROOM_WIDE = {"world_readable": "world", "shared": "shared"}
 _JUDGED_TYPES = ("m.room.member", HISTORY_VISIBILITY[0], CALL_INVITE)
 _IN = {"join": "joined", "invite": "invited"}
 _NOBODY = Viewer("")
+_ROWS_AT_A_TIME = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +54,19 @@ class VisibilityRow:
     last: int | None
 
 
+class PlacedEvent(SeenEvent, Protocol):
+    """What an event's place in the timeline depends on, too."""
+
+    @property
+    def backfilled(self) -> bool: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """One accepted event: its place, the groups before and after it, and the group of the line when it came in."""
 
     index: int
-    event: ParsedEvent
+    event: PlacedEvent
     before: int | None
     after: int
     line: int
@@ -106,17 +115,22 @@ def wide_ranges(setting: str, line_setting: str, first: int) -> OpenRanges:
     return OpenRanges(ranges={kind: (first, True) for kind in kinds if kind is not None})
 
 
-def visibility_ranges(
-    steps: Sequence[Step], builder: GroupBuilder, events: Mapping[str, ParsedEvent]
-) -> list[VisibilityRow]:
-    """The ranges of a room from its accepted events, in the order of their stream orderings.
+def visibility_rows(
+    steps: Iterable[Step], builder: GroupBuilder, events: Mapping[str, ParsedEvent]
+) -> Iterator[VisibilityRow]:
+    """The ranges of a room from its accepted events, in the order of their stream orderings; rows come in any order.
 
     Backfilled events, which come first in that order, have ranges of their own: the state of each is its line.
     """
     old, live = VisibilityRanges(builder, events), VisibilityRanges(builder, events)
     for step in steps:
         (old if step.event.backfilled else live).add(step)
-    return in_order([*old.ended(), *live.rows, *live.still_open()])
+        if len(live.rows) >= _ROWS_AT_A_TIME:
+            yield from live.rows
+            live.rows.clear()
+    yield from old.ended()
+    yield from live.rows
+    yield from live.still_open()
 
 
 def in_order(rows: Iterable[VisibilityRow]) -> list[VisibilityRow]:

@@ -1,0 +1,97 @@
+"""The events of a large room as numbers, their places in the given order: a few bytes each instead of objects (pure).
+
+Event IDs are found by their hashes; what a hash leads to is compared with the ID itself, so the answers are exact.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Collection, Iterable, Iterator, MutableSet, Sequence
+
+from events.errors import HistoryError
+
+__all__ = ["EventNumbers", "Links", "NumberSet"]
+
+
+class EventNumbers:
+    """Event ID -> number, in some twenty bytes an event; ``names`` tells the IDs of numbers."""
+
+    def __init__(self, event_ids: Iterable[str], count: int, names: Callable[[Sequence[int]], Sequence[str]]) -> None:
+        """``event_ids`` are ``count``, in the order of their numbers. Raises ``HistoryError`` when one comes twice."""
+        self._names = names
+        self._hashes = array("q")
+        self._mask = (1 << (2 * count).bit_length()) - 1
+        self._table = array("i", bytes(4 * (self._mask + 1)))
+        """Places where hashes lead to, or behind: numbers + 1, 0 where there is none."""
+        alike = [number for number, event_id in enumerate(event_ids) if self._add(number, hash(event_id))]
+        self._refuse_repeated(alike)
+
+    def find(self, event_ids: Collection[str]) -> dict[str, int]:
+        """The numbers of those that are here."""
+        found = [(event_id, number) for event_id in event_ids for number in self._of_hash(hash(event_id))]
+        names = self._names([number for _, number in found])
+        return {event_id: number for (event_id, number), name in zip(found, names, strict=True) if name == event_id}
+
+    def _add(self, number: int, hashed: int) -> bool:
+        """Returns whether the hash was there before."""
+        place, alike = hashed & self._mask, False
+        while other := self._table[place]:
+            alike = alike or self._hashes[other - 1] == hashed
+            place = (place + 1) & self._mask
+        self._table[place] = number + 1
+        self._hashes.append(hashed)
+        return alike
+
+    def _of_hash(self, hashed: int) -> Iterator[int]:
+        place = hashed & self._mask
+        while other := self._table[place]:
+            if self._hashes[other - 1] == hashed:
+                yield other - 1
+            place = (place + 1) & self._mask
+
+    def _refuse_repeated(self, alike: Sequence[int]) -> None:
+        for number, event_id in zip(alike, self._names(alike), strict=True):
+            others = list(self._of_hash(self._hashes[number]))
+            if list(self._names(others)).count(event_id) > 1:
+                raise HistoryError(f"{event_id} is given twice; drop duplicates first")
+
+
+class Links:
+    """The numbers that each number refers to; all are put once, in any order."""
+
+    def __init__(self, count: int) -> None:
+        self._starts = array("q", bytes(8 * count))
+        self._counts = array("i", bytes(4 * count))
+        self._others = array("i")
+
+    def put(self, number: int, others: Sequence[int]) -> None:
+        """What a number refers to."""
+        self._starts[number], self._counts[number] = len(self._others), len(others)
+        self._others.extend(others)
+
+    def of(self, number: int) -> tuple[int, ...]:
+        """What was put."""
+        start = self._starts[number]
+        return tuple(self._others[start : start + self._counts[number]])
+
+
+class NumberSet(MutableSet[int]):
+    """Numbers below a limit, in a byte each."""
+
+    def __init__(self, limit: int) -> None:
+        self._marks = bytearray(limit)
+
+    def __contains__(self, number: object) -> bool:
+        return isinstance(number, int) and bool(self._marks[number])
+
+    def __iter__(self) -> Iterator[int]:
+        return (number for number, mark in enumerate(self._marks) if mark)
+
+    def __len__(self) -> int:
+        return self._marks.count(1)
+
+    def add(self, value: int) -> None:
+        self._marks[value] = 1
+
+    def discard(self, value: int) -> None:
+        self._marks[value] = 0
