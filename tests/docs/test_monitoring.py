@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import subprocess
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -13,12 +14,14 @@ import pytest
 import yaml
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
 
-from replsite.cache_metrics import CACHES
-from replsite.hot_metrics import HOT
-from replsite.metrics import DURATION, OWN, SYNAPSE, UP, WAIT_TIMEOUTS, SnapshotCollector
-from replsite.snapshot_views import CountView, JobFigures, JobsView, Snapshot
+from replsite.metric_names import DURATION, OWN, SYNAPSE, UP
+from replsite.metrics import SnapshotCollector
+from replsite.process_metrics import PROCESS, WaitCollector
+from replsite.snapshot_views import CountView, JobFigures, JobsView, Snapshot, StorageView, TableView
 from replsite.status import ReaderWord, Severity, Verdict, WriterWord
+from streams import waiting
 from tests.session import PROJECT
 from tests.snapshots import NOW, a_job, a_reader, a_snapshot, a_stream, a_writer, ago, on_stream, some_workers
 
@@ -26,7 +29,7 @@ FOLDER = PROJECT / "docs" / "monitoring"
 RULES = FOLDER / "replsite-alerts.yaml"
 PAGE = PROJECT / "docs" / "how-to" / "monitor-with-prometheus.md"
 PROMTOOL = shutil.which("promtool")
-EXPORTED = {m.name + ("_total" if m.counter else "") for m in (*OWN, *SYNAPSE, *CACHES, *HOT)} | {
+EXPORTED = {m.exported + ("_bucket" if m.histogram else "") for m in (*OWN, *SYNAPSE, *PROCESS)} | {
     "django_http_requests_latency_seconds_by_view_method_bucket"  # django-prometheus
 }
 _NAME = re.compile(r"\b(?:replsite|synapse|django)_[a-z_]+\b")
@@ -35,6 +38,12 @@ needs_promtool = pytest.mark.skipif(PROMTOOL is None, reason="no promtool here: 
 Series = dict[str, dict[int, float]]
 """Name with labels -> minute -> value."""
 EPOCH = NOW.timestamp()
+
+
+@pytest.fixture
+def periods(settings):
+    """Jobs are to be done once an hour."""
+    settings.REPLSITE_JOB_PERIODS = {"censor": 3_600}
 
 
 def rules() -> list[dict]:
@@ -88,9 +97,23 @@ Scene = Callable[[int], Snapshot | None]
 def well(minute: int) -> Snapshot:
     """A site where facts come in and are read."""
     beat = ago(-60 * minute)
+    done = JobsView((), (JobFigures("censor", ago(900 - 60 * minute), None),))
     writer = a_writer(position=10 + minute, facts_written=10 + minute, heartbeat_at=beat)
     reader = a_reader("sender", on_stream(lag_facts=minute % 2, lag_seconds=0.1))
-    return a_snapshot(a_stream(writer, sequence_value=10 + minute), reader, workers=some_workers())
+    return a_snapshot(
+        a_stream(writer, sequence_value=10 + minute),
+        reader,
+        as_of=beat,
+        workers=some_workers(),
+        jobs=done,
+        storage=storage(5 + minute % 2),
+    )
+
+
+def storage(unreferenced: int) -> StorageView:
+    return StorageView(
+        NOW, TableView("", 1, 2), state_groups=1_000, state_group_rows=2_000, unreferenced_groups=unreferenced
+    )
 
 
 def with_writer(word: WriterWord = WriterWord.WRITING, **changes) -> Scene:
@@ -98,7 +121,7 @@ def with_writer(word: WriterWord = WriterWord.WRITING, **changes) -> Scene:
 
     def scene(minute: int) -> Snapshot:
         beat = {"heartbeat_at": ago(-60 * minute), **changes}
-        return a_snapshot(a_stream(a_writer(status=status, **beat)))
+        return a_snapshot(a_stream(a_writer(status=status, **beat)), as_of=ago(-60 * minute))
 
     return scene
 
@@ -108,7 +131,8 @@ def with_reader(word: ReaderWord, lag: Callable[[int], int], seconds: float) -> 
 
     def scene(minute: int) -> Snapshot:
         seen = on_stream(lag_facts=lag(minute), lag_seconds=seconds, status=status)
-        return a_snapshot(a_stream(a_writer(heartbeat_at=ago(-60 * minute))), a_reader("sender", seen))
+        writer = a_writer(heartbeat_at=ago(-60 * minute))
+        return a_snapshot(a_stream(writer), a_reader("sender", seen), as_of=ago(-60 * minute))
 
     return scene
 
@@ -142,6 +166,9 @@ SCENES: dict[str, Scene] = {
         jobs=JobsView((a_job(status=Verdict("waiting", Severity.WARNING, "")),))
     ),
     "ReplsiteManyKnownDone": with_writer(known_done_ids=60_000),
+    "ReplsiteJobOverdue": lambda minute: a_snapshot(
+        as_of=ago(-60 * minute), jobs=JobsView((), (JobFigures("censor", ago(7_000), None),))
+    ),
 }
 
 
@@ -155,8 +182,12 @@ def samples(snapshot: Snapshot | None) -> dict[str, float]:
             raise OperationalError("no route to host")
         return snapshot
 
+    return shown(SnapshotCollector(get))
+
+
+def shown(collector: Collector) -> dict[str, float]:
     registry = CollectorRegistry()
-    registry.register(SnapshotCollector(get))
+    registry.register(collector)
     found = {}
     for family in text_string_to_metric_families(generate_latest(registry).decode()):
         for sample in family.samples:
@@ -178,19 +209,19 @@ def series(scene: Scene, minutes: int, more_labels: str = 'instance="a"') -> Ser
     return found
 
 
-def firing(found: Sequence[Series], minutes: int, tmp_path: Path) -> set[str]:
-    """The alerts that fire in the last minute, by asking promtool of each whether it is silent."""
+def firing(found: Sequence[Series], minutes: int, tmp_path: Path, step: int = 1, only: Sequence[str] = ()) -> set[str]:
+    """The alerts (of some) that fire at the end, by asking promtool of each whether it is silent; ``step``: of minutes."""
     inputs = [
         {"series": name, "values": " ".join(str(values.get(minute, "_")) for minute in range(minutes))}
         for one in found
         for name, values in one.items()
     ]
     fired = set()
-    for rule in rules():
+    for rule in [rule for rule in rules() if not only or rule["alert"] in only]:
         (tmp_path / "rules.yaml").write_text(RULES.read_text())
-        asked = [{"eval_time": f"{minutes - 1}m", "alertname": rule["alert"], "exp_alerts": []}]
-        tests = [{"interval": "1m", "input_series": inputs, "alert_rule_test": asked}]
-        plan = {"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "tests": tests}
+        asked = [{"eval_time": f"{(minutes - 1) * step}m", "alertname": rule["alert"], "exp_alerts": []}]
+        tests = [{"interval": f"{step}m", "input_series": inputs, "alert_rule_test": asked}]
+        plan = {"rule_files": ["rules.yaml"], "evaluation_interval": f"{step}m", "tests": tests}
         (tmp_path / "plan.yaml").write_text(yaml.safe_dump(plan))
         done = subprocess.run(
             [PROMTOOL, "test", "rules", "plan.yaml"], cwd=tmp_path, capture_output=True, text=True, check=False
@@ -203,11 +234,13 @@ def firing(found: Sequence[Series], minutes: int, tmp_path: Path) -> set[str]:
 
 @needs_promtool
 @pytest.mark.parametrize("alert", SCENES)
+@pytest.mark.usefixtures("periods")
 def test_each_alert_fires(alert: str, tmp_path: Path) -> None:
-    assert alert in firing([series(SCENES[alert], 40)], 40, tmp_path)
+    assert firing([series(SCENES[alert], 40)], 40, tmp_path, only=[alert]) == {alert}
 
 
 @needs_promtool
+@pytest.mark.usefixtures("periods")
 def test_nothing_fires_while_all_is_well(tmp_path: Path) -> None:
     assert firing([series(well, 40)], 40, tmp_path) == set()
 
@@ -224,16 +257,34 @@ def test_processes_that_disagree_for_a_minute_are_told(tmp_path: Path) -> None:
 
 
 @needs_promtool
-def test_waits_that_time_out_are_told(tmp_path: Path) -> None:
-    name = f'{WAIT_TIMEOUTS.name}_total{{stream="events",instance="a"}}'
-    counts = {name: {minute: float(minute > 7) for minute in range(10)}}
+def test_waits_that_time_out_are_told(tmp_path: Path, monkeypatch) -> None:
+    counts: Series = {}
+    for minute in range(10):
+        monkeypatch.setattr(waiting, "timed_out", Counter(events=1 + (minute > 7)))
+        for name, value in shown(WaitCollector()).items():
+            counts.setdefault(name.replace("}", ',instance="a"}'), {})[minute] = value
     assert firing([counts], 10, tmp_path) == {"ReplsiteWaitsTimeOut"}
 
 
+@needs_promtool
+@pytest.mark.parametrize(("growth", "fires"), [(5, True), (0, False), (-5, False)])
+def test_state_groups_that_nothing_needs_and_that_become_more_all_day_are_told(growth, fires, tmp_path) -> None:
+    alert = "ReplsiteUnreferencedGroupsGrow"
+    found = series(lambda hour: a_snapshot(storage=storage(1_000 + growth * hour)), 30)
+    assert firing([found], 30, tmp_path, step=60, only=[alert]) == ({alert} if fires else set())
+
+
+@needs_promtool
+@pytest.mark.usefixtures("periods")
+def test_a_job_that_never_went_well_is_overdue(tmp_path) -> None:
+    never = series(lambda minute: a_snapshot(as_of=ago(-60 * minute)), 10)
+    assert firing([never], 10, tmp_path) == {"ReplsiteJobOverdue"}
+
+
 def test_every_alert_has_a_scene() -> None:
-    elsewhere = {"ReplsitePositionsDiffer", "ReplsiteWaitsTimeOut"}
+    elsewhere = {"ReplsitePositionsDiffer", "ReplsiteWaitsTimeOut", "ReplsiteUnreferencedGroupsGrow"}
     assert set(SCENES) | elsewhere == {rule["alert"] for rule in rules()}
 
 
 def test_a_scene_without_a_database_shows_nothing_but_that() -> None:
-    assert {name.partition("{")[0] for name in samples(None)} <= {UP.name, WAIT_TIMEOUTS.name + "_total"}
+    assert {name.partition("{")[0] for name in samples(None)} == {UP.name}

@@ -41,6 +41,10 @@ def read(collector):
     return {(s.name, tuple(sorted(s.labels.items()))): s.value for s in samples}
 
 
+def _storage(unreferenced):
+    return StorageView(NOW, TableView("", 1, 2), state_groups=10, state_group_rows=20, unreferenced_groups=unreferenced)
+
+
 def value(found, metric, /, **labels):
     return found[metric, tuple(sorted(labels.items()))]
 
@@ -176,7 +180,7 @@ def test_every_name_is_exported_by_a_full_snapshot(settings):
     settings.REPLSITE_JOB_PERIODS = {"censor": 86_400}
     jobs = JobsView((a_job(),), (JobFigures("censor", ago(5), ago(9)),))
     readers = a_reader("f"), a_reader("c", kind="connection")
-    storage = StorageView(NOW, TableView("", 1, 2), (), 10, 20, 3)
+    storage = _storage(3)
     exported = {
         name for name, _ in scrape(a_stream(a_writer()), *readers, workers=some_workers(), jobs=jobs, storage=storage)
     }
@@ -218,7 +222,7 @@ def test_clients_whose_names_are_too_many_or_odd_are_counted_together():
 
 
 def test_what_storage_holds_is_told_as_far_as_it_was_counted():
-    found = scrape(storage=StorageView(NOW, TableView("", 1, 2), (), 10, 20, None))
+    found = scrape(storage=_storage(None))
     assert value(found, "replsite_state_groups") == 10
     assert value(found, "replsite_state_group_rows") == 20
     assert not [name for name, _ in found if name == "replsite_state_groups_unreferenced"]
