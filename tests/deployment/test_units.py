@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from django.core.management import get_commands, load_command_class
 
+from streams import registry
 from tests.deployment.places import FILES, program
 from tests.deployment.units import CODE, FOLDER, START, Unit, read, services
 from tests.session import PROJECT
@@ -28,7 +29,7 @@ INSTANCES = {
     "replsite-handlers@": "feeds",
     "replsite-jobs@": "1",
     "replsite-record@": "main",
-    "replsite-trim@": "presence",
+    "replsite-trim@": "caches",
     "replsite-migrate@": "0.1.0",
 }
 each_service = pytest.mark.parametrize("unit", services(), ids=lambda unit: unit.name)
@@ -100,6 +101,12 @@ def test_each_command_line_is_one_that_manage_py_takes(unit):
         command = load_command_class(get_commands()[name], name)
         assert not [word for word in arguments if "$" in word or "%" in word], arguments
         command.create_parser("manage.py", name).parse_args(arguments)
+
+
+def test_the_stream_of_the_example_can_be_trimmed():
+    """Tables of some streams are the data itself."""
+    (command,) = read(FOLDER / "replsite-trim@.service").commands(INSTANCES["replsite-trim@"], VALUES)
+    assert registry.get(command[2]).declaration.trimmable
 
 
 @each_service
