@@ -44,8 +44,8 @@ _PLANNED = "planned"
 
 #: Each event once: of equal IDs the first that is no outlier, and none that the site has already, unless as an outlier.
 _KEEP_NEW = """
-CREATE UNLOGGED TABLE {kept} AS
-SELECT DISTINCT ON (e.event_id) e.seq, e.event_id, e.room_id, e.room_version, e.type, e.stream_ordering, NULL::bigint AS room_no
+CREATE UNLOGGED TABLE {new} AS
+SELECT DISTINCT ON (e.event_id) e.seq, e.event_id, e.room_id, e.room_version, e.type, e.stream_ordering
 FROM {event} e
 WHERE NOT EXISTS (
     SELECT FROM events_event known
@@ -57,12 +57,12 @@ ORDER BY e.event_id, e.outlier, e.seq
 _OTHER_VERSIONS = """
 WITH counted AS (
     SELECT room_id, room_version, count(*) AS events, bool_or(type = 'm.room.create') AS creates
-    FROM {kept} GROUP BY room_id, room_version
+    FROM {new} GROUP BY room_id, room_version
 ), chosen AS (
     SELECT DISTINCT ON (room_id) room_id, room_version
     FROM counted ORDER BY room_id, creates DESC, events DESC, room_version
 ), taken AS (
-    DELETE FROM {kept} k USING chosen c
+    DELETE FROM {new} k USING chosen c
     WHERE k.room_id = c.room_id AND k.room_version <> c.room_version
     RETURNING k.seq, k.room_version, c.room_version AS room_has, k.room_id
 )
@@ -73,7 +73,7 @@ FROM taken
 #: New events of rooms that the site has, in the order in which they are to be stored: history first, from its newest event.
 _KNOWN_ROOMS = """
 WITH taken AS (
-    DELETE FROM {kept} k USING events_room r WHERE k.room_id = r.room_id RETURNING k.seq, k.stream_ordering
+    DELETE FROM {new} k USING events_room r WHERE k.room_id = r.room_id RETURNING k.seq, k.stream_ordering
 ), told AS (
     SELECT seq, stream_ordering, %(as_history)s OR coalesce(stream_ordering < 0, false) AS backward FROM taken
 )
@@ -95,7 +95,13 @@ WHERE NOT EXISTS (SELECT FROM events_event known WHERE known.event_id = taken.ev
 _ROOMS = """
 CREATE UNLOGGED TABLE {room} AS
 SELECT row_number() OVER (ORDER BY min(stream_ordering) NULLS LAST, min(seq)) AS room_no, room_id, count(*) AS events
-FROM {kept} GROUP BY room_id
+FROM {new} GROUP BY room_id
+"""
+#: The events of a room stand together, in the order in which they come.
+_KEEP_IN_ORDER = """
+CREATE UNLOGGED TABLE {kept} AS
+SELECT k.*, r.room_no FROM {new} k JOIN {room} r USING (room_id)
+ORDER BY r.room_no, k.stream_ordering NULLS LAST, k.seq
 """
 _STORE_BROKEN = """
 INSERT INTO pipeline_quarantinedline (job_id, file, line, reason, detail, content)
@@ -119,7 +125,7 @@ class PlannedRoom:
 
 
 def _named(sql: str, job: int) -> str:
-    tables = {name: table_name(job, name) for name in ("kept", "known", "room", STAGED_EVENTS.name, BROKEN.name)}
+    tables = {name: table_name(job, name) for name in ("new", "kept", "known", "room", STAGED_EVENTS.name, BROKEN.name)}
     return sql.format(**tables)
 
 
@@ -187,7 +193,8 @@ def make_plan(cursor: Any, job: int, *, as_history: bool) -> None:
     )
     cursor.execute(_named(_KNOWN_ROOMS, job), {"as_history": as_history})
     cursor.execute(_named(_ROOMS, job))
-    cursor.execute(_named("UPDATE {kept} k SET room_no = r.room_no FROM {room} r WHERE k.room_id = r.room_id", job))
+    cursor.execute(_named(_KEEP_IN_ORDER, job))
+    cursor.execute(_named("DROP TABLE {new}", job))
     cursor.execute(_named("CREATE INDEX ON {kept} (room_no)", job))
     cursor.execute(_named("ANALYZE {kept}", job))
     _step(cursor, job, _PLANNED)

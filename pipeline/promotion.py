@@ -41,7 +41,7 @@ SELECT room_id, room_version, creator, create_event_id, current_state_unresolved
 FROM {{result_room}} WHERE {_of_batch()} ORDER BY room_id
 ON CONFLICT (room_id) DO NOTHING RETURNING room_id
 """
-#: Rows that need no reserved ID.
+#: Rows that need no reserved ID. IDs of events are hashes: in their order they find the pages of an index one after the other.
 _PLAIN = (
     f"""
     INSERT INTO events_eventjson (event_id, room_version, json)
@@ -50,11 +50,12 @@ _PLAIN = (
     f"""
     INSERT INTO events_eventedge (event_id, prev_event_id)
     SELECT r.event_id, below.event_id FROM {{result_event}} r
-    CROSS JOIN unnest(r.prev_event_ids) AS below(event_id) WHERE {_of_batch()}
+    CROSS JOIN unnest(r.prev_event_ids) AS below(event_id) WHERE {_of_batch()} ORDER BY r.event_id
     """,
     f"""
     INSERT INTO events_eventauth (event_id, auth_event_ids)
     SELECT event_id, auth_event_ids FROM {{result_event}} WHERE auth_event_ids IS NOT NULL AND {_of_batch()}
+    ORDER BY event_id
     """,
     f"""
     INSERT INTO events_forwardextremity (event_id, room_id)
@@ -121,7 +122,7 @@ _ORDERED = (
     SELECT o.stream_ordering, %(writer)s, room.room_id, {", ".join(f"r.{name}" for name in _OWN)}, g.id
     FROM {{result_event}} r JOIN {{result_room}} room USING (room_no) JOIN import_ordering o USING (room_no, index)
     LEFT JOIN import_group g ON g.room_no = r.room_no AND g.number = r.state_group
-    WHERE {_of_batch("r")} ORDER BY o.stream_ordering
+    WHERE {_of_batch("r")}
     """,
     f"""
     INSERT INTO events_currentstatedelta (stream_ordering, instance_name, room_id, type, state_key, event_id, prev_event_id)

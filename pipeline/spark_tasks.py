@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from pipeline import stage_rooms as on_executors
 from pipeline.errors import SparkFailed
@@ -19,7 +19,6 @@ from pipeline.stage_lines import LineWork, PartScan, scan_part, stage_part
 from pipeline.stage_rooms import RoomWork
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import SparkSession
 
 __all__ = ["finished_tasks", "last_words", "pack_rooms", "run_tasks", "scan_parts", "stage_parts", "stage_rooms"]
@@ -82,25 +81,20 @@ def run_tasks(spark: SparkSession, tasks: int, work: Callable[[int], str]) -> li
     if not tasks:
         return []
 
-    def each(batches: Iterator[pa.RecordBatch]) -> Iterator[Any]:
-        import pyarrow  # noqa: PLC0415 - in the executor
-
+    def each(numbers: Iterable[int]) -> Iterable[str]:
         from streams.collector_pause import keep_for_good  # noqa: PLC0415 - in the executor
 
-        for batch in batches:
-            numbers = batch.column(0).to_pylist()
-            answers = [work(number) for number in numbers]
-            yield pyarrow.RecordBatch.from_pydict({"task": numbers, "answer": answers})
+        for number in numbers:
+            yield work(number)
         keep_for_good()
 
     from py4j.protocol import Py4JError  # noqa: PLC0415 - the rest of this module needs no Spark
     from pyspark.errors import PySparkException  # noqa: PLC0415
 
-    try:
-        found = spark.range(0, tasks, 1, tasks).mapInArrow(each, "task bigint, answer string").collect()
+    try:  # of RDDs, since a data frame's first query would cost the JVM seconds
+        return spark.sparkContext.parallelize(range(tasks), tasks).mapPartitions(each).collect()
     except (PySparkException, Py4JError) as error:  # its text needs the JVM, which may be gone when somebody prints it
         raise SparkFailed(f"Spark could not finish: {last_words(str(error))}") from None
-    return [row["answer"] for row in sorted(found, key=lambda row: row["task"])]
 
 
 def last_words(text: str) -> str:

@@ -20,13 +20,14 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import psycopg2
 
 from replsite.postgres.account import Account, choose_account
 from replsite.postgres.errors import OtherMajorVersion, StartFailed
 from replsite.postgres.folder import Folder, ServerRecord, is_postgres_of, own_like_folder, try_lock
 
-__all__ = ["Cluster", "Postmaster", "connection_parameters", "log_to"]
+__all__ = ["Cluster", "Postmaster", "connection_parameters", "log_to", "shared_buffers_mb"]
 
 START_SECONDS = 90.0
 STOP_SECONDS = 60.0
@@ -35,15 +36,16 @@ LOG_BYTES = 4 * 1024 * 1024
 # Kept in postgresql.conf, where an operator may change them; what must hold is given on the command line.
 _TUNING = """
 # --- replsite: starting values, yours to change ---
-shared_buffers = 256MB
+shared_buffers = {buffers}MB
 max_connections = 300
-max_wal_size = 2GB
+max_wal_size = 4GB
 checkpoint_timeout = 15min
 jit = off
 log_checkpoints = off
 timezone = 'UTC'
 log_timezone = 'UTC'
 """
+_LEAST_BUFFERS_MB, _MOST_BUFFERS_MB = 128, 1024
 # Commits stay synchronous: a killed server loses nothing, only a crash of the machine may.
 _UNSAFE_BUT_FAST = ("fsync=off", "full_page_writes=off")
 
@@ -71,6 +73,11 @@ class Postmaster:
             with suppress(ProcessLookupError):  # it ended between the look and the signal
                 os.kill(self.pid, how)
             _wait(lambda: not self.alive(), seconds)
+
+
+def shared_buffers_mb(memory: int) -> int:
+    """An eighth of the memory (bytes), within bounds: indexes of event IDs, which are hashes, are met at random."""
+    return min(max(memory // 8 // 1024**2, _LEAST_BUFFERS_MB), _MOST_BUFFERS_MB)
 
 
 class Cluster:
@@ -114,7 +121,7 @@ class Cluster:
         if done.returncode != 0:
             raise StartFailed(self._failure("PostgreSQL's initdb failed"))
         with (fresh / "postgresql.conf").open("a") as file:
-            file.write(_TUNING)
+            file.write(_TUNING.format(buffers=shared_buffers_mb(psutil.virtual_memory().total)))
         password.rename(fresh / self.folder.password_file.name)
         fresh.rename(self.folder.cluster)
 

@@ -8,16 +8,17 @@ import pytest
 from django.db import connection
 
 from pipeline.errors import SourceChanged
-from pipeline.models import Job
+from pipeline.models import ImportedRoom, Job
 from tests.emptying import empty_tables
 from tests.pipeline.imports import SMALL_ROOMS, content, run_import, staging_tables
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("spark", "own_writer"), pytest.mark.slow]
 
 KILLED = """
-import io
-from pipeline import promotion
+import io, time
+from pipeline import import_history as importing, promotion, spark_tasks
 from pipeline.import_history import ImportOptions, import_history
+from pipeline.models import ImportedRoom, Job
 
 def die(step):
     if step == sys.argv[1]:
@@ -29,8 +30,16 @@ if sys.argv[1] == "middle":
         whole(batch, sql, more)
         if sql is ordered[0] and len(batch._rooms) and Job.objects.filter(importedroom__isnull=False).exists():
             os.kill(os.getpid(), signal.SIGKILL)
-    from pipeline.models import Job
     promotion._Batch._run = run
+if sys.argv[1] == "beside":
+    def half(spark, work, packs):
+        spark_tasks.stage_rooms(spark, work, packs[: len(packs) // 2])
+        deadline = time.monotonic() + 60
+        while not ImportedRoom.objects.exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGKILL)
+    importing.pack_rooms = lambda rooms: spark_tasks.pack_rooms(rooms, events=1)
+    importing.stage_rooms = half
 options = ImportOptions(sys.argv[2:], events_per_batch=300, pause=die)
 import_history(options, io.StringIO())
 """
@@ -59,9 +68,14 @@ def without_seconds(outcome):
     return outcome.summary() | {"seconds": 0}
 
 
-@pytest.mark.parametrize("step", ["read", "rooms", "middle"])
+def loaded_rooms():
+    return ImportedRoom.objects.count()
+
+
+@pytest.mark.parametrize("step", ["read", "beside", "middle"])
 def test_a_resumed_import_ends_like_a_clean_one(step, clean, killed_import):
     killed_import(step)
+    assert (loaded_rooms() > 0) == (step != "read")
     assert staging_tables()
     outcome = run_import(*SMALL_ROOMS, resume=True)
     assert (without_seconds(outcome), content()) == clean
