@@ -1,0 +1,146 @@
+"""A site with trouble of every kind: page, command, metrics and health name each of them by the same word."""
+
+from __future__ import annotations
+
+import json
+import threading
+from datetime import timedelta
+from io import StringIO
+
+import pytest
+from django.core.management import call_command
+from django.db import connections, transaction
+from django.urls import reverse
+from django.utils import timezone
+from prometheus_client.parser import text_string_to_metric_families
+
+from pipeline.models import Job, JobState
+from replsite.shared_snapshot import SHARED
+from streams.models import Reader, StreamPosition
+from tests.waiting import wait_until
+from tests.writing import append
+
+pytestmark = pytest.mark.django_db(transaction=True)
+#: Who is in trouble, where, and the word for it.
+TROUBLES = {
+    ("writer", "blocked"), ("gone-reader", "gone"), ("stuck-reader", "stuck"), ("censor", "failed"),
+}  # fmt: skip
+
+
+@pytest.fixture
+def troubled(settings):
+    """The site, for as long as the test lasts."""
+    settings.REPLSITE_HEARTBEAT_SECONDS = 0.25
+    settings.REPLSITE_BLOCKED_AFTER_SECONDS = 0.3
+    settings.REPLSITE_STUCK_AFTER_SECONDS = 0.3
+    SHARED.__init__()
+    (first,) = append()
+    append(5)
+    writer = first_writer()
+    let_go, holds = threading.Event(), threading.Event()
+
+    def hold():
+        with transaction.atomic():
+            append()
+            holds.set()
+            let_go.wait(120)
+        connections.close_all()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    holds.wait(60)
+    at = {"caches": {writer: first}}
+    Reader.objects.create(key="g", name="gone-reader", kind="follower", positions=at,
+                          heartbeat_at=timezone.now() - timedelta(seconds=30))  # fmt: skip
+    Reader.objects.create(key="s", name="stuck-reader", kind="follower", positions=at)
+    Job.objects.create(kind="censor", state=JobState.FAILED, error="no room", finished_at=timezone.now())
+    beats = threading.Event()
+    beating = threading.Thread(target=beat, args=(beats,))
+    beating.start()
+    yield writer
+    beats.set()
+    let_go.set()
+    thread.join()
+    beating.join()
+    SHARED.__init__()
+
+
+def first_writer():
+    return StreamPosition.objects.get(stream="caches").instance_name
+
+
+def beat(over):
+    """The stuck reader lives."""
+    while not over.wait(0.1):
+        Reader.objects.filter(key="s").update(heartbeat_at=timezone.now())
+    connections.close_all()
+
+
+def of_page(client):
+    """{(who, word)} of every row of the live page."""
+    found = set()
+
+    def look(value):
+        if isinstance(value, dict):
+            cells = value.get("cells")
+            if isinstance(cells, list) and len(cells) > 1:
+                found.add((cells[0]["text"], cells[1]["text"]))
+            for inner in value.values():
+                look(inner)
+        elif isinstance(value, list):
+            for inner in value:
+                look(inner)
+
+    look(client.get(reverse("live-data")).json())
+    return found
+
+
+def of_command():
+    out = StringIO()
+    with pytest.raises(SystemExit) as ended:
+        call_command("streams", "--json", stdout=out, stderr=StringIO())
+    assert ended.value.code == 1
+    snapshot = json.loads(out.getvalue())
+    found = {(w["writer"], w["status"]["word"]) for stream in snapshot["streams"] for w in stream["writers"]}
+    found |= {(reader["name"], on["status"]["word"]) for reader in snapshot["readers"] for on in reader["streams"]}
+    return found | {(job["kind"], job["status"]["word"]) for job in snapshot["jobs"]["jobs"]}
+
+
+def of_metrics(client):
+    families = text_string_to_metric_families(client.get("/metrics").content.decode())
+    samples = [s for family in families for s in family.samples if s.value]
+    found = {(s.labels["writer"], s.labels["status"]) for s in samples if s.name == "replsite_writer_status"}
+    found |= {(s.labels["reader"], s.labels["status"]) for s in samples if s.name == "replsite_reader_status"}
+    failed = {s.labels["job"] for s in samples if s.name == "replsite_job_last_failure_timestamp_seconds"}
+    words = {s.labels["status"] for s in samples if s.name == "replsite_jobs"}
+    return found | {(job, word) for job in failed for word in words}
+
+
+def of_health(client):
+    """{(who, word)} of what is not well, and the status that a probe gets."""
+    answer = client.get("/health")
+    parts = [part for part in answer.json()["parts"] if part.get("word")]
+    return answer.status_code, {(part["name"], part["word"]) for part in parts}
+
+
+def test_all_four_name_each_trouble_by_the_same_word(troubled, admin_client):
+    expected = {(troubled if who == "writer" else who, word) for who, word in TROUBLES}
+    wait_until(lambda: of_page(admin_client) >= expected, 60)
+    page, metrics = of_page(admin_client), of_metrics(admin_client)
+    status, health = of_health(admin_client)
+    wait_until(lambda: of_command() >= expected, 120)
+    assert page >= expected
+    assert metrics >= expected
+    assert status == 503
+    told = {(who, word) for who, word in expected if any(who in name and word == said for name, said in health)}
+    assert told == expected
+
+
+def test_none_of_them_invents_trouble(admin_client):
+    SHARED.__init__()
+    append()
+    bad = {"blocked", "gone", "stuck", "failed", "falling behind", "went back"}
+    for found in (of_page(admin_client), of_metrics(admin_client)):
+        assert not [pair for pair in found if pair[1] in bad]
+    status, health = of_health(admin_client)
+    assert (status, [pair for pair in health if pair[1] in bad]) == (200, [])
