@@ -89,10 +89,10 @@ def test_events_that_were_rolled_back_are_not_counted():
     with (
         Change((EVENTS, {"origin": "local"}), (EVENTS, {"origin": "remote"})) as change,
         pytest.raises(ZeroDivisionError),
+        transaction.atomic(),
     ):
-        with transaction.atomic():
-            persist([incoming(event) for event in made.events])
-            raise ZeroDivisionError
+        persist([incoming(event) for event in made.events])
+        raise ZeroDivisionError
     assert change.by == [0, 0]
 
 
