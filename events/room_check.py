@@ -58,8 +58,7 @@ class Columns(NamedTuple):
         )
 
 
-@dataclass(frozen=True, slots=True)
-class StoredEvent:
+class StoredEvent(NamedTuple):
     """A row of an event, with what its JSON says and the stored verdict; ``problem`` tells why there is nothing.
 
     ``columns`` is null where they are as its JSON says.

@@ -134,7 +134,7 @@ class ManyRooms:
             return
         with ExitStack() as stack:
             try:
-                spark = stack.enter_context(site_session("resync", self._master))
+                spark = stack.enter_context(site_session("resync", self._master, light=True))
             except JavaMissing as missing:
                 if self._master is not None:
                     raise

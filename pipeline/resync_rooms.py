@@ -15,6 +15,7 @@ import psycopg2
 
 from events.room_comparison import RoomReport
 from events.room_mending import Found, find_damage, mend_room
+from streams.collector_pause import collector_paused, keep_for_good
 
 __all__ = ["RoomAnswer", "RoomsWork", "resync_rooms"]
 
@@ -51,9 +52,15 @@ def resync_rooms(work: RoomsWork, room_ids: Sequence[str]) -> list[RoomAnswer]:
         return [_resync(connection, work, room_id) for room_id in room_ids]
     finally:
         connection.close()
+        keep_for_good()
 
 
 def _resync(connection: Any, work: RoomsWork, room_id: str) -> RoomAnswer:
+    with collector_paused():  # what is made of a room is alive until the room is done
+        return _looked_at(connection, work, room_id)
+
+
+def _looked_at(connection: Any, work: RoomsWork, room_id: str) -> RoomAnswer:
     found = _look(connection, room_id, work.subject)
     if found is None or not work.mend or not found.report.of(work.subject):
         report = None if found is None else found.report

@@ -176,7 +176,7 @@ def test_spark_is_taken_for_many_events_and_done_without_where_there_is_no_java(
     rooms = [made_room(number) for number in range(2)]
     asked = []
 
-    def no_java(name, master):
+    def no_java(name, master, **told):
         asked.append(master)
         raise JavaMissing("There is no Java.")
 
