@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from replsite.dashboard.cells import Group, Page, Row
 
 __all__ = ["TABLES", "changes", "table_changes"]
 
+_REST: tuple[Literal["severity", "id", "command"], ...] = ("severity", "id", "command")
 TABLES: tuple[Literal["streams", "readers", "jobs", "storage", "workers"], ...] = (
     "streams",
     "readers",
@@ -25,7 +26,8 @@ def changes(old: Page | None, new: Page) -> dict[str, Any]:
     """``as_of``, and of ``storage_at``, ``health``, ``summary`` and of the tables what differs.
 
     A table's change is ``{"order"?: [group keys], "groups"?: {key: {"head"?: row, "order"?: [row keys], "rows"?: {key: row}}}}``:
-    orders only when they differ, rows only when any of their cells does.
+    orders only when they differ, rows only when they do. Of a row that was there, only what differs is sent: ``some`` of its
+    cells by their number, and its severity.
     """
     found: dict[str, Any] = {"as_of": new["as_of"]}
     if old is None or old["storage_at"] != new["storage_at"]:
@@ -57,7 +59,7 @@ def _group(before: Group | None, after: Group) -> dict[str, Any]:
         return {"head": after["head"], "order": _keys(after["rows"]), "rows": _changed_rows((), after["rows"])}
     found: dict[str, Any] = {}
     if before["head"] != after["head"]:
-        found["head"] = after["head"]
+        found["head"] = _row(before["head"], after["head"])
     if _keys(before["rows"]) != _keys(after["rows"]):
         found["order"] = _keys(after["rows"])
     if rows := _changed_rows(before["rows"], after["rows"]):
@@ -69,6 +71,16 @@ def _keys(members: Sequence[Group] | Sequence[Row]) -> list[str]:
     return [member["key"] for member in members]
 
 
-def _changed_rows(before: Sequence[Row], after: Sequence[Row]) -> dict[str, Row]:
+def _changed_rows(before: Sequence[Row], after: Sequence[Row]) -> dict[str, Any]:
     known = {row["key"]: row for row in before}
-    return {row["key"]: row for row in after if known.get(row["key"]) != row}
+    return {row["key"]: _row(known.get(row["key"]), row) for row in after if known.get(row["key"]) != row}
+
+
+def _row(before: Row | None, after: Row) -> Mapping[str, Any]:
+    """The row, or what differs in it while it is of the same form."""
+    if before is None or before.keys() != after.keys() or len(before["cells"]) != len(after["cells"]):
+        return after
+    pairs = zip(before["cells"], after["cells"], strict=True)
+    some = {str(number): new for number, (old, new) in enumerate(pairs) if old != new}
+    rest: dict[str, Any] = {name: after[name] for name in _REST if name in after and before[name] != after[name]}
+    return {"some": some, **rest}

@@ -45,6 +45,13 @@ def test_trouble_comes_first_with_exit_status_1(run_manage, ghost):
     assert "manage.py streams retire ghost" in done.stdout
 
 
+def test_storage_is_shown_when_asked_for(run_manage):
+    assert "State groups" not in run_manage("streams", "--now").stdout
+    shown = run_manage("streams", "--now", "--storage").stdout
+    assert "Database" in shown
+    assert "State groups" in shown
+
+
 def test_json_is_one_object(run_manage):
     done = run_manage("streams", "--json")
     assert {stream["name"] for stream in json.loads(done.stdout)["streams"]} == set(registry.names())

@@ -16,7 +16,13 @@ KEYS = st.text("abc", min_size=1, max_size=1)
 
 def rows(keys):
     return st.lists(
-        st.builds(lambda key, text: {"key": key, "severity": "fine", "cells": [{"text": text}]}, keys, st.text("xy", max_size=1)),
+        st.builds(
+            lambda key, severity, texts, more: {
+                "key": key, "severity": severity, "cells": [{"text": text} for text in texts], **more,
+            },
+            keys, st.sampled_from(["fine", "wrong"]), st.lists(st.text("xy", max_size=1), min_size=1, max_size=2),
+            st.sampled_from([{}, {"command": "x"}, {"command": "y"}]),
+        ),
         max_size=3, unique_by=lambda row: row["key"],
     )  # fmt: skip
 
@@ -60,9 +66,18 @@ def apply_table(groups, change):
 
 
 def apply_group(group, change):
-    lines = {row["key"]: row for row in group["rows"]} | change.get("rows", {})
+    lines = {row["key"]: row for row in group["rows"]}
+    lines |= {key: apply_row(lines.get(key), row) for key, row in change.get("rows", {}).items()}
     order = change.get("order", [row["key"] for row in group["rows"]])
-    return {"key": group["key"], "head": change.get("head", group.get("head")), "rows": [lines[key] for key in order]}
+    head = apply_row(group.get("head"), change["head"]) if "head" in change else group["head"]
+    return {"key": group["key"], "head": head, "rows": [lines[key] for key in order]}
+
+
+def apply_row(row, change):
+    if "some" not in change:
+        return change
+    cells = [change["some"].get(str(number), cell) for number, cell in enumerate(row["cells"])]
+    return {**row, **{name: value for name, value in change.items() if name != "some"}, "cells": cells}
 
 
 @settings(max_examples=50)
@@ -86,6 +101,12 @@ def test_one_changed_cell_sends_one_row():
     old = live_page_data(a_snapshot(a_stream(a_writer("a"), a_writer("b"))))
     new = live_page_data(a_snapshot(a_stream(a_writer("a"), a_writer("b", position=11))))
     assert list(changes(old, new)["streams"]["groups"]["events"]["rows"]) == ["b"]
+
+
+def test_of_a_row_that_was_there_only_the_cells_that_differ_are_sent():
+    old = live_page_data(a_snapshot(a_stream(a_writer("a"))))
+    new = live_page_data(a_snapshot(a_stream(a_writer("a", position=11))))
+    assert changes(old, new)["streams"]["groups"]["events"]["rows"] == {"a": {"some": {"2": {"text": "11"}}}}
 
 
 def test_messages_are_json():

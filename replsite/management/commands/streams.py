@@ -19,8 +19,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from replsite.dashboard.page import JOBS, READERS, STREAMS, WORKERS, Column, live_page_data
+from replsite.dashboard.page import JOBS, READERS, ROOMS, STORAGE, STREAMS, WORKERS, Column, live_page_data
 from replsite.dashboard.page import Group as PageGroup
+from replsite.dashboard.storage_table import room_groups
 from replsite.snapshot import limits, take_snapshot
 from replsite.snapshot_views import Snapshot, WorkersView, as_json
 from replsite.status import HealthWord
@@ -45,6 +46,7 @@ class Command(SiteCommand):
     examples = (
         ("streams", "everything once, worst first"),
         ("streams --watch", "again every second until Ctrl-C"),
+        ("streams --storage", "also what lies in the database, and how it grows"),
         ("streams --json | jq .health.sentence", "for scripts"),
         ("streams retire web-3", "ask it to leave; a dead one is taken out, if it is proven dead"),
         ("streams abort web-3", "show and end the open transactions that hold its streams back"),
@@ -54,6 +56,11 @@ class Command(SiteCommand):
         """Declare the options and the actions."""
         parser.add_argument("--json", action="store_true", help="one JSON object (with --watch: one a second)")
         parser.add_argument("--watch", action="store_true", help="show it again and again until Ctrl-C")
+        parser.add_argument(
+            "--storage",
+            action="store_true",
+            help="also the database, its largest tables, state groups and biggest rooms",
+        )
         parser.add_argument(
             "--now",
             action="store_true",
@@ -88,7 +95,7 @@ class Command(SiteCommand):
             self.stderr.write(f"A reader is far behind; watching it for {patience:g} s to tell whether it moves.")
             time.sleep(patience + 0.1)
             snapshot = take_snapshot(history)
-        self._show(snapshot, as_one_line=options["json"])
+        self._show(snapshot, options)
         return snapshot
 
     def _watch(self, options: dict[str, Any]) -> Snapshot | None:
@@ -99,33 +106,27 @@ class Command(SiteCommand):
                 with Live(console=console, screen=True, auto_refresh=False) as live:
                     while True:
                         snapshot = take_snapshot(history)
-                        live.update(_rich(snapshot), refresh=True)
+                        live.update(_rich(snapshot, storage=options["storage"]), refresh=True)
                         time.sleep(WATCH_SECONDS)
             while True:
                 snapshot = take_snapshot(history)
-                self._show(snapshot, as_one_line=options["json"])
+                self._show(snapshot, options)
                 self.stdout.flush()
                 time.sleep(WATCH_SECONDS if options["json"] else PLAIN_WATCH_SECONDS)
         except KeyboardInterrupt:
             return snapshot
 
-    def _show(self, snapshot: Snapshot, *, as_one_line: bool) -> None:
-        if as_one_line:
+    def _show(self, snapshot: Snapshot, options: dict[str, Any]) -> None:
+        if options["json"]:
             self.stdout.write(json.dumps(as_json(snapshot)))
             return
         console = self._console()
         if console is not None:
-            console.print(_rich(snapshot))
+            console.print(_rich(snapshot, storage=options["storage"]))
             return
-        page = live_page_data(snapshot)
         self.stdout.write(_headline(snapshot))
-        self.stdout.write("\n".join(["", *lines_of(STREAMS, page["streams"], snapshot.as_of)]))
-        if page["readers"]:
-            self.stdout.write("\n".join(["", *lines_of(READERS, page["readers"], snapshot.as_of)]))
-        if snapshot.jobs.jobs:
-            self.stdout.write("\n".join(["", *lines_of(JOBS, page["jobs"], snapshot.as_of)]))
-        if snapshot.workers != WorkersView():
-            self.stdout.write("\n".join(["", *lines_of(WORKERS, page["workers"], snapshot.as_of)]))
+        for columns, groups in _tables(snapshot, storage=options["storage"]):
+            self.stdout.write("\n".join(["", *lines_of(columns, groups, snapshot.as_of)]))
 
     def _console(self) -> Console | None:
         """For colours and boxes; None when nobody looks."""
@@ -162,20 +163,21 @@ def _headline(snapshot: Snapshot) -> str:
     return "\n".join([*map(printable, lines), f"as of {snapshot.as_of:%Y-%m-%d %H:%M:%S} UTC"])
 
 
-def _rich(snapshot: Snapshot) -> Group:
+def _tables(snapshot: Snapshot, *, storage: bool) -> list[tuple[tuple[Column, ...], list[PageGroup]]]:
+    """The tables that have something to tell, in their order."""
     page = live_page_data(snapshot)
-    severity = {"well": "fine", "look": "warning", "wrong": "wrong"}[snapshot.health.word]
-    parts: list[Any] = [
-        Text(_headline(snapshot), style=_STYLES[severity]),
-        _rich_table(STREAMS, page["streams"], snapshot),
-    ]
-    if page["readers"]:
-        parts.append(_rich_table(READERS, page["readers"], snapshot))
-    if snapshot.jobs.jobs:
-        parts.append(_rich_table(JOBS, page["jobs"], snapshot))
+    shown = [(STREAMS, page["streams"]), (READERS, page["readers"]), (JOBS, page["jobs"])]
+    if storage and snapshot.storage is not None:
+        shown += [(STORAGE, page["storage"]), (ROOMS, room_groups(snapshot.storage.rooms))]
     if snapshot.workers != WorkersView():
-        parts.append(_rich_table(WORKERS, page["workers"], snapshot))
-    return Group(*parts)
+        shown.append((WORKERS, page["workers"]))
+    return [(columns, groups) for columns, groups in shown if groups or columns is STREAMS]
+
+
+def _rich(snapshot: Snapshot, *, storage: bool) -> Group:
+    severity = {"well": "fine", "look": "warning", "wrong": "wrong"}[snapshot.health.word]
+    tables = [_rich_table(columns, groups, snapshot) for columns, groups in _tables(snapshot, storage=storage)]
+    return Group(Text(_headline(snapshot), style=_STYLES[severity]), *tables)
 
 
 def _rich_table(columns: tuple[Column, ...], groups: list[PageGroup], snapshot: Snapshot) -> Table:

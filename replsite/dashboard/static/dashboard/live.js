@@ -16,7 +16,7 @@
   const part = (id) => document.getElementById("live-" + id);
   let socket = null, number = 0, failures = 0, heardAt = performance.now(), polling = false, over = false;
   let asOf = Date.parse(part("as-of").dateTime), trouble = "";
-  let said = "", saidAt = -QUIET_MS, wasStale = false;
+  let heard = false, said = "", saidAt = -QUIET_MS, wasStale = false;
 
   /* --- what is shown ------------------------------------------------------------------------------------------------ */
 
@@ -56,7 +56,7 @@
     if (!document.hidden) root.classList.toggle("live-stale", stale);
     setText(part("age"), stale ? ", " + age(silence / 1000) + " ago" : "");
     if (!over && stale) setText(part("link"), trouble || "Link lost, trying again");
-    else if (!over) setText(part("link"), polling ? "Live, by polling" : "Live");
+    else if (!over) setText(part("link"), !heard ? "Connecting" : polling ? "Live, by polling" : "Live");
     for (const element of root.querySelectorAll(".live-fresh")) {
       const moment = element.querySelector("time"), old = now - Date.parse(moment.dateTime);
       const late = stale || old > STALE_MS;
@@ -95,6 +95,7 @@
 
   function show(message) {
     heardAt = performance.now();
+    heard = true;
     if (message.error) {
       trouble = message.error;
       number = 0;

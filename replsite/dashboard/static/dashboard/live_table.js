@@ -139,7 +139,15 @@ window.liveTable = (() => {
     element.liveText = link;
   }
 
-  function fillRow(table, line, row, address) {
+  /* A row as it is now: whole, or the one that is shown with some cells changed. */
+  function fillRow(table, line, change, address) {
+    if (!change.some) return fillCells(table, line, (line.liveRow = change), address, () => true);
+    const { some, ...rest } = change;
+    const row = (line.liveRow = { ...line.liveRow, ...rest, cells: line.liveRow.cells.map((cell, index) => some[index] || cell) });
+    return fillCells(table, line, row, address, (index) => index in some);
+  }
+
+  function fillCells(table, line, row, address, differs) {
     const plain = isPlain(table), columns = table.liveColumns;
     const cells = plain ? [row.cells[0], ...row.cells.slice(2, -1)] : row.cells.slice(0, -1);
     line.dataset.severity = row.severity;
@@ -147,6 +155,7 @@ window.liveTable = (() => {
     if (row.id) line.dataset.id = row.id;
     cells.forEach((cell, index) => {
       let element = line.cells[index];
+      if (element && !differs(plain && index ? index + 1 : index)) return;
       if (!element) {
         element = line.appendChild(document.createElement(index ? "td" : "th"));
         if (!index) element.scope = "row";

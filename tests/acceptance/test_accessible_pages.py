@@ -1,0 +1,120 @@
+"""Operators' pages have no serious or critical finding of axe, in the light, in the dark and on a phone; keys reach all."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from django.utils import timezone
+
+from streams.models import Instance, Reader, Sample, StatusChange, StreamPosition
+from tests.accessibility import serious_findings
+from tests.browsing import BROWSER, log_in
+
+playwright_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+pytest.importorskip("axe_playwright_python", reason="axe-playwright-python is not installed")
+pytestmark = BROWSER
+PAGES = {
+    "live": "/admin/live/",
+    "history": "/admin/history/?stream=caches",
+    "jobs": "/admin/pipeline/job/",
+    "queue a job": "/admin/pipeline/job/queue/",
+    "retire a writer": "/admin/actions/retire/?name=web-3",
+    "statistics": "/admin/statistics/",
+}
+
+
+@pytest.fixture
+def troubled(transactional_db):
+    """Something of every kind: a writer that is blocked, one that is gone, readers that are behind and gone, history."""
+    alive, dead = timezone.now() + timedelta(hours=6), timezone.now() - timedelta(minutes=5)
+    for name, heartbeat_at in (("web-1", alive), ("web-3", dead)):
+        Instance.objects.create(name=name, heartbeat_at=heartbeat_at, host="vm", process_id=7, started_at=dead)
+        StreamPosition.objects.create(
+            stream="caches", instance_name=name, position=5, pending_facts=2, oldest_pending_at=dead
+        )
+    for name, at in (("search", alive), ("sender", dead)):
+        Reader.objects.create(key=name, name=name, kind="follower", heartbeat_at=at, positions={"caches": {"web-1": 1}})
+    for minutes in range(5):
+        Sample.objects.create(step_seconds=15, stream="caches", reader="search", at=timezone.now() - timedelta(minutes=minutes),
+                              position=5, waiting=minutes * 10, seconds=1, severity=0, word="current")  # fmt: skip
+    StatusChange.objects.create(
+        at=dead, stream="caches", reader="search", word="stuck", severity=3, sentence="Restart it."
+    )
+
+
+@pytest.fixture
+def page(new_page, boss, troubled):
+    """A page of somebody who is logged in."""
+
+    def make(**options):
+        made = new_page(**options)
+        log_in(made)
+        playwright_api.expect(made.locator("#live-link")).to_have_text("Live", timeout=30_000)
+        return made
+
+    return make
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"color_scheme": "dark"}, {"viewport": {"width": 390, "height": 844}}],
+    ids=["light", "dark", "phone"],
+)
+def test_no_page_has_a_serious_finding(page, options):
+    shown = page(**options)
+    found = {}
+    for name, address in PAGES.items():
+        shown.goto(address)
+        shown.wait_for_load_state("load")
+        if name == "live":
+            playwright_api.expect(shown.locator("#live-link")).to_have_text("Live", timeout=30_000)
+        found[name] = serious_findings(shown)
+    assert {name: findings for name, findings in found.items() if findings} == {}
+
+
+def test_keys_reach_the_tables_their_order_and_the_menu_of_a_row(page):
+    shown = page()
+    skip = shown.get_by_role("link", name="Readers and connections")
+    skip.focus()
+    playwright_api.expect(skip).to_be_visible()
+    shown.keyboard.press("Enter")
+    playwright_api.expect(shown.locator("#live-readers-title")).to_be_focused()
+    shown.keyboard.press("Tab")
+    playwright_api.expect(shown.get_by_role("region", name="Table of readers and connections")).to_be_focused()
+    shown.keyboard.press("Tab")
+    shown.keyboard.press("Enter")
+    head = shown.locator("#live-readers th").first
+    playwright_api.expect(head).to_have_attribute("aria-sort", "ascending")
+    names = shown.locator("#live-readers .live-head th .live-text")
+    playwright_api.expect(names).to_have_text(["search", "sender"])
+    shown.keyboard.press("Enter")
+    playwright_api.expect(names).to_have_text(["sender", "search"])
+    more = shown.get_by_role("button", name="More about web-3")
+    more.focus()
+    shown.keyboard.press("Enter")
+    menu = shown.get_by_role("group", name="About web-3")
+    playwright_api.expect(menu.get_by_role("link").first).to_be_focused()
+    playwright_api.expect(menu).to_contain_text("manage.py streams retire web-3")
+    shown.keyboard.press("Escape")
+    playwright_api.expect(more).to_be_focused()
+    playwright_api.expect(menu).to_have_count(0)
+
+
+def test_who_listens_is_told_what_became_worse_and_not_every_figure(page):
+    shown = page()
+    said = shown.locator("#live-said")
+    playwright_api.expect(said).to_have_text("")
+    shown.wait_for_timeout(2_500)  # ages and figures go on meanwhile
+    assert said.inner_text() == ""
+    Instance.objects.update(heartbeat_at=timezone.now() - timedelta(minutes=9))
+    playwright_api.expect(said).to_contain_text("wrong: ", timeout=30_000)
+
+
+def test_commands_are_copied_and_menus_offer_what_the_viewer_may(page):
+    shown = page(permissions=["clipboard-read", "clipboard-write"])
+    shown.locator("#live-streams").get_by_role("button", name="Copy manage.py streams abort web-1").first.click()
+    assert shown.evaluate("navigator.clipboard.readText()") == "manage.py streams abort web-1"
+    shown.get_by_role("button", name="More about web-1").click()
+    shown.get_by_role("link", name="Retire the writer …").click()
+    playwright_api.expect(shown).to_have_url(lambda url: url.endswith("/admin/actions/retire/?name=web-1"))

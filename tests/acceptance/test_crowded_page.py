@@ -1,0 +1,73 @@
+"""Twenty writers of twelve streams and fifty readers on one page: small messages, quick ticks, easy to find one's way in."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests import crowd
+from tests.browsing import BROWSER, keep, log_in
+
+playwright_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+pytestmark = BROWSER
+TICK_MS = 200
+#: Times how long the page is at work with each message, and how long it is.
+_MEASURE = """() => {
+    window.ticks = [];
+    const send = WebSocket.prototype.send, seen = new WeakSet();
+    WebSocket.prototype.send = function (text) { // the page listens before it first sends
+        if (!seen.has(this)) {
+            seen.add(this);
+            this.addEventListener("message", () => { this.began = performance.now(); }, { capture: true });
+            this.addEventListener("message", (event) => {
+                document.body.offsetHeight; // what it changed is laid out
+                window.ticks.push([event.data.length, performance.now() - this.began]);
+            });
+        }
+        return send.call(this, text);
+    };
+}"""
+
+
+@pytest.fixture
+def crowded(transactional_db, boss, new_page):
+    """The live page of a crowd, its links measured from the beginning."""
+    crowd.fill()
+    page = new_page(viewport={"width": 1440, "height": 900})
+    page.add_init_script(f"({_MEASURE})()")
+    log_in(page)
+    playwright_api.expect(page.locator("#live-link")).to_have_text("Live", timeout=60_000)
+    return page
+
+
+def ticks(page, number):
+    """So many of the next messages: (length, milliseconds of work)."""
+    page.evaluate("window.ticks.length = 0")
+    for _ in range(number):
+        had = page.evaluate("window.ticks.length")
+        crowd.move()
+        page.wait_for_function("(had) => window.ticks.length > had", arg=had, timeout=30_000)
+    return page.evaluate("window.ticks")
+
+
+def test_a_crowd_is_shown_quickly_and_found_in(crowded, record_property):
+    page = crowded
+    assert page.locator("#live-streams > tbody").count() >= crowd.STREAMS
+    assert page.locator("#live-readers > tbody").count() == crowd.READERS
+    assert page.locator("#live-streams tr").count() > crowd.STREAMS * crowd.WRITERS
+    found = ticks(page, 6)
+    best, longest = min(work for _, work in found), max(length for length, _ in found)
+    record_property("best_tick_ms", round(best))
+    record_property("longest_message_bytes", longest)
+    assert best < TICK_MS, found  # the best of a few: other tests may be at work
+    keep(page, "crowd")
+    page.get_by_role("searchbox").fill("follower-07")
+    playwright_api.expect(page.locator("#live-readers > tbody:visible")).to_have_count(1)
+    page.get_by_role("searchbox").fill("web-9")
+    playwright_api.expect(page.locator("#live-readers > tbody:visible")).to_have_count(0)
+    playwright_api.expect(page.locator("#live-streams > tbody:visible")).to_have_count(crowd.STREAMS)
+    page.get_by_role("searchbox").fill("")
+    page.get_by_role("button", name="Unsent").click()
+    first = page.locator("#live-readers > tbody").first.locator(".live-head td").nth(5)
+    playwright_api.expect(first).to_contain_text("5.0 kB")
+    playwright_api.expect(page.get_by_role("columnheader", name="Unsent")).to_have_attribute("aria-sort", "descending")
+
