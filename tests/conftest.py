@@ -19,7 +19,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from typing import Any
@@ -32,6 +31,7 @@ from django.contrib.auth.hashers import PBKDF2PasswordHasher
 from tests import session as test_session
 from tests.emptying import empty_tables
 from tests.waiting import wait_until as wait_until_function
+from tests.warm_start import WarmStart, cold_start
 
 gc.disable()  # until all tests are collected; what is imported stays
 SESSION_FOLDER = test_session.enter()
@@ -142,29 +142,53 @@ def database_url(transactional_db: None) -> str:
     return f"postgres://{user}:{password}@{where['HOST']}:{where['PORT']}/{quote(where['NAME'])}"
 
 
+@pytest.fixture(scope="session")
+def _warm_starts() -> Iterator[dict[str, WarmStart]]:
+    found: dict[str, WarmStart] = {}
+    yield found
+    for start in found.values():
+        start.close()
+
+
 @pytest.fixture
-def run_manage(database_url: str) -> Run:
+def popen_manage(
+    request: pytest.FixtureRequest, database_url: str, _warm_starts: dict[str, WarmStart]
+) -> Callable[..., subprocess.Popen[str]]:
+    """``popen_manage(arguments, env, **more)``: start ``manage.py`` on the test database; ``more`` is Popen's."""
+    given = {**os.environ, "DATABASE_URL": database_url}
+    warm = _warm_starts.setdefault(database_url, WarmStart(given))
+    cold = request.node.get_closest_marker("cold_start") is not None
+
+    def start(arguments: tuple[str, ...], env: dict[str, str] | None = None, **more: Any) -> subprocess.Popen[str]:
+        environment = {**os.environ, "DATABASE_URL": database_url, **(env or {})}
+        return (cold_start if cold else warm.popen)(arguments, environment, **more)
+
+    return start
+
+
+@pytest.fixture
+def run_manage(popen_manage: Callable[..., subprocess.Popen[str]]) -> Run:
     """``run_manage(*arguments, timeout=60, env={}, input=None)``: run ``manage.py`` on the test database to its end."""
 
     def run(
-        *arguments: str, timeout: float = 60.0, env: dict[str, str] | None = None, **more: Any
+        *arguments: str, timeout: float = 60.0, env: dict[str, str] | None = None, input: str | None = None, **more: Any
     ) -> subprocess.CompletedProcess[str]:
-        more.setdefault("capture_output", True)
-        return subprocess.run(
-            [sys.executable, "manage.py", *arguments],
-            cwd=test_session.PROJECT,
-            env={**os.environ, "DATABASE_URL": database_url, **(env or {})},
-            text=True,
-            timeout=timeout,
-            check=False,
-            **more,
-        )
+        more = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **more}
+        if input is not None:
+            more["stdin"] = subprocess.PIPE
+        with popen_manage(arguments, env, **more) as process:
+            try:
+                out, err = process.communicate(input, timeout)
+            except BaseException:
+                process.kill()
+                raise
+        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
     return run
 
 
 @pytest.fixture
-def start_manage(database_url: str) -> Iterator[Start]:
+def start_manage(popen_manage: Callable[..., subprocess.Popen[str]]) -> Iterator[Start]:
     """``start_manage(*arguments, env={})``: start ``manage.py`` on the test database; ended with the test.
 
     Its children end too. Its stdout is a pipe of text lines; stderr goes to the test's own.
@@ -172,14 +196,7 @@ def start_manage(database_url: str) -> Iterator[Start]:
     started: list[subprocess.Popen[str]] = []
 
     def start(*arguments: str, env: dict[str, str] | None = None, **more: Any) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            [sys.executable, "manage.py", *arguments],
-            cwd=test_session.PROJECT,
-            env={**os.environ, "DATABASE_URL": database_url, **(env or {})},
-            text=True,
-            start_new_session=True,
-            **{"stdout": subprocess.PIPE, **more},
-        )
+        process = popen_manage(arguments, env, **{"stdout": subprocess.PIPE, **more})
         started.append(process)
         return process
 

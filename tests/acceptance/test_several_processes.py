@@ -20,7 +20,7 @@ from tests.waiting import wait_until
 from tests.wire_client import WireClient, positioned, start_replication
 from tests.writing import linear
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.cold_start]
 WRITERS = 4
 FACTS = 120
 

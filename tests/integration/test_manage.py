@@ -13,7 +13,7 @@ from django.db import connection
 
 from tests import session
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.cold_start]
 
 COMMANDS = [("streams", "--now"), ("health",), ("check_streams", "--json"), ("append", "caches", "--count", "1")]
 
@@ -22,7 +22,7 @@ COMMANDS = [("streams", "--now"), ("health",), ("check_streams", "--json"), ("ap
 def test_nobody_reads_the_output(command, run_manage):
     read, write = os.pipe()
     os.close(read)
-    done = run_manage(*command, capture_output=False, stdout=write, stderr=subprocess.PIPE)
+    done = run_manage(*command, stdout=write, stderr=subprocess.PIPE)
     os.close(write)
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
@@ -32,7 +32,7 @@ def test_nobody_reads_the_output(command, run_manage):
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_disk_is_full(command, run_manage):
     with Path("/dev/full").open("w") as full:
-        done = run_manage(*command, capture_output=False, stdout=full, stderr=subprocess.PIPE)
+        done = run_manage(*command, stdout=full, stderr=subprocess.PIPE)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == "error: the output cannot be written: the disk is full"
     assert "Traceback" not in done.stderr

@@ -256,9 +256,7 @@ def test_follow_ends_when_its_output_cannot_be_written(port, run_manage):
     first, last = append(2)[0], append()[-1]
     span = ("--from", f"caches={first - 1}", "--until", f"caches={last}", "--timeout", "20")
     with Path("/dev/full").open("w") as full:
-        done = run_manage(
-            "follow", f"tcp://127.0.0.1:{port}", *span, capture_output=False, stdout=full, stderr=subprocess.PIPE
-        )
+        done = run_manage("follow", f"tcp://127.0.0.1:{port}", *span, stdout=full, stderr=subprocess.PIPE)
     assert done.returncode == 1
     assert "cannot be written" in done.stderr.splitlines()[-1]
 

@@ -1,0 +1,60 @@
+"""Commands that are forked from a process with Django loaded do what those in an interpreter of their own do."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+
+import psutil
+import pytest
+
+from streams.models import CacheInvalidation
+
+pytestmark = pytest.mark.django_db(transaction=True)
+COMMANDS = [
+    ("append", "caches", "--count", "3", "--json"),
+    ("append", "nosuch"),
+    ("nosuch",),
+    ("shell", "-v", "0", "-c", "import sys; sys.exit(7)"),
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_it_ends_like_a_cold_start(run_manage, command):
+    warm = run_manage(*command)
+    cold = run_manage(*command, env={"UNUSED": "1"})
+    assert (warm.returncode, warm.stderr) == (cold.returncode, cold.stderr)
+    assert len(warm.stdout.splitlines()) == len(cold.stdout.splitlines())
+    assert CacheInvalidation.objects.count() == (6 if warm.returncode == 0 else 0)
+
+
+def test_it_is_a_child_of_the_test_in_a_session_of_its_own(start_manage):
+    process = start_manage("shell", "-v", "0", "-c", "import os; print(os.getpid(), os.getsid(0), flush=True); input()",
+                           stdin=subprocess.PIPE)  # fmt: skip
+    number = int(process.stdout.readline().split()[1])
+    assert number == process.pid and psutil.Process(number).ppid() == os.getpid()
+    process.stdin.close()
+    assert process.wait(20) == 1
+
+
+def test_it_has_no_descriptor_but_its_own(run_manage):
+    done = run_manage("shell", "-v", "0", "-c", "import os; print(sorted(os.listdir('/proc/self/fd'), key=int))")
+    assert done.stdout.strip() in (
+        "['0', '1', '2', '3']",
+        "['0', '1', '2', '3', '4']",
+    )  # the folder that is listed, and one
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_it_as_it_ends_a_cold_start(start_manage, sent):
+    code = "import time; print(1, flush=True); time.sleep(60)"
+    both = [start_manage("shell", "-v", "0", "-c", code, env=env) for env in ({}, {"UNUSED": "1"})]
+    for process in both:
+        assert process.stdout.readline() == "1\n"
+        process.send_signal(sent)
+    assert both[0].wait(20) == both[1].wait(20) != 0
+
+
+def test_input_is_its_standard_input(run_manage):
+    assert run_manage("shell", "-v", "0", "-c", "print(input()[::-1])", input="abc\n").stdout == "cba\n"
