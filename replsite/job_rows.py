@@ -1,4 +1,4 @@
-"""Jobs for the snapshot: what is at work or waits, and what ended in the last day, bounded; two queries.
+"""Jobs for the snapshot: what is at work or waits, and what ended in the last day, bounded; three queries.
 
 Called with a Django cursor. A site that has not installed ``pipeline`` has no jobs.
 """
@@ -11,7 +11,7 @@ from typing import Any
 from django.apps import apps
 
 from pipeline.job_sql import KILLED_JOBS
-from replsite.snapshot_views import JobFigures, JobStatusView, JobsView
+from replsite.snapshot_views import JobFigures, JobStatusView, JobsView, QueryFigures
 from replsite.status import JobSeen, judge_job
 
 __all__ = ["MOST_OPEN_JOBS", "MOST_OVER_JOBS", "read_jobs"]
@@ -34,6 +34,7 @@ _FIGURES = """
 SELECT kind, max(finished_at) FILTER (WHERE state = 'done'), max(finished_at) FILTER (WHERE state = 'failed')
 FROM pipeline_job GROUP BY kind ORDER BY kind LIMIT 100
 """
+_QUERIES = "SELECT query, batches, applied_at FROM pipeline_batchledger ORDER BY query LIMIT 100"
 
 
 def read_jobs(cursor: Any, as_of: datetime) -> JobsView:
@@ -46,7 +47,9 @@ def read_jobs(cursor: Any, as_of: datetime) -> JobsView:
     jobs = [_job(row, as_of, is_served=is_served) for row in rows]
     jobs.sort(key=lambda job: (-job.status.severity, -job.id))
     cursor.execute(_FIGURES)
-    return JobsView(tuple(jobs), tuple(JobFigures(*row) for row in cursor.fetchall()))
+    kinds = tuple(JobFigures(*row) for row in cursor.fetchall())
+    cursor.execute(_QUERIES)
+    return JobsView(tuple(jobs), kinds, tuple(QueryFigures(*row) for row in cursor.fetchall()))
 
 
 def _job(row: Any, as_of: datetime, *, is_served: bool) -> JobStatusView:

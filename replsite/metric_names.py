@@ -128,12 +128,18 @@ JOB_ROWS = MetricName(
     "Rows by which jobs that are done changed a table, in sum: added or removed",
     counter=True,
 )
+QUERY_BATCHES = MetricName(
+    "replsite_pipeline_batches", ("query",), "Batches that a query of the live pipeline has taken", counter=True
+)
+QUERY_LAST = MetricName(
+    "replsite_pipeline_last_batch_timestamp_seconds", ("query",), "When a query of the live pipeline last took a batch"
+)
 OWN = (
     UP, DURATION, AS_OF, BUILD, POSITION, LINEAR, SEQUENCE, PENDING, OLDEST_PENDING, COMPLETED, KNOWN_DONE, LAST_ADVANCE,
     UPDATES_SENT, HEARTBEAT, WRITER_STATUS, READER_POSITION, READER_LAG_FACTS, READER_LAG_SECONDS, READER_STATUS,
     CONNECTIONS, CLOSED, REFUSED, RECEIVED, SENT, RDATA_RECEIVED, QUEUE, PENDING_COMMANDS, SEND_BUFFER, KERNEL_BUFFER,
     SYNCING_USERS, WORKER_USERS, ACKNOWLEDGED, ADDRESSES, DROPPED, GROUPS, GROUP_ROWS, UNREFERENCED, JOBS, JOB_SUCCESS,
-    JOB_FAILURE, JOB_PROGRESS, JOB_PERIOD, JOB_ROWS,
+    JOB_FAILURE, JOB_PROGRESS, JOB_PERIOD, JOB_ROWS, QUERY_BATCHES, QUERY_LAST,
 )  # fmt: skip
 
 # --- names of Synapse for what needs more than another name -------------------------------------------------------------

@@ -186,6 +186,9 @@ def _add_jobs(page: _Page, found: JobsView) -> None:
             page.add(names.JOB_FAILURE, kind.last_failure_at.timestamp(), kind.kind)
     for job, seconds in getattr(settings, "REPLSITE_JOB_PERIODS", {}).items():
         page.add(names.JOB_PERIOD, float(seconds), job)
+    for query in found.queries:
+        page.add(names.QUERY_BATCHES, query.batches, query.query)
+        page.add(names.QUERY_LAST, query.applied_at.timestamp(), query.query)
     shares: dict[str, float] = {}
     for job in found.jobs:
         if job.status.word == JobWord.RUNNING and job.total:

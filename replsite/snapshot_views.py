@@ -19,6 +19,7 @@ __all__ = [
     "JobFigures",
     "JobStatusView",
     "JobsView",
+    "QueryFigures",
     "ReaderStreamView",
     "ReaderView",
     "RoomSizeView",
@@ -234,11 +235,21 @@ class JobFigures:
 
 
 @dataclass(frozen=True, slots=True)
+class QueryFigures:
+    """What a query of the live pipeline has taken: batches since its tables were made, and when the last one."""
+
+    query: str
+    batches: int
+    applied_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
 class JobsView:
-    """Jobs, worst first, and each kind's last ends."""
+    """Jobs, worst first, each kind's last ends, and the queries of the live pipeline."""
 
     jobs: tuple[JobStatusView, ...] = ()
     kinds: tuple[JobFigures, ...] = ()
+    queries: tuple[QueryFigures, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -223,12 +223,13 @@ class Follower:
 
     # --- commands -------------------------------------------------------------------------------------------------
 
-    async def _take(self, commands: Iterable[Command]) -> None:
+    async def _take(self, commands: Sequence[Command]) -> None:
         """The commands of one read, one after another, then what follows from all of them."""
+        for stream, number in Counter(command.stream for command in commands if type(command) is RData).items():
+            received_rdata.add(stream if stream in self._streams else OTHER, number)
         for command in commands:
             match command:
                 case RData():
-                    received_rdata.add(command.stream if command.stream in self._streams else OTHER)
                     await self._follow_event(self._cursors.take(command))
                 case Position():
                     await self._take_position(command)

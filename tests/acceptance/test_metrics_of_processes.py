@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import http.client
+import os
 import re
 import socket
 import subprocess
 import sys
 import urllib.request
 from contextlib import ExitStack
+from itertools import product
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -184,8 +187,6 @@ if sys.argv[2] == "fork" and os.fork() == 0:
 
 @pytest.mark.parametrize(("way", "waits"), [("plain", 5.0), ("fork", None)])
 def test_counts_of_commands_and_of_children_are_in_the_sums(serve, database_url, tmp_path, way, waits):
-    import os
-
     env = {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path), "DATABASE_URL": database_url}
     for number in (2, 3):
         subprocess.run(
@@ -219,3 +220,13 @@ def test_gauges_of_processes_that_are_gone_are_dropped(serve, tmp_path):
     scrape(site.http)
     assert not gone.exists()
     assert re.search(r"_\d+$", some.stem)
+
+
+def test_a_probe_may_ask_with_head(serve):
+    site = serve()
+    connection = http.client.HTTPConnection(site.http, timeout=60)
+    for method, path in product(("HEAD", "GET", "HEAD"), ("/health", "/health/live", "/health/ready")):
+        connection.request(method, path)
+        answer = connection.getresponse()
+        assert (answer.status, answer.read() == b"") == (200, method == "HEAD")
+    connection.close()

@@ -16,12 +16,14 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
+from events import measures
 from replsite.metric_names import DURATION, OWN, SYNAPSE, UP
 from replsite.metrics import SnapshotCollector
 from replsite.process_metrics import PROCESS, WaitCollector
 from replsite.snapshot_views import CountView, JobFigures, JobsView, Snapshot, StorageView, TableView
 from replsite.status import ReaderWord, Severity, Verdict, WriterWord
 from streams import waiting
+from streams.follow import delays
 from tests.session import PROJECT
 from tests.snapshots import NOW, a_job, a_reader, a_snapshot, a_stream, a_writer, ago, on_stream, some_workers
 
@@ -86,6 +88,20 @@ def test_the_page_explains_every_alert() -> None:
 def test_promtool_takes_the_rules() -> None:
     done = subprocess.run([PROMTOOL, "check", "rules", RULES], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@needs_promtool
+def test_promtool_takes_our_names() -> None:
+    """Synapse's are as they are."""
+    cluster, process = CollectorRegistry(), CollectorRegistry()
+    cluster.register(SnapshotCollector(lambda: well(1)))
+    for measure in (*measures.MEASURES, delays.DELAY):
+        process.register(measure)
+    text = (generate_latest(cluster) + generate_latest(process)).decode()
+    ours = "".join(f"{line}\n" for line in text.splitlines() if "replsite_" in line)
+    assert ours.count("# TYPE") > 20
+    done = subprocess.run([PROMTOOL, "check", "metrics"], input=ours, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 # --- scenarios ----------------------------------------------------------------------------------------------------

@@ -267,3 +267,18 @@ def test_a_writer_whose_position_is_gone_no_longer_holds_back(port):
                 last = append(3)[-1]
                 proxy.cut()
                 followed.wait_for(last)
+
+
+def test_rows_that_the_handler_has_not_taken_yet_are_told_as_queued(port):
+    busy, go_on = threading.Event(), threading.Event()
+
+    async def handle(rows):
+        busy.set()
+        await asyncio.to_thread(go_on.wait, 60)
+
+    with following(port, handle=handle) as followed:
+        append(3)
+        assert busy.wait(60)
+        assert followed.follower.queued() == {"caches": 3}
+        go_on.set()
+        wait_until(lambda: followed.follower.queued() == {})

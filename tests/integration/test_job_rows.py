@@ -12,7 +12,7 @@ from django.utils import timezone
 
 from pipeline.job_runs import queue_job
 from pipeline.jobs import begin_job, hold_lock
-from pipeline.models import Job, JobState
+from pipeline.models import BatchLedger, Job, JobState
 from replsite.dashboard.page import live_page_data
 from replsite.job_rows import MOST_OPEN_JOBS, MOST_OVER_JOBS, read_jobs
 from replsite.metrics import families
@@ -114,3 +114,15 @@ def test_a_site_without_the_pipeline_has_no_jobs(settings):
     settings.INSTALLED_APPS = [app for app in settings.INSTALLED_APPS if app != "pipeline"]
     assert jobs() == ()
     assert take_snapshot().jobs == JobsView()
+
+
+def test_queries_of_the_live_pipeline_are_read():
+    at = timezone.now()
+    for name, batches in (("statistics", 2), ("feeds", 7)):
+        BatchLedger.objects.create(query=name, batch_id=1, offsets={}, batches=batches, applied_at=at)
+    with connection.cursor() as cursor:
+        found = read_jobs(cursor, at).queries
+    assert [(query.query, query.batches, query.applied_at) for query in found] == [
+        ("feeds", 7, at),
+        ("statistics", 2, at),
+    ]

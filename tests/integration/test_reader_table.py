@@ -40,6 +40,14 @@ def test_figures_are_the_latest():
     assert (row.bytes_in, row.positions) == (9, {"caches": {"master": 8}})
 
 
+def test_what_waits_is_stored_and_zero_where_it_is_not_told():
+    waits = {"waiting_lines": 7, "kernel_send_bytes": 8, "kernel_read_bytes": 9, "queued": {"caches": 3}}
+    row = store(**waits)
+    assert {name: getattr(row, name) for name in waits} == waits
+    row = store()
+    assert {name: getattr(row, name) for name in waits} == dict.fromkeys(waits, 0) | {"queued": {}}
+
+
 def test_a_reason_closes_and_the_next_figures_open_again():
     assert store(close_reason="slow").closed_at is not None
     row = store()

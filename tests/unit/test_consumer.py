@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from structlog.contextvars import get_contextvars
 
 from streams.conf import StreamSettings
 from streams.replication.broadcaster import Broadcaster
@@ -157,3 +158,33 @@ async def test_a_mistake_of_ours_says_internal_error_and_is_raised(broadcaster):
         await client.wait()
     assert client.transport.sent.endswith(b"ERROR internal error\n")
     assert broadcaster.closed == {CloseReason.FAILED: 1}
+
+
+async def test_commands_are_counted_by_word_and_by_the_name_that_clients_give_themselves(connect, broadcaster):
+    client = await connect()
+    await client.send(b"NAME worker1\nPING 1\nREPLICATE\n")
+    await client.receive_until(b"POSITION caches master 1 1\n")
+    odd = await connect()
+    await odd.send(b"NAME <b>\nPING 1\n")
+    await wait_for(lambda: broadcaster.counts.received["PING other"] == 1)
+    broadcaster.count_sent()
+    received, sent = broadcaster.counts.received, broadcaster.counts.sent
+    assert (received["NAME other"], received["PING worker1"], received["REPLICATE worker1"]) == (2, 1, 1)
+    assert sent["SERVER other"] == 2, "they were greeted before they had a name"
+    assert sent["POSITION worker1"] == client.transport.sent.count(b"\nPOSITION ")
+
+
+async def test_lines_of_a_connection_say_whose_it_is(connect, broadcaster, monkeypatch):
+    seen = []
+    monkeypatch.setattr(broadcaster, "answer_replicate", lambda peer: seen.append(get_contextvars()))
+    for number, name in enumerate(("one", "other"), start=50_001):
+        client = TcpCommunicator(ReplicationConsumer.as_asgi(broadcaster=broadcaster), ("127.0.0.1", number))
+        await client.connect()
+        await client.send(f"NAME {name}\nREPLICATE\n".encode())
+        await wait_for(lambda number=number: len(seen) == number - 50_000)
+        await client.disconnect()
+    assert [(found["client"], found["address"]) for found in seen] == [
+        ("one", "127.0.0.1:50001"),
+        ("other", "127.0.0.1:50002"),
+    ]
+    assert "client" not in get_contextvars()

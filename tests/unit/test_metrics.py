@@ -16,6 +16,7 @@ from replsite.snapshot_views import (
     CountView,
     JobFigures,
     JobsView,
+    QueryFigures,
     StorageView,
     SyncingView,
     TableView,
@@ -178,7 +179,7 @@ def test_ids_kept_above_a_stuck_position_are_told():
 
 def test_every_name_is_exported_by_a_full_snapshot(settings):
     settings.REPLSITE_JOB_PERIODS = {"censor": 86_400}
-    jobs = JobsView((a_job(),), (JobFigures("censor", ago(5), ago(9)),))
+    jobs = JobsView((a_job(),), (JobFigures("censor", ago(5), ago(9)),), (QueryFigures("feeds", 7, ago(3)),))
     readers = a_reader("f"), a_reader("c", kind="connection")
     storage = _storage(3)
     exported = {
@@ -240,6 +241,12 @@ def test_what_storage_holds_is_told_as_far_as_it_was_counted():
 )
 def test_jobs_are_told_as_background_updates(jobs, status):
     assert value(scrape(jobs=jobs), "synapse_background_update_status", server_name="localhost") == status
+
+
+def test_queries_of_the_live_pipeline_are_told():
+    found = scrape(jobs=JobsView((), (), (QueryFigures("feeds", 7, ago(3)),)))
+    assert value(found, "replsite_pipeline_batches_total", query="feeds") == 7
+    assert value(found, "replsite_pipeline_last_batch_timestamp_seconds", query="feeds") == ago(3).timestamp()
 
 
 def test_the_snapshots_own_time_is_told_to_compare_with():
