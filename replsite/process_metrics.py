@@ -27,6 +27,7 @@ from prometheus_client.registry import Collector
 
 from events import measures as event_measures
 from replsite.cache_metrics import CACHES, CacheCollector
+from replsite.dashboard.viewers import CLOSED, ViewerCollector
 from replsite.hot_metrics import HOT, HotCollector
 from replsite.metric_name import MetricName, name_of
 from replsite.synapse_metrics import SynapseNames
@@ -59,9 +60,9 @@ class WaitCollector(Collector):
             yield family
 
 
-_PLAIN: tuple[Collector, ...] = (WaitCollector(), CacheCollector(), HotCollector())
+_PLAIN: tuple[Collector, ...] = (WaitCollector(), CacheCollector(), HotCollector(), ViewerCollector())
 #: All names that a process counts, but those of Django.
-PROCESS = (WAIT_TIMEOUTS, *map(name_of, (*event_measures.MEASURES, delays.DELAY)), *CACHES, *HOT)
+PROCESS = (WAIT_TIMEOUTS, *map(name_of, (*event_measures.MEASURES, delays.DELAY)), *CACHES, *HOT, CLOSED)
 
 
 class PlainFigures:
@@ -155,9 +156,16 @@ def registries() -> list[CollectorRegistry]:
     return [] if _ports() else [_OF_THIS]
 
 
+_has_begun = False
+
+
 # --- a process that begins ----------------------------------------------------------------------------------------------
 def begin() -> None:
-    """Called once Django is ready: count, and show it where the settings say."""
+    """Called when Django is ready: count, and show it where the settings say. Once, however often apps are loaded."""
+    global _has_begun  # noqa: PLW0603 - one per process by its nature
+    if _has_begun:
+        return
+    _has_begun = True
     for collector in _PLAIN:
         REGISTRY.register(collector)
     if folder_of_processes():

@@ -77,8 +77,8 @@ def _writers_of_shared_sequences(writers: Mapping[str, Sequence[str]]) -> list[C
 _POSITIVE = (
     "announce_interval_seconds", "heartbeat_seconds", "ping_interval_seconds", "line_limit_bytes",
     "send_buffer_limit_bytes", "send_stall_limit_seconds", "connection_limit", "close_limit_seconds",
-    "http_connection_limit", "http_body_limit_bytes", "handshake_limit_seconds", "worker_report_limit",
-    "worker_silence_seconds", "user_address_days", "feed_entries",
+    "http_connection_limit", "http_body_limit_bytes", "websocket_buffer_limit_bytes", "handshake_limit_seconds",
+    "worker_report_limit", "worker_silence_seconds", "user_address_days", "feed_entries",
 )  # fmt: skip
 
 

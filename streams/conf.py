@@ -55,10 +55,12 @@ class StreamSettings:
     """Most replication connections that one server takes."""
     close_limit_seconds: float = 25.0
     """A replication connection that is still there this long after a close was asked for is aborted."""
-    http_connection_limit: int = 1_000
+    http_connection_limit: int = 2_000
     """Most HTTP and WebSocket connections that one server takes."""
     http_body_limit_bytes: int = 4 * 1024 * 1024
     """Longest body of an HTTP request."""
+    websocket_buffer_limit_bytes: int = 4 * 1024 * 1024
+    """A WebSocket's client with more unsent bytes than this is cut off."""
     handshake_limit_seconds: float = 10.0
     """How long a client may take to make a TLS connection."""
     tls_certificate: str = ""

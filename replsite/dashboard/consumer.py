@@ -4,8 +4,8 @@ The browser says ``{"have": n}``, the number of the page that it shows (0: none)
 there is one. A hidden tab does not ask. Nothing is sent unasked, so a client that never reads fills no buffer; one that
 asks too often, or says anything else, is closed.
 
-Close codes: 1011 the page could not be sent, 4401 not logged in, 4403 not staff (any more), 4400 not understood, 4429 too
-many messages.
+Why and with which code a viewer is closed is in ``viewers.Closing``; each is counted. The server closes a viewer that asks and
+never reads (``streams.replication.http_limits``).
 """
 
 from __future__ import annotations
@@ -17,9 +17,12 @@ import time
 from typing import Any
 
 from channels.auth import get_user
-from channels.generic.websocket import AsyncJsonWebsocketConsumer
+from channels.generic.websocket import AsyncWebsocketConsumer
+from django.db import Error as DatabaseError
+from structlog.contextvars import bind_contextvars
 
-from replsite.dashboard.feed import Tick, feed_of_this_loop, message
+from replsite.dashboard.feed import feed_of_this_loop
+from replsite.dashboard.viewers import Closing, closed
 from streams.logs import get_logger
 
 __all__ = ["LiveConsumer"]
@@ -31,33 +34,37 @@ MOST_MESSAGES_PER_SECOND = 10
 RECHECK_SECONDS = 30.0
 
 
-class LiveConsumer(AsyncJsonWebsocketConsumer):
+class LiveConsumer(AsyncWebsocketConsumer):
     """One viewer."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._sent: Tick | None = None
+        self._sent = 0
         self._answer: asyncio.Task[None] | None = None
         self._second = 0.0
         self._messages = 0
         self._checked_at = time.monotonic()
+        self._is_ended = False
 
     async def connect(self) -> None:
         """Let staff in, nobody else."""
         refused = _refusal(self.scope.get("user"))
         if refused is not None:
-            await self.close(code=refused)
+            await self._end(refused)
             return
+        bind_contextvars(user=str(self.scope["user"]), address="{}:{}".format(*(self.scope.get("client") or ("", ""))))
         await self.accept()
 
     async def receive(self, text_data: str | None = None, bytes_data: bytes | None = None, **kwargs: Any) -> None:
         """A question; anything else closes the connection."""
+        if self._is_ended:
+            return
         if not self._within_rate():
-            await self.close(code=4429)
+            await self._end(Closing.FLOOD)
             return
         have = _parse(text_data)
         if have is None:
-            await self.close(code=4400)
+            await self._end(Closing.NOT_UNDERSTOOD)
             return
         if self._answer is not None and not self._answer.done():
             return  # asked twice: one answer is on its way
@@ -77,23 +84,35 @@ class LiveConsumer(AsyncJsonWebsocketConsumer):
         except Exception as error:  # noqa: BLE001 - each server has its own word for a viewer that is gone
             log.info("live.not_answered", error=repr(error))
             with contextlib.suppress(Exception):
-                await self.close(code=1011)
+                await self._end(Closing.FAILED)
+
+    async def _end(self, why: Closing) -> None:
+        """Close, and count it once: a client that floods may say a lot more before it hears of it."""
+        if not self._is_ended:
+            self._is_ended = True
+            closed[why.label] += 1
+            await self.close(code=why.value)
 
     async def _send_next(self, have: int) -> None:
         if not await self._still_staff():
-            await self.close(code=4403)
+            await self._end(Closing.NO_STAFF)
             return
-        known = self._sent if self._sent is not None and self._sent.number == have and self._sent.page else None
-        tick = await feed_of_this_loop().after(self._sent.number if self._sent else 0)
-        await self.send_json(message(known, tick))
-        self._sent = tick
+        feed = feed_of_this_loop()
+        tick = await feed.after(self._sent)
+        # the page is only what this viewer was sent last: no other can be on its screen
+        await self.send(text_data=feed.text(have if have == self._sent else 0, tick))
+        self._sent = tick.number
 
     async def _still_staff(self) -> bool:
         now = time.monotonic()
         if now - self._checked_at < RECHECK_SECONDS or "session" not in self.scope:
             return True
+        try:
+            user = await get_user(self.scope)
+        except DatabaseError:  # nobody can tell now: the answer says that, and the next question asks again
+            return True
         self._checked_at = now
-        return _refusal(await get_user(self.scope)) is None
+        return _refusal(user) is None
 
     def _within_rate(self) -> bool:
         now = time.monotonic()
@@ -103,11 +122,11 @@ class LiveConsumer(AsyncJsonWebsocketConsumer):
         return self._messages <= MOST_MESSAGES_PER_SECOND
 
 
-def _refusal(user: Any) -> int | None:
-    """The code that this user is refused with; None: welcome."""
+def _refusal(user: Any) -> Closing | None:
+    """Why this user is refused; None: welcome."""
     if user is None or not user.is_authenticated:
-        return 4401
-    return None if user.is_active and user.is_staff else 4403
+        return Closing.ANONYMOUS
+    return None if user.is_active and user.is_staff else Closing.NO_STAFF
 
 
 def _parse(text: str | None) -> int | None:

@@ -1,4 +1,4 @@
-"""Limits of HTTP and WebSocket connections under daphne, which has none: how many there are, and how long a body may be.
+"""Limits of HTTP and WebSocket connections under daphne, which has none: how many, how long, and what may wait for a client.
 
 A connection counts from its first byte to its last, also after it became a WebSocket. Assumes the reactor's thread.
 """
@@ -9,6 +9,7 @@ from collections import Counter
 from typing import Any
 
 from daphne.http_protocol import WebRequest
+from daphne.ws_protocol import WebSocketProtocol
 from twisted.internet.protocol import Protocol, connectionDone
 from twisted.protocols.policies import ProtocolWrapper
 
@@ -18,6 +19,9 @@ __all__ = ["HttpLimits"]
 
 log = get_logger(__name__)
 CONNECTION_LIMIT, BODY_LIMIT = "HTTP connection limit", "HTTP body too long"
+TOO_SLOW = "WebSocket client too slow"
+#: What a WebSocket's client says at once; whoever says more is closed with code 1009.
+WEBSOCKET_MESSAGE_BYTES = 64 * 1024
 _TOO_MANY = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nRetry-After: 5\r\nContent-Length: 0\r\n\r\n"
 _TOO_LONG = b"HTTP/1.1 413 Content Too Large\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 
@@ -25,10 +29,11 @@ _TOO_LONG = b"HTTP/1.1 413 Content Too Large\r\nConnection: close\r\nContent-Len
 class HttpLimits:
     """Counts connections and refuses what is too much; ``refused`` says how often, by reason."""
 
-    def __init__(self, connections: int, body_bytes: int) -> None:
+    def __init__(self, connections: int, body_bytes: int, websocket_buffer_bytes: int = 4 * 1024 * 1024) -> None:
         self.refused: Counter[str] = Counter()
         self.open = 0
         self.body_bytes = body_bytes
+        self.websocket_buffer_bytes = websocket_buffer_bytes
         self._connections = connections
         self._is_full = False
 
@@ -45,6 +50,7 @@ class HttpLimits:
             return _Counted(self, protocol)
 
         factory.buildProtocol = build_within_limits
+        factory.server.ws_factory.protocol = _BoundedWebSocket
 
     def _refuses(self) -> bool:
         is_full = self.open >= self._connections
@@ -70,14 +76,44 @@ class _Counted(ProtocolWrapper):
         factory: Any = _NoFactory()
         super().__init__(factory, protocol)
         self._limits = limits
+        self._is_cut = False
 
     def makeConnection(self, transport: Any) -> None:
         self._limits.open += 1
         super().makeConnection(transport)
 
+    def write(self, data: bytes) -> None:
+        super().write(data)
+        self._cut_when_slow()
+
+    def writeSequence(self, data: Any) -> None:
+        super().writeSequence(data)
+        self._cut_when_slow()
+
+    def _cut_when_slow(self) -> None:
+        """A WebSocket is told more and more; what an HTTP client is told ends by itself."""
+        if not isinstance(self.wrappedProtocol, WebSocketProtocol) or self._is_cut:
+            return
+        transport: Any = self.transport
+        waiting = _waiting_bytes(transport)
+        if waiting > self._limits.websocket_buffer_bytes:
+            self._is_cut = True
+            self._limits.refused[TOO_SLOW] += 1
+            log.warning("listener.websocket_too_slow", client=_host(transport), waiting_bytes=waiting)
+            transport.abortConnection()
+
     def connectionLost(self, reason: Any = connectionDone) -> None:
         self._limits.open -= 1
         super().connectionLost(reason)
+
+
+def _waiting_bytes(transport: Any) -> int:
+    """Bytes that the kernel has not taken; Twisted keeps them in two places."""
+    return len(transport.dataBuffer) - int(transport.offset) + int(transport._tempDataLen)
+
+
+def _host(transport: Any) -> str:
+    return str(getattr(transport.getPeer(), "host", ""))
 
 
 class _Refusal(Protocol):
@@ -87,6 +123,22 @@ class _Refusal(Protocol):
         transport: Any = self.transport
         transport.write(_TOO_MANY)
         transport.loseConnection()
+
+
+class _BoundedWebSocket(WebSocketProtocol):
+    """daphne's WebSocket, closed before more of a message was read than anybody here has a use for."""
+
+    def onConnect(self, request: Any) -> Any:
+        self.maxFramePayloadSize = self.maxMessagePayloadSize = WEBSOCKET_MESSAGE_BYTES
+        return super().onConnect(request)
+
+    def sendMessage(self, *arguments: Any, **options: Any) -> None:
+        """What we say ourselves may be longer; the library has one limit for both."""
+        self.maxFramePayloadSize = self.maxMessagePayloadSize = 0
+        try:
+            super().sendMessage(*arguments, **options)
+        finally:
+            self.maxFramePayloadSize = self.maxMessagePayloadSize = WEBSOCKET_MESSAGE_BYTES
 
 
 class _BoundedRequest(WebRequest):

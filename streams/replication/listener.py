@@ -222,6 +222,7 @@ class ListenerLimits:
     tcp_connections: int = 5_000
     http_connections: int = 1_000
     http_body_bytes: int = 4 * 1024 * 1024
+    websocket_buffer_bytes: int = 4 * 1024 * 1024
     handshake_seconds: float = 10.0
 
 
@@ -253,7 +254,9 @@ class AsgiServer(DaphneServer):
         self.connections: dict[Any, dict[str, Any]] = {}
         self.limits = limits or ListenerLimits()
         self.handshake_limit_seconds = self.limits.handshake_seconds
-        self.http_limits = HttpLimits(self.limits.http_connections, self.limits.http_body_bytes)
+        self.http_limits = HttpLimits(
+            self.limits.http_connections, self.limits.http_body_bytes, self.limits.websocket_buffer_bytes
+        )
         self.refusals: Counter[str] = Counter()
         self.when_ready: Callable[[], Awaitable[None]] | None = None
         self.when_stopping: Callable[[], Awaitable[None]] | None = None

@@ -91,6 +91,7 @@ def _limits(given: StreamSettings) -> ListenerLimits:
         tcp_connections=given.connection_limit,
         http_connections=given.http_connection_limit,
         http_body_bytes=given.http_body_limit_bytes,
+        websocket_buffer_bytes=given.websocket_buffer_limit_bytes,
         handshake_seconds=given.handshake_limit_seconds,
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import threading
 
 import pytest
 from channels.db import database_sync_to_async
@@ -277,3 +278,54 @@ async def test_losing_the_staff_mark_shuts_out(committed, monkeypatch):
     await database_sync_to_async(User.objects.update)(is_staff=False)
     await ws.send_json_to({"have": 0})
     assert (await ws.receive_output(timeout=10))["code"] == 4403
+
+
+async def test_a_page_that_cannot_be_made_is_said_and_logged_instead_of_waited_for(source, caplog):
+    source.error = ValueError("a defect")
+    ws = await connected()
+    await ws.send_json_to({"have": 0})
+    assert "cannot be made" in (await ws.receive_json_from())["error"]
+    source.error = None
+    await ws.send_json_to({"have": 0})
+    assert "order" in (await ws.receive_json_from())["streams"]
+    await ws.disconnect()
+    assert "a defect" in caplog.text
+
+
+async def test_a_database_that_does_not_answer_is_said_while_it_is_waited_for():
+    go_on = threading.Event()
+
+    def look():
+        go_on.wait(30)
+        return a_snapshot()
+
+    live = LiveFeed(look, tick_seconds=0.01, patience_seconds=0.05)
+    tick = await live.after(0)
+    assert (tick.page, tick.error) == (None, "The database does not answer.")
+    go_on.set()
+    while (tick := await live.after(tick.number)).page is None:
+        pass
+    await asyncio.wait_for(live._task, 10)
+
+
+async def test_only_the_last_pages_are_kept_and_the_others_come_whole():
+    source = Source()
+    live = LiveFeed(source, tick_seconds=0.001)
+    number, texts = 0, []
+    for _ in range(20):
+        tick = await live.after(number)
+        texts.append([json.loads(live.text(have, tick)) for have in (number, max(0, number - 1), 1)])
+        number = tick.number
+    await asyncio.wait_for(live._task, 10)
+    last, before, first = texts[-1]
+    assert "order" not in last["streams"] and "order" not in before["streams"]
+    assert "order" in first["streams"], "page 1 is long gone"
+    assert len(live._kept) == feed.TICKS_KEPT
+    assert len(live._texts) <= 3
+
+
+async def test_what_viewers_of_one_page_are_sent_is_written_once(monkeypatch):
+    live = LiveFeed(Source(), tick_seconds=0.001)
+    tick = await live.after(0)
+    assert live.text(0, tick) is live.text(0, tick)
+    await asyncio.wait_for(live._task, 10)
