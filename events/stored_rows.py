@@ -33,7 +33,9 @@ SELECT event_id, stream_ordering, outlier, rejected_reason, soft_failed, redacte
 FROM events_event WHERE room_id = %(room)s AND stream_ordering > %(after)s ORDER BY stream_ordering LIMIT %(most)s
 """
 #: What other tables have of the same events: sorted keys, looked up one after the other, cost half of what a join does.
-_OF_EVENTS = "ANY(ARRAY(SELECT event_id FROM events_event WHERE room_id = %(room)s AND stream_ordering BETWEEN %(first)s AND %(last)s))"
+_OF_EVENTS = """ANY(ARRAY(
+    SELECT event_id FROM events_event WHERE room_id = %(room)s AND stream_ordering BETWEEN %(first)s AND %(last)s
+))"""
 _JSON = f"SELECT event_id, json FROM events_eventjson WHERE event_id = {_OF_EVENTS}"
 _EDGES = f"SELECT event_id, prev_event_id FROM events_eventedge WHERE event_id = {_OF_EVENTS}"
 _AUTH = f"SELECT event_id, auth_event_ids FROM events_eventauth WHERE event_id = {_OF_EVENTS}"

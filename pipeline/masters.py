@@ -13,10 +13,19 @@ from contextlib import suppress
 
 from pipeline.errors import MasterAway, UnusableArguments
 
-__all__ = ["addresses_of", "check_master", "check_master_answers", "driver_address", "given_master", "is_local"]
+__all__ = [
+    "addresses_of",
+    "check_master",
+    "check_master_answers",
+    "driver_address",
+    "given_master",
+    "is_local",
+    "retrying",
+]
 
 _LOOPBACK = "127.0.0.1"
 _ANSWER_SECONDS = 5.0
+_TASK_TRIES = 4
 _FORMS = re.compile(
     r"local|local\[(\*|[1-9][0-9]*)(,\s*[1-9][0-9]*)?\]|yarn|k8s://\S+"
     r"|spark://(\[[0-9a-fA-F:]+\]|[\w.-]+):[0-9]{1,5}(,(\[[0-9a-fA-F:]+\]|[\w.-]+):[0-9]{1,5})*"
@@ -43,6 +52,16 @@ def given_master(text: str) -> str:
 def is_local(master: str) -> bool:
     """Whether the executors are threads of the driver's own JVM."""
     return master.startswith("local")
+
+
+def retrying(master: str) -> str:
+    """The master, told to try a task again whose Python worker was killed: clusters do that, local ones only when asked.
+
+    A number of tries that was given stays.
+    """
+    if master == "local":
+        return f"local[1,{_TASK_TRIES}]"
+    return f"{master[:-1]},{_TASK_TRIES}]" if is_local(master) and "," not in master else master
 
 
 def addresses_of(master: str) -> list[tuple[str, int]]:

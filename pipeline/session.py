@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.errors import JavaMissing
-from pipeline.masters import check_master, check_master_answers, driver_address, is_local
+from pipeline.masters import check_master, check_master_answers, driver_address, is_local, retrying
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -73,7 +73,7 @@ def spark_session(
     check_master_answers(master)
     (folder / "tmp").mkdir(parents=True, exist_ok=True)
     archive = code_archive(folder)
-    builder = SparkSession.builder.master(master).appName(f"replsite {name}")
+    builder = SparkSession.builder.master(retrying(master)).appName(f"replsite {name}")
     configuration = {**_configuration(folder, master), **(conf or {})}
     for key, value in configuration.items():
         builder = builder.config(key, value)

@@ -7,7 +7,14 @@ import socket
 import pytest
 
 from pipeline.errors import MasterAway, UnusableArguments
-from pipeline.masters import addresses_of, check_master, check_master_answers, driver_address, is_local
+from pipeline.masters import (
+    addresses_of,
+    check_master,
+    check_master_answers,
+    driver_address,
+    is_local,
+    retrying,
+)
 
 
 @pytest.mark.parametrize(
@@ -101,3 +108,14 @@ def test_the_driver_is_where_the_cluster_sees_it(monkeypatch):
 def test_an_unknown_name_leaves_the_address_to_spark():
     assert driver_address("spark://no-such-host.invalid:7077") is None
     assert driver_address("yarn") is None
+
+
+@pytest.mark.parametrize(
+    ("given", "taken"),
+    [
+        ("local", "local[1,4]"), ("local[2]", "local[2,4]"), ("local[*]", "local[*,4]"), ("local[2,1]", "local[2,1]"),
+        ("spark://h:7077", "spark://h:7077"), ("yarn", "yarn"),
+    ],
+)  # fmt: skip
+def test_local_masters_try_a_task_again_as_clusters_do(given, taken):
+    assert retrying(given) == taken and check_master(taken)

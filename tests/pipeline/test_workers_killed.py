@@ -1,0 +1,107 @@
+"""Python workers of Spark killed with -9 in the middle of their tasks: these are tried again, and the result is the same."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import threading
+from contextlib import closing, contextmanager, suppress
+
+import psutil
+import pytest
+from django.core.management import call_command
+
+from events.room_repair import check_room
+from pipeline.job_runs import run_job
+from pipeline.models import Job, JobState
+from pipeline.staging import STAGED_EVENTS, table_name
+from streams.database import direct_connection
+from tests.integration import test_room_repair as damage
+from tests.pipeline.imports import SMALL_ROOMS, content, run_import, staging_tables
+from tests.pipeline.test_many_rooms import LOCAL, made_room, plant
+from tests.waiting import wait_until
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("spark", "own_writer"), pytest.mark.slow]
+_WAITING = """
+SELECT count(*) > 0 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND application_name LIKE 'replsite spark%'
+"""
+
+
+def is_daemon(process: psutil.Process) -> bool:
+    return "pyspark.daemon" in process.cmdline()
+
+
+def workers() -> list[psutil.Process]:
+    """Spark's daemon starts them; it is below the JVM, which is below this process."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            if is_daemon(process) and (parent := process.parent()) is not None and is_daemon(parent):
+                found.append(process)
+    return found
+
+
+@contextmanager
+def workers_are_killed(lock: str, *values: object):
+    """What the statement locks stops a task in its middle; all workers are killed then, and the lock is let go."""
+    killed: list[int] = []
+    holding = direct_connection("default", application_name="test lock")
+    with holding.cursor() as cursor:
+        cursor.execute("BEGIN")
+        cursor.execute(lock, values)
+
+    def kill() -> None:
+        try:
+            with closing(direct_connection("default", application_name="test look")) as looking:
+                wait_until(lambda: one(looking, _WAITING), 60.0, "a task that waits for the lock")
+            for worker in workers():
+                os.kill(worker.pid, signal.SIGKILL)
+                killed.append(worker.pid)
+        finally:
+            holding.close()
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    try:
+        yield killed
+    finally:
+        thread.join(120)
+
+
+def one(connection, query):
+    with connection.cursor() as cursor:
+        cursor.execute(query)
+        return cursor.fetchone()[0]
+
+
+def test_a_resync_whose_worker_is_killed_mends_every_room():
+    rooms = [made_room(number) for number in range(3)]
+    for room_id in rooms:
+        plant(damage.lost_leaf, room_id)
+    with workers_are_killed("SELECT FROM events_room WHERE room_id = %s FOR UPDATE", rooms[0]) as killed:
+        found = run_job("resync", {"what": "rooms", "master": LOCAL}, stream=io.StringIO())
+    assert killed and not any(worker.pid in killed for worker in workers())
+    assert (found["rooms"], found["rooms_wrong"], found["left"]) == (3, 3, 0)
+    assert all(check_room(room_id).clean for room_id in rooms)
+    assert Job.objects.get().state == JobState.DONE
+
+
+def test_an_import_whose_worker_is_killed_ends_like_a_clean_one():
+    paths = SMALL_ROOMS[:4]
+    clean, expected = run_import(*paths), content()
+    call_command("flush", interactive=False, verbosity=0)
+    blocked, killed = [], []
+
+    def pause(step: str) -> None:
+        if step == "plan":
+            table = table_name(Job.objects.latest("pk").pk, STAGED_EVENTS.name)
+            blocked.append(workers_are_killed(f"LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE"))
+            killed.append(blocked[0].__enter__())
+        elif step == "rooms":
+            blocked[0].__exit__(None, None, None)
+
+    outcome = run_import(*paths, pause=pause)
+    assert killed[0] and not any(worker.pid in killed[0] for worker in workers())
+    assert (outcome.imported, outcome.rooms, outcome.quarantined) == (clean.imported, clean.rooms, clean.quarantined)
+    assert content() == expected and staging_tables() == []
