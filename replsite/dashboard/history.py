@@ -14,7 +14,7 @@ from django.template.response import TemplateResponse
 from django.utils.safestring import mark_safe
 from django.views.decorators.http import require_safe
 
-from replsite.plots import Mark, Plot, Point, plot_svg, rates
+from replsite.plots import Mark, Plot, Point, nice_ceiling, plot_svg, rates
 from replsite.samples import SPANS, Span
 from replsite.status import Severity
 from replsite.storage_rows import DATABASE
@@ -31,6 +31,7 @@ READERS_SHOWN = 12
 CHANGES_SHOWN = 100
 #: A line breaks where so many steps are missing.
 _GAP_STEPS = 2.5
+_SPAN = "hour"
 #: So many samples are drawn at most: of a thousand subjects none has more than a day of them.
 _MOST_SAMPLES = 100_000
 
@@ -38,29 +39,35 @@ _MOST_SAMPLES = 100_000
 @require_safe
 def _history_page(request: HttpRequest) -> HttpResponse:
     names = [stream.name for stream in registry.all_streams()]
-    span_name, who = request.GET.get("span", "hour"), request.GET.get("who", "")
-    if span_name not in SPANS or "\x00" in who:
-        raise Http404(f"There is no span of that name; there are {', '.join(SPANS)}.")
-    asked = _Asked(
-        request.GET.get("stream", "" if who else names[0]), who, SPANS[span_name], stream_settings().database
-    )
+    asked = _asked(request, names[0])
     samples = asked.samples()
-    if asked.stream not in names and not who and ("\x00" in asked.stream or not samples):
+    if not samples and asked.stream not in (*names, ""):
         raise Http404("Nothing was recorded of a stream of that name.")
     changes = list(asked.changes())
     context: dict[str, Any] = {
         **admin.site.each_context(request),
-        "title": "History of storage" if asked.is_storage else f"History of {who or asked.stream}",
+        "title": "History of storage" if asked.is_storage else f"History of {asked.who or asked.stream}",
         "stream": asked.stream,
-        "who": who,
+        "who": asked.who,
         "is_storage": asked.is_storage,
         "streams": names,
-        "span": span_name,
+        "span": request.GET.get("span", _SPAN),
         "spans": {name: span.title for name, span in SPANS.items()},
         "sections": _Drawing(asked, changes, database_now(asked.using)).sections(samples),
         "changes": [_change(change) for change in changes],
     }
     return TemplateResponse(request, "dashboard/history.html", context)
+
+
+def _asked(request: HttpRequest, stream: str) -> _Asked:
+    """What the address asks for; ``stream`` when it says nothing."""
+    span_name, who = request.GET.get("span", _SPAN), request.GET.get("who", "")
+    if span_name not in SPANS:
+        raise Http404(f"There is no span of that name; there are {', '.join(SPANS)}.")
+    wanted = "" if who else request.GET.get("stream", stream)
+    if "\x00" in who + wanted:
+        raise Http404("There is no such name.")
+    return _Asked(wanted, who, SPANS[span_name], stream_settings().database)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +84,6 @@ class _Asked:
         return not self.stream and not self.who
 
     def samples(self) -> list[Sample]:
-        if "\x00" in self.stream:
-            return []
         found = Sample.objects.using(self.using).filter(step_seconds=self.span.step_seconds)
         if self.who:
             wanted = found.filter(reader=plain_label(self.who, {self.who})).exclude(stream="")
@@ -184,11 +189,19 @@ class _Drawing:
         *,
         from_lowest: bool = False,
     ) -> tuple[str, str]:
-        low = min((point.value for point in points), default=0.0) if from_lowest else 0.0
+        low = _round_below([point.value for point in points]) if from_lowest else 0.0
         begin = self.now - timedelta(seconds=self.asked.span.kept_seconds)
         said = f"{title} of {about.name}" if about.name else title
         plot = Plot(said, points, begin, self.now, self.gap, label, low, about.marks)
         return title, mark_safe(plot_svg(plot))  # noqa: S308 - every text in it is escaped there
+
+
+def _round_below(values: Sequence[float]) -> float:
+    """A round number that is not above any of them, near the lowest one."""
+    if not values:
+        return 0.0
+    step = nice_ceiling(max(values) - min(values)) / 2
+    return min(values) // step * step
 
 
 def _points(samples: Sequence[Sample], column: str) -> list[Point]:

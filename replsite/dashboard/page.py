@@ -42,6 +42,7 @@ from replsite.snapshot_views import (
 from replsite.status import Health, ReaderWord, Severity, Verdict
 from replsite.wording import byte_size, count, counted, duration
 from streams.positions import RETIRED
+from streams.program_version import UNRELEASED
 
 __all__ = [
     "JOBS",
@@ -184,12 +185,9 @@ def _written(stream: StreamView, active: Sequence[WriterView]) -> Cell:
 
 
 def _writer_row(writer: WriterView) -> Row:
-    process = f"process {writer.process_id}" if writer.process_id else ""
-    where = ", ".join(part for part in (writer.host, process) if part)
-    lives = writer.started_at if writer.process_id and writer.state != RETIRED else None
     behind = lag_cell(writer.behind_facts, writer.behind_seconds, writer.behind_exact)
     cells = [
-        text_cell(writer.writer, " · ".join(part for part in (where, writer.version) if part), lives),
+        _process(writer),
         text_cell(count(writer.position)),
         text_cell(NOTHING) if writer.state == RETIRED else behind,
         text_cell(per_second(writer.facts_per_second) if writer.facts_per_second else NOTHING),
@@ -197,6 +195,15 @@ def _writer_row(writer: WriterView) -> Row:
         moment_cell(writer.last_write_at),
     ]
     return row_of(writer.writer, writer.status, cells, str(writer.row_id) if writer.row_id is not None else "")
+
+
+def _process(writer: WriterView) -> Cell:
+    """The writer with its host, its process, the version of that, and for how long it runs."""
+    process = f"process {writer.process_id}" if writer.process_id else ""
+    where = ", ".join(part for part in (writer.host, process) if part)
+    version = "" if writer.version == UNRELEASED else writer.version
+    lives = writer.started_at if writer.process_id and writer.state != RETIRED else None
+    return text_cell(writer.writer, " · ".join(part for part in (where, version) if part), lives)
 
 
 def _pending(writer: WriterView) -> Cell:
@@ -349,19 +356,21 @@ def _worker_groups(workers: WorkersView) -> list[Group]:
 
 def _job_group(job: JobStatusView) -> Group:
     about = " · ".join(part for part in (f"job {job.id}", job.asked_by and f"asked for by {job.asked_by}") if part)
+    left = text_cell(NOTHING) if job.seconds_left is None else text_cell(duration(job.seconds_left), "in this stage")
+    began = moment_cell(job.began_at) if job.began_at is not None else moment_cell(job.queued_at, "queued")
+    cells = [text_cell(job.kind, about), _progress(job), left, began]
+    return {"key": str(job.id), "head": row_of("", job.status, cells, str(job.id)), "rows": []}
+
+
+def _progress(job: JobStatusView) -> Cell:
+    if not job.stage and not job.done:
+        return text_cell(NOTHING)
     of = f" of {count(job.total)}" if job.total is not None else ""
     what = [job.stage, f"{count(round(job.rate))}/s" if job.rate else ""]
-    progress = text_cell(f"{count(job.done)}{of} {job.unit}".strip(), " · ".join(part for part in what if part))
+    cell = text_cell(f"{count(job.done)}{of} {job.unit}".strip(), " · ".join(part for part in what if part))
     if job.total and job.ended_at is None:
-        progress["share"] = round(min(job.done / job.total, 1.0), 3)
-    began = moment_cell(job.began_at) if job.began_at is not None else moment_cell(job.queued_at, "queued")
-    cells = [
-        text_cell(job.kind, about),
-        progress if job.stage or job.done else text_cell(NOTHING),
-        text_cell(duration(job.seconds_left), "in this stage") if job.seconds_left is not None else text_cell(NOTHING),
-        began,
-    ]
-    return {"key": str(job.id), "head": row_of("", job.status, cells, str(job.id)), "rows": []}
+        cell["share"] = round(min(job.done / job.total, 1.0), 3)
+    return cell
 
 
 def _reports(key: str, title: str, number: str, rows: list[Row], sentence: str = "") -> Group:

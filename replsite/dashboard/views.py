@@ -14,7 +14,7 @@ from django.urls import reverse
 from django.views.decorators.http import require_safe
 
 from events.admin_links import room_url
-from replsite.dashboard.cells import Cell, Group, Row, Tile
+from replsite.dashboard.cells import Cell, Group, Page, Row, Tile
 from replsite.dashboard.changes import TABLES, changes, table_changes
 from replsite.dashboard.page import live_page_data
 from replsite.dashboard.shown_tables import SHOWN
@@ -44,35 +44,40 @@ def _live_page(request: HttpRequest) -> HttpResponse:
     snapshot = SHARED.get()
     page = live_page_data(snapshot)
     may_see_rooms = request.user.has_perm(_SEE_ROOMS)
-    groups: dict[str, list[Group]] = {name: page[name] for name in TABLES}
-    if may_see_rooms:
-        groups["rooms"] = _rooms(snapshot)
-    storage_at = snapshot.storage.as_of if snapshot.storage is not None else snapshot.as_of
     context: dict[str, Any] = {
         **admin.site.each_context(request),
         "title": "Streams",
         "as_of": snapshot.as_of,
         "health": page["health"],
         "summary": [_tile(tile, snapshot.as_of) for tile in page["summary"]],
-        "tables": [
-            {
-                "id": name,
-                "title": table.title,
-                "about": table.about,
-                "nothing": table.nothing,
-                "columns": [column for column in table.columns[:-1] if column.title != "Status" or table.has_words],
-                "has_words": table.has_words,
-                "as_of": storage_at if name in ("storage", "rooms") else snapshot.as_of,
-                "groups": [_group(name, group, snapshot.as_of, has_words=table.has_words) for group in groups[name]],
-            }
-            for name, table in SHOWN.items()
-            if name in groups
-        ],
+        "tables": _tables(snapshot, page, may_see_rooms=may_see_rooms),
         "addresses": _addresses(),
         "may": " ".join(word for word, permission in _ACTIONS.items() if request.user.has_perm(permission)),
         "rooms_data": reverse("live-rooms") if may_see_rooms else "",
     }
     return TemplateResponse(request, "dashboard/live.html", context)
+
+
+def _tables(snapshot: Snapshot, page: Page, *, may_see_rooms: bool) -> list[dict[str, Any]]:
+    groups: dict[str, list[Group]] = {name: page[name] for name in TABLES}
+    if may_see_rooms:
+        groups["rooms"] = _rooms(snapshot)
+    return [_table(name, groups[name], snapshot) for name in SHOWN if name in groups]
+
+
+def _table(name: str, groups: list[Group], snapshot: Snapshot) -> dict[str, Any]:
+    table, now = SHOWN[name], snapshot.as_of
+    storage = snapshot.storage if name in ("storage", "rooms") else None
+    return {
+        "id": name,
+        "title": table.title,
+        "about": table.about,
+        "nothing": table.nothing,
+        "columns": [column for column in table.columns[:-1] if column.title != "Status" or table.has_words],
+        "has_words": table.has_words,
+        "as_of": now if storage is None else storage.as_of,
+        "groups": [_group(name, group, now, has_words=table.has_words) for group in groups],
+    }
 
 
 def _addresses() -> dict[str, str]:

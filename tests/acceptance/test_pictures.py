@@ -16,7 +16,7 @@ from django.utils import timezone
 
 from pipeline.models import Job, RoomStatistics
 from streams import registry
-from streams.models import CacheInvalidation, Reader, Sample, StatusChange
+from streams.models import CacheInvalidation, Reader, Sample, StatusChange, StreamPosition
 from tests.browsing import BROWSER, keep, log_in
 
 playwright_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -98,11 +98,13 @@ def yesterday(transactional_db):
 
 
 @pytest.fixture
-def lively(yesterday, boss, site, start_manage):
-    """Three writers and three followers, as processes."""
+def lively(yesterday, boss, request, start_manage, wait_until):
+    """Three writers, then the site, then three followers, as processes."""
     for number, (stream, rate) in enumerate(RATES.items(), 1):
         steady = ("--count", "1000000", "--rate", str(rate), "--instance", f"web-{number}")
         start_manage("append", stream, *steady, stdout=subprocess.DEVNULL)
+    wait_until(lambda: StreamPosition.objects.filter(position__gt=HEAD).count() == len(RATES), 60)
+    site = request.getfixturevalue("site")
     for name in READERS:
         start_manage("follow", f"tcp://{site.replication}", "--name", name, stdout=subprocess.DEVNULL)
     return site
@@ -118,7 +120,7 @@ def operator(new_page, **options):
     return page
 
 
-def test_a_site_that_is_well(new_page, lively):
+def test_a_site_that_is_well(lively, new_page):
     page = operator(new_page, viewport={"width": 1360, "height": 1000})
     playwright_api.expect(page.locator("#live-readers")).to_contain_text("/s out", timeout=60_000)
     page.wait_for_timeout(20_000)
@@ -129,7 +131,7 @@ def test_a_site_that_is_well(new_page, lively):
     keep(page, "history")
 
 
-def test_trouble_in_the_dark_and_on_a_phone(new_page, lively):
+def test_trouble_in_the_dark_and_on_a_phone(lively, new_page):
     alive, bytes_ = (
         timezone.now() + timedelta(hours=1),
         {"bytes_out": 3_812_000, "bytes_in": 20_000, "buffer_bytes": 2_400_000},
