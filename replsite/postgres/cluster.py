@@ -75,9 +75,20 @@ class Postmaster:
             _wait(lambda: not self.alive(), seconds)
 
 
-def shared_buffers_mb(memory: int) -> int:
-    """An eighth of the memory (bytes), within bounds: indexes of event IDs, which are hashes, are met at random."""
-    return min(max(memory // 8 // 1024**2, _LEAST_BUFFERS_MB), _MOST_BUFFERS_MB)
+def shared_buffers_mb(memory: int, *, durable: bool) -> int:
+    """An eighth of the memory (bytes), within bounds: indexes of event IDs, which are hashes, are met at random.
+
+    A server that is not durable is one of tests: they empty tables all the time, which looks through all buffers.
+    """
+    return min(max(memory // 8 // 1024**2, _LEAST_BUFFERS_MB), _MOST_BUFFERS_MB) if durable else _LEAST_BUFFERS_MB
+
+
+def _memory(limit: Path = Path("/sys/fs/cgroup/memory.max")) -> int:
+    """Bytes that the machine has, or the container that this is."""
+    total: int = psutil.virtual_memory().total
+    with suppress(OSError, ValueError):  # no such container, or one without a limit ("max")
+        return min(total, int(limit.read_text()))
+    return total
 
 
 class Cluster:
@@ -121,7 +132,7 @@ class Cluster:
         if done.returncode != 0:
             raise StartFailed(self._failure("PostgreSQL's initdb failed"))
         with (fresh / "postgresql.conf").open("a") as file:
-            file.write(_TUNING.format(buffers=shared_buffers_mb(psutil.virtual_memory().total)))
+            file.write(_TUNING.format(buffers=shared_buffers_mb(_memory(), durable=self._fsync)))
         password.rename(fresh / self.folder.password_file.name)
         fresh.rename(self.folder.cluster)
 
