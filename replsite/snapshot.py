@@ -234,7 +234,7 @@ class _Assembly:
             self.reading.as_of,
             program_version(),
             self._health(streams, readers),
-            _worst_first(streams),
+            _worst_first(sorted(streams, key=_is_left)),
             readers,
             self.reading.workers,
             self.reading.jobs,
@@ -483,6 +483,11 @@ def _worth(verdict: Verdict) -> bool:
 def _worst_first(views: Sequence[Any]) -> tuple[Any, ...]:
     """Most severe first; equal ones keep their order."""
     return tuple(sorted(views, key=lambda view: -view.status.severity))
+
+
+def _is_left(stream: StreamView) -> bool:
+    """Whether nobody writes the stream; such ones come after others that are as well."""
+    return all(writer.state == RETIRED for writer in stream.writers)
 
 
 def _session(row: PositionRow) -> str:

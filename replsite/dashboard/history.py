@@ -225,7 +225,7 @@ def _age(seconds: float) -> str:
 
 
 def _rate(value: float) -> str:
-    return f"{value:,.0f}/s" if value >= 10 else f"{value:.1f}/s"
+    return f"{value:,.0f}/s" if value >= 10 or not value else f"{value:.1f}/s"
 
 
 history_page = admin.site.admin_view(_history_page)

@@ -55,7 +55,7 @@ def last_hour(now):
 
 
 def day_before(now):
-    sizes = {"(database)": 19_000_000, "events_event": 2_000_000, "streams_cacheinvalidation": 300_000}
+    sizes = {"(database)": 11_600_000, "events_event": 2_000_000, "streams_cacheinvalidation": 300_000}
     at = now - timedelta(hours=23, minutes=58)
     return [sample(at, "", name, size, 100, step_seconds=120) for name, size in sizes.items()]
 

@@ -95,6 +95,11 @@ def test_append_shows(wait_until):
     assert caches.last_fact_at == writer.last_write_at
 
 
+def test_streams_that_somebody_writes_come_first(wait_until):
+    head(wait_until, append())
+    assert take_snapshot().streams[0].name == "caches"
+
+
 def test_rolled_back_facts_are_counted(wait_until):
     append()
     with pytest.raises(ZeroDivisionError), transaction.atomic():
