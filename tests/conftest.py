@@ -31,7 +31,7 @@ from django.contrib.auth.hashers import PBKDF2PasswordHasher
 from tests import session as test_session
 from tests.emptying import empty_tables
 from tests.waiting import wait_until as wait_until_function
-from tests.warm_start import WarmStart, cold_start
+from tests.warm_start import WarmStarts, cold_start
 
 gc.disable()  # until all tests are collected; what is imported stays
 SESSION_FOLDER = test_session.enter()
@@ -143,25 +143,21 @@ def database_url(transactional_db: None) -> str:
 
 
 @pytest.fixture(scope="session")
-def _warm_starts() -> Iterator[dict[str, WarmStart]]:
-    found: dict[str, WarmStart] = {}
-    yield found
-    for start in found.values():
-        start.close()
+def _warm_starts() -> Iterator[WarmStarts]:
+    warm = WarmStarts()
+    yield warm
+    warm.close()
 
 
 @pytest.fixture
 def popen_manage(
-    request: pytest.FixtureRequest, database_url: str, _warm_starts: dict[str, WarmStart]
+    request: pytest.FixtureRequest, database_url: str, _warm_starts: WarmStarts
 ) -> Callable[..., subprocess.Popen[str]]:
     """``popen_manage(arguments, env, **more)``: start ``manage.py`` on the test database; ``more`` is Popen's."""
-    given = {**os.environ, "DATABASE_URL": database_url}
-    warm = _warm_starts.setdefault(database_url, WarmStart(given))
-    cold = request.node.get_closest_marker("cold_start") is not None
+    popen = cold_start if request.node.get_closest_marker("cold_start") else _warm_starts.popen
 
     def start(arguments: tuple[str, ...], env: dict[str, str] | None = None, **more: Any) -> subprocess.Popen[str]:
-        environment = {**os.environ, "DATABASE_URL": database_url, **(env or {})}
-        return (cold_start if cold else warm.popen)(arguments, environment, **more)
+        return popen(arguments, {**os.environ, "DATABASE_URL": database_url, **(env or {})}, **more)
 
     return start
 

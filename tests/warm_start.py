@@ -1,7 +1,7 @@
 """``manage.py`` in processes that are forked from one in which Django is loaded: a start takes a twentieth of its CPU.
 
-Only in the environment of the session: a process whose variables differ has other settings, and is started as everywhere else.
-So is every process of a test that is marked ``cold_start``, which is about the start itself.
+Variables are read when Django is loaded, so there is one such process for each environment that is asked for more than once. A
+test that is about the start itself is marked ``cold_start``: its processes have interpreters of their own.
 
 A forked process becomes a child of the test's process, which therefore waits for it like for any other. ``main`` is
 the one that forks: it reads requests from the socket whose descriptor is its argument, and never opens a connection.
@@ -23,7 +23,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-__all__ = ["WarmStart", "cold_start"]
+__all__ = ["WarmStarts", "cold_start"]
 
 _PROJECT = Path(__file__).resolve().parent.parent
 _CHANGES_EVERYWHERE = ("PYTEST_CURRENT_TEST",)
@@ -33,6 +33,7 @@ _LOADED = (
     "twisted.web.http",
 )  # fmt: skip
 _PR_SET_CHILD_SUBREAPER = 36
+_MOST_FORKING = 4  # each has 100 MB
 _REQUEST_BYTES = 1_000_000
 
 
@@ -43,57 +44,67 @@ def cold_start(arguments: tuple[str, ...], environment: Mapping[str, str], **mor
     return subprocess.Popen(command, env=environment, text=True, **more)
 
 
-class WarmStart:
-    """The other end: begins at the first process that it can start."""
+class WarmStarts:
+    """Those that fork, one for an environment that is asked for again; the one that was not asked for longest goes first."""
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
-        self._environment = _kept(environment)
+    def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._socket: socket.socket | None = None
-        self._process: subprocess.Popen[bytes] | None = None
+        self._asked: set[tuple[tuple[str, str], ...]] = set()
+        self._forking: dict[tuple[tuple[str, str], ...], _Forking] = {}
 
     def popen(self, arguments: tuple[str, ...], environment: Mapping[str, str], **more: Any) -> subprocess.Popen[str]:
-        """The same in a process that was forked, where that is the same."""
-        if _kept(environment) == self._environment and more.keys() <= {"stdin", "stdout", "stderr"}:
-            return _Forked(["manage.py", *arguments], forking=self, text=True, **more)
+        """``manage.py ARGUMENTS`` forked, but for what is asked for once: that is a cold start."""
+        key = tuple(sorted((name, value) for name, value in environment.items() if name not in _CHANGES_EVERYWHERE))
+        with self._lock:
+            if key in self._asked and more.keys() <= {"stdin", "stdout", "stderr"}:
+                return _Forked(["manage.py", *arguments], forking=self._forking_in(key), text=True, **more)
+            self._asked.add(key)
         return cold_start(arguments, environment, **more)
 
-    def fork(self, arguments: list[str], descriptors: tuple[int, int, int]) -> int:
-        """Number of the new process."""
-        with self._lock:
-            if self._socket is None:
-                self._begin()
-            assert self._socket is not None
-            _adopt_orphans(True)
-            try:
-                socket.send_fds(self._socket, [json.dumps(arguments).encode()], descriptors)
-                answer = self._socket.recv(100)
-            finally:
-                _adopt_orphans(False)
-        if not answer:
-            raise AssertionError("the process that forks has ended")
-        return int(answer)
+    def _forking_in(self, key: tuple[tuple[str, str], ...]) -> _Forking:
+        found = self._forking[key] = self._forking.pop(key, None) or _Forking(dict(key))
+        if len(self._forking) > _MOST_FORKING:
+            self._forking.pop(next(iter(self._forking))).close()
+        return found
 
     def close(self) -> None:
         """End what forks; what it has forked lives on."""
-        if self._socket is not None and self._process is not None:
-            self._socket.close()
-            self._process.wait(20)
-            self._socket = None
+        while self._forking:
+            self._forking.popitem()[1].close()
 
-    def _begin(self) -> None:
+
+class _Forking:
+    """The other end of a process that forks; one request at a time."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
         self._socket, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with other:
             number = other.fileno()
             command = [sys.executable, "-c", "from tests.warm_start import main; main()", str(number)]
             quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL}
-            self._process = subprocess.Popen(command, cwd=_PROJECT, env=self._environment, pass_fds=[number], **quiet)
+            self._process = subprocess.Popen(command, cwd=_PROJECT, env=environment, pass_fds=[number], **quiet)
+
+    def fork(self, arguments: list[str], descriptors: tuple[int, int, int]) -> int:
+        """Number of the new process."""
+        _adopt_orphans(True)
+        try:
+            socket.send_fds(self._socket, [json.dumps(arguments).encode()], descriptors)
+            answer = self._socket.recv(100)
+        finally:
+            _adopt_orphans(False)
+        if not answer:
+            raise AssertionError("the process that forks has ended")
+        return int(answer)
+
+    def close(self) -> None:
+        self._socket.close()
+        self._process.wait(20)
 
 
 class _Forked(subprocess.Popen):  # type: ignore[type-arg]
     """A process that another one forks."""
 
-    def __init__(self, command: list[str], *, forking: WarmStart, **more: Any) -> None:
+    def __init__(self, command: list[str], *, forking: _Forking, **more: Any) -> None:
         self._forking = forking
         super().__init__(command, **more)
 
@@ -103,10 +114,6 @@ class _Forked(subprocess.Popen):  # type: ignore[type-arg]
         self.pid = self._forking.fork(args, tuple(own[n] if own[n] != -1 else n for n in range(3)))
         self._child_created = True
         self._close_pipe_fds(*pipes)
-
-
-def _kept(environment: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in environment.items() if name not in _CHANGES_EVERYWHERE}
 
 
 def _adopt_orphans(wanted: bool) -> None:

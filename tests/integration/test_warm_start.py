@@ -5,13 +5,23 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+from uuid import uuid4
 
 import psutil
 import pytest
 
 from streams.models import CacheInvalidation
+from tests import warm_start
 
 pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture(autouse=True)
+def _asked_before(run_manage) -> None:
+    """So that what a test starts is forked."""
+    run_manage("help")
+
+
 COMMANDS = [
     ("append", "caches", "--count", "3", "--json"),
     ("append", "nosuch"),
@@ -23,7 +33,7 @@ COMMANDS = [
 @pytest.mark.parametrize("command", COMMANDS)
 def test_it_ends_like_a_cold_start(run_manage, command):
     warm = run_manage(*command)
-    cold = run_manage(*command, env={"UNUSED": "1"})
+    cold = run_manage(*command, env={"UNUSED": str(uuid4())})
     assert (warm.returncode, warm.stderr) == (cold.returncode, cold.stderr)
     assert len(warm.stdout.splitlines()) == len(cold.stdout.splitlines())
     assert CacheInvalidation.objects.count() == (6 if warm.returncode == 0 else 0)
@@ -49,11 +59,18 @@ def test_it_has_no_descriptor_but_its_own(run_manage):
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_it_as_it_ends_a_cold_start(start_manage, sent):
     code = "import time; print(1, flush=True); time.sleep(60)"
-    both = [start_manage("shell", "-v", "0", "-c", code, env=env) for env in ({}, {"UNUSED": "1"})]
+    both = [start_manage("shell", "-v", "0", "-c", code, env=env) for env in ({}, {"UNUSED": str(uuid4())})]
     for process in both:
         assert process.stdout.readline() == "1\n"
         process.send_signal(sent)
     assert both[0].wait(20) == both[1].wait(20) != 0
+
+
+def test_every_environment_has_settings_of_its_own(run_manage, monkeypatch):
+    monkeypatch.setattr(warm_start, "_MOST_FORKING", 1)
+    show = ("shell", "-v", "0", "-c", "from django.conf import settings; print(settings.REPLSITE_SERVER_NAME)")
+    names = [f"{name}.example" for name in "aabba"]
+    assert [run_manage(*show, env={"REPLSITE_SERVER_NAME": name}).stdout.strip() for name in names] == names
 
 
 def test_input_is_its_standard_input(run_manage):
