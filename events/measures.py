@@ -6,11 +6,14 @@ Counted after the commit. Labels are bounded: types of events that nobody specif
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from prometheus_client import Counter, Histogram
 
-from events.room_batch import RoomChanges
 from state.deltas import HOPS_LIMIT
+
+if TYPE_CHECKING:
+    from events.room_batch import RoomChanges
 
 __all__ = ["MEASURES", "count_stored"]
 

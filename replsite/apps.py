@@ -1,6 +1,6 @@
 """Registers the site's own commands, checks and pages with Django; it has no models."""
 
-from django.apps import AppConfig
+from django.apps import AppConfig, apps
 from django.conf import settings
 from django.core.checks import register
 
@@ -14,10 +14,13 @@ class ReplsiteConfig(AppConfig):
 
     def ready(self) -> None:
         """Register the system checks, and begin to count."""
-        from replsite import checks, process_metrics  # noqa: PLC0415 - Django is ready only now
+        from replsite import checks  # noqa: PLC0415 - Django is ready only now
         from streams import log_lines  # noqa: PLC0415
 
         register(checks.check_databases)
-        process_metrics.begin()
+        if apps.is_installed("events"):  # a service may use the commands alone
+            from replsite import process_metrics  # noqa: PLC0415
+
+            process_metrics.begin()
         if getattr(settings, "REPLSITE_LOG_FORMAT", "") == "json":
             log_lines.catch_the_rest()
