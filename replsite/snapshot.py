@@ -215,15 +215,24 @@ class _Assembly:
         self.history = history
         self.at = reading.as_of.timestamp()
         written = {(row.stream, row.writer): row.facts_written for row in reading.positions}
-        of_stream: dict[Hashable, int] = {}
-        for (stream, _), number in written.items():
-            of_stream[stream] = of_stream.get(stream, 0) + number
-        self.facts = history.facts.rates(self.at, of_stream)
         self.written = history.written.add(self.at, {key: (number,) for key, number in written.items()})
+        self.facts = self._recent_facts(written)
         moved: dict[Hashable, tuple[int, ...]] = {
             row.key: (row.bytes_in, row.bytes_out, row.buffer_bytes) for row in reading.readers
         }
         self.moved = history.moved.add(self.at, moved)
+
+    def _recent_facts(self, written: Mapping[tuple[str, str], int]) -> dict[Hashable, Series]:
+        """Facts per second of streams, by their name, and of active writers, by stream and name."""
+        counters: dict[Hashable, float] = dict.fromkeys(self.reading.stream_names(), 0)
+        for (stream, _), number in written.items():
+            counters[stream] += number
+        for row in self.reading.positions:
+            if row.state != RETIRED:
+                counters[row.stream, row.writer] = row.facts_written
+        found = self.history.facts.rates(self.at, counters)
+        self.history.facts.forget_others(counters)
+        return found
 
     def snapshot(self) -> Snapshot:
         own = [self._stream(name) for name in self.reading.stream_names()]
@@ -327,6 +336,7 @@ class _Assembly:
             version=row.version,
             started_at=row.started_at,
             oldest_pending_query_at=row.session_query_at if row.pending_facts else None,
+            recent=_unless_nothing(self.facts.get((row.stream, row.writer), ())),
             facts_per_second=None if (speed := self.written[row.stream, row.writer]) is None else max(speed[0], 0.0),
         )
 

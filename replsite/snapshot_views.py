@@ -74,6 +74,8 @@ class WriterView:
     """When the session that holds the oldest pending transaction open began its last query."""
     facts_per_second: float | None = None
     """Over the last half minute; None: it was not watched long enough."""
+    recent: tuple[float | None, ...] = ()
+    """Facts per second in the last five minutes, as far as this process watched it; empty: none at all."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ from replsite.dashboard.cells import (
 )
 from replsite.dashboard.storage_table import ROOMS, STORAGE, storage_groups
 from replsite.dashboard.summary import summary_tiles
+from replsite.recent import Series
 from replsite.snapshot_views import (
     JobStatusView,
     ReaderStreamView,
@@ -164,7 +165,8 @@ def _stream_group(stream: StreamView) -> Group:
     culprit = next((writer for writer in stream.writers if writer.status == stream.status), None)
     sentence = f"{culprit.writer} is {culprit.status.word}." if culprit else stream.status.sentence
     head = head_row(stream.status, sentence, cells)
-    return {"key": stream.name, "head": head, "rows": [_writer_row(writer) for writer in stream.writers]}
+    rows = [_writer_row(writer, is_one_of_several=len(active) > 1) for writer in stream.writers]
+    return {"key": stream.name, "head": head, "rows": rows}
 
 
 def _waited_for(active: Sequence[WriterView]) -> Cell:
@@ -177,20 +179,23 @@ def _waited_for(active: Sequence[WriterView]) -> Cell:
 
 def _written(stream: StreamView, active: Sequence[WriterView]) -> Cell:
     """How fast the stream grows, now and in the last minutes."""
-    speeds = [writer.facts_per_second for writer in active if writer.facts_per_second is not None]
-    cell = text_cell(per_second(sum(speeds)) if any(speeds) else NOTHING)
-    if stream.recent:
-        cell["series"] = rounded(stream.recent)
+    return _speed(sum(writer.facts_per_second or 0.0 for writer in active), stream.recent)
+
+
+def _speed(speed: float, recent: Series) -> Cell:
+    cell = text_cell(per_second(speed) if speed else NOTHING)
+    if recent:
+        cell["series"] = rounded(recent)
     return cell
 
 
-def _writer_row(writer: WriterView) -> Row:
+def _writer_row(writer: WriterView, *, is_one_of_several: bool) -> Row:
     behind = lag_cell(writer.behind_facts, writer.behind_seconds, writer.behind_exact)
     cells = [
         _process(writer),
         text_cell(count(writer.position)),
         text_cell(NOTHING) if writer.state == RETIRED else behind,
-        text_cell(per_second(writer.facts_per_second) if writer.facts_per_second else NOTHING),
+        _speed(writer.facts_per_second or 0.0, writer.recent if is_one_of_several else ()),
         _pending(writer),
         moment_cell(writer.last_write_at),
     ]

@@ -70,4 +70,3 @@ def test_a_crowd_is_shown_quickly_and_found_in(crowded, record_property):
     first = page.locator("#live-readers > tbody").first.locator(".live-head td").nth(5)
     playwright_api.expect(first).to_contain_text("5.0 kB")
     playwright_api.expect(page.get_by_role("columnheader", name="Unsent")).to_have_attribute("aria-sort", "descending")
-

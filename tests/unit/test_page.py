@@ -216,3 +216,11 @@ def test_stream_tells_how_many_writers_retired_earlier():
     head = stream_group(a_writer(), retired_before=12)["head"]
     assert "12 retired earlier" in head["cells"][0]["sub"]
     assert "retired" not in stream_group(a_writer())["head"]["cells"][0]["sub"]
+
+
+def test_writers_of_a_stream_that_several_write_have_their_last_minutes_too():
+    recent = {"facts_per_second": 2.0, "recent": (1.0, 2.0)}
+    (alone,) = stream_group(a_writer("a", **recent))["rows"]
+    several = stream_group(a_writer("a", **recent), a_writer("b"))["rows"]
+    assert "series" not in alone["cells"][4]
+    assert [row["cells"][4].get("series") for row in several] == [[1.0, 2.0], None]
