@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from replsite.cache_metrics import CACHES
-from replsite.hot_metrics import HOT
-from replsite.metrics import OWN, SYNAPSE
+from replsite.metric_names import OWN
+from replsite.process_metrics import PROCESS
 from replsite.status import HealthWord, JobWord, ReaderWord, WriterWord
 
 REFERENCE = Path(__file__).resolve().parents[2] / "docs" / "reference"
@@ -37,13 +36,8 @@ def test_every_status_word_is_explained(heading, words):
 
 @pytest.mark.parametrize(
     ("heading", "metrics"),
-    [("Our names", OWN), ("Names of Synapse", SYNAPSE), ("Cached functions", CACHES), ("Hot caches", HOT)],
+    [("The cluster", OWN), ("A process", PROCESS)],
 )
 def test_every_metric_is_explained_with_its_labels(heading, metrics):
-    named = {
-        metric.name
-        + ("_total" if metric.counter else "")
-        + "".join(f"{{{','.join(metric.labels)}}}" if metric.labels else "")
-        for metric in metrics
-    }
+    named = {metric.exported + (f"{{{','.join(metric.labels)}}}" if metric.labels else "") for metric in metrics}
     assert set(first_cells("metrics.md", heading)) == named
