@@ -166,7 +166,9 @@ def _runs(
     yield run
 
 
-def leaves_instead(leaves: Leaves[str], rejected: Collection[str], events: Mapping[str, ParsedEvent], using: str) -> None:
+def leaves_instead(
+    leaves: Leaves[str], rejected: Collection[str], events: Mapping[str, ParsedEvent], using: str
+) -> None:
     """Leaves that turn out to be rejected give way to what they stand on, unless an accepted event refers to that."""
     below = [event_id for event_id in rejected if event_id in leaves.current]
     for event_id in below:

@@ -36,7 +36,7 @@ from events.room_walk import (
 )
 from events.visibility_ranges import Step, VisibilityRow, in_order, visibility_rows
 from state.auth_selection import State
-from state.room_versions import RoomVersion, room_version
+from state.room_versions import room_version
 
 __all__ = ["EVENTS_PER_CHUNK", "EVENT_COLUMNS", "GivenEvents", "RoomHistory", "RoomResult", "event_row", "room_history"]
 
@@ -121,7 +121,9 @@ def room_history(events: Sequence[ParsedEvent], chunk: int = EVENTS_PER_CHUNK) -
 
     Raises ``HistoryError`` when they are of several rooms or versions, or hold an event twice.
     """
-    history = RoomHistory(GivenEvents(events), chunk)
+    given = GivenEvents(events)
+    given.check()
+    history = RoomHistory(given, chunk)
     result = RoomResult(history.room_id, history.version.name, history.creator, history.create_event_id)
     result.current_state_unresolved = history.current_state_unresolved
     result.visibility_unresolved = history.visibility_unresolved
@@ -165,9 +167,17 @@ class GivenEvents:
     """Events of one room that are all at hand (``events.room_walk.EventSource``)."""
 
     def __init__(self, events: Sequence[ParsedEvent]) -> None:
-        """Raises ``HistoryError`` when they are of several rooms or versions."""
-        self.room_id, self.version = _only_room(events)
+        if not events:
+            raise HistoryError("there are no events")
         self._events = events
+        self.room_id, self.version = events[0].room_id, room_version(events[0].room_version)
+
+    def check(self) -> None:
+        """Raises ``HistoryError`` when they are of several rooms or versions."""
+        rooms = {(event.room_id, event.room_version) for event in self._events}
+        if len(rooms) != 1:
+            shown = ", ".join(sorted(f"{room} (version {version})" for room, version in rooms)[:5])
+            raise HistoryError(f"the events are of {len(rooms)} rooms or versions instead of one: {shown}")
 
     def __len__(self) -> int:
         return len(self._events)
@@ -459,12 +469,3 @@ class RoomHistory:
                 after,
                 after if line < 0 else line,
             )
-
-
-def _only_room(events: Sequence[ParsedEvent]) -> tuple[str, RoomVersion]:
-    rooms = {(event.room_id, event.room_version) for event in events}
-    if len(rooms) != 1:
-        shown = ", ".join(sorted(f"{room} (version {version})" for room, version in rooms)[:5])
-        raise HistoryError(f"the events are of {len(rooms)} rooms or versions instead of one: {shown}")
-    room_id, name = rooms.pop()
-    return room_id, room_version(name)

@@ -43,7 +43,7 @@ class GroupState:
 
     def __init__(self, builder: GroupBuilder, group: int, events: Mapping[str, ParsedEvent]) -> None:
         self._builder = builder
-        self._group = group
+        self.group = group
         self._events = events
         self._found: dict[StateKey, str | None] = {}
 
@@ -51,8 +51,17 @@ class GroupState:
         if key in self._found:
             event_id = self._found[key]
         else:
-            event_id = self._found[key] = self._builder.lookup(self._group, key)
+            event_id = self._found[key] = self._builder.lookup(self.group, key)
         return None if event_id is None else self._events.get(event_id)
+
+    def at(self, group: int) -> GroupState:
+        """That of another group. If it builds on this one, it takes over what was found and is not changed."""
+        state = GroupState(self._builder, group, self._events)
+        below, changes = self._builder.step(group)
+        if below == self.group:
+            state._found, self._found = self._found, {}
+            state._found.update(changes)
+        return state
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +111,7 @@ class RoomStates:
         """Groups that a given state is likely to be near to."""
         self._resolved = stored.resolved if stored is not None else {}
         self._whole = stored is None or stored.whole
-        self._last_state: tuple[int, GroupState] | None = None
+        self._last_state: GroupState | None = None
 
     def assign(self, events: Sequence[ParsedEvent]) -> None:
         """Judge all events and give those of the graph their groups."""
@@ -128,9 +137,12 @@ class RoomStates:
 
     def state(self, group: int) -> GroupState:
         """The state of a group as the rules ask for it."""
-        if self._last_state is None or self._last_state[0] != group:  # most events have the state of the one before
-            self._last_state = group, GroupState(self.builder, group, self.events)
-        return self._last_state[1]
+        last = self._last_state
+        if last is None or last.group != group:  # most events have the state of the one before
+            last = self._last_state = (
+                last.at(group) if last is not None else GroupState(self.builder, group, self.events)
+            )
+        return last
 
     def merged(self, groups: Iterable[int | None]) -> int | None:
         """The group that groups resolve to; null when one of them is not known, or there are none."""

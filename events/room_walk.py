@@ -315,18 +315,18 @@ class RoomWalk:
 
     def _name(self, name: str) -> int:
         """The number of a type or a user; -1 when there are too many."""
-        number = self._names.get(name)
-        if number is None:
-            if len(self._name_list) >= _MOST_NAMES:
-                return _NONE
+        number = self._names.get(name, _NONE)
+        if number < 0 and len(self._name_list) < _MOST_NAMES:
             number = self._names[name] = len(self._name_list)
             self._name_list.append(name)
         return number
 
     def _remember(self, number: int, event: ParsedEvent) -> None:
-        kind, sender = self._name(event.type), self._name(event.sender)
-        plain = kind >= 0 and is_asked_by_sender(event)
-        self._about[number], self._senders[number] = (kind, sender) if plain else (0, _NONE)
+        kind = self._name(event.type)
+        if kind >= 0 and is_asked_by_sender(event):
+            self._about[number], self._senders[number] = kind, self._name(event.sender)
+        else:
+            self._senders[number] = _NONE
 
     def event(self, number: int) -> ParsedEvent | PlainEvent:
         """An event as the rules ask for it."""
@@ -375,6 +375,8 @@ def _look_behind(chunk: _Chunk) -> None:
 
 
 def _flags(event: ParsedEvent) -> int:
+    if event.rejected_reason is None and not (event.outlier or event.soft_failed or event.soft_failure_given):
+        return BACKFILLED if event.backfilled else 0
     return (
         OUTLIER * event.outlier
         | REJECTED * (event.rejected_reason is not None)

@@ -50,7 +50,7 @@ from pipeline.site_spark import site_session
 from pipeline.spark_tasks import finished_tasks, pack_rooms, scan_parts, stage_parts, stage_rooms
 from pipeline.stage_lines import LineWork, PartScan
 from pipeline.stage_rooms import RoomWork
-from pipeline.staging import STEPS, table_name
+from pipeline.staging import STEPS, WORKING, table_name
 from streams.conf import stream_settings
 from streams.database import dsn
 from streams.writers import retire_all, use_instance
@@ -287,10 +287,14 @@ class _Import:
             rooms = planned_rooms(cursor, self._job)
         work = RoomWork(self._job, dsn(self._using), self._options.as_history)
         total = sum(room.events for room in rooms)
-        with self._run.watch("rooms", total, "events", self._counter("result_room", "sum(events)")):
+        with self._run.watch("rooms", total, "events", self._worked_out):
             stage_rooms(spark, work, pack_rooms(rooms))
         self._options.pause("rooms")
         self._ready.finish()
+
+    def _worked_out(self) -> int:
+        """Events of rooms that are worked out, and of large ones as far as they are."""
+        return self._counter("result_room", "sum(events)")() + self._counter(WORKING.name, "sum(events)")()
 
     def _store_broken(self, scans: Sequence[PartScan]) -> int:
         with transaction.atomic(using=self._using), self._cursor() as cursor:

@@ -1,26 +1,30 @@
 """Second half of an import, on executors: a room's staged events -> the rows of every table (no Django).
 
-The rules are ``events.room_history``; the JSON text of events stays where it is. A task holds the extracted fields of one
-room, and the resulting rows of one group of small rooms, at a time.
+The rules are ``events.room_history``; the JSON text of events stays where it is. A task holds a chunk of the extracted
+fields of one room (``pipeline.staged_events``), what is carried on to the next one, and some thousand of the resulting rows.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
 
 from events.errors import HistoryError
 from events.parsing import ParsedEvent
-from events.room_history import EVENT_COLUMNS, RoomResult, room_history
+from events.room_history import EVENT_COLUMNS, EVENTS_PER_CHUNK, RoomHistory
 from pipeline.packed_events import Unpacker
+from pipeline.staged_events import PlacedEvents, RoomEvents, StagedEvents
 from pipeline.staging import (
     BROKEN,
     OWN_COLUMNS,
     RESULT_TABLES,
     STAGED_EVENTS,
+    WORKING,
+    StagedTable,
     connect,
     copy_rows,
     table_name,
@@ -30,28 +34,24 @@ from streams.collector_pause import collector_paused
 __all__ = ["RoomWork", "stage_rooms"]
 
 CONTRADICTION = "room-contradicts-itself"
-_OWN = [EVENT_COLUMNS.index(name) for name in OWN_COLUMNS]
+_OWN = itemgetter(*(EVENT_COLUMNS.index(name) for name in OWN_COLUMNS))
 _ROWS_PER_FETCH = 5_000
+_ROWS_PER_COPY = 5_000
 _EVENTS_PER_GROUP = 5_000
 _BACKWARD = -1
 
 
 @dataclass(frozen=True, slots=True)
 class RoomWork:
-    """What a task needs to work out rooms; the same for all tasks of a job."""
+    """What a task needs to work out rooms; the same for all tasks of a job.
+
+    A room of more than ``chunk`` events is read in chunks.
+    """
 
     job: int
     dsn: str
     as_history: bool
-
-
-@dataclass(frozen=True, slots=True)
-class _Staged:
-    """A staged event: its place in the input, the stream ordering that was given, and the event for the rules."""
-
-    place: int
-    given: int | None
-    event: ParsedEvent
+    chunk: int = EVENTS_PER_CHUNK
 
 
 def stage_rooms(work: RoomWork, rooms: Sequence[tuple[int, str, int]]) -> int:
@@ -59,23 +59,25 @@ def stage_rooms(work: RoomWork, rooms: Sequence[tuple[int, str, int]]) -> int:
 
     Small rooms share a transaction; each is written down as done in ``result_room``, and then left alone.
     """
+    large = {number: events for number, _, events in rooms if events > work.chunk}
     done = 0
-    connection = connect(work.dsn)
-    try:
-        for group in _groups(rooms):
+    with closing(connect(work.dsn)) as connection:
+        for group in _groups(rooms, min(_EVENTS_PER_GROUP, work.chunk)):
             with connection, collector_paused():  # a transaction
-                done += _stage_group(connection, work, group)
-    finally:
-        connection.close()
+                numbers = _unfinished(connection, work, group)
+                if numbers and numbers[0] in large:
+                    done += _stage_large(connection, work, numbers[0], large[numbers[0]])
+                else:
+                    done += _stage_group(connection, work, numbers)
     return done
 
 
-def _groups(rooms: Iterable[tuple[int, str, int]]) -> Iterator[list[int]]:
-    """Numbers of rooms that are worked out together: some thousand events, or one room of more."""
+def _groups(rooms: Iterable[tuple[int, str, int]], most: int) -> Iterator[list[int]]:
+    """Numbers of rooms that are worked out together: so many events at most, or one room of more."""
     group: list[int] = []
     size = 0
     for number, _, events in rooms:
-        if group and size + events > _EVENTS_PER_GROUP:
+        if group and size + events > most:
             yield group
             group, size = [], 0
         group.append(number)
@@ -84,27 +86,27 @@ def _groups(rooms: Iterable[tuple[int, str, int]]) -> Iterator[list[int]]:
         yield group
 
 
-def _stage_group(connection: Any, work: RoomWork, numbers: Sequence[int]) -> int:
+def _unfinished(connection: Any, work: RoomWork, numbers: Sequence[int]) -> list[int]:
     with connection.cursor() as cursor:
         cursor.execute("SET LOCAL synchronous_commit = off")
         results = table_name(work.job, "result_room")
         cursor.execute(f"SELECT room_no FROM {results} WHERE room_no = ANY(%s)", [list(numbers)])
         finished = {number for (number,) in cursor.fetchall()}
-    rows: list[list[tuple[Any, ...]]] = [[] for _ in RESULT_TABLES]
-    broken: list[tuple[Any, ...]] = []
+    return [number for number in numbers if number not in finished]
+
+
+def _stage_group(connection: Any, work: RoomWork, numbers: Sequence[int]) -> int:
     done = 0
-    for number, staged in _read(connection, work, [number for number in numbers if number not in finished]):
-        done += len(staged)
-        for collected, more in zip(rows, _work_out(number, staged, broken), strict=True):
-            collected.extend(more)
     with connection.cursor() as cursor:
-        for table, found in zip(RESULT_TABLES, rows, strict=True):
-            copy_rows(cursor, work.job, table, found)
-        copy_rows(cursor, work.job, BROKEN, broken)
+        results = _Results(cursor, work.job)
+        for number, room in _read(connection, work, numbers):
+            done += len(room)
+            _work_out(number, room, results)
+        results.flush()
     return done
 
 
-def _read(connection: Any, work: RoomWork, numbers: Sequence[int]) -> Iterator[tuple[int, list[_Staged]]]:
+def _read(connection: Any, work: RoomWork, numbers: Sequence[int]) -> Iterator[tuple[int, PlacedEvents]]:
     """Room after room, its events in the order of their stream orderings, else of the lines."""
     with connection.cursor(name="rooms") as cursor:
         cursor.itersize = _ROWS_PER_FETCH
@@ -118,58 +120,131 @@ def _read(connection: Any, work: RoomWork, numbers: Sequence[int]) -> Iterator[t
             unpack = Unpacker(room_id).unpack
             yield (
                 number,
-                [
-                    _Staged(seq, given, unpack(packed, _BACKWARD if work.as_history else given))
+                PlacedEvents(
+                    (seq, given, unpack(packed, _BACKWARD if work.as_history else given))
                     for *_, seq, given, packed in rows
-                ],
+                ),
             )
 
 
-def _work_out(room_no: int, staged: Sequence[_Staged], broken: list[tuple[Any, ...]]) -> list[list[tuple[Any, ...]]]:
-    """Rows for ``RESULT_TABLES``. A room that contradicts itself is put aside whole: half of it is not the truth either."""
+def _stage_large(connection: Any, work: RoomWork, number: int, events: int) -> int:
+    """One room that is read in chunks; how far it is stands in a table, for those who wait."""
+    backward = _BACKWARD if work.as_history else None
+    with closing(connect(work.dsn)) as telling, connection.cursor() as cursor:
+        telling.autocommit = True
+        progress = _Progress(telling, work.job, number)
+        results = _Results(cursor, work.job)
+        room = StagedEvents(connection, work.job, number, backward)
+        _work_out(number, room, results, work.chunk, progress)
+        results.flush()
+        cursor.execute(f"DELETE FROM {table_name(work.job, WORKING.name)} WHERE room_no = %s", [number])
+    return events
+
+
+class _Progress:
+    """How far a large room is: an event counts half when it is judged, and half when its rows are written."""
+
+    def __init__(self, connection: Any, job: int, number: int) -> None:
+        self._connection, self._number = connection, number
+        self._sql = (
+            f"INSERT INTO {table_name(job, WORKING.name)} (room_no, events) VALUES (%s, %s) "
+            "ON CONFLICT (room_no) DO UPDATE SET events = excluded.events"
+        )
+        self._judged = 0
+
+    def judged(self, events: int) -> None:
+        """So many by now."""
+        self._judged = events
+        self.written(0)
+
+    def written(self, events: int) -> None:
+        """So many by now."""
+        with self._connection.cursor() as cursor:
+            cursor.execute(self._sql, [self._number, (self._judged + events) // 2])
+
+
+class _Results:
+    """Rows on their way into the staging tables, some thousand at a time."""
+
+    def __init__(self, cursor: Any, job: int) -> None:
+        self._cursor, self._job = cursor, job
+        self._rows: dict[str, tuple[StagedTable, list[Sequence[Any]]]] = {
+            table.name: (table, []) for table in (*RESULT_TABLES, BROKEN)
+        }
+
+    def add(self, name: str, rows: Iterable[Sequence[Any]]) -> None:
+        """Rows of a table, in the order of its columns."""
+        table, waiting = self._rows[name]
+        for row in rows:
+            waiting.append(row)
+            if len(waiting) >= _ROWS_PER_COPY:
+                copy_rows(self._cursor, self._job, table, waiting)
+                waiting.clear()
+
+    def flush(self) -> None:
+        """Write what waits."""
+        for table, waiting in self._rows.values():
+            copy_rows(self._cursor, self._job, table, waiting)
+            waiting.clear()
+
+
+def _work_out(
+    room_no: int, room: RoomEvents, results: _Results, chunk: int = EVENTS_PER_CHUNK, progress: _Progress | None = None
+) -> None:
+    """Rows of one room. A room that contradicts itself is put aside whole: half of it is not the truth either."""
     try:
-        result = room_history([one.event for one in staged])
+        room.check()
+        history = RoomHistory(room, chunk, progress.judged if progress is not None else lambda _: None)
     except HistoryError as error:
-        broken += [(one.place, CONTRADICTION, str(error)[:1000], b"") for one in staged]
-        nothing = (room_no, *[None] * 6, 0, 0, 0, 0, 0)
-        return [[nothing], *([] for _ in RESULT_TABLES[1:])]
-    return _rows(room_no, staged, result)
+        detail = str(error)[:1000]
+        results.add(BROKEN.name, ((room.place(number)[0], CONTRADICTION, detail, b"") for number in range(len(room))))
+        results.add("result_room", [(room_no, *[None] * 6, 0, 0, 0, 0, 0)])
+        return
+    results.add("result_event", _events(room_no, room, history, chunk, progress))
+    for name, rows in _more(history).items():
+        results.add(name, ((room_no, *row) for row in rows))
+    results.add("result_room", [_room(room_no, room, history)])
 
 
-def _rows(room_no: int, staged: Sequence[_Staged], result: RoomResult) -> list[list[tuple[Any, ...]]]:
-    """Rows for ``RESULT_TABLES``, in that order."""
-    room = (
+def _room(room_no: int, room: RoomEvents, history: RoomHistory) -> Sequence[Any]:
+    return (
         room_no,
-        result.room_id,
-        result.room_version,
-        result.creator,
-        result.create_event_id,
-        result.current_state_unresolved,
-        result.visibility_unresolved,
-        len(staged),
-        sum(one.event.backfilled for one in staged),
-        result.rejected_events,
-        result.unresolved_events,
-        len(result.groups),
+        history.room_id,
+        history.version.name,
+        history.creator,
+        history.create_event_id,
+        history.current_state_unresolved,
+        history.visibility_unresolved,
+        len(room),
+        history.backfilled_events,
+        history.rejected_events,
+        history.unresolved_events,
+        history.stored_groups,
     )
-    own = itemgetter(*_OWN)
-    events = [
-        (room_no, index, one.place, one.given, one.event.backfilled, *own(row), *_references(one.event))
-        for index, (one, row) in enumerate(zip(staged, result.events, strict=True))
-    ]
-    visibility = [(row.user_id, row.kind, row.first, row.last) for row in result.visibility]
-    more: list[Sequence[Sequence[Any]]] = [
-        [(event_id,) for event_id in result.forward_extremities],
-        [(event_id,) for event_id in result.backward_extremities],
-        result.groups,
-        result.group_deltas,
-        result.current_state,
-        result.state_deltas,
-        visibility,
-    ]
-    return [[room], events, *([(room_no, *row) for row in rows] for rows in more)]
+
+
+def _events(
+    room_no: int, room: RoomEvents, history: RoomHistory, chunk: int, progress: _Progress | None
+) -> Iterator[Sequence[Any]]:
+    for number, event, row in history.events():
+        if progress is not None and number % chunk == 0:
+            progress.written(number)
+        yield room_no, number, *room.place(number), event.backfilled, *_OWN(row), *_references(event)
 
 
 def _references(event: ParsedEvent) -> tuple[Sequence[str] | None, Sequence[str] | None]:
     """Prev events and auth events as far as they are stored."""
     return None if event.outlier else event.prev_event_ids, event.auth_event_ids if event.is_state else None
+
+
+def _more(history: RoomHistory) -> dict[str, Iterable[Sequence[Any]]]:
+    """Rows of the other tables, without the room's number."""
+    return {
+        "result_forward": ((event_id,) for event_id in history.forward_extremities()),
+        "result_backward": ((event_id,) for event_id in history.backward_extremities()),
+        "result_group": history.groups(),
+        "result_group_delta": history.group_deltas(),
+        "result_current": history.current_state(),
+        "result_delta": history.state_deltas(),
+        "result_visibility": ((row.user_id, row.kind, row.first, row.last) for row in history.visibility()),
+    }

@@ -33,6 +33,7 @@ __all__ = [
     "STAGED_TABLES",
     "STEPS",
     "VERSIONS",
+    "WORKING",
     "StagedTable",
     "connect",
     "copy_rows",
@@ -182,7 +183,9 @@ RESULT_TABLES = (
 
 Of events there is everything but the JSON: prev events but of outliers, auth events of state events.
 """
-STAGED_TABLES = (STEPS, VERSIONS, STAGED_EVENTS, BROKEN, *RESULT_TABLES)
+WORKING = _table("working", room_no="bigint PRIMARY KEY", events="bigint")
+"""How far large rooms are that are being worked out."""
+STAGED_TABLES = (STEPS, VERSIONS, STAGED_EVENTS, BROKEN, WORKING, *RESULT_TABLES)
 
 
 def table_name(job: int, name: str) -> str:

@@ -24,11 +24,13 @@ NAMES = (
     "visibility",
     "live",
     "purge",
+    "archive",
     "compress",
     "resync",
     "source",
     "import_",
     "scale",
+    "large_room",
 )
 
 

@@ -1,39 +1,77 @@
-"""Rooms in groups, and a room that contradicts itself."""
+"""Rooms in groups, what is made of one, and a room that contradicts itself."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.stage_rooms import _EVENTS_PER_GROUP, CONTRADICTION, _groups, _Staged, _work_out
-from pipeline.staging import RESULT_TABLES
+from pipeline import stage_rooms
+from pipeline.staged_events import PlacedEvents
+from pipeline.staging import BROKEN, RESULT_TABLES
 from tests.made_rooms import MadeRoom
 
+LIMIT = stage_rooms._EVENTS_PER_GROUP
 
-@given(st.lists(st.integers(1, 2 * _EVENTS_PER_GROUP), max_size=20))
+
+@given(st.lists(st.integers(1, 2 * LIMIT), max_size=20))
 def test_groups_keep_the_order_and_are_bounded(events):
-    found = list(_groups((number, f"!{number}", count) for number, count in enumerate(events)))
+    found = list(stage_rooms._groups(((number, f"!{number}", count) for number, count in enumerate(events)), LIMIT))
     assert [number for group in found for number in group] == list(range(len(events)))
-    assert all(len(group) == 1 or sum(events[number] for number in group) <= _EVENTS_PER_GROUP for group in found)
+    assert all(len(group) == 1 or sum(events[number] for number in group) <= LIMIT for group in found)
 
 
-def staged(events):
-    return [_Staged(place, None, event) for place, event in enumerate(events)]
+@pytest.fixture
+def written(monkeypatch):
+    """What goes into the tables: (name, number of rows) of every COPY, and the rows by name."""
+    copies, rows = [], {}
+
+    def copy(_cursor, _job, table, found):
+        copies.append((table.name, len(found)))
+        rows.setdefault(table.name, []).extend(found)
+
+    monkeypatch.setattr(stage_rooms, "copy_rows", copy)
+    return copies, rows
 
 
-def test_a_room_that_contradicts_itself_is_put_aside_whole():
+def work_out(room_no, events, chunk=1_000):
+    results = stage_rooms._Results(None, 1)
+    staged = PlacedEvents((place, None, event) for place, event in enumerate(events))
+    stage_rooms._work_out(room_no, staged, results, chunk)
+    results.flush()
+
+
+@pytest.mark.parametrize("twice", [False, True], ids=["another room", "an event twice"])
+def test_a_room_that_contradicts_itself_is_put_aside_whole(written, twice):
+    _, rows = written
     room = MadeRoom()
-    room.events[1] = replace(room.events[1], room_id="!other:a.test")
-    broken = []
-    rows = _work_out(7, staged(room.events), broken)
-    assert [(place, reason) for place, reason, *_ in broken] == [(0, CONTRADICTION), (1, CONTRADICTION)]
-    assert rows[0][0][0] == 7 and len(rows[0][0]) == len(RESULT_TABLES[0].columns) and not any(rows[1:])
+    room.events[1] = room.events[0] if twice else replace(room.events[1], room_id="!other:a.test")
+    work_out(7, room.events)
+    found = [(place, reason) for place, reason, *_ in rows[BROKEN.name]]
+    assert found == [(0, stage_rooms.CONTRADICTION), (1, stage_rooms.CONTRADICTION)]
+    (only,) = rows["result_room"]
+    assert only[0] == 7 and len(only) == len(RESULT_TABLES[0].columns) and not any(only[1:])
+    assert not any(rows[table.name] for table in RESULT_TABLES[1:])
 
 
-def test_rows_fit_their_tables_and_name_the_room():
+def test_rows_fit_their_tables_and_name_the_room(written):
+    _, rows = written
     room = MadeRoom()
     room.message()
-    for table, rows in zip(RESULT_TABLES, _work_out(3, staged(room.events), []), strict=True):
-        assert all(row[0] == 3 and len(row) == len(table.columns) for row in rows), table.name
+    work_out(3, room.events)
+    for table in RESULT_TABLES:
+        assert all(row[0] == 3 and len(row) == len(table.columns) for row in rows[table.name]), table.name
+    assert [row[1:3] for row in rows["result_event"]] == [(0, 0), (1, 1), (2, 2)]
+
+
+def test_rows_are_written_some_at_a_time(written, monkeypatch):
+    copies, rows = written
+    monkeypatch.setattr(stage_rooms, "_ROWS_PER_COPY", 4)
+    room = MadeRoom()
+    for _ in range(9):
+        room.message()
+    work_out(3, room.events, chunk=2)
+    assert [count for name, count in copies if name == "result_event"] == [4, 4, 3]
+    assert [row[1] for row in rows["result_event"]] == list(range(11))
