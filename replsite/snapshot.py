@@ -14,6 +14,7 @@ from typing import Any
 
 from django.conf import settings
 
+from events.admin_links import shown
 from replsite import snapshot_rows as rows
 from replsite.job_rows import read_jobs
 from replsite.lag import EMPTY, Unread, Window, unread
@@ -373,10 +374,10 @@ class _Assembly:
         default = _READS_NOTHING if alone.severity == Severity.FINE and row.closed_at is None else alone
         return ReaderView(
             key=row.key,
-            name=row.name,
+            name=shown(row.name),
             kind=row.kind,
-            served_by=row.served_by,
-            address=row.address,
+            served_by=shown(row.served_by),
+            address=shown(row.address),
             process_id=row.process_id,
             connected_at=row.connected_at,
             heartbeat_at=row.heartbeat_at,

@@ -10,6 +10,7 @@ from typing import Any
 
 import orjson
 
+from events.admin_links import shown
 from replsite.snapshot_views import AcknowledgedView, CountView, SyncingView, WorkersView
 
 __all__ = ["read_workers"]
@@ -48,11 +49,17 @@ def read_workers(cursor: Any, silence_seconds: float) -> WorkersView:
     return WorkersView(
         users_syncing=found["users"],
         syncing=tuple(
-            SyncingView(one["name"], one["worker"], one["address"], one["users"], _time(one["last_news_at"]))
+            SyncingView(
+                shown(one["name"]),
+                shown(one["worker"]),
+                shown(one["address"]),
+                one["users"],
+                _time(one["last_news_at"]),
+            )
             for one in found["syncing"]
         ),
         acknowledged=tuple(
-            AcknowledgedView(one["instance_name"], one["token"], _time(one["acknowledged_at"]))
+            AcknowledgedView(shown(one["instance_name"]), one["token"], _time(one["acknowledged_at"]))
             for one in found["acknowledged"]
         ),
         addresses=min(found["addresses"], MOST_ADDRESSES),

@@ -18,10 +18,12 @@ from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
 
+from events.admin_links import shown
+from replsite.database_away import away_response
 from replsite.wording import counted
 from streams import database, ending
 from streams.conf import stream_settings
-from streams.errors import UnknownWriter
+from streams.errors import StreamError, UnknownWriter
 from streams.liveness import resolve_writer
 from streams.models import Reader, StreamPosition
 
@@ -45,19 +47,20 @@ def _disconnect(name: str, by: str) -> Plan:
     reader = Reader.objects.using(stream_settings().database).filter(key=name).first()
     if reader is None:
         raise Http404("There is no such reader.")
+    who = shown(reader.name)
     if reader.kind != Reader.Kind.CONNECTION or reader.closed_at is not None:
         sentence = "Only a connection to a replication server that is still open can be disconnected."
-        return Plan(f"Disconnect {reader.name}?", "", [sentence], None, reader)
+        return Plan(f"Disconnect {who}?", "", [sentence], None, reader)
 
     def carry_out() -> str:
         Reader.objects.using(stream_settings().database).filter(pk=reader.pk).update(disconnect_asked_by=by)
-        return f"{reader.name} is being disconnected by {reader.served_by or 'its server'}."
+        return f"{who} is being disconnected by {shown(reader.served_by) or 'its server'}."
 
     sentences = [
-        f"{reader.name}, from {reader.address}, connected since {reader.connected_at:%Y-%m-%d %H:%M:%S} UTC.",
+        f"{who}, from {shown(reader.address)}, connected since {reader.connected_at:%Y-%m-%d %H:%M:%S} UTC.",
         "Its server ends the connection within seconds. A follower comes back by itself and goes on where it was.",
     ]
-    return Plan(f"Disconnect {reader.name}?", "Disconnect it", sentences, carry_out, reader)
+    return Plan(f"Disconnect {who}?", "Disconnect it", sentences, carry_out, reader)
 
 
 def _retire(name: str, by: str) -> Plan:
@@ -116,6 +119,17 @@ def _cursor() -> Iterator[Any]:
         yield cursor
 
 
+def _act(request: HttpRequest, plan: Plan, carry_out: Callable[[], str]) -> None:
+    """Do it, say it, and leave a line in the admin's log; also when it failed, since a part of it may be done."""
+    try:
+        done, say = carry_out(), messages.success
+    except (database.DatabaseError, StreamError) as error:
+        done, say = f"{plan.title} It failed: {database.explain(error)}", messages.error
+    who = str(request.user.pk)
+    LogEntry.objects.log_actions(who, [plan.about], CHANGE, change_message=done, single_object=True)
+    say(request, done)
+
+
 def _view(plan_of: Callable[[str, str], Plan], permission: str) -> Callable[..., HttpResponse]:
     """The page of one action; ``name`` is a parameter of the address."""
 
@@ -125,12 +139,12 @@ def _view(plan_of: Callable[[str, str], Plan], permission: str) -> Callable[...,
         name = request.GET.get("name", "")
         if not name or "\x00" in name:
             raise Http404("The address must name whom it is about.")
-        plan = plan_of(name, request.user.get_username())
+        try:
+            plan = plan_of(name, request.user.get_username())
+        except database.connection_gone as error:
+            return away_response(request, error)
         if request.method == "POST" and plan.carry_out is not None:
-            done = plan.carry_out()
-            who = str(request.user.pk)
-            LogEntry.objects.log_actions(who, [plan.about], CHANGE, change_message=done, single_object=True)
-            messages.success(request, done)
+            _act(request, plan, plan.carry_out)
             return HttpResponseRedirect(reverse("live"))
         # only words: a template calls what can be called
         said = {"title": plan.title, "sentences": plan.sentences, "button": plan.button}

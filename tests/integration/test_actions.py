@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
+from datetime import timedelta
+from io import StringIO
 
+import psycopg2
 import pytest
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Permission, User
+from django.core.management import call_command
 from django.db import DatabaseError, connection, transaction
+from django.db.models.functions import Now
 
-from streams import ending
+from streams import database, ending
 from streams.models import Reader, StreamPosition
 from streams.testing import as_instance
 from tests.waiting import wait_until
@@ -163,3 +169,55 @@ def test_a_form_of_another_site_does_nothing(staff):
     strict.force_login(User.objects.get(pk=user))
     assert strict.post(f"{RETIRE}?name=master").status_code == 403
     assert StreamPosition.objects.get(instance_name="master").state == "active"
+
+
+def test_an_action_that_failed_is_in_the_log_as_well(staff, monkeypatch):
+    """A part of it may be done."""
+    append()
+
+    def fail(*_):
+        raise psycopg2.errors.InsufficientPrivilege("permission denied to terminate process")
+
+    monkeypatch.setattr(ending, "ask_to_leave", fail)
+    page = staff("retire_writer").post(f"{RETIRE}?name=master", follow=True)
+    assert page.status_code == 200
+    assert "It failed: permission denied" in LogEntry.objects.get().change_message
+
+
+def test_an_action_says_when_the_database_is_away(staff, monkeypatch):
+    append()
+    client = staff("retire_writer")
+
+    def away(*_, **__):
+        raise psycopg2.OperationalError("connection refused")
+
+    monkeypatch.setattr(database, "direct_connection", away)
+    for method in (client.get, client.post):
+        assert method(f"{RETIRE}?name=master").status_code == 503
+    assert not LogEntry.objects.exists()
+
+
+LONG = "a" * 500 + "\u202e\x1b[31m<script>" + "b" * 500
+
+
+def test_a_name_of_a_kilobyte_with_all_that_is_odd_is_harmless_everywhere(staff, client):
+    """On the page, in its data, in the health, in the command's table, in metrics and in the page that disconnects it."""
+    odd = "\u202e\x1b[31m<script>alert(1)</script>"
+    for key, name in (("k", odd), ("l", LONG)):
+        Reader.objects.create(key=key, name=name, kind="connection", address=odd, positions={"caches": {"master": 1}},
+                              heartbeat_at=Now() - timedelta(minutes=5))  # fmt: skip
+    browser = staff("disconnect_reader")
+    table = StringIO()
+    with suppress(SystemExit):
+        call_command("streams", stdout=table, stderr=StringIO())
+    pages = [browser.get(path).content.decode() for path in
+             ("/admin/live/", "/admin/live/data/", "/health", "/metrics", f"{DISCONNECT}?name=k", f"{DISCONNECT}?name=l",
+              "/admin/history/?stream=caches")]  # fmt: skip
+    for text_of in (*pages, table.getvalue()):
+        assert "\u202e" not in text_of
+        assert "\x1b" not in text_of
+        assert "b" * 100 not in text_of, "it is cut"
+    for text_of in (pages[0], *pages[4:]):  # those that are HTML
+        assert "<script>alert" not in text_of
+    assert "script" in pages[0], "and yet it is seen"
+    assert "script>" not in pages[3], "but no label of a metric"
