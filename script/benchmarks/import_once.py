@@ -12,7 +12,6 @@ import io
 import json
 import os
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+
+from script.benchmarks.sampling import Sampling
 
 SAMPLE_SECONDS = 1.0
 WHO = ("driver", "jvm", "workers", "postgres")
@@ -32,24 +33,15 @@ def _seconds(process: psutil.Process, *, children: bool) -> float:
     return sum(int(field) for field in fields[11 : 15 if children else 13]) / _TICKS
 
 
-class Meter:
+class Meter(Sampling):
     """Reads the CPU seconds of everybody who works for an import, and samples their memory."""
 
     def __init__(self, backend: int) -> None:
+        super().__init__(SAMPLE_SECONDS)
         self._own = psutil.Process()
         self.postmaster = psutil.Process(backend).parent()
         self._most = dict.fromkeys(WHO, 0)
         self._last = dict.fromkeys(WHO, 0.0)
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._sample, daemon=True)
-
-    def __enter__(self) -> Meter:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
 
     @property
     def most_mb(self) -> dict[str, float]:
@@ -74,12 +66,12 @@ class Meter:
             self._last[who] = max(self._last[who], total)
         return dict(self._last)
 
-    def _sample(self) -> None:
-        while not self._stop.wait(SAMPLE_SECONDS):
-            self.cpu()
-            for who, processes in self.processes().items():
-                if who != "postgres":
-                    self._most[who] = max(self._most[who], sum(_memory(process, who) for process in processes))
+    def sample(self) -> None:
+        """Keep the last figures of CPU and the highest of memory."""
+        self.cpu()
+        for who, processes in self.processes().items():
+            if who != "postgres":
+                self._most[who] = max(self._most[who], sum(_memory(process, who) for process in processes))
 
 
 def _is_java(process: psutil.Process) -> bool:

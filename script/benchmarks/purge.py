@@ -12,7 +12,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
 import time
 from dataclasses import dataclass
 
@@ -25,6 +24,7 @@ from script.benchmarks.filled_room import fill_room
 from script.benchmarks.import_once import Meter
 from script.benchmarks.latency import percentile
 from script.benchmarks.report import Report
+from script.benchmarks.sampling import Sampling
 
 EVENTS = int(os.environ.get("REPLSITE_BENCH_EVENTS") or 1_000_000)
 LEAST_PER_SECOND = 10_000
@@ -37,36 +37,30 @@ SELECT pid, coalesce(leader_pid, pid) FROM pg_stat_activity WHERE backend_type I
 """
 
 
-class CpuWatch:
+class CpuWatch(Sampling):
     """CPU seconds of a command and of the database sessions that come with it; the last sample of each counts."""
 
     def __init__(self, pid: int, others: set[int]) -> None:
+        super().__init__(0.1)
         self._pid, self._others = pid, others
         self._spent: dict[int, float] = {}
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._sample, daemon=True)
-
-    def __enter__(self) -> CpuWatch:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
 
     @property
     def seconds(self) -> float:
         """All of them together."""
         return sum(self._spent.values())
 
-    def _sample(self) -> None:
-        while not self._stop.wait(0.1):
-            for pid in {self._pid, *(pid for pid, leader in sessions() if leader not in self._others)}:
-                try:
-                    times = psutil.Process(pid).cpu_times()
-                except psutil.NoSuchProcess:
-                    continue
-                self._spent[pid] = float(times.user + times.system)
+    def sample(self) -> None:
+        """Those that have ended keep their last figure."""
+        for pid in {self._pid, *(pid for pid, leader in sessions() if leader not in self._others)}:
+            try:
+                times = psutil.Process(pid).cpu_times()
+            except psutil.NoSuchProcess:
+                continue
+            self._spent[pid] = float(times.user + times.system)
+
+    def ended(self) -> None:
+        """The thread's own connection."""
         connection.close()
 
 
