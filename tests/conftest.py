@@ -41,7 +41,9 @@ assert settings.SECRET_KEY  # loads the settings now, in the environment of the 
 PBKDF2PasswordHasher.iterations = 1
 
 IN_CI = os.environ.get("CI", "").lower() in ("1", "true", "yes")
-FOLDERS = ("unit", "properties", "protocol", "oracle", "integration", "docs", "acceptance", "torture", "pipeline")
+FOLDERS = (
+    "unit", "properties", "protocol", "oracle", "docs", "integration", "deployment", "acceptance", "torture", "pipeline",
+)  # fmt: skip
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 Start = Callable[..., "subprocess.Popen[str]"]
 

@@ -74,10 +74,10 @@ class Load:
 
     def work(self):
         number = 0
-        while not self.ended.wait(0.03):
-            if number % 25 == 0:
+        while not self.ended.wait(0.1):
+            if number % 10 == 0:
                 writers.retire_all()
-                writers.use_instance(f"load-{number // 25}")
+                writers.use_instance(f"load-{number // 10}")
             registry.get("events").append(*events(f"!room{number % 5}", 3))
             number += 1
         writers.retire_all()
