@@ -1,0 +1,102 @@
+"""Archive, restore and export of one large room beside a plain COPY of the same rows, by wall time and by CPU.
+
+The peer of an archive and of an export is COPY of the room's tables to files; that of a restore is COPY of these files into empty
+tables with the same indexes. An archive is read back and compared by digest before it counts, a restore checks every file and
+every place, an export brings rooms and days together: a ratio tells what that costs. Spark's start is not counted.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+from django.db import connection
+
+from pipeline import resting
+from pipeline.archive_folders import any_folder
+from pipeline.archive_kind import ARCHIVE
+from pipeline.export_kind import run_export
+from pipeline.job_runs import run_job
+from pipeline.purge_room_kind import ROOM as PURGE_ROOM
+from pipeline.restore_kind import RESTORE
+from pipeline.site_spark import site_session
+from script.benchmarks.filled_room import fill_room
+from script.benchmarks.import_once import Meter
+from script.benchmarks.report import Report
+from streams import writers
+
+EVENTS = int(os.environ.get("REPLSITE_BENCH_EVENTS") or 200_000)
+TABLES = (
+    "events_event", "events_eventjson", "events_eventedge", "events_eventauth", "state_stategroup", "state_stategroupdelta",
+)  # fmt: skip
+
+
+def copy_out(folder: Path) -> None:
+    """Every table to a file; they hold nothing but the room."""
+    with connection.cursor() as cursor:
+        for table in TABLES:
+            with (folder / table).open("wb") as file:
+                cursor.copy_expert(f"COPY {table} TO STDOUT (FORMAT BINARY)", file)  # type: ignore[attr-defined]
+
+
+def copy_in(folder: Path) -> None:
+    """Every file into a table of the same form, in one transaction each."""
+    with connection.cursor() as cursor:
+        for table in TABLES:
+            cursor.execute(f"CREATE TABLE peer_of_{table} (LIKE {table} INCLUDING ALL)")
+            with (folder / table).open("rb") as file:
+                cursor.copy_expert(f"COPY peer_of_{table} FROM STDIN (FORMAT BINARY)", file)  # type: ignore[attr-defined]
+
+
+class Stopwatch:
+    """Wall and CPU seconds of pieces of work, all processes that take part together."""
+
+    def __init__(self) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_backend_pid()")
+            self._meter = Meter(int(cursor.fetchone()[0]))
+
+    def time(self, work: Callable[[], Any]) -> tuple[float, float, Any]:
+        """(wall seconds, CPU seconds, what the work returned)."""
+        begun, before = time.monotonic(), sum(self._meter.cpu().values())
+        found = work()
+        return time.monotonic() - begun, sum(self._meter.cpu().values()) - before, found
+
+
+def main() -> None:
+    """Archive, delete, restore and export the room."""
+    columns = ["what", "per_second", "cpu_us", "copy_per_second", "copy_cpu_us", "ratio", "cpu_ratio", "note"]
+    report = Report("archive", f"archive, restore and export of {EVENTS} events beside COPY", columns)
+    resting._REST = 0  # what is deleted in between is not measured
+    room_id, watch = fill_room(EVENTS), Stopwatch()
+    writers.use_instance("bench-{n}")
+
+    def add(what: str, work: Callable[[], Any], peer: tuple[float, float, Any], note: Callable[[Any], str]) -> Any:
+        wall, cpu, found = watch.time(work)
+        rate, copied, copy_us = EVENTS / wall, EVENTS / peer[0], peer[1] / EVENTS * 1e6
+        report.add(what=what, per_second=rate, cpu_us=cpu / EVENTS * 1e6, copy_per_second=copied,
+                   copy_cpu_us=copy_us, ratio=copied / rate, cpu_ratio=cpu / peer[1], note=note(found))  # fmt: skip
+        return found
+
+    with tempfile.TemporaryDirectory() as name, any_folder():
+        folder = Path(name)
+        out, back = watch.time(lambda: copy_out(folder)), watch.time(lambda: copy_in(folder))
+
+        def archive(**told: Any) -> Any:
+            return run_job(ARCHIVE, {"room": room_id, "folder": name, **told}, stream=StringIO())
+
+        made = add("archive, in process", lambda: archive(spark=False), out, lambda found: f"{found['bytes']:,} bytes")
+        run_job(PURGE_ROOM, {"room": room_id, "force": True}, stream=StringIO())
+        add("restore", lambda: run_job(RESTORE, {"archive": made["folder"]}, stream=StringIO()), back,
+            lambda found: f"{found['restored']:,} restored")  # fmt: skip
+        with site_session("bench", "local[2]"):
+            add("archive, on Spark", lambda: archive(spark=True), out, lambda found: f"{found['files']} files")
+            add("export", lambda: run_export(folder / "export", {}, stream=StringIO()), out,
+                lambda found: f"{sum(one['files'] for one in found['tables'].values())} files")  # fmt: skip
+    writers.retire_all()
+    report.finish()
