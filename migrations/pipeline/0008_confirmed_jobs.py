@@ -1,4 +1,7 @@
-"""Jobs that carry out what a dry run has shown, and who may ask for them."""
+"""Jobs that carry out what a dry run has shown, and who may ask for them.
+
+Older processes: leave the new column empty. The table of jobs is small, so its index is built at once.
+"""
 
 from django.db import migrations, models
 

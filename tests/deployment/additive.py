@@ -72,7 +72,7 @@ def _on_older_table(migration: Migration, operation: Operation) -> str:
     if isinstance(operation, django_operations.AddIndex):
         return "locks the table against writing while it is built: use AddIndexConcurrently"
     if isinstance(operation, django_operations.AddField):
-        return _unfilled(operation)
+        return _unfilled(migration, operation)
     return "older processes use the table as it was: do it in the version after the one that stopped using it"
 
 
@@ -81,9 +81,9 @@ def _unexplained(migration: Migration) -> str:
     return "" if REASON in told else f"its docstring does not tell why ({REASON!r} …)"
 
 
-def _unfilled(operation: django_operations.AddField) -> str:
+def _unfilled(migration: Migration, operation: django_operations.AddField) -> str:
     field = operation.field
-    if field.unique or field.db_index:
+    if (field.unique or field.db_index) and _unexplained(migration):
         return "an index on a table that is there: add it with AddIndexConcurrently"
     if field.null or field.has_db_default() or field.many_to_many:
         return ""

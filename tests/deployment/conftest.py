@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from copy import copy
@@ -20,6 +19,7 @@ from tests.conftest import end_process
 from tests.deployment.places import FILES, postgres_program
 from tests.letting_go import everything_let_go
 from tests.session import PROJECT
+from tests.warm_start import WarmStarts, cold_start
 
 PASSWORD = "for a test"
 
@@ -31,6 +31,7 @@ class Production:
         self.host, self.port = host, port
         self.name = f"replsite_{os.getpid()}{suffix}"
         self.started: list[subprocess.Popen[str]] = []
+        self.warm = WarmStarts()
         self.load: Callable[[str], None]
         """Runs SQL in this database as the superuser."""
 
@@ -58,23 +59,29 @@ class Production:
         self, *arguments: str, role: str = "replsite", folder: Path = PROJECT, check: bool = True, **env: str
     ) -> subprocess.CompletedProcess[str]:
         """Run a command to its end."""
-        done = subprocess.run(
-            [sys.executable, "manage.py", *arguments],
-            cwd=folder, env=self.environment(role, **env), capture_output=True, text=True,
-            stdin=subprocess.DEVNULL, timeout=120, check=False,
-        )  # fmt: skip
+        process = self._start(arguments, self.environment(role, **env), folder, stderr=subprocess.PIPE)
+        try:
+            out, err = process.communicate(timeout=200)
+        finally:
+            end_process(process)
+        done = subprocess.CompletedProcess(arguments, process.returncode, out, err)
         assert not check or done.returncode == 0, done.stdout + done.stderr
         return done
 
     def start(self, *arguments: str, folder: Path = PROJECT, **env: str) -> subprocess.Popen[str]:
         """Start a process; ended with the test at the latest."""
-        process = subprocess.Popen(
-            [sys.executable, "manage.py", *arguments],
-            cwd=folder, env=self.environment(**env), text=True, stdout=subprocess.PIPE,
-            stdin=subprocess.DEVNULL, start_new_session=True,
-        )  # fmt: skip
+        process = self._start(arguments, self.environment(**env), folder)
         self.started.append(process)
         return process
+
+    def _start(
+        self, arguments: tuple[str, ...], environment: dict[str, str], folder: Path, **more: Any
+    ) -> subprocess.Popen[str]:
+        """Forked where a process with this environment was started before; code of other folders starts anew."""
+        more = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, **more}
+        if folder == PROJECT:
+            return self.warm.popen(arguments, environment, **more)
+        return cold_start(arguments, environment, cwd=folder, **more)
 
     def _own(self, role: str) -> str:
         return role.replace("replsite", self.name)
@@ -104,6 +111,7 @@ def made_by_the_page(where: dict[str, Any], suffix: str = "", code: Path | None 
     finally:
         while made.started:
             end_process(made.started.pop())
+        made.warm.close()
         as_superuser(f"DROP DATABASE IF EXISTS {made.name} WITH (FORCE);\nDROP ROLE IF EXISTS {', '.join(roles)};\n")
 
 

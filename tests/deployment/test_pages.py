@@ -66,15 +66,8 @@ def test_postgresql_takes_the_settings(tmp_path):
     given = dict(re.findall(r"^(\w+) = '?([^'#\s]+)", text, re.M))
     assert len(given) > 10
     for name, value in (("shared_buffers", "524288"), ("max_connections", given["max_connections"])):
-        command = [
-            postgres_program("postgres"),
-            "-C",
-            name,
-            "-c",
-            f"config_file={file}",
-            "-c",
-            f"data_directory={tmp_path}",
-        ]
+        more = (f"config_file={file}", f"data_directory={tmp_path}", "hba_file=/dev/null", "ident_file=/dev/null")
+        command = [postgres_program("postgres"), "-C", name, *(part for option in more for part in ("-c", option))]
         done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
         assert done.stdout.strip() == value, done.stderr
 

@@ -34,19 +34,18 @@ class Site:
         self.env = {
             "DJANGO_SETTINGS_MODULE": "tests.deployment.writing_site", "REPLSITE_ALLOWED_HOSTS": f"{NAME},127.0.0.1",
             "REPLSITE_HTTPS_ONLY": "true", "REPLSITE_PROXY_NETWORKS": "127.0.0.1/32",
-            "REPLSITE_STATIC_ROOT": str(folder / "static"),
+            "REPLSITE_STATIC_ROOT": str(folder / "static"), "REPLSITE_INSTANCE": "serve-{n}",
+            "DJANGO_SUPERUSER_PASSWORD": PASSWORD,
         }  # fmt: skip
 
     def serve(self, number: int) -> subprocess.Popen[str]:
         address, wire = (f"127.0.0.1:{ports[number]}" for ports in (self.http, self.replication))
-        env = self.env | {"REPLSITE_INSTANCE": f"serve-{number + 1}"}
-        return self.production.start("serve", "--http", address, "--replication", wire, **env)
+        return self.production.start("serve", "--http", address, "--replication", wire, **self.env)
 
     def start(self) -> None:
         self.production.manage("collectstatic", "--no-input", "-v", "0", **self.env)
-        user = {"DJANGO_SUPERUSER_PASSWORD": PASSWORD}
         superuser = ["createsuperuser", "--no-input", "--username", "boss", "--email", "boss@example.org"]
-        self.production.manage(*superuser, **user)
+        self.production.manage(*superuser, **self.env)
         self.servers = [self.serve(0), self.serve(1)]
         for server in self.servers:
             ready_ports(server)

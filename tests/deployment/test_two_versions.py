@@ -12,7 +12,6 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from tests.conftest import end_process
 from tests.deployment import older
 from tests.deployment.conftest import Production, made_by_the_page
 from tests.deployment.followed import Followed
@@ -23,23 +22,61 @@ from tests.wire_client import ready_ports
 pytestmark = pytest.mark.skipif(not older.is_in_history(), reason="the version before is not in this clone's history")
 
 FOLLOW = ("--streams", "caches", "--json", "--name", "beside")
-#: Stores a room with the code of the current folder, and checks the rooms that are named.
-_ROOMS = """
-import sys
+#: Works with the code of the current folder: appends until its input ends, and does what each line of that asks for.
+_WORKER = """
+import sys, threading, time
 sys.path.insert(0, "")
 import django
 django.setup()
 from django.core.management import call_command
 from events.persist import persist
+from streams import registry, writers
+from streams.models import CacheInvalidation
 from tests.made_rooms import MadeRoom
 from tests.persisted_rooms import incoming
-own, *others = sys.argv[1:]
-made = MadeRoom("10", own, ruled=True)
-for _ in range(3):
-    made.message()
-persist([incoming(event) for event in made.events])
-call_command("check_room", own, *others)
+ended = threading.Event()
+def append():
+    while not ended.wait(0.02):
+        registry.get("caches").append(CacheInvalidation(cache_name="worker", keys=["k"]))
+appending = threading.Thread(target=append)
+appending.start()
+for line in sys.stdin:
+    verb, room = line.split()
+    if verb == "store":
+        made = MadeRoom("10", room, ruled=True)
+        for _ in range(3):
+            made.message()
+        persist([incoming(event) for event in made.events])
+    else:
+        call_command("check_room", room, stdout=sys.stderr)
+    print("done", line, end="", flush=True)
+ended.set()
+appending.join()
+writers.retire_all()
 """
+
+
+class Worker:
+    """A process of one version that stores and checks rooms, and appends facts all the while."""
+
+    def __init__(self, database: Production, folder: Path) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _WORKER], cwd=folder, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            env=database.environment(DJANGO_SETTINGS_MODULE="replsite.settings", REPLSITE_INSTANCE="worker-{n}"),
+            start_new_session=True,
+        )  # fmt: skip
+        database.started.append(self._process)
+
+    def do(self, line: str) -> None:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(f"{line}\n")
+        self._process.stdin.flush()
+        assert self._process.stdout.readline() == f"done {line}\n"
+
+    def end(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        assert self._process.wait(60) == 0
 
 
 @pytest.fixture(scope="module")
@@ -55,15 +92,6 @@ def database(server, before: Path) -> Iterator[Production]:
     """A database as the version before made it."""
     with made_by_the_page(server, "_older", before) as made:
         yield made
-
-
-def rooms(database: Production, folder: Path, *names: str) -> None:
-    """Store the first room with the code in the folder, and check all of them with it."""
-    done = subprocess.run(
-        [sys.executable, "-c", _ROOMS, *names], cwd=folder, env=database.environment(DJANGO_SETTINGS_MODULE="replsite.settings"),
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def serve(database: Production, folder: Path, name: str) -> dict[str, int]:
@@ -84,28 +112,29 @@ def facts(database: Production) -> set[int]:
 
 def test_both_versions_work_side_by_side_while_the_tables_are_migrated(database, before):
     """The order of the page: migrate beside the older processes, start newer ones, go back at any time."""
-    old = serve(database, before, "old")
-    load = database.start("append", "caches", "--count", "100000", "--rate", "50", folder=before)
-    wait_until(lambda: facts(database), 60)
+    old, older_worker = serve(database, before, "old"), Worker(database, before)
+    older_worker.do("store !old:a.test")
+    count = len(facts(database))
     database.manage("migrate", "-v", "0", role="replsite_owner")
     assert is_ready(old["http"])
-    new = serve(database, PROJECT, "new")
+    new, newer_worker = serve(database, PROJECT, "new"), Worker(database, PROJECT)
     assert is_ready(new["http"])
     followers = [
         Followed(
             database.start(
-                "follow", f"tcp://127.0.0.1:{ports['replication']}", "--from", "caches=1", *FOLLOW, folder=code
+                "follow", f"tcp://127.0.0.1:{server['replication']}", "--from", "caches=1", *FOLLOW, folder=code
             )
         )
-        for ports, code in ((new, before), (old, PROJECT))
+        for server, code in ((new, before), (old, PROJECT))
     ]
-    rooms(database, before, "!old:a.test")
-    rooms(database, PROJECT, "!new:a.test", "!old:a.test")
-    rooms(database, before, "!older:a.test", "!new:a.test")
-    database.manage("append", "caches", "--count", "10")
-    assert load.poll() is None, "the older writer went on"
-    end_process(load)
+    newer_worker.do("store !new:a.test")
+    for worker in (newer_worker, older_worker):
+        for room in ("!old:a.test", "!new:a.test"):
+            worker.do(f"check {room}")
+    for worker in (newer_worker, older_worker):
+        worker.end()
     every = facts(database)
+    assert len(every) > count > 0
     for follower in followers:
         wait_until(lambda follower=follower: set(follower.tokens) >= every - {min(every)}, 60)
         assert len(follower.tokens) == len(set(follower.tokens))
