@@ -48,7 +48,7 @@ import_history(options, io.StringIO())
 @pytest.fixture
 def killed_import(run_script):
     def kill(step):
-        done = run_script(KILLED, step, *map(str, SMALL_ROOMS))
+        done = run_script(KILLED, step, *map(str, SMALL_ROOMS), timeout=240)
         assert done.returncode == -signal.SIGKILL, done.stderr
         return done
 
