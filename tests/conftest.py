@@ -29,6 +29,7 @@ from django.conf import settings
 from django.contrib.auth.hashers import PBKDF2PasswordHasher
 
 from tests import session as test_session
+from tests.effort import load_profiles
 from tests.emptying import empty_tables
 from tests.waiting import wait_until as wait_until_function
 from tests.warm_start import WarmStarts, cold_start
@@ -39,6 +40,7 @@ os.environ["DJANGO_SETTINGS_MODULE"] = "replsite.settings"
 assert settings.SECRET_KEY  # loads the settings now, in the environment of the session
 #: Half a second for each user that logs in; other processes read the number from the hash.
 PBKDF2PasswordHasher.iterations = 1
+load_profiles()
 
 IN_CI = os.environ.get("CI", "").lower() in ("1", "true", "yes")
 FOLDERS = (

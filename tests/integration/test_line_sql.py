@@ -19,6 +19,7 @@ from streams.replication import backlog
 from streams.replication.line_sql import can_write_lines, lines_sql, take_lines
 from streams.replication.rounds import Lines, Read, encode_rows
 from streams.shapes import IsSet, Literal, Shape
+from tests.effort import examples
 
 pytestmark = pytest.mark.django_db
 
@@ -74,7 +75,11 @@ def both(declaration: StreamDeclaration, after: int, upto: int, limit: int = 100
     return written, (encode_rows(step, rows, reached, LIMIT), reached)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    max_examples=examples(60),
+    deadline=None,
+)
 @given(
     rows=st.lists(st.tuples(st.sampled_from(["first_facts", "second_facts"]), st.integers(2, 6), values), max_size=8)
 )

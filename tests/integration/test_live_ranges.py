@@ -14,6 +14,7 @@ from events.room_history import room_history
 from events.stored_room import forget_kept
 from events.visibility_ranges import in_order
 from events.visibility_rebuild import accepted_places, ranges_anew, rebuild_visibility, stored_ranges, tell_the_same
+from tests.effort import examples
 from tests.generated_rooms import USERS, forked_rooms
 from tests.integration.test_visible_sql import STRANGER, by_join, compare
 from tests.made_rooms import ALICE, BOB, MadeRoom
@@ -54,7 +55,11 @@ def overlaps(rows):
                 yield one, other
 
 
-@settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    deadline=None,
+    max_examples=examples(30),
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(made=forked_rooms(most_events=20, verdicts=False, backfill=False), batch=st.sampled_from([1, 3, 50]))
 def test_ranges_do_not_depend_on_the_way(made, batch):
     """One by one, in batches, as a whole history, and made anew: the same rows; and they tell what the rule tells."""
@@ -73,7 +78,11 @@ def test_ranges_do_not_depend_on_the_way(made, batch):
     forget_kept()
 
 
-@settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    deadline=None,
+    max_examples=examples(30),
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(
     made=forked_rooms(most_events=20, verdicts=False, backfill=False),
     old=st.sets(st.integers(4, 20), max_size=6),

@@ -44,6 +44,7 @@ from state.models import StateGroup, StateGroupDelta
 from state.store import StateDigest, full_states
 from streams.models import CacheInvalidation
 from streams.tokens import VectorToken
+from tests.effort import examples
 from tests.generated_rooms import forked_rooms
 from tests.made_rooms import ALICE, BOB, MadeRoom
 from tests.oracle.answers import parsed
@@ -187,7 +188,11 @@ def visible(room_id, user, cut):
 
 
 @given(forked_rooms(most_events=20), st.floats(0, 1), st.booleans(), st.integers(1, 5))
-@hypothesis_settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@hypothesis_settings(
+    max_examples=examples(40),
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    deadline=None,
+)
 def test_generated_rooms_are_what_the_rule_says(made, share, delete_local, batch):
     with transaction.atomic():
         room_id = store_room(made.events).room_id

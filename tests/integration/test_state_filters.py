@@ -14,6 +14,7 @@ from state.deltas import GroupBuilder
 from state.errors import UnknownStateGroup
 from state.filters import EVERYTHING, MEMBER, StateFilter
 from state.store import _AT_KEYS, _FILTERED, FULL_STATE, ONE_BY_ONE, _condition, entries, full_state, full_states
+from tests.effort import examples
 from tests.room_data import ROOM_NAMES, event_lines
 from tests.stored_rooms import store_groups
 
@@ -61,7 +62,11 @@ def test_filtered_state_is_the_full_state_filtered(room):
             assert full_state(group, only=only) == wanted[group]
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=examples(40),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(steps=STEPS, only=FILTERS)
 def test_generated_chains_and_filters(steps, only):
     builder = GroupBuilder()

@@ -7,6 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from events.models import EventVisibility, Room
 from events.parsing import parse_line
 from events.visibility_rebuild import ranges_anew, rebuild_visibility, stored_ranges
+from tests.effort import examples
 from tests.generated_rooms import forked_rooms
 from tests.made_rooms import MadeRoom
 from tests.room_data import ROOM_NAMES, event_lines
@@ -24,7 +25,11 @@ def test_ranges_of_shipped_rooms_come_out_the_same(room):
     assert len(before) > 3 and ranges_anew(room_id) == before
 
 
-@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    deadline=None,
+    max_examples=examples(40),
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(made=forked_rooms())
 def test_ranges_of_generated_rooms_come_out_the_same(made):
     with transaction.atomic():

@@ -9,6 +9,7 @@ from events.models import CurrentState, ErasedUser, Event, ForgottenRoom, Ignore
 from events.on_read import access_parameters, forget_room, read_access
 from events.parsing import parse_line
 from events.visible_sql import ACCESS_ROWS, pruned, sees
+from tests.effort import examples
 from tests.generated_rooms import USERS, forked_rooms
 from tests.made_rooms import ALICE, BOB, MadeRoom
 from tests.room_data import ROOM_NAMES, event_lines
@@ -178,7 +179,11 @@ def test_many_rooms_are_read_at_once_and_only_those_that_may_be():
     assert len(found) == 4
 
 
-@settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    deadline=None,
+    max_examples=examples(30),
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(made=forked_rooms())
 def test_predicate_and_view_agree_with_the_rule_on_generated_rooms(made):
     with transaction.atomic():

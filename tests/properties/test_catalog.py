@@ -16,6 +16,7 @@ from streams.replication.commands import Position, RData, parse_line
 from streams.replication.json_rows import encode_json
 from streams.replication.line_sql import can_write_lines, lines_sql, take_lines
 from streams.replication.rounds import Read, encode_rows
+from tests.effort import examples
 from tests.properties.test_wire import JSON
 from tests.unit.test_rounds import Row
 from tests.writing import session
@@ -68,7 +69,7 @@ def wanted(found: list[tuple[int, FactTable, list[object]]]) -> list[tuple[int |
 
 @pytest.mark.parametrize("name", DECLARATIONS)
 @given(data=st.data())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 def test_client_reads_what_the_row_says(name, data):
     found = data.draw(facts(DECLARATIONS[name]))
     rows = [Row(token, table.row(values)) for token, table, values in found]
@@ -87,7 +88,7 @@ def test_database_writes_the_same_lines_as_python(name):
     places = ", ".join(["%s"] * (2 + len(table.columns)))
 
     @given(found=facts(declaration))
-    @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=examples(15), deadline=None, suppress_health_check=list(HealthCheck))
     def compare(found: list[tuple[int, FactTable, list[object]]]) -> None:
         with session() as cursor:
             cursor.execute(f"DELETE FROM {table.name}")

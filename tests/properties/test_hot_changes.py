@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from events.hot_changes import LastChanges
 from streams.tokens import VectorToken
+from tests.effort import examples
 
 ENTITIES = [f"!r{n}" for n in range(8)]
 WRITERS = ["a", "b", "c"]
@@ -38,7 +39,7 @@ def filled(made: list[tuple[str, str]], order: list[int], limit: int) -> tuple[L
     return found, slow
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(changes_made, tokens, st.integers(1, 20), st.randoms())
 def test_never_says_no_wrongly(made, since, limit, random):
     order = list(range(len(made)))
@@ -53,7 +54,7 @@ def test_never_says_no_wrongly(made, since, limit, random):
         assert found.may_have_changed(entity, since) or entity not in truth
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(changes_made, tokens)
 def test_is_exact_as_long_as_everything_fits(made, since):
     found, slow = filled(made, list(range(len(made))), limit=100)
@@ -61,7 +62,7 @@ def test_is_exact_as_long_as_everything_fits(made, since):
     assert {e for e in ENTITIES if found.may_have_changed(e, since)} == slow.changed(since)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(changes_made, st.integers(1, 10))
 def test_stays_within_its_limit(made, limit):
     found, _ = filled(made, list(range(len(made))), limit)

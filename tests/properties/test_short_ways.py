@@ -11,6 +11,7 @@ from events.errors import EventRefused
 from events.graph import causal_order
 from events.room_history import room_history
 from state.auth_rules import AuthRules
+from tests.effort import examples
 from tests.made_rooms import ALICE, BOB, EVE, MadeRoom
 
 VERSIONS = [str(number) for number in range(1, 13)]
@@ -43,7 +44,7 @@ def outcome(line, versions):
         return refused.reason, refused.detail
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(80))
 @given(
     st.sampled_from(VERSIONS),
     st.lists(st.tuples(st.sampled_from(FIELDS), st.sampled_from(VALUES)), max_size=2),
@@ -146,7 +147,7 @@ def acted(version, acts):
     return made.events
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(st.sampled_from(VERSIONS), ACTS)
 def test_what_was_asked_before_is_what_is_asked_anew(version, acts):
     events = acted(version, acts)

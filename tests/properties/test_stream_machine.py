@@ -20,6 +20,7 @@ from hypothesis.stateful import (
 
 from streams import tracker
 from streams.positions import linear_position
+from tests.effort import examples
 from tests.simulated_site import Fault, Site, Truth, Writer
 
 NAMES = ["north", "south", "east"]
@@ -223,14 +224,16 @@ class StreamMachine(RuleBasedStateMachine):
 
 
 COMMON = {"deadline": None, "suppress_health_check": list(HealthCheck), "database": None}
-StreamMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=50, **COMMON)
+StreamMachine.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=50, **COMMON)
 TestStreamMachine = StreamMachine.TestCase
 
 
 def test_little_room_for_complete_ids_changes_nothing(monkeypatch):
     """While a writer is stuck most single IDs are dropped, and read from the tables when it goes on."""
     monkeypatch.setattr(tracker, "KNOWN_DONE_LIMIT", 1)
-    run_state_machine_as_test(StreamMachine, settings=settings(max_examples=120, stateful_step_count=50, **COMMON))
+    run_state_machine_as_test(
+        StreamMachine, settings=settings(max_examples=examples(60), stateful_step_count=50, **COMMON)
+    )
 
 
 @pytest.mark.parametrize("fault", [fault for fault in Fault if fault is not Fault.NONE])

@@ -6,12 +6,13 @@ from hypothesis import given, settings
 
 from events.room_history import room_history
 from events.room_visibility import Viewer
+from tests.effort import examples
 from tests.generated_rooms import forked_rooms
 from tests.made_rooms import ALICE, BOB, EVE
 from tests.range_reader import Seen
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(100))
 @given(forked_rooms())
 def test_ranges_tell_what_the_rule_tells(made):
     result, seen = room_history(made.events), Seen(made.events)
@@ -22,7 +23,7 @@ def test_ranges_tell_what_the_rule_tells(made):
             assert seen.by_ranges(result.visibility, viewer) == seen.by_rule(viewer), viewer
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(forked_rooms())
 def test_ranges_of_one_kind_and_user_do_not_overlap(made):
     found = {}

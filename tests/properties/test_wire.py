@@ -14,6 +14,7 @@ from streams.replication.cursors import Cursors, Fact, Gap
 from streams.replication.errors import CommandError
 from streams.replication.protocol import ClientConnection, Limits, ServerConnection, State
 from streams.replication.rounds import Read, encode_rows
+from tests.effort import examples
 from tests.unit.test_rounds import Row
 
 TEXT = st.text(st.characters(exclude_characters="\n", exclude_categories=["Cs"]), max_size=40)
@@ -101,7 +102,7 @@ ROWS = st.lists(st.tuples(st.integers(1, 4), st.lists(JSON, max_size=3)), max_si
 
 
 @given(ROWS, st.integers(0, 3), st.integers(40, 400))
-@settings(max_examples=200)
+@settings(max_examples=examples(80))
 def test_what_the_broadcaster_writes_is_what_the_follower_gets(steps, beyond, limit):
     """Whole facts in order; one that no line can hold becomes a gap that ends at its token."""
     token, rows = 10, []

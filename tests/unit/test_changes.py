@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from replsite.dashboard.changes import TABLES, changes
 from replsite.dashboard.page import live_page_data
+from tests.effort import examples
 from tests.snapshots import a_reader, a_snapshot, a_stream, a_writer
 
 KEYS = st.text("abc", min_size=1, max_size=1)
@@ -80,13 +81,13 @@ def apply_row(row, change):
     return {**row, **{name: value for name, value in change.items() if name != "some"}, "cells": cells}
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(PAGES, PAGES)
 def test_old_page_and_changes_make_the_new_page(old, new):
     assert apply(old, changes(old, new)) == new
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(PAGES)
 def test_changes_from_nothing_make_the_page(new):
     assert apply(None, changes(None, new)) == new

@@ -13,6 +13,7 @@ from events import room_states
 from events.parsing import parse_line
 from events.room_history import room_history
 from state.group_resolution import resolve_near
+from tests.effort import examples
 from tests.generated_rooms import forked_rooms
 from tests.made_rooms import ALICE, BOB, EVE, MadeRoom
 from tests.room_data import event_lines
@@ -39,7 +40,7 @@ def in_order(result):
     return replace(result, **rows)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @given(forked_rooms(verdicts=False) | forked_rooms())
 def test_rows_of_forked_rooms_are_those_of_full_states(made):
     near, full, _ = both_ways(made.events)
@@ -53,7 +54,7 @@ def test_rows_of_real_rooms_are_those_of_full_states_and_most_take_the_short_way
     assert answered
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @given(st.sampled_from(["2", "6", "11", "12"]), st.lists(st.tuples(st.integers(0, 5), st.integers(1, 6)), max_size=25))
 def test_forks_about_power_resolve_alike(version, acts):
     """Bans, levels and memberships on branches that lie some events apart."""
