@@ -43,6 +43,8 @@ TRANSPORT_HIGH_BYTES = 64 * 1024
 SETTLE_SECONDS = 0.2
 #: Refusals for one reason are logged no more often than this; all are counted.
 REFUSAL_LOG_SECONDS = 1.0
+#: A WebSocket is accepted when its session has been read; when a server comes back, all its viewers ask for that at once.
+WEBSOCKET_HANDSHAKE_SECONDS = 30
 Message = dict[str, Any]
 Application = Callable[..., Awaitable[None]]
 
@@ -249,7 +251,14 @@ class AsgiServer(DaphneServer):
         certificates: Certificates | None = None,
     ) -> None:
         endpoints = [f"fd:fileno={one.fileno()}" for one in http_sockets]
-        super().__init__(application, endpoints=endpoints or ["none"], http_timeout=None, server_name="replsite")
+        super().__init__(
+            application,
+            endpoints=endpoints or ["none"],
+            http_timeout=None,
+            server_name="replsite",
+            websocket_handshake_timeout=WEBSOCKET_HANDSHAKE_SECONDS,
+            websocket_connect_timeout=WEBSOCKET_HANDSHAKE_SECONDS,
+        )
         self.endpoints = endpoints
         self.connections: dict[Any, dict[str, Any]] = {}
         self.limits = limits or ListenerLimits()

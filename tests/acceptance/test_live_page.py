@@ -60,26 +60,43 @@ def test_append_of_another_process_shows_within_two_seconds_without_reload(live,
     assert page.evaluate("window.notReloaded")
 
 
-def test_anonymous_is_sent_to_the_login_and_refused_by_the_websocket(new_page):
+def test_anonymous_is_sent_to_the_login_and_refused_by_the_websocket(new_page, site):
     page = new_page()
     page.goto("/admin/live/")
     assert "/admin/login/" in page.url
-    code = page.evaluate(
-        """() => new Promise((done) => {
-            const socket = new WebSocket("ws://" + location.host + "/ws/live/");
+    assert asked_by(page, site) == "refused"
+
+
+def asked_by(page, site) -> str:
+    """What becomes of a WebSocket that this page asks for, with the cookies that the browser has."""
+    return page.evaluate(
+        """(address) => new Promise((done) => {
+            const socket = new WebSocket(address);
             socket.onopen = () => done("open");
             socket.onclose = () => done("refused");
-        })"""
+        })""",
+        site.address.replace("http", "ws") + "/ws/live/",
     )
-    assert code == "refused"
 
 
-def test_ordinary_user_does_not_get_in(new_page, transactional_db):
+def test_ordinary_user_does_not_get_in(new_page, site, transactional_db):
     User.objects.create_user("user", password=PASSWORD)
     page = new_page()
     log_in(page, "user")
     page.goto("/admin/live/")
     assert "/admin/login/" in page.url
+    assert asked_by(page, site) == "refused"
+    for path in ("/admin/live/data/", "/admin/history/"):
+        assert page.request.get(path, max_redirects=0).status in (302, 403)
+
+
+def test_a_page_of_a_foreign_origin_is_refused_though_the_operator_is_logged_in(live, site):
+    page = live()
+    assert asked_by(page, site) == "open"
+    page.context.route("http://127.0.0.1:9/**", lambda route: route.fulfill(body="<p>evil", content_type="text/html"))
+    page.goto("http://127.0.0.1:9/evil")
+    assert page.evaluate("location.origin") == "http://127.0.0.1:9"
+    assert asked_by(page, site) == "refused"
 
 
 def test_lost_link_greys_the_numbers_with_their_age_and_comes_back(live, site):

@@ -1,0 +1,88 @@
+"""An hour of the live page in moments: as many ticks as an hour has, in the browser, and nothing grows.
+
+The suite takes a few hundred ticks; ``python -m tests.large hour`` takes 3,600.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+from replsite.dashboard.changes import changes
+from replsite.dashboard.page import live_page_data
+from replsite.snapshot import take_snapshot
+from replsite.trends import History
+from tests import crowd
+from tests.browsing import BROWSER, log_in
+
+TICKS = int(os.environ.get("REPLSITE_TEST_TICKS", "200"))
+WARM = 40
+STEPS = 8
+#: A link that answers each question with the next of the messages that the test has put there.
+_LINK = """
+window.shown = 0;
+window.WebSocket = class extends EventTarget {
+    static OPEN = 1;
+    readyState = 1;
+    constructor() { super(); setTimeout(() => this.dispatchEvent(new Event("open"))); }
+    send() {
+        const answer = () => {
+            if (!window.messages || window.shown >= window.until) return setTimeout(answer, 20);
+            const data = window.messages[window.shown++ % window.messages.length];
+            this.dispatchEvent(new MessageEvent("message", { data }));
+        };
+        setTimeout(answer);
+    }
+    close() {}
+};
+"""
+
+
+def pages(steps: int = STEPS) -> list:
+    """The page of a crowd that moves on."""
+    history, found = History(), []
+    for _ in range(steps):
+        found.append(live_page_data(take_snapshot(history)))
+        crowd.move()
+    return found
+
+
+class TestInTheBrowser:
+    pytestmark = BROWSER
+
+    def test_an_hour_of_ticks_leaves_no_memory_nodes_or_listeners_behind(self, boss, new_page, capsys):
+        crowd.fill()
+        seen = pages()
+        told = [changes(before, now) for before, now in zip([seen[-1], *seen[:-1]], seen, strict=True)]  # in a circle
+        page = new_page()
+        page.add_init_script(_LINK)
+        log_in(page)
+        wire = page.context.new_cdp_session(page)
+        wire.send("Performance.enable")
+        page.evaluate("(messages) => { window.until = 1; window.messages = messages; }", [whole(seen[-1])])
+        page.wait_for_function("window.shown >= 1")
+        page.evaluate(
+            "(messages) => { window.messages = messages; }", [json.dumps({"number": 1, **one}) for one in told]
+        )
+        before, after = after_ticks(page, wire, WARM), after_ticks(page, wire, WARM + TICKS)
+        grown = {name: after[name] - before[name] for name in before}
+        with capsys.disabled():
+            sys.stdout.write(f"\n{TICKS} ticks in the browser: grown by {grown}\n")
+        assert grown["Nodes"] <= 100, grown
+        assert grown["JSEventListeners"] <= 5, grown
+        assert grown["JSHeapUsedSize"] < 1_500_000, grown
+
+
+def whole(page) -> str:
+    return json.dumps({"number": 1, **changes(None, page)})
+
+
+def after_ticks(page, wire, number: int) -> dict[str, float]:
+    """What the page holds when it has shown so many ticks and everything that can go has gone."""
+    page.evaluate("(number) => { window.until = number; }", number)
+    page.wait_for_function("(number) => window.shown >= number", arg=number, timeout=900_000)
+    for _ in range(3):
+        wire.send("HeapProfiler.collectGarbage")
+    metrics = {one["name"]: one["value"] for one in wire.send("Performance.getMetrics")["metrics"]}
+    return {name: metrics[name] for name in ("Nodes", "JSEventListeners", "JSHeapUsedSize")}

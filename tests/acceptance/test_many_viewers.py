@@ -1,0 +1,39 @@
+"""Many viewers and many replication connections on one server: one look at the database for each tick, and bounded memory.
+
+The suite has a few dozen; ``python -m tests.large viewers`` a thousand of each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import urllib.request
+
+import psutil
+import pytest
+from django.contrib.auth.models import User
+
+from tests.viewers import Server, watch
+from tests.websocket_client import session_cookie
+from tests.wire_client import ready_ports
+
+pytestmark = pytest.mark.django_db(transaction=True)
+NUMBER = int(os.environ.get("REPLSITE_TEST_VIEWERS", "40"))
+SECONDS = float(os.environ.get("REPLSITE_TEST_SECONDS", "4"))
+
+
+def test_many_viewers_share_one_look_for_each_tick_and_memory_is_bounded(start_manage, capsys):
+    cookie = session_cookie(User.objects.create_superuser("boss"))
+    process = start_manage("serve", "--http", "127.0.0.1:0", "--replication", "127.0.0.1:0")
+    ports = ready_ports(process)
+    server = Server(psutil.Process(process.pid), ports["http"], ports["replication"], cookie)
+    found = asyncio.run(watch(server, NUMBER, NUMBER, SECONDS))
+    with capsys.disabled():
+        sys.stdout.write(f"\n{NUMBER} viewers and {NUMBER} connections: {found}\n")
+    assert len(found.numbers) <= found.seconds + 2, "ticks are paced by the server, and shared"
+    assert found.messages >= NUMBER, "everybody was answered"
+    assert found.memory_with - found.memory_before < 50_000_000 + NUMBER * 400_000
+    assert found.memory_after - found.memory_with < 50_000_000
+    with urllib.request.urlopen(f"http://127.0.0.1:{ports['http']}/health/live", timeout=60) as answer:
+        assert answer.status == 200
