@@ -35,7 +35,8 @@ __all__ = [
 WINDOW_FACTS = 2_000
 #: Facts that are looked through for the oldest one that a reader has not read.
 SCAN_FACTS = 5_000
-#: Readers that were heard of longer ago are left to history.
+#: Readers that were heard of longer ago are left to history. A connection never comes back as the same: one whose server is gone
+#: is told for as long as one that was closed.
 READER_MEMORY = "1 day"
 CLOSED_MEMORY = "5 minutes"
 MOST_READERS = 1_000
@@ -55,8 +56,9 @@ SELECT key, name, kind, served_by, address, process_id, connected_at, heartbeat_
        lines_in, lines_out, buffer_bytes, closed_at, close_reason,
        waiting_lines, kernel_send_bytes, kernel_read_bytes, queued::text
 FROM streams_reader
-WHERE CASE WHEN closed_at IS NULL THEN heartbeat_at > clock_timestamp() - interval '{READER_MEMORY}'
-           ELSE closed_at > clock_timestamp() - interval '{CLOSED_MEMORY}' END
+WHERE CASE WHEN closed_at IS NOT NULL THEN closed_at > clock_timestamp() - interval '{CLOSED_MEMORY}'
+           WHEN kind = 'connection' THEN heartbeat_at > clock_timestamp() - interval '{CLOSED_MEMORY}'
+           ELSE heartbeat_at > clock_timestamp() - interval '{READER_MEMORY}' END
 ORDER BY closed_at IS NOT NULL, kind, name, key LIMIT {MOST_READERS}
 """
 

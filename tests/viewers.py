@@ -92,7 +92,7 @@ async def _view(viewer: WebSocketClient, found: Figures) -> None:
     have = 0
     while True:
         viewer.say({"have": have})
-        have = (await viewer.read(120))["number"]
+        have = await viewer.number(300)
         found.numbers.add(have)
         found.messages += 1
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import socket
 import struct
 from typing import Any
@@ -64,6 +65,12 @@ class WebSocketClient:
     async def read(self, seconds: float = 60.0) -> Any:
         """The next JSON; answers pings meanwhile. Raises `Closed`."""
         return json.loads(await asyncio.wait_for(self._text(), seconds))
+
+    async def number(self, seconds: float = 60.0) -> int:
+        """The number of the next page, which is not read any further: many clients are one process here."""
+        found = re.match(rb'{"number": ?(\d+)', await asyncio.wait_for(self._text(), seconds))
+        assert found
+        return int(found[1])
 
     async def closed(self, seconds: float = 60.0) -> int | None:
         """The code that the server closes with; what it says before is passed over."""
