@@ -75,7 +75,8 @@ def take(cursor: Any, pattern: str, identity: Identity, timeout_seconds: float) 
         VALUES (%s, 1, 'active', %s, %s, pg_backend_pid(), %s, %s, clock_timestamp(), clock_timestamp())
         ON CONFLICT (name) DO UPDATE SET lease = held.lease + 1, state = 'active', host = excluded.host,
             process_id = excluded.process_id, lock_backend_pid = excluded.lock_backend_pid, version = excluded.version,
-            command = excluded.command, started_at = excluded.started_at, heartbeat_at = excluded.heartbeat_at, drain_asked_by = ''
+            command = excluded.command, started_at = excluded.started_at, heartbeat_at = excluded.heartbeat_at,
+            drain_asked_by = ''
         RETURNING lease
         """,
         [name, identity.host, identity.process_id, identity.version, identity.command],
