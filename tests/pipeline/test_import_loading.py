@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from pipeline import promotion
-from tests.pipeline.imports import bare_room, run_import, write_lines
+from pipeline.stage_rooms import RoomWork
+from tests.emptying import empty_tables
+from tests.pipeline.imports import bare_room, content, run_import, write_lines
+from tests.room_data import ROOMS
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -22,3 +27,13 @@ def test_ids_with_holes_between_keep_the_order(spark, own_writer, tmp_path, rows
     found = rows("SELECT event_id, stream_ordering FROM events_event ORDER BY stream_ordering")
     assert [event_id for event_id, _ in found] == [event["event_id"] for event in mixed]
     assert found[-1][1] - found[0][1] == 2 * (len(mixed) - 1)
+
+
+def test_rooms_that_are_read_in_chunks_are_what_they_are_as_a_whole(spark, own_writer, monkeypatch):
+    files = [ROOMS / name / "events.jsonl.gz" for name in ("v10_gap", "v11_redactions", "v12_power_fork")]
+    run_import(*files)
+    whole = content()
+    empty_tables()
+    monkeypatch.setattr("pipeline.import_history.RoomWork", partial(RoomWork, chunk=50))
+    run_import(*files)
+    assert content() == whole and whole["visibility"]
