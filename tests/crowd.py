@@ -51,7 +51,7 @@ def fill(writers: int = WRITERS, readers: int = READERS) -> None:
         Reader(
             key=f"reader {at}", name=f"follower-{at:02}", kind="connection" if at % 2 else "follower", heartbeat_at=alive,
             address=f"10.0.0.{at}:5{at:03}", bytes_out=1_000 * at, bytes_in=10 * at, buffer_bytes=5_000 if at % 7 == 0 else 0,
-            positions={stream: {name: _FACTS - at * 3 * (at % 4) for name in who} for stream in names},
+            positions={stream: dict.fromkeys(who, _FACTS - at * 3 * (at % 4)) for stream in names},
         )
         for at in range(readers)
     )  # fmt: skip
