@@ -83,6 +83,7 @@ def _start(folder: Path, name: str, main: str, *arguments: str) -> subprocess.Po
         "SPARK_HOME": str(SPARK_HOME),
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_DAEMON_MEMORY": "256m",
+        "SPARK_DAEMON_JAVA_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",  # they live for a minute
         "SPARK_LOCAL_DIRS": str(own / "scratch"),
         "TMPDIR": str(own),
     }
