@@ -15,17 +15,16 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from events.errors import UnknownRoom
 from events.purge_batch import PURGED, PurgeRequest
 from pipeline.archive_format import PARTIAL, ArchivedFile, Manifest, write_manifest
-from pipeline.archive_parts import ArchivePart, write_part
+from pipeline.archive_parts import ArchivePart, in_snapshot, write_part
 from pipeline.disk import disk_full
 from pipeline.errors import DiskFull
 from pipeline.job_runs import JobRun
@@ -260,23 +259,28 @@ class _Archive:
     def _write(self, parts: Sequence[ArchivePart], events: int, snapshot: str) -> list[ArchivedFile]:
         """In Spark, or one after the other."""
         uses_spark = self._request.spark if self._request.spark is not None else events >= SPARK_EVENTS
-        write = partial(write_part, database.dsn(self._run.using), snapshot, str(self._folder))
-        return self._with_spark(parts, write) if uses_spark else self._in_process(parts, write)
+        return (self._with_spark if uses_spark else self._in_process)(parts, snapshot)
 
-    def _in_process(self, parts: Sequence[ArchivePart], write: Callable[[ArchivePart], Any]) -> list[ArchivedFile]:
+    def _in_process(self, parts: Sequence[ArchivePart], snapshot: str) -> list[ArchivedFile]:
         files = []
-        with self._run.stage("archive", len(parts), "files") as count:
+        with (
+            in_snapshot(database.dsn(self._run.using), snapshot) as cursor,
+            self._run.stage("archive", len(parts), "files") as count,
+        ):
             for part in parts:
-                files.append(ArchivedFile(**write(part)))
+                files.append(ArchivedFile(**write_part(cursor, str(self._folder), part)))
                 count.add()
         return files
 
-    def _with_spark(self, parts: Sequence[ArchivePart], write: Callable[[ArchivePart], Any]) -> list[ArchivedFile]:
+    def _with_spark(self, parts: Sequence[ArchivePart], snapshot: str) -> list[ArchivedFile]:
         """A task for each file; how far it is is seen in the folder."""
         import json  # noqa: PLC0415 - travels with the task
 
+        dsn, folder = database.dsn(self._run.using), str(self._folder)
+
         def work(number: int) -> str:
-            return json.dumps(write(parts[number]))
+            with in_snapshot(dsn, snapshot) as cursor:
+                return json.dumps(write_part(cursor, folder, parts[number]))
 
         written = lambda: len(list(self._folder.glob("*.parquet")))  # noqa: E731 - asked from another thread
         with (

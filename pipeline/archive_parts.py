@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ from pipeline.errors import ArchiveDamaged
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["ArchivePart", "digest_sql", "read_batches", "write_part"]
+__all__ = ["ArchivePart", "digest_sql", "in_snapshot", "read_batches", "write_part"]
 
 _ROWS_PER_GROUP = 10_000
 
@@ -47,18 +47,24 @@ def digest_sql(table: str, query: str) -> str:
     )
 
 
-def write_part(dsn: str, snapshot: str, folder: str, part: ArchivePart) -> dict[str, Any]:
-    """Write and check one file; the fields of its ``ArchivedFile``. Raises ``ArchiveDamaged`` and ``OSError``."""
+@contextmanager
+def in_snapshot(dsn: str, snapshot: str) -> Iterator[Any]:
+    """A cursor in the snapshot; a connection costs as much as writing some thousand rows, so one does for many files."""
     import adbc_driver_postgresql.dbapi  # noqa: PLC0415 - see the module
 
-    path = Path(folder) / part.name
     with closing(adbc_driver_postgresql.dbapi.connect(dsn)) as connection, connection.cursor() as cursor:
         cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
         cursor.execute(f"SET TRANSACTION SNAPSHOT '{snapshot}'")
-        cursor.execute(part.query)
-        _write(path, part.table, cursor.fetch_record_batch())
-        cursor.execute(digest_sql(part.table, part.query))
-        rows, digest = cursor.fetchone() or (0, "")
+        yield cursor
+
+
+def write_part(cursor: Any, folder: str, part: ArchivePart) -> dict[str, Any]:
+    """Write and check one file; the fields of its ``ArchivedFile``. Raises ``ArchiveDamaged`` and ``OSError``."""
+    path = Path(folder) / part.name
+    cursor.execute(part.query)
+    _write(path, part.table, cursor.fetch_record_batch())
+    cursor.execute(digest_sql(part.table, part.query))
+    rows, digest = cursor.fetchone() or (0, "")
     if digest_of(part.table, read_batches(path, part.table)) != (rows, digest):
         raise ArchiveDamaged(
             f"{path} does not hold what the database has: the disk, or somebody, changed it. Nothing was deleted."

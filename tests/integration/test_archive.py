@@ -15,7 +15,7 @@ from pipeline import archive, archive_parts
 from pipeline.archive import partial_archives
 from pipeline.archive_folders import any_folder
 from pipeline.archive_format import MANIFEST, TABLES, digest_of, read_manifest
-from pipeline.archive_parts import ArchivePart, read_batches, write_part
+from pipeline.archive_parts import ArchivePart, in_snapshot, read_batches, write_part
 from pipeline.archive_reading import open_archive
 from pipeline.errors import ArchiveDamaged, UnusableArguments
 from pipeline.job_runs import queue_job, run_job
@@ -257,7 +257,8 @@ def test_digests_are_those_of_the_database(tmp_path):
         told = cursor.fetchone()
         cursor.execute("BEGIN; SELECT pg_export_snapshot()")
         (name,) = cursor.fetchone()
-        file = write_part(dsn("default"), name, str(tmp_path), ArchivePart("delta", "d.parquet", query))
+        with in_snapshot(dsn("default"), name) as snapshot:
+            file = write_part(snapshot, str(tmp_path), ArchivePart("delta", "d.parquet", query))
         cursor.execute("ROLLBACK")
     assert (file["rows"], file["digest"]) == told == digest_of("delta", read_batches(tmp_path / "d.parquet", "delta"))
 
