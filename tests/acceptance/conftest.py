@@ -10,6 +10,9 @@ import pytest
 
 from tests.browsing import ARGUMENTS, CHROMIUM, PASSWORD, Site
 
+#: Pictures are no test: ``script/screenshot`` asks for them.
+collect_ignore = [] if "REPLSITE_SCREENSHOTS" in os.environ else ["test_pictures.py"]
+
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:

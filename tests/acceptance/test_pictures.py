@@ -6,7 +6,6 @@ Taken only when ``REPLSITE_SCREENSHOTS`` names a folder (``script/screenshot``);
 from __future__ import annotations
 
 import math
-import os
 import subprocess
 from datetime import timedelta
 
@@ -20,10 +19,7 @@ from streams.models import CacheInvalidation, Reader, Sample, StatusChange, Stre
 from tests.browsing import BROWSER, keep, log_in
 
 playwright_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-pytestmark = [
-    *BROWSER,
-    pytest.mark.skipif("REPLSITE_SCREENSHOTS" not in os.environ, reason="pictures are taken by script/screenshot"),
-]
+pytestmark = BROWSER
 HEAD = 84_000
 RATES = {"events": 20, "caches": 45, "receipts": 12}
 READERS = ("federation-sender", "search-index", "push-gateway")

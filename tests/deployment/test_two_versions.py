@@ -19,8 +19,6 @@ from tests.session import PROJECT
 from tests.waiting import wait_until
 from tests.wire_client import ready_ports
 
-pytestmark = pytest.mark.skipif(not older.is_in_history(), reason="the version before is not in this clone's history")
-
 FOLLOW = ("--streams", "caches", "--json", "--name", "beside")
 #: Works with the code of the current folder: appends until its input ends, and does what each line of that asks for.
 _WORKER = """
