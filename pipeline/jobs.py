@@ -104,13 +104,17 @@ def resumable_job(lock: JobLock, kind: str, arguments: Mapping[str, Any], using:
     ended = Job.objects.using(using).filter(kind=kind, arguments=dict(arguments))
     for job in ended.filter(state__in=[JobState.RUNNING, JobState.FAILED]).order_by("-pk"):
         if lock.take(job.pk):
-            kept = Job.objects.using(using).filter(pk=job.pk).update(
-                state=JobState.RUNNING,
-                error="",
-                host=socket.gethostname(),
-                process_id=os.getpid(),
-                updated_at=Now(),
-                finished_at=None,
+            kept = (
+                Job.objects.using(using)
+                .filter(pk=job.pk)
+                .update(
+                    state=JobState.RUNNING,
+                    error="",
+                    host=socket.gethostname(),
+                    process_id=os.getpid(),
+                    updated_at=Now(),
+                    finished_at=None,
+                )
             )
             if kept:  # else its row was removed meanwhile, because it is old
                 job.refresh_from_db(using=using)  # it is this process's from now on

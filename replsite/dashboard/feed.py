@@ -129,7 +129,7 @@ class LiveFeed:
         except DatabaseError as error:
             self._no_snapshot.begins(error)
             return None, AWAY
-        except Exception:  # noqa: BLE001 - a defect of ours must not leave all viewers waiting for ever
+        except Exception:  # a defect of ours must not leave all viewers waiting for ever
             log.exception("live.page_failed")
             return None, "The page cannot be made; the site's log says why."
 

@@ -11,7 +11,7 @@ from django.db import OperationalError
 from django.urls import reverse
 from prometheus_client.parser import text_string_to_metric_families
 
-from replsite import health, health_views, metrics
+from replsite import health, metrics
 from replsite.dashboard import views
 from replsite.management.commands import streams as streams_command
 from replsite.shared_snapshot import SHARED
