@@ -101,6 +101,35 @@ class Arrivals(Generic[Id]):
         return ground is not None and self._fails(event, self._states.state(ground))
 
 
+def old_below(
+    event_id: Id,
+    prevs: Callable[[Id], Iterable[Id]],
+    verdict: Callable[[Id], tuple[bool, bool] | None],
+    seen: MutableSet[Id],
+) -> list[Id]:
+    """The backfilled events below an accepted one; those below an accepted live one that it stands on were found with that.
+
+    ``prevs`` are the prev events of one, ``verdict`` tells whether one is backfilled and whether it is accepted (null: it is not
+    in the graph). ``seen`` has what was looked at for earlier events and is added to.
+
+    A backfilled event counts from the first accepted live event on that stands on it: what nothing stands on is no leaf and
+    covers none, but where there are no live events at all.
+    """
+    found: list[Id] = []
+    stack = [event_id]
+    while stack:
+        for prev in prevs(stack.pop()):
+            if prev in seen or (told := verdict(prev)) is None:
+                continue
+            seen.add(prev)
+            backfilled, accepted = told
+            if backfilled:
+                found.append(prev)
+            if backfilled or not accepted:
+                stack.append(prev)
+    return found
+
+
 class EventArrivals(Arrivals[str]):
     """The same for events that are at hand."""
 

@@ -9,7 +9,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from events.arrivals import EventArrivals
+from events.arrivals import EventArrivals, old_below
 from events.graph import Leaves, causal_order, is_accepted
 from events.parsing import ParsedEvent
 from events.redaction_rules import may_redact
@@ -97,26 +97,6 @@ def _in_order(events: Sequence[ParsedEvent]) -> list[ParsedEvent]:
     return [events[number] for number in (*order, *left)]
 
 
-def _old_below(event: ParsedEvent, by_id: Mapping[str, ParsedEvent], seen: set[str]) -> list[ParsedEvent]:
-    """The backfilled events below an accepted one; those below an accepted live one that it stands on were found with that.
-
-    ``seen`` has what was looked at for earlier events and is added to.
-    """
-    found: list[ParsedEvent] = []
-    stack = [event]
-    while stack:
-        for prev in stack.pop().prev_event_ids:
-            below = by_id.get(prev)
-            if below is None or prev in seen:
-                continue
-            seen.add(prev)
-            if below.backfilled:
-                found.append(below)
-            if below.backfilled or not is_accepted(below):
-                stack.append(below)
-    return found
-
-
 class GraphRanges:
     """The events of a room with a place in the graph as they came, their verdicts and states known: who sees what.
 
@@ -152,20 +132,25 @@ class GraphRanges:
         return in_order([*old.rows, *live.rows, *live.still_open(), *self._withheld()])
 
     def _lines(self) -> dict[str, int | None]:
-        """Live event -> the group of the current state when it had come in; an event waits for its prev events.
-
-        A backfilled event counts from the first accepted live event on that stands on it: what nothing stands on is no leaf and
-        covers none, but where there are no live events at all.
-        """
+        """Live event -> the group of the current state when it had come in; an event waits for its prev events."""
         arrivals = EventArrivals(self._states, Leaves())
         found: dict[str, int | None] = {}
         by_id = {event.event_id: event for event in self._graph}
         seen: set[str] = set()
+
+        def prevs(event_id: str) -> Sequence[str]:
+            return by_id[event_id].prev_event_ids
+
+        def verdict(event_id: str) -> tuple[bool, bool] | None:
+            event = by_id.get(event_id)
+            return None if event is None else (event.backfilled, is_accepted(event))
+
         live = [event for event in self._graph if not event.backfilled]
         order, left = causal_order(live)
         for number in (*order, *left):
             event = live[number]
-            for old in _in_order(_old_below(event, by_id, seen)) if is_accepted(event) else ():
+            below = old_below(event.event_id, prevs, verdict, seen) if is_accepted(event) else ()
+            for old in _in_order([by_id[event_id] for event_id in below]):
                 arrivals.add(old)
             arrivals.add(event)
             found[event.event_id] = arrivals.current

@@ -19,7 +19,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from events.arrivals import Arrivals, Arriving
+from events.arrivals import Arrivals, Arriving, old_below
 from events.errors import HistoryError
 from events.graph import Leaves, numbers_in_order
 from events.parsing import ParsedEvent
@@ -283,15 +283,19 @@ class RoomHistory:
         leaves = self._leaves = Leaves[int](reached=NumberSet(limit))
         arrivals = Arrivals(walk.states, leaves, NumberSet(limit), _Groups(walk.after), self._fails)
         known: int | None = None
-        for index, number in self._arrivals():
+        below = self._below()
+        for index, number in self._live():
             event = self._arriving(number)
             if arrivals.soft_fails(event):
                 event.soft_failed = True
                 flags[number] |= SOFT_FAILED
+            for old in below(number):
+                arrivals.take(self._arriving(old))
             arrivals.take(event)
             self._line[number] = -1 if arrivals.current is None else arrivals.current
-            if not event.backfilled:
-                known = self._note_change(index, known, arrivals.current)
+            known = self._note_change(index, known, arrivals.current)
+        for old in self._ordered(BACKFILLED) if self._last_live(OUTLIER) < 0 else ():
+            arrivals.take(self._arriving(old))
         current = arrivals.finish()
         if known is not None:
             self._note_change(self._last_live(OUTLIER), known, current)
@@ -325,24 +329,55 @@ class RoomHistory:
         unwanted = without | BACKFILLED
         return next((n for n in range(self._walk.count - 1, -1, -1) if not self._flags[n] & unwanted), -1)
 
-    def _arrivals(self) -> Iterator[tuple[int, int]]:
-        """Events of the graph in the order in which they count, each with the highest index so far.
+    def _live(self) -> Iterator[tuple[int, int]]:
+        """Live events of the graph in the order in which they count, each with the highest index so far.
 
-        That is the given order, but an event waits for its prev events. Backfilled ones, of which nobody knows when they
-        came, are last.
+        That is the given order, but an event waits for its prev events.
         """
         latest = 0
-        for backfilled in (0, BACKFILLED):
-            numbers = array(
-                "q", (n for n, flag in enumerate(self._flags) if flag & (OUTLIER | BACKFILLED) == backfilled)
-            )
-            order, left = numbers, array("q")
-            if not self._walk.in_order:
-                order, left = numbers_in_order(self._walk.count, self._walk.prevs.of, numbers)
-            for part in (order, left):
-                for number in part:
-                    latest = max(latest, number)
-                    yield latest, number
+        for number in self._ordered(0):
+            latest = max(latest, number)
+            yield latest, number
+
+    def _ordered(self, backfilled: int) -> Iterator[int]:
+        """The live or the backfilled (``BACKFILLED``) events of the graph, each after its prev events."""
+        mask, walk = OUTLIER | BACKFILLED, self._walk
+        numbers = array("q", (n for n, flag in enumerate(self._flags) if flag & mask == backfilled))
+        order, left = numbers, array("q")
+        if not walk.in_order:
+            order, left = numbers_in_order(walk.count, walk.prevs.of, numbers)
+        for part in (order, left):
+            yield from part
+
+    def _causal(self, numbers: Sequence[int]) -> Sequence[int]:
+        """A few ascending numbers, each after its prev events; in time and memory for these alone."""
+        if self._walk.in_order or len(numbers) <= 1:
+            return numbers
+        place = {number: at for at, number in enumerate(numbers)}
+        prevs = self._walk.prevs.of
+        order, left = numbers_in_order(
+            len(numbers), lambda at: [place[prev] for prev in prevs(numbers[at]) if prev in place]
+        )
+        return [numbers[at] for part in (order, left) for at in part]
+
+    def _below(self) -> Callable[[int], Iterable[int]]:
+        """What finds the backfilled events that count with a live one, in causal order: see ``events.arrivals.old_below``."""
+        if not any(flag & BACKFILLED for flag in self._flags):
+            return lambda _number: ()
+        flags, prevs, seen = self._flags, self._walk.prevs.of, NumberSet(self._walk.count + len(self._walk.missing))
+
+        def verdict(number: int) -> tuple[bool, bool] | None:
+            if number >= len(flags) or flags[number] & OUTLIER:
+                return None
+            return bool(flags[number] & BACKFILLED), not flags[number] & ACCEPTED
+
+        def below(number: int) -> Iterable[int]:
+            if flags[number] & ACCEPTED:
+                return ()
+            found = old_below(number, prevs, verdict, seen)
+            return self._causal(sorted(found)) if found else ()
+
+        return below
 
     # --- redactions ---------------------------------------------------------------------------------------------
     def _redact(self) -> array[int]:

@@ -2,6 +2,7 @@
 
 import time
 from collections import defaultdict
+from dataclasses import replace
 
 import pytest
 
@@ -367,6 +368,34 @@ def test_event_on_top_of_a_backfilled_one_is_not_asked_for_soft_failure():
     old = made.message(prev=[bob], sender=BOB, stream_ordering=-3)
     late = made.message(prev=[old], sender=BOB)
     assert verdicts(made)[late.event_id] == "accepted"
+
+
+@pytest.mark.parametrize("chunk", [1, 100])
+def test_a_backfilled_event_that_nothing_stands_on_is_no_leaf_where_there_are_live_ones(chunk):
+    made = ruled_room()
+    below = made.events[-1]
+    made.member(EVE, "join", prev=[below], stream_ordering=-3)
+    live = made.message(prev=[below])
+    result = room_history(made.events, chunk)
+    assert result.forward_extremities == [live.event_id]
+    assert EVE not in {state_key for _, state_key, _, _ in result.current_state}
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_what_a_backfilled_event_connects_is_no_leaf_from_the_live_event_above_on(ordered):
+    made = ruled_room()
+    below = made.events[-1]
+    made.message(prev=[made.message(prev=[below], stream_ordering=-3)], stream_ordering=-2)
+    old = made.events[-1]
+    topic = made.state("m.room.topic", "", {"topic": "t"}, prev=[old])
+    result = room_history(made.events if ordered else made.events[::-1])
+    assert result.forward_extremities == [topic.event_id]
+
+
+def test_a_room_of_backfilled_events_alone_has_leaves():
+    made = ruled_room()
+    history = [replace(event, stream_ordering=number - 100) for number, event in enumerate(made.events)]
+    assert room_history(history).forward_extremities == [made.events[-1].event_id]
 
 
 def test_event_that_lists_no_auth_events_is_judged_by_the_state_alone():
