@@ -14,10 +14,12 @@ import asyncio
 import contextlib
 import json
 import time
+from importlib import import_module
 from typing import Any
 
 from channels.auth import get_user
 from channels.generic.websocket import AsyncWebsocketConsumer
+from django.conf import settings
 from django.db import Error as DatabaseError
 from structlog.contextvars import bind_contextvars
 
@@ -94,8 +96,9 @@ class LiveConsumer(AsyncWebsocketConsumer):
             await self.close(code=why.value)
 
     async def _send_next(self, have: int) -> None:
-        if not await self._still_staff():
-            await self._end(Closing.NO_STAFF)
+        refused = await self._refused_since()
+        if refused is not None:
+            await self._end(refused)
             return
         feed = feed_of_this_loop()
         tick = await feed.after(self._sent)
@@ -103,16 +106,18 @@ class LiveConsumer(AsyncWebsocketConsumer):
         await self.send(text_data=feed.text(have if have == self._sent else 0, tick))
         self._sent = tick.number
 
-    async def _still_staff(self) -> bool:
+    async def _refused_since(self) -> Closing | None:
+        """Asks once in a while; the session is read anew, as that of the scope stays what it was at the handshake."""
         now = time.monotonic()
         if now - self._checked_at < RECHECK_SECONDS or "session" not in self.scope:
-            return True
+            return None
+        session = import_module(settings.SESSION_ENGINE).SessionStore(self.scope["session"].session_key)
         try:
-            user = await get_user(self.scope)
+            user = await get_user({**self.scope, "session": session})
         except DatabaseError:  # nobody can tell now: the answer says that, and the next question asks again
-            return True
+            return None
         self._checked_at = now
-        return _refusal(user) is None
+        return _refusal(user)
 
     def _within_rate(self) -> bool:
         now = time.monotonic()

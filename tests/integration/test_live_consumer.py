@@ -12,6 +12,7 @@ from channels.db import database_sync_to_async
 from channels.testing import WebsocketCommunicator
 from django.conf import settings
 from django.contrib.auth.models import AnonymousUser, User
+from django.contrib.sessions.models import Session
 from django.db import OperationalError, connections
 from django.test import Client
 
@@ -278,6 +279,16 @@ async def test_losing_the_staff_mark_shuts_out(committed, monkeypatch):
     await database_sync_to_async(User.objects.update)(is_staff=False)
     await ws.send_json_to({"have": 0})
     assert (await ws.receive_output(timeout=10))["code"] == 4403
+
+
+async def test_logging_out_shuts_out(committed, monkeypatch):
+    """In another tab: this connection has read the session when it began."""
+    monkeypatch.setattr(consumer, "RECHECK_SECONDS", 0.0)
+    ws, accepted, _ = await handshake(await headers_of("boss", True))
+    assert accepted
+    await database_sync_to_async(Session.objects.all().delete)()
+    await ws.send_json_to({"have": 0})
+    assert (await ws.receive_output(timeout=10))["code"] == 4401
 
 
 async def test_a_page_that_cannot_be_made_is_said_and_logged_instead_of_waited_for(source, caplog):
