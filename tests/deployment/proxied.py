@@ -63,7 +63,7 @@ class Nginx:
             (r"127\.0\.0\.1:8002", f"127.0.0.1:{servers[1]}"),
             (r"/etc/ssl/replsite/fullchain.pem", certificate),
             (r"/etc/ssl/replsite/privkey.pem", key),
-            (r"/var/lib/replsite/static/", f"{folder}/static/"),
+            (r"/var/www/replsite/", f"{folder}/static/"),
         ):
             page, found = re.subn(old, new, page)
             assert found, f"the page's configuration has no {old}"

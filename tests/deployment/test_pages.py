@@ -97,3 +97,13 @@ def test_figures_name_benchmarks_that_exist():
     named = set(re.findall(r"script/bench (\w+)", PAGES["run-in-production"])) - {"NAME"}
     there = {path.stem for path in (PROJECT / "script/benchmarks").glob("*.py")}
     assert named <= there
+
+
+def test_nginx_needs_nothing_of_the_folders_that_hold_secrets_and_rooms():
+    """Its account reads what everybody may read: settings have passwords in them, and archives are rooms."""
+    assert not re.search(r"^usermod|^(adduser|gpasswd) .*www-data", "\n".join(lines("run-in-production")), re.M)
+    settings = dict(re.findall(r"^(\w+)=(.*)$", (FILES / "replsite.env").read_text(), re.M))
+    static, data = settings["REPLSITE_STATIC_ROOT"], settings["REPLSITE_DATA_DIR"]
+    assert not static.startswith(f"{data}/")
+    assert f"alias {static}/;" in (FILES / "nginx/replsite.conf").read_text()
+    assert f"install -d -m 0755 -o replsite -g replsite {static}" in lines("run-in-production")
