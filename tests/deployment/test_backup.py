@@ -63,6 +63,33 @@ def test_a_dump_goes_back_with_its_rights_and_begins_a_new_epoch(site, server, t
                 cursor.execute("SELECT * FROM auth_user")
 
 
+def test_a_dump_can_be_made_while_an_import_has_its_tables(site, tmp_path):
+    """Those are the site's own; the dump is made by the owner of the others."""
+    words = [{"replsite.dump": str(tmp_path / "dump")}.get(word, word) for word in line("pg_dump ")[1:-1]]
+    with site.session() as cursor:
+        cursor.execute("CREATE TABLE staging_of_a_test (id int)")
+        try:
+            done = subprocess.run(
+                [postgres_program("pg_dump"), *words, site.url("replsite_owner")], capture_output=True, text=True
+            )
+        finally:
+            cursor.execute("DROP TABLE staging_of_a_test")
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_roles_may_be_there_already(site):
+    """A dump is put back beside roles that are: the file is run once more."""
+    roles = (FILES / "postgresql" / "roles.sql").read_text()
+    with site.session("replsite_owner") as cursor:
+        cursor.execute("SELECT count(*) FROM pg_roles WHERE rolname LIKE %s", [f"{site.name}%"])
+        before = cursor.fetchone()
+    made = roles.partition("CREATE DATABASE")[0].replace("replsite", site.name)
+    site.load(made)
+    with site.session("replsite_owner") as cursor:
+        cursor.execute("SELECT count(*) FROM pg_roles WHERE rolname LIKE %s", [f"{site.name}%"])
+        assert cursor.fetchone() == before
+
+
 def test_a_dump_without_its_sequences_is_found_and_mended(site):
     """What ``check_streams`` and ``check_streams --repair`` do, as the site's role."""
     with site.session() as cursor:

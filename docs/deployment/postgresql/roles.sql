@@ -1,12 +1,12 @@
--- Three roles and a database:   psql -v ON_ERROR_STOP=1 -f roles.sql     as a superuser, once, before the first migration.
--- Set the passwords afterwards:   \password replsite_owner   and so on.
+-- Three roles and a database:   psql -v ON_ERROR_STOP=1 -f roles.sql     as a superuser, once, before the first migration or before a
+-- dump is put back. Roles that are there stay as they are; set the passwords of new ones:   \password replsite_owner   and so on.
 
 -- Owns the tables; used by migrations only.
-CREATE ROLE replsite_owner LOGIN;
+SELECT 'CREATE ROLE replsite_owner LOGIN' WHERE NOT EXISTS (SELECT FROM pg_roles WHERE rolname = 'replsite_owner') \gexec
 -- Every process of the site: reads and writes rows, makes staging tables of its own, changes no table of the owner's.
-CREATE ROLE replsite LOGIN;
+SELECT 'CREATE ROLE replsite LOGIN' WHERE NOT EXISTS (SELECT FROM pg_roles WHERE rolname = 'replsite') \gexec
 -- Other services: read.
-CREATE ROLE replsite_reader LOGIN;
+SELECT 'CREATE ROLE replsite_reader LOGIN' WHERE NOT EXISTS (SELECT FROM pg_roles WHERE rolname = 'replsite_reader') \gexec
 
 CREATE DATABASE replsite OWNER replsite_owner ENCODING 'UTF8' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0;
 \connect replsite
@@ -25,3 +25,6 @@ ALTER DEFAULT PRIVILEGES FOR ROLE replsite_owner IN SCHEMA public
     GRANT SELECT, INSERT, UPDATE, DELETE ON TABLES TO replsite;
 ALTER DEFAULT PRIVILEGES FOR ROLE replsite_owner IN SCHEMA public
     GRANT SELECT, USAGE, UPDATE ON SEQUENCES TO replsite;
+-- Staging tables are the site's; pg_dump, as the owner, reads them as well.
+ALTER DEFAULT PRIVILEGES FOR ROLE replsite IN SCHEMA public GRANT SELECT ON TABLES TO replsite_owner;
+ALTER DEFAULT PRIVILEGES FOR ROLE replsite IN SCHEMA public GRANT SELECT ON SEQUENCES TO replsite_owner;
