@@ -23,7 +23,7 @@ window.liveMenu = (() => {
     if (line.closest("#live-jobs")) {
       add("Open the job", address(root, "job", line.dataset.id));
       if (may.includes("cancel")) add("Cancel it …", address(root, "cancel", line.dataset.id));
-      copy(`manage.py jobs ${line.dataset.id}`);
+      copy(`manage.py jobs show ${line.dataset.id}`);
     } else if (line.closest("#live-readers")) {
       const stream = head ? "" : nameOf(line);
       if (head && line.dataset.id) add("Open the reader", address(root, "reader", line.dataset.id));
