@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
+from shlex import quote
 
 from replsite.wording import counted, duration
 
@@ -238,7 +239,7 @@ def judge_recording(seen: RecordingSeen, limits: Limits) -> Verdict:
     if seen.has_ended or seen.heartbeat_age > limits.gone_after_seconds:
         severity = Severity.NOTE if seen.has_ended else Severity.WARNING
         how = "was ended" if seen.has_ended else f"shows no sign of life for {duration(seen.heartbeat_age)}"
-        command = f"manage.py follow {seen.address} --record {seen.record}"
+        command = f"manage.py follow {quote(seen.address)} --record {quote(seen.record)}"
         text = f"The recorder {how}. Go on: {command}.{missed}"
         return Verdict(WriterWord.RECORDING_STOPPED, severity, text, command)
     severity = Severity.NOTE if seen.ranges_missed else Severity.FINE
@@ -259,7 +260,7 @@ def _living_writer(seen: WriterOnStream, limits: Limits) -> Verdict:
 
 def _gone_writer(seen: WriterOnStream) -> Verdict:
     since = "never showed life" if seen.heartbeat_age is None else f"no sign of life for {duration(seen.heartbeat_age)}"
-    command = f"manage.py streams retire {seen.writer}"
+    command = f"manage.py streams retire {quote(seen.writer)}"
     cure = f"If it does not come back: {command}."
     if seen.pending_facts or seen.behind_facts:
         held = f"it holds readers back by {counted(seen.behind_facts, 'fact')}" if seen.behind_facts else ""
@@ -277,7 +278,7 @@ def _blocked_writer(seen: WriterOnStream) -> Verdict:
         text += f" in transaction {seen.transaction}"
     text += f" ({seen.session})" if seen.session else ""
     text += f" of {seen.process}" if seen.process else ""
-    command = f"manage.py streams abort {seen.writer}"
+    command = f"manage.py streams abort {quote(seen.writer)}"
     cure = f"Let it commit or roll back, or end it: {command}."
     return Verdict(WriterWord.BLOCKED, Severity.WRONG, f"{text}; linear readers wait for it. {cure}", command)
 

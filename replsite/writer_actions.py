@@ -9,6 +9,7 @@ from __future__ import annotations
 import socket
 import sys
 from collections.abc import Callable
+from shlex import quote
 from typing import Any
 
 from django.core.management.base import CommandError
@@ -123,7 +124,7 @@ def _still_open(found: Holding) -> str:
     sessions = "; ".join(map(str, found.transactions)) or "a transaction that began just now"
     return (
         f"The process of writer {found.writer!r} is gone, but a transaction of it is still open ({sessions}). "
-        f"Wait for it, or end it: manage.py streams abort {found.writer}, then retire again."
+        f"Wait for it, or end it: manage.py streams abort {quote(found.writer)}, then retire again."
     )
 
 
@@ -132,5 +133,5 @@ def _not_left(found: Holding, seconds: float) -> str:
     return (
         f"Writer {found.writer!r} ({found.process}) was asked to leave, but has not after {duration(seconds)}: "
         f"{counted(found.pending_facts, 'fact')} pending, {held}. It reserves nothing new and leaves when they are "
-        f"complete. To end them: manage.py streams abort {found.writer}."
+        f"complete. To end them: manage.py streams abort {quote(found.writer)}."
     )

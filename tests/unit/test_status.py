@@ -69,6 +69,13 @@ def test_blocked_writer_without_a_known_session_can_be_ended_too():
     assert "streams abort" in writer(pending_facts=1, oldest_pending_age=11, transaction=815).sentence
 
 
+@pytest.mark.parametrize("seen", [{"pending_facts": 1, "oldest_pending_age": 11}, {"heartbeat_age": 999}])
+def test_a_command_for_copying_is_one_word_for_the_shell_whatever_a_writer_is_called(seen):
+    verdict = judge_writer(WriterOnStream("events", "web;reboot", **{"heartbeat_age": 1, **seen}), LIMITS)
+    assert verdict.command.endswith(" 'web;reboot'")
+    assert verdict.command in verdict.sentence
+
+
 def test_draining_writer_is_on_its_way_out():
     verdict = writer(draining=True, pending_facts=2, last_write_age=1)
     assert (verdict.word, verdict.severity) == (WriterWord.DRAINING, Severity.NOTE)
