@@ -18,6 +18,7 @@ class ReplsiteConfig(AppConfig):
         from streams import log_lines  # noqa: PLC0415
 
         register(checks.check_databases)
+        register(checks.check_settings)
         if apps.is_installed("events"):  # a service may use the commands alone
             from replsite import process_metrics  # noqa: PLC0415
 

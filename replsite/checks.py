@@ -1,18 +1,24 @@
 """System checks of the site: what would fail later, said before anything runs.
 
     replsite.E001   a database that is not PostgreSQL
+    replsite.E002   a setting of the site that cannot be used
 
 The checks open no connection.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
+from django.conf import settings
 from django.core.checks import CheckMessage, Error
+from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 
-__all__ = ["check_databases"]
+from replsite.forwarded import networks_of
+
+__all__ = ["check_databases", "check_settings"]
 
 
 def check_databases(**_: Any) -> list[CheckMessage]:
@@ -29,3 +35,23 @@ def check_databases(**_: Any) -> list[CheckMessage]:
         for alias in connections
         if connections[alias].vendor != "postgresql"
     ]
+
+
+def check_settings(**_: Any) -> list[CheckMessage]:
+    """Settings that only the site itself reads; their rooms check the others."""
+    return [
+        Error(text, hint="See docs/reference/settings.md for its default.", id="replsite.E002") for text in _wrong()
+    ]
+
+
+def _wrong() -> Iterator[str]:
+    try:
+        networks_of(getattr(settings, "REPLSITE_PROXY_NETWORKS", ()))
+    except ImproperlyConfigured as error:
+        yield str(error)
+    seconds = getattr(settings, "REPLSITE_HEALTH_SECONDS", 5.0)
+    if not seconds > 0:  # not a number, too
+        yield f"REPLSITE_HEALTH_SECONDS is {seconds}: no probe could be answered. Write seconds above 0."
+    reserve = getattr(settings, "REPLSITE_DISK_RESERVE_BYTES", 0)
+    if reserve < 0:
+        yield f"REPLSITE_DISK_RESERVE_BYTES is {reserve}: write 0 or more."

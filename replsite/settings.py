@@ -54,13 +54,14 @@ def _days_or_never(text: str) -> float | None:
 
 def _ports(text: str) -> range:
     """A port, or the first and the last of several."""
-    first, _, last = text.partition("-")
+    first, is_range, last = text.partition("-")
     try:
-        return range(int(first), int(last or first) + 1) if text else range(0)
+        ports = range(int(first), int(last if is_range else first) + 1) if text else range(0)
     except ValueError:
-        raise ImproperlyConfigured(
-            f"REPLSITE_METRICS_PORTS is {text!r}: write a port, or two such as 9101-9120."
-        ) from None
+        ports = None
+    if ports is None or (text and not (ports and ports[0] > 0 and ports[-1] < 2**16)):
+        raise ImproperlyConfigured(f"REPLSITE_METRICS_PORTS is {text!r}: write a port, or two such as 9101-9120.")
+    return ports
 
 
 def _database() -> dict[str, Any]:

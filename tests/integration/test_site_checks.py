@@ -11,7 +11,7 @@ from django.core.checks import run_checks
 from django.db import connections
 from django.test.utils import override_settings
 
-from replsite.checks import check_databases
+from replsite.checks import check_databases, check_settings
 from tests.session import PROJECT
 
 
@@ -24,6 +24,23 @@ def test_another_engine_is_refused_with_the_reason(monkeypatch):
     (problem,) = check_databases()
     assert problem.id == "replsite.E001"
     assert "advisory locks" in problem.hint and "DATABASE_URL" in problem.hint
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("REPLSITE_PROXY_NETWORKS", ["localhost"]),
+        ("REPLSITE_PROXY_NETWORKS", ["10.0.0.1/8"]),
+        ("REPLSITE_HEALTH_SECONDS", 0.0),
+        ("REPLSITE_HEALTH_SECONDS", float("nan")),
+        ("REPLSITE_DISK_RESERVE_BYTES", -1),
+    ],
+)
+def test_a_wrong_value_is_told_before_anything_runs(setting, value):
+    with override_settings(**{setting: value}):
+        (problem,) = check_settings()
+    assert problem.id == "replsite.E002"
+    assert setting in problem.msg and problem.hint
 
 
 def test_the_site_as_it_ships_has_nothing_to_complain_of():
