@@ -499,7 +499,7 @@ class RoomHistory:
             line = -1 if flag & BACKFILLED else self._line[number]
             yield Step(
                 number,
-                walk.event(number),
+                walk.seen_event(number),
                 None if before < 0 else before,
                 after,
                 after if line < 0 else line,

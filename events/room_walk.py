@@ -323,20 +323,32 @@ class RoomWalk:
 
     def _remember(self, number: int, event: ParsedEvent) -> None:
         kind = self._name(event.type)
-        if kind >= 0 and is_asked_by_sender(event):
-            self._about[number], self._senders[number] = kind, self._name(event.sender)
-        else:
-            self._senders[number] = _NONE
+        self._about[number] = max(kind, 0)
+        self._senders[number] = self._name(event.sender) if kind >= 0 else _NONE
 
     def event(self, number: int) -> ParsedEvent | PlainEvent:
-        """An event as the rules ask for it."""
+        """An event as the auth rules ask for it."""
+        event = self.seen_event(number)
+        if not isinstance(event, PlainEvent) or is_asked_by_sender(event) or self._redacts_by_level(event):
+            return event
+        return self._fetched(number)
+
+    def seen_event(self, number: int) -> ParsedEvent | PlainEvent:
+        """An event as the rules ask for it that tell who sees it: any message is seen like others of its type and sender."""
         about, sender = self._about[number], self._senders[number]
         if about < 0:
             return self.states.events[self._kept[-1 - about]]
         if sender < 0:
-            return self._with_verdict(number, self.source.fetch([number])[0])
+            return self._fetched(number)
         backfilled = bool(self.flags[number] & BACKFILLED)
         return PlainEvent(self.source.room_id, self._name_list[about], self._name_list[sender], backfilled)
+
+    def _redacts_by_level(self, event: PlainEvent) -> bool:
+        """True for a redaction whose target matters only where it is applied: not in room versions 1 and 2."""
+        return event.type == "m.room.redaction" and self.source.version.ids_are_hashes
+
+    def _fetched(self, number: int) -> ParsedEvent:
+        return self._with_verdict(number, self.source.fetch([number])[0])
 
 
 _NOTHING: Mapping[str, Any] = {}

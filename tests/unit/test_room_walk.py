@@ -109,12 +109,13 @@ def test_an_event_given_twice_is_refused_however_far_apart():
 
 
 class CountedEvents(GivenEvents):
-    """Counts how many events are fetched, and notes the most at once."""
+    """Counts how many events are fetched and how often, and notes the most at once."""
 
-    fetched = most = 0
+    fetched = most = times = 0
 
     def fetch(self, numbers):
         self.fetched += len(numbers)
+        self.times += 1
         self.most = max(self.most, len(numbers))
         return super().fetch(numbers)
 
@@ -129,6 +130,33 @@ def test_messages_are_not_kept_and_each_event_is_fetched_twice():
     assert (source.fetched, source.most) == (202, 10)
     assert len(list(history.events())) == 202 and source.fetched == 404
     assert told == [*range(10, 201, 10), 202]
+
+
+def test_redactions_are_fetched_no_oftener_than_messages():
+    made = MadeRoom(ruled=True)
+    for _ in range(20):
+        target = made.message()
+        made.redaction(target, prev=[target])
+        made.redaction(target, prev=[target])  # on a fork: asked whether it soft-fails
+    source = CountedEvents(made.events)
+    history = RoomHistory(source, 10)
+    events, _ = list(history.events()), list(history.visibility())
+    assert len(events) == 62 and source.times <= 3 * 7  # chunks: judged with what they refer to, and written
+    assert_chunks_make_no_difference(made.events)
+
+
+@pytest.mark.parametrize("version", ["1", "10"])
+def test_a_redaction_on_a_fork_soft_fails_by_its_target_where_the_rules_ask_for_it(version):
+    made = MadeRoom(version, ruled=True)
+    made.state("m.room.power_levels", "", {"users": {ALICE: 100}, "redact": 0})
+    made.state("m.room.join_rules", "", {"join_rule": "public"})
+    target, bob = made.message(), made.member(BOB, "join")
+    made.state("m.room.power_levels", "", {"users": {ALICE: 100}, "redact": 50})
+    parts = {"type": "m.room.redaction", "redacts": target.event_id, "sender": BOB}
+    late = made.send(parts | ({"event_id": "$late:b.test"} if version == "1" else {}), prev=[bob])
+    whole = assert_chunks_make_no_difference(made.events)
+    failed = [row[0] for row in whole.events if row[12]]
+    assert failed == ([late.event_id] if version == "1" else [])
 
 
 def test_more_senders_than_are_remembered_make_no_difference(monkeypatch):
