@@ -273,8 +273,8 @@ def _leaves(rows: RoomRows, events: Sequence[ParsedEvent], ranges: GraphRanges) 
     """The forward extremities.
 
     Events that came in one by one leave the live ones on which no live one builds, seen through old ones; where only an outlier
-    leads there, it depends on what came together. In an import old events on which nothing builds are leaves as well, and so
-    they are in a room that has no others.
+    leads there, it depends on what came together. Old events on which nothing builds are leaves only in a room that has no
+    others.
     """
     if rows.forward and rows.forward == set(ranges.leaves):
         return rows.forward
