@@ -27,7 +27,9 @@ LONGEST_TRACE = 20_000
 BLOT = "***"
 #: Shorter ones would blot out words.
 SHORTEST_SECRET = 6
-_PASSWORD = re.compile(r"(://[^\s:/@]*:)[^\s@]+(?=@)")
+_PASSWORD = re.compile(r"(://[^\s:/@]*:)[^\s@]{1,1000}(?=@)")
+#: What is looked through beyond the cut, so that a secret that the cut would divide is seen whole.
+_MORE = 1_000
 _ODD_IN_KEYS = re.compile(r"[^\w.-]")
 EventDict = dict[str, Any]
 
@@ -52,7 +54,8 @@ class Cleaner:
             value = self._plain(value)
             return value if self._is_json else self._text(json.dumps(value, default=str), LONGEST_VALUE)
         if key == "exception":
-            return "\n".join(self._text(line, LONGEST_VALUE) for line in str(value)[:LONGEST_TRACE].split("\n"))
+            lines = self._blotted(str(value)[: LONGEST_TRACE + _MORE])[:LONGEST_TRACE].split("\n")
+            return "\n".join(self._text(line, LONGEST_VALUE) for line in lines)
         return self._text(str(value), LONGEST_VALUE)
 
     def _plain(self, value: Any) -> Any:
@@ -63,12 +66,15 @@ class Cleaner:
         return value if _is_number(value) else self._text(str(value), LONGEST_VALUE)
 
     def _text(self, text: str, most: int) -> str:
-        if len(text) > most:
-            text = f"{text[:most]}... ({len(text)} characters)"
+        length, text = len(text), self._blotted(text[: most + _MORE])
+        if length > most:
+            text = f"{text[:most]}... ({length} characters)"
+        return text if text.isprintable() else "".join(map(_visible, text))
+
+    def _blotted(self, text: str) -> str:
         for secret in self._secrets:
             text = text.replace(secret, BLOT)
-        text = _PASSWORD.sub(rf"\1{BLOT}", text)
-        return text if text.isprintable() else "".join(map(_visible, text))
+        return _PASSWORD.sub(rf"\1{BLOT}", text)
 
 
 def _is_number(value: Any) -> bool:

@@ -112,6 +112,13 @@ def test_passwords_in_addresses_are_blotted_out(written, url):
     assert "s3cr3t" not in written("info", "a.b", url=url)
 
 
+@pytest.mark.parametrize("secret", [SECRET, "postgres://bob:s3cr3t-s3cr3t@db/x"])
+def test_a_secret_that_a_long_value_is_cut_in_the_middle_of_is_blotted_out(written, secret):
+    cut = secret.find("s3cr3t") + 3 if "@" in secret else 5
+    line = written("info", "a.b", error="y" * (LONGEST_VALUE - cut) + secret + "y" * 100)
+    assert secret[:cut][-3:] not in line.rpartition("yyy")[2]
+
+
 def test_words_that_are_short_are_no_secrets(written):
     assert "xylophone" in written("info", "a.b", what="xylophone")
 
