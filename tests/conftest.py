@@ -85,7 +85,10 @@ def pytest_collection_finish() -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """In CI everything can be had, so a skip hides something."""
-    return _skip_fails((yield))
+    report = _skip_fails((yield))
+    # A report with half a character, that a test wrote or logged, cannot be sent: the whole run would end there.
+    report.sections = [(title, text.encode(errors="backslashreplace").decode()) for title, text in report.sections]
+    return report
 
 
 @pytest.hookimpl(wrapper=True)
