@@ -33,7 +33,7 @@ from streams.terminal import printable
 
 __all__ = ["FRESH_SECONDS", "JobAdmin"]
 
-DRY_RUN = "dry_run"
+DRY_RUN, MASTER = "dry_run", "master"
 QUEUE, CARRY_OUT, CANCEL = "pipeline.queue_job", "pipeline.carry_out_job", "pipeline.cancel_job"
 #: The figures of a dry run that ended longer ago are confirmed no more.
 FRESH_SECONDS = 3600.0
@@ -116,7 +116,7 @@ class JobAdmin(ReadOnlyAdmin):
         if name not in kinds:
             raise Http404("There is no such kind of job.")
         form = job_form(name)(request.POST if request.method == "POST" else None, initial=request.GET.dict())
-        arguments = self._checked(name, form) if form.is_bound and form.is_valid() else None
+        arguments = self._checked(request, name, form) if form.is_bound and form.is_valid() else None
         if arguments is None:
             return self._page(request, "jobs/queue.html", title=f"Queue {name}", form=form, about=kinds[name].help)
         if DRY_RUN in arguments:
@@ -126,12 +126,17 @@ class JobAdmin(ReadOnlyAdmin):
         return self._queue_what_changes(request, name, arguments)
 
     @staticmethod
-    def _checked(name: str, form: JobForm) -> dict[str, Any] | None:
+    def _checked(request: HttpRequest, name: str, form: JobForm) -> dict[str, Any] | None:
         try:
-            return dict(job_kinds()[name].check(form.job_arguments()))
+            arguments = dict(job_kinds()[name].check(form.job_arguments()))
         except (PipelineError, ValueError) as error:
             form.refuse(str(error))
             return None
+        # executors are told how to reach the database: who may only try does not choose where they are
+        if arguments.get(MASTER) is not None and not request.user.has_perm(CARRY_OUT):
+            form.refuse(f"{MASTER} may be named with the permission {CARRY_OUT}; leave it empty for the site's own.")
+            return None
+        return arguments
 
     def _queue_what_changes(self, request: HttpRequest, name: str, arguments: dict[str, Any]) -> HttpResponse:
         """What cannot be run dry is shown once more before it is queued, to those who may have jobs carried out."""

@@ -99,6 +99,17 @@ def test_what_cannot_be_run_dry_is_for_those_who_may_and_asked_twice(staff, sett
     assert Job.objects.get().kind == "import_events"
 
 
+def test_who_may_only_try_does_not_choose_the_cluster(staff):
+    """Executors are told how to reach the database."""
+    client, entered = staff("queue_job"), {"what": "state", "master": "spark://elsewhere:7077"}
+    page = client.post(f"{QUEUE}?kind=resync", entered)
+    assert "pipeline.carry_out_job" in page.content.decode()
+    assert not Job.objects.exists()
+    User.objects.get().user_permissions.add(Permission.objects.get(codename="carry_out_job"))
+    assert client.post(f"{QUEUE}?kind=resync", entered).status_code == 302
+    assert Job.objects.get().arguments["master"] == entered["master"]
+
+
 @pytest.mark.parametrize(
     ("kind", "entered", "said"),
     [
