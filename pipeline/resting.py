@@ -1,4 +1,4 @@
-"""Maintenance that leaves the database to others most of the time: a good third of a core is what it takes at most."""
+"""Maintenance that leaves the database to others most of the time: less than half of a core is what it takes."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import TypeVar
 
 __all__ = ["resting"]
 
-_REST = 1.8
+_REST = 1.3
 """Seconds of rest for each second of work."""
 _LONGEST_REST = 1.5
 Step = TypeVar("Step")
 
 
 def resting(steps: Iterable[Step]) -> Iterator[Step]:
-    """The steps, each followed by a rest nearly twice as long as itself."""
+    """The steps, each followed by a rest that is longer than itself."""
     began = time.monotonic()
     for step in steps:
         yield step
