@@ -12,7 +12,7 @@ import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 
-import pipeline.admin
+import pipeline.job_admin
 from pipeline import job_views
 from pipeline.models import Job, JobState
 from replsite.snapshot import take_snapshot
@@ -112,7 +112,7 @@ def test_a_job_takes_as_long_as_it_does(monkeypatch, transactional_db):
     assert job_views.job_views(10, "default")[0].took == "0:01:30"
     client = Client()
     client.force_login(User.objects.create_superuser("boss"))
-    monkeypatch.setattr(pipeline.admin, "database_now", lambda using: began + timedelta(seconds=90))
+    monkeypatch.setattr(pipeline.job_admin, "database_now", lambda using: began + timedelta(seconds=90))
     assert "0:01:30" in client.get(f"/admin/pipeline/job/{job.pk}/change/").content.decode()
 
 
