@@ -13,7 +13,7 @@ from typing import Any
 
 from django.urls import reverse
 
-from events.admin_links import EventLink, event_links, page_number, room_url, shown, verdict_words
+from events.admin_links import EventLink, event_links, page_number, room_url, verdict_words
 from events.errors import ReadingError
 from events.explaining import Explanation, explain_visibility
 from events.json_for_people import json_for_people
@@ -24,6 +24,7 @@ from events.visibility_words import answer_in_words, reasons_in_words
 from state.deltas import StateKey
 from state.errors import StateError, UnknownRoomVersion
 from state.room_versions import room_version
+from streams.labels import shown
 
 __all__ = ["MOST_JSON", "event_page", "event_user"]
 

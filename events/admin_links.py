@@ -9,8 +9,9 @@ from django.contrib.admin.utils import quote
 from django.urls import reverse
 
 from events.models import Event
+from streams.labels import shown
 
-__all__ = ["EventLink", "event_links", "event_url", "link_of", "page_number", "room_url", "shown", "verdict_words"]
+__all__ = ["EventLink", "event_links", "event_url", "link_of", "page_number", "room_url", "verdict_words"]
 
 _COLUMNS = (
     "stream_ordering", "event_id", "type", "state_key", "sender", "outlier", "rejected_reason", "soft_failed", "redacted_by",
@@ -77,9 +78,3 @@ def page_number(asked: str | None, pages: int) -> int:
     """The page that an address asks for, if there is one of that number; else the first or the last."""
     number = int(asked) if asked is not None and asked.isascii() and asked.isdigit() and len(asked) < 9 else 1
     return min(max(number, 1), pages)
-
-
-def shown(text: str | None, most: int = 200) -> str:
-    """Text that may come from anybody, as it can stand on a page: control characters made visible, cut when it is long."""
-    clean = "".join(char if char.isprintable() else f"\\u{ord(char):04x}" for char in text or "")
-    return clean if len(clean) <= most else f"{clean[: most - 1]}…"

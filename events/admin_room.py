@@ -8,9 +8,10 @@ from typing import Any
 
 from django.db.models import Count, QuerySet
 
-from events.admin_links import EventLink, event_links, link_of, page_number, shown
+from events.admin_links import EventLink, event_links, link_of, page_number
 from events.models import BackwardExtremity, CurrentState, Event, EventEdge, ForwardExtremity, Room, TimelineGap
 from events.room_picture import Kind, Node, PictureEvent, draw
+from streams.labels import shown
 
 __all__ = ["room_page"]
 

@@ -14,7 +14,6 @@ from typing import Any
 
 from django.conf import settings
 
-from events.admin_links import shown
 from replsite import snapshot_rows as rows
 from replsite.job_rows import read_jobs
 from replsite.lag import EMPTY, Unread, Window, unread
@@ -55,6 +54,7 @@ from replsite.worker_rows import read_workers
 from streams import registry
 from streams.conf import stream_settings
 from streams.declaration import StreamDeclaration
+from streams.labels import shown
 from streams.one_view import one_view
 from streams.positions import DRAINING, RETIRED, linear_position, lowest_unread
 from streams.program_version import program_version

@@ -10,8 +10,8 @@ from typing import Any
 
 import orjson
 
-from events.admin_links import shown
 from replsite.snapshot_views import AcknowledgedView, CountView, SyncingView, WorkersView
+from streams.labels import shown
 
 __all__ = ["read_workers"]
 

@@ -1,4 +1,4 @@
-"""Names that peers choose, as labels of metrics and history: plain ones, and a bounded number of them (pure)."""
+"""What peers choose, for others to see: names as labels of metrics and history, texts on pages (pure)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Container, Sized
 from typing import Protocol
 
-__all__ = ["MOST_LABELS", "OTHER", "plain_label"]
+__all__ = ["MOST_LABELS", "OTHER", "plain_label", "shown"]
 
 MOST_LABELS = 100
 OTHER = "other"
@@ -21,3 +21,9 @@ def plain_label(name: str, known: _Known, most: int = MOST_LABELS) -> str:
     """The name, if it is plain and known, or there is room for one more; else ``other``."""
     is_plain = _PLAIN_NAME.fullmatch(name) and (name in known or len(known) < most)
     return name if is_plain else OTHER
+
+
+def shown(text: str | None, most: int = 200) -> str:
+    """Text that may come from anybody, as it can stand on a page: control characters made visible, cut when it is long."""
+    clean = "".join(char if char.isprintable() else f"\\u{ord(char):04x}" for char in text or "")
+    return clean if len(clean) <= most else f"{clean[: most - 1]}…"

@@ -18,12 +18,12 @@ from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
 
-from events.admin_links import shown
 from replsite.database_away import away_response
 from replsite.wording import counted
 from streams import database, ending
 from streams.conf import stream_settings
 from streams.errors import StreamError, UnknownWriter
+from streams.labels import shown
 from streams.liveness import resolve_writer
 from streams.models import Reader, StreamPosition
 

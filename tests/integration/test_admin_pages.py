@@ -7,8 +7,9 @@ from django.contrib.auth.models import Permission
 from django.urls import reverse
 
 from events import admin_event
-from events.admin_links import event_url, room_url, shown
+from events.admin_links import event_url, room_url
 from events.models import Event, EventJson, Room
+from streams.labels import shown
 from tests.made_rooms import ALICE, BOB, MadeRoom
 from tests.stored_rooms import store_room
 

@@ -93,7 +93,8 @@ def test_a_connection_that_the_database_ended_is_made_anew(kept, piece):
     rows(piece)
     with connection.cursor() as cursor:
         cursor.execute(
-            "SELECT count(pg_terminate_backend(pid, 10000)) FROM pg_stat_activity WHERE application_name = 'replsite spark reads'"
+            "SELECT count(pg_terminate_backend(pid, 10000)) FROM pg_stat_activity "
+            "WHERE application_name = 'replsite spark reads' AND datname = current_database()"
         )
         assert cursor.fetchone()[0] == 1
     assert len(rows(piece)) == 6

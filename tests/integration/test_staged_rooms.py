@@ -128,7 +128,8 @@ def test_a_worker_killed_in_the_middle_of_a_large_room_leaves_nothing_but_its_pr
     arguments = [*map(str, planned[0]), str(JOB), dsn("default")]
     done = subprocess.run([sys.executable, "-c", KILLED, *arguments], cwd=PROJECT, check=False, timeout=120)
     assert done.returncode == -9
-    gone = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'replsite spark staging'"
+    gone = """SELECT count(*) FROM pg_stat_activity
+              WHERE application_name = 'replsite spark staging' AND datname = current_database()"""
     wait_until(lambda: rows(gone) == [(0,)])
     assert rows(f"SELECT count(*) FROM {table_name(JOB, 'result_event')}") == [(0,)]
     assert rows(f"SELECT count(*) FROM {table_name(JOB, WORKING.name)}") == [(1,)]

@@ -54,7 +54,10 @@ def start_script(database_url):
 
 def tasks_are_at_work() -> bool:
     with connection.cursor() as cursor:
-        cursor.execute("SELECT count(*) FROM pg_stat_activity WHERE application_name = %s", [STAGING])
+        cursor.execute(
+            "SELECT count(*) FROM pg_stat_activity WHERE application_name = %s AND datname = current_database()",
+            [STAGING],
+        )
         return bool(cursor.fetchone()[0])
 
 

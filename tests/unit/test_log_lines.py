@@ -15,7 +15,7 @@ import structlog
 from structlog.contextvars import bound_contextvars
 
 from streams import log_lines
-from streams.log_lines import BLOT, LONGEST_VALUE, Cleaner, logging_config
+from streams.log_lines import BLOT, LONGEST_VALUE, Cleaner, _Stderr, logging_config
 from streams.logs import Condition, get_logger, one_line
 
 SECRET = "hunter2hunter2"
@@ -244,3 +244,15 @@ def test_a_condition_is_told_when_it_begins_and_when_it_is_over():
 
 def test_an_error_that_says_nothing_is_told_by_its_class():
     assert one_line(TimeoutError()) == "TimeoutError"
+
+
+@pytest.mark.parametrize("closed", [True, False])
+def test_a_line_that_cannot_be_written_stays_what_it_is_for_others(closed):
+    stream = io.StringIO()
+    handler = _Stderr(stream)
+    record = logging.LogRecord("a", logging.ERROR, "", 1, "%d", ("no number",), None)
+    if closed:
+        stream.close()
+    handler.handle(record)
+    assert (record.msg, record.args) == ("%d", ("no number",))
+    assert closed or stream.getvalue() == "a line could not be made\n"

@@ -19,6 +19,7 @@ def test_json_says_times_in_iso_and_severity_in_a_word():
         "word": "stuck",
         "severity": "wrong",
         "sentence": "Restart it.",
+        "command": "",
     }
     assert plain["readers"][0]["streams"][0]["positions"] == {"master": 10}
 
