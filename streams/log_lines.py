@@ -7,7 +7,6 @@ that the site names, and passwords in addresses. Fields of the connection or req
 
 from __future__ import annotations
 
-import copy
 import json
 import logging
 import math
@@ -91,12 +90,12 @@ class _Stderr(logging.StreamHandler[Any]):
     """Standard error; a line that cannot be made is told as a line, not as a trace between them."""
 
     def handleError(self, record: logging.LogRecord) -> None:
-        if isinstance(sys.exc_info()[1], OSError) or self.stream.closed or getattr(record, "is_second", False):
-            return  # nobody reads
-        second = copy.copy(record)  # other handlers may get the line as it is
-        second.msg, second.args, second.exc_info = "a line could not be made", (), None
-        second.is_second = True
-        self.emit(second)
+        if isinstance(sys.exc_info()[1], OSError) or self.stream.closed:
+            return  # nobody reads; other handlers may get the line as it is
+        record.msg, record.args, record.exc_info = "a line could not be made", (), None
+        if not getattr(record, "is_second", False):
+            record.is_second = True
+            self.emit(record)
 
 
 def _add_process(_: Any, __: str, event: EventDict) -> EventDict:
