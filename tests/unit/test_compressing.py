@@ -157,6 +157,14 @@ def needs_of(result):
     return needs
 
 
+@pytest.mark.parametrize("names", [("m.a", "m.b"), ("m.b", "m.c"), ("x", "y"), ("1", "2")])
+def test_entries_that_swap_their_values_make_another_state(names):
+    keys = [(name, "") for name in names]
+    one, other = dict(zip(keys, ("$1", "$2"), strict=True)), dict(zip(keys, ("$2", "$1"), strict=True))
+    found = compressed((0, None, one, Need.STATE), (1, 0, other, Need.STATE))
+    assert (states_of(found)[0], states_of(found)[1]) == (one, other)
+
+
 @given(STEPS, st.lists(st.sampled_from(list(Need)), min_size=130, max_size=130))
 def test_any_groups_keep_their_states_and_the_bounds_hold(steps, wanted):
     builder, _ = grown(steps)
