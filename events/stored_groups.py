@@ -1,7 +1,7 @@
 """The stored state groups of a room as whoever reads them sees them, compared with others by digests (pure).
 
 A digest is a sum over the entries of a state, so it follows from that of the group below and the changes: comparing the states
-of all events of a room takes time in proportion to the delta rows. Digests are good within one process only. Rows may be
+of all events of a room takes time in proportion to the delta rows. Rows may be
 damaged in any way: what is missing is treated as a reader does that meets it.
 """
 
@@ -11,6 +11,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
+from state.compressing import entry_digest
 from state.deltas import GroupBuilder, StateKey
 
 __all__ = ["DeltaRow", "Digests", "GroupRow", "StoredGroups"]
@@ -20,10 +21,6 @@ GroupRow = tuple[int, int | None, int, int, int, int]
 DeltaRow = tuple[int, int, str, str, str | None]
 """(chain, group, type, state key, event ID or null)."""
 _MASK = 2**64 - 1
-
-
-def _of_entry(key: StateKey, event_id: str | None) -> int:
-    return 0 if event_id is None else hash((key, event_id))
 
 
 class Digests:
@@ -49,7 +46,7 @@ class Digests:
         found = 0 if prev is None else self._known[prev]
         for key, event_id in changes.items():
             old = None if prev is None else self._builder.lookup(prev, key)
-            found += _of_entry(key, event_id) - _of_entry(key, old)
+            found += entry_digest(key, event_id) - entry_digest(key, old)
         return found & _MASK
 
 
@@ -99,7 +96,7 @@ class StoredGroups:
         for last, group in pairwise([None, *members]):
             for key, event_id in self._changes.get(chain, {}).get(group or 0, {}).items():
                 old = self._lookup(chain, last, base, key)
-                digest += _of_entry(key, event_id) - _of_entry(key, old)
+                digest += entry_digest(key, event_id) - entry_digest(key, old)
             digest &= _MASK
             if group in self.rows and self.rows[group][2] == chain:
                 self.digests[group] = digest

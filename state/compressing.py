@@ -22,7 +22,7 @@ from hashlib import blake2b
 from state.deltas import GroupBuilder, StateKey
 from state.errors import StepTooLarge
 
-__all__ = ["Compression", "Need", "WrittenRows"]
+__all__ = ["Compression", "Need", "WrittenRows", "entry_digest"]
 
 _LATEST = 4
 """Groups that a state which is stored in full is compared with."""
@@ -118,7 +118,7 @@ class Compression:
     def _digest(self, place: _Place) -> int:
         digest = 0 if place.base is None else self._digests[place.base]
         for key, new in place.changes.items():
-            digest += _of_entry(key, new) - _of_entry(key, self._old(place.base, key))
+            digest += entry_digest(key, new) - entry_digest(key, self._old(place.base, key))
         return digest & _MASK
 
     def _step(self, place: _Place, digest: int, changes: Changes) -> int:
@@ -174,8 +174,11 @@ class Compression:
         self._latest.append(number)
 
 
-def _of_entry(key: StateKey, event_id: str | None) -> int:
-    """A sum over Python's hashes of tuples would take two entries that swap their values for the same."""
+def entry_digest(key: StateKey, event_id: str | None) -> int:
+    """What an entry adds to the digest of a state.
+
+    Sums over Python's own hashes of tuples would take two entries that swap their values for the same.
+    """
     if event_id is None:
         return 0
     text = "\0".join((*key, event_id)).encode(errors="surrogatepass")
