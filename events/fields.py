@@ -16,6 +16,7 @@ __all__ = [
     "optional_identifier",
     "references",
     "required",
+    "shown",
     "storable",
 ]
 
@@ -32,14 +33,14 @@ def required(event: Mapping[str, Any], name: str, kind: type) -> Any:
     except KeyError:
         raise EventRefused(Reason.MISSING_KEY, f"{name} is missing") from None
     if type(value) is not kind:
-        raise EventRefused(Reason.WRONG_TYPE, f"{name} is {_shown(value)} and should be {_KINDS[kind]}")
+        raise EventRefused(Reason.WRONG_TYPE, f"{name} is {shown(value)} and should be {_KINDS[kind]}")
     return value
 
 
 def storable(value: Any, name: str, limit_bytes: int | None = IDENTIFIER_LIMIT_BYTES) -> str:
     """A string that a text column can hold: no NUL, nothing that UTF-8 cannot say, and not too long for an index."""
     if type(value) is not str:
-        raise EventRefused(Reason.WRONG_TYPE, f"{name} is {_shown(value)} and should be a string")
+        raise EventRefused(Reason.WRONG_TYPE, f"{name} is {shown(value)} and should be a string")
     if "\0" in value:
         raise EventRefused(Reason.NUL_CHARACTER, f"{name} holds the character U+0000, which cannot be stored")
     size = len(value) if value.isascii() else _encoded_size(value, name)
@@ -62,7 +63,7 @@ def identifier(event: Mapping[str, Any], name: str, sigil: str = "") -> str:
         return found
     value = storable(required(event, name, str), name)
     if not value.startswith(sigil):
-        raise EventRefused(Reason.BAD_IDENTIFIER, f"{name} is {_shown(value)} and should begin with {sigil!r}")
+        raise EventRefused(Reason.BAD_IDENTIFIER, f"{name} is {shown(value)} and should begin with {sigil!r}")
     return value
 
 
@@ -97,7 +98,7 @@ def boolean(value: Any, name: str) -> bool:
     if value is None:
         return False
     if type(value) is not bool:
-        raise EventRefused(Reason.WRONG_TYPE, f"{name} is {_shown(value)} and should be a boolean")
+        raise EventRefused(Reason.WRONG_TYPE, f"{name} is {shown(value)} and should be a boolean")
     return value
 
 
@@ -118,17 +119,18 @@ def references(event: Mapping[str, Any], name: str, version: RoomVersion, own_id
 def _reference(value: Any, name: str) -> str:
     reference = storable(value, f"an entry of {name}")
     if not reference.startswith("$"):
-        raise EventRefused(Reason.BAD_REFERENCE, f"{name} names {_shown(reference)}, which is no event ID")
+        raise EventRefused(Reason.BAD_REFERENCE, f"{name} names {shown(reference)}, which is no event ID")
     return reference
 
 
 def _old_reference(entry: Any, name: str) -> Any:
     """The ID in ``[id, {"sha256": hash}]``, the form of room versions 1 and 2."""
     if type(entry) is not list or len(entry) != 2:
-        raise EventRefused(Reason.BAD_REFERENCE, f"{name} holds {_shown(entry)}; it should hold pairs of ID and hashes")
+        raise EventRefused(Reason.BAD_REFERENCE, f"{name} holds {shown(entry)}; it should hold pairs of ID and hashes")
     return entry[0]
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """A value for a message: plain ones shortened, of others only what they are, however deep they go."""
     text = repr(value) if type(value) in (str, int, float, bool, type(None)) else _KINDS.get(type(value), "a value")
     return text if len(text) <= 100 else text[:100] + "…"

@@ -20,7 +20,7 @@ from events import hashes
 from events.canonical import encode_examined, examine
 from events.decoding import decode_event, decode_plain
 from events.errors import EventRefused, NotCanonical, Reason
-from events.fields import boolean, identifier, integer, optional_identifier, references, required, storable
+from events.fields import boolean, identifier, integer, optional_identifier, references, required, shown, storable
 from state.errors import UnknownRoomVersion
 from state.room_versions import RoomVersion, room_version
 
@@ -282,7 +282,7 @@ def _bare_version(event: Mapping[str, Any], versions: Mapping[str, str]) -> str:
     if event.get("type") == "m.room.create":
         content = event.get("content")
         name = content.get("room_version", "1") if isinstance(content, dict) else "1"
-        return str(name)
+        return name if isinstance(name, str) else shown(name)
     if isinstance(room_id, str):
         if room_id in versions:
             return versions[room_id]
@@ -296,7 +296,7 @@ def _bare_version(event: Mapping[str, Any], versions: Mapping[str, str]) -> str:
 
 def _version(name: Any) -> RoomVersion:
     if not isinstance(name, str):
-        raise EventRefused(Reason.WRONG_TYPE, f"room_version is {name!r} and should be a string")
+        raise EventRefused(Reason.WRONG_TYPE, f"room_version is {shown(name)} and should be a string")
     try:
         return room_version(name)
     except UnknownRoomVersion as error:
@@ -322,7 +322,7 @@ def _ids(event: Mapping[str, Any], version: RoomVersion, plain: bool, given_id: 
     hashed = version.ids_are_hashes
     event_id = hashes.event_id(event, version, plain=plain) if hashed else identifier(event, "event_id", "$")
     if given_id is not None and given_id != event_id:
-        raise EventRefused(Reason.WRONG_EVENT_ID, f"said to be {given_id!r}, but the event is {event_id}")
+        raise EventRefused(Reason.WRONG_EVENT_ID, f"said to be {shown(given_id)}, but the event is {event_id}")
     if version.room_id_is_create_hash and event.get("type") == "m.room.create":
         if "room_id" in event:
             raise EventRefused(Reason.BAD_IDENTIFIER, f"a create event of version {version.name} has no room_id")

@@ -401,3 +401,13 @@ def test_a_row_of_a_create_event_announces_its_version():
     first = stored_events("v9_restricted")[0]
     event = json.dumps(first["json"]).encode()
     assert announced_version(event, {}) == announced_version(event) == (first["room_id"], "9")
+
+
+@pytest.mark.parametrize("opened, closed", [("[", "]"), ('{"a":', "}")])
+@pytest.mark.parametrize("key, reason", [("event_id", Reason.WRONG_EVENT_ID), ("room_version", Reason.WRONG_TYPE)])
+def test_what_a_wrapper_says_may_be_nested_as_deep_as_can_be_read(key, reason, opened, closed):
+    for depth in range(850, 1010):
+        text = line().replace(b'"room_version": "10"', f'"{key}": {opened * depth}1{closed * depth}'.encode())
+        given = text if key == "room_version" else text.replace(b'"event_id"', b'"room_version": "10", "event_id"')
+        assert refusal(given).reason in (reason, Reason.TOO_DEEP)
+        assert announced_version(given.replace(b"m.room.message", b"m.room.create")) is None
