@@ -7,6 +7,7 @@ form is refused by name.
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -73,20 +74,33 @@ def _files(name: str) -> list[Path]:
             f"{name} is the sink of a streaming query: only Spark can tell which of its files count. "
             "Read it with Spark and write it anew, or name the files."
         )
-    hidden = ("_", ".")
     files = (file for file in path.rglob("*.parquet") if file.is_file())
-    found = sorted(file for file in files if not file.relative_to(path).as_posix().startswith(hidden))
+    found = sorted(file for file in files if not _is_hidden(file.relative_to(path)))
     if not found:
         raise UnusableSource(f"The folder {name} holds no *.parquet files. Name the files, or another folder.")
     return found
 
 
+def _is_hidden(path: Path) -> bool:
+    """As Spark sees it: what a job that was killed left in ``_temporary`` is no part of a table, wherever it lies."""
+    return any(part.startswith(("_", ".")) and "=" not in part for part in path.parts)
+
+
 def _file(path: Path) -> Input:
     try:
+        str(path).encode()
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise UnusableSource(
+                f"{path} is no file that can be read more than once, by several tasks. Write what it gives to a file first."
+            )
         with path.open("rb") as file:
             head = file.read(len(synapse_rows.MAGIC))
         form = _form(head)
         identity = _identity(path, form)
+    except UnicodeEncodeError as error:
+        raise UnusableSource(
+            f"The name {str(path)!r} is no UTF-8, so it cannot be written down. Rename the file."
+        ) from error
     except OSError as error:
         raise UnusableSource(f"Cannot read {path}: {error.strerror}. Name readable files.") from error
     return Input(str(path), str(path), form, identity)

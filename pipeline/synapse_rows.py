@@ -17,6 +17,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 import msgspec
 import psycopg2
+from psycopg2.extensions import parse_dsn
 
 from pipeline.errors import UnusableSource
 from pipeline.parts import BrokenLine, Form, Line, Part
@@ -86,8 +87,21 @@ _METADATA = msgspec.json.Decoder(_Metadata)
 
 
 def name_of(dsn: str) -> str:
-    """A PostgreSQL URL as people may see it: without passwords."""
-    url = urlsplit(dsn)
+    """A PostgreSQL URL as people may see it: without passwords. Raises ``UnusableSource``.
+
+    A character that ends the password for one reader of URLs and not for another would leave a piece of it in the name.
+    """
+    try:
+        parse_dsn(dsn)
+        url = urlsplit(dsn)
+        misread = "@" in url.path + url.query + url.fragment
+    except (psycopg2.ProgrammingError, ValueError):
+        misread = True
+    if misread:
+        raise UnusableSource(
+            "A postgresql:// URL that was named cannot be read; it is not repeated here, because of its password. Check the "
+            "names of its parameters, and write special characters of user name and password as %XX, such as %2F for a slash."
+        ) from None
     user, at, host = url.netloc.rpartition("@")
     query = urlencode([(key, value) for key, value in parse_qsl(url.query) if key not in _SECRETS])
     return urlunsplit((url.scheme, user.partition(":")[0] + at + host, url.path, query, ""))

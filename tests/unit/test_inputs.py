@@ -48,11 +48,17 @@ def test_each_form_is_known_by_its_content(tmp_path):
 
 
 def test_a_folder_is_all_its_parquet_files_in_order_but_for_hidden_ones(tmp_path):
-    for name in ("day=2/b.parquet", "day=1/z.parquet", "day=1/c.parquet", "_temporary/0/x.parquet", ".hidden.parquet"):
+    hidden = ("_temporary/0/x.parquet", ".hidden.parquet", "day=1/_temporary/0/x.parquet", "day=1/.c.parquet")
+    for name in ("day=2/b.parquet", "day=1/z.parquet", "_key=1/c.parquet", *hidden):
         parquet(tmp_path / name)
     write(tmp_path / "_SUCCESS", b"")
     found = [one.name for one in open_inputs([str(tmp_path)])]
-    assert found == [str(tmp_path / name) for name in ("day=1/c.parquet", "day=1/z.parquet", "day=2/b.parquet")]
+    assert found == [str(tmp_path / name) for name in ("_key=1/c.parquet", "day=1/z.parquet", "day=2/b.parquet")]
+
+
+def fifo(path):
+    os.mkfifo(path)
+    return path
 
 
 @pytest.mark.parametrize(
@@ -62,6 +68,9 @@ def test_a_folder_is_all_its_parquet_files_in_order_but_for_hidden_ones(tmp_path
         (lambda folder: folder, "holds no .*parquet files"),
         (lambda folder: parquet(folder / "_spark_metadata" / "0").parents[1], "sink of a streaming query"),
         (lambda folder: write(folder / "cut", b"SQLite format 3\0cut"), "Cannot read .*cut"),
+        (lambda folder: fifo(folder / "fifo"), "fifo is no file that can be read more than once"),
+        (lambda folder: "/dev/zero", "/dev/zero is no file that can be read more than once"),
+        (lambda folder: write(folder / "bad\udcff.jsonl", b""), "no UTF-8, so it cannot be written down"),
     ],
 )
 def test_what_cannot_be_read_is_refused_by_name(tmp_path, made, words):

@@ -158,6 +158,23 @@ def test_people_see_no_passwords(url, shown):
     assert name_of(url) == shown
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://u:s3cret@[bad/db",
+        "postgresql://u:s3%zzcret@h/db",
+        "postgresql://u:s3/cret@h/db",
+        "postgresql://u:s3?cret@h/db",
+        "postgresql://u:s3#cret@h/db",
+        "postgresql://u@h/db?PASSWORD=s3cret",
+    ],
+)
+def test_a_url_that_may_show_a_piece_of_its_password_is_refused_and_not_repeated(url):
+    with pytest.raises(UnusableSource, match="cannot be read; it is not repeated here") as refused:
+        name_of(url)
+    assert "s3" not in str(refused.value) and "cret" not in str(refused.value)
+
+
 def test_told_values_are_plain(file):
     told = rows(file)[0].told
     assert json.loads(json.dumps(told)) == told and isinstance(told["outlier"], bool)
