@@ -25,6 +25,7 @@ from state.errors import UnknownRoomVersion
 from state.room_versions import RoomVersion, room_version
 
 __all__ = [
+    "ANNOUNCING",
     "LARGEST_STREAM_ORDERING",
     "SIZE_LIMIT_BYTES",
     "ParsedEvent",
@@ -42,6 +43,8 @@ LINE_LIMIT_BYTES = 1024 * 1024
 SIZE_LIMIT_BYTES = 65_536
 """Largest event in canonical form, what this server added itself (``unsigned``) not counted."""
 LARGEST_STREAM_ORDERING = 2**63 - 1
+ANNOUNCING = b"m.room.create"
+"""What stands in every line that ``announced_version`` learns from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +215,7 @@ def announced_version(line: bytes, told: Mapping[str, Any] | None = None) -> tup
 
     Cheap for lines that cannot be one. Never raises: what is wrong with a line is found by ``parse_line``.
     """
-    if b"m.room.create" not in line or len(line) > LINE_LIMIT_BYTES:
+    if ANNOUNCING not in line or len(line) > LINE_LIMIT_BYTES:
         return None
     try:
         parsed = parse_line(line) if told is None else parse_row(line, told)

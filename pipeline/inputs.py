@@ -14,9 +14,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from events.parsing import ANNOUNCING
 from pipeline import lines, parquet_rows, synapse_rows
 from pipeline.errors import SourceChanged, UnusableSource
-from pipeline.parts import BrokenLine, Form, Line, Part
+from pipeline.parts import BrokenLine, Form, Line, Part, PassedLines
 
 __all__ = [
     "MOST_FILES",
@@ -185,13 +186,13 @@ def _parts(stack: ExitStack, number: int, one: Input, part_bytes: int) -> list[P
     return lines.parts_of(number, Path(one.path), part_bytes)
 
 
-def announcing_rows(part: Part, limit_bytes: int) -> Iterator[Line | BrokenLine]:
-    """Those rows of a part that may tell a room's version to others; all lines of a file whose lines must be counted, too."""
+def announcing_rows(part: Part, limit_bytes: int) -> Iterator[Line | BrokenLine | PassedLines]:
+    """Those rows of a part that may tell a room's version to others; what comes last tells how many lines a file has."""
     if part.form is Form.PARQUET:
         return parquet_rows.announcing_rows(part)
     if part.form in (Form.POSTGRESQL, Form.SQLITE):
         return synapse_rows.announcing_rows(part)
-    return lines.read_lines(part, limit_bytes)
+    return lines.announcing_lines(part, limit_bytes, ANNOUNCING)
 
 
 def read_part(part: Part, limit_bytes: int) -> Iterator[Line | BrokenLine]:

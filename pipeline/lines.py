@@ -8,16 +8,19 @@ of a line.
 from __future__ import annotations
 
 import gzip
+import sys
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from pipeline.parts import HEAD_BYTES, BrokenLine, Form, Line, Part
+from pipeline.parts import HEAD_BYTES, BrokenLine, Form, Line, Part, PassedLines
 
-__all__ = ["compression_of", "parts_of", "read_lines"]
+__all__ = ["announcing_lines", "compression_of", "parts_of", "read_lines"]
 
 _CHUNK_BYTES = 1024 * 1024
+#: Behind a part only the rest of its last line is wanted.
+_BEHIND_BYTES = 64 * 1024
 _MAGIC = {b"\x1f\x8b": Form.GZIP, b"\x28\xb5\x2f\xfd": Form.ZSTD}
 #: A frame that holds no data and is to be skipped may begin a Zstandard file, too.
 _SKIPPABLE_ZSTD = (b"\x2a\x4d\x18", range(0x50, 0x60))
@@ -46,17 +49,25 @@ def parts_of(file: int, path: Path, part_bytes: int) -> list[Part]:
 
 def read_lines(part: Part, limit_bytes: int) -> Iterator[Line | BrokenLine]:
     """The part's lines in order. Raises ``OSError`` when the file cannot be read."""
+    return _cut(part, lambda length: _Cutter(limit_bytes, length))
+
+
+def announcing_lines(part: Part, limit_bytes: int, word: bytes) -> Iterator[Line | BrokenLine | PassedLines]:
+    """The part's lines that hold ``word``, perhaps others too, and last how many lines there are. Raises ``OSError``."""
+    return _cut(part, lambda length: _Finder(limit_bytes, length, word))
+
+
+def _cut(part: Part, cutter: Callable[[int | None], _Cutter]) -> Iterator[Any]:
     if part.form is Form.ZSTD:
-        yield from _split(_zstd_chunks(part.path), limit_bytes, None)
+        yield from cutter(None).cut(_zstd_chunks(part.path))
         return
     with Path(part.path).open("rb") as raw:
         if part.form is Form.GZIP:
-            yield from _split(_gzip_chunks(gzip.GzipFile(fileobj=raw)), limit_bytes, None)
-        else:
-            begin = _seek_first_line(raw, part.start)
-            length = None if part.end is None else part.end - begin
-            if length is None or length > 0:
-                yield from _split(_chunks(raw.read), limit_bytes, length)
+            yield from cutter(None).cut(_gzip_chunks(gzip.GzipFile(fileobj=raw)))
+            return
+        begin = _seek_first_line(raw, part.start)
+        length = None if part.end is None else max(part.end - begin, 0)
+        yield from cutter(length).cut(_chunks_within(raw.read, length))
 
 
 def _seek_first_line(raw: IO[bytes], start: int) -> int:
@@ -73,6 +84,15 @@ def _seek_first_line(raw: IO[bytes], start: int) -> int:
 def _chunks(read: Callable[[int], bytes], size: int = _CHUNK_BYTES) -> Iterator[bytes]:
     while chunk := read(size):
         yield chunk
+
+
+def _chunks_within(read: Callable[[int], bytes], length: int | None) -> Iterator[bytes]:
+    """The first ``length`` bytes and, in chunks of their own, what comes behind them."""
+    left = length
+    while left is not None and left > 0 and (chunk := read(min(left, _CHUNK_BYTES))):
+        left -= len(chunk)
+        yield chunk
+    yield from _chunks(read, _CHUNK_BYTES if length is None else _BEHIND_BYTES)
 
 
 def _gzip_chunks(source: gzip.GzipFile) -> Iterator[bytes | Broken]:
@@ -120,67 +140,96 @@ def _from(read: Callable[[int], bytes], offset: int, piece: int) -> Iterator[byt
     yield from _chunks(read, piece)
 
 
-def _split(chunks: Iterator[Any], limit: int, length: int | None) -> Iterator[Line | BrokenLine]:
-    """Cut chunks into lines; only lines that begin within the first ``length`` bytes."""
-    cutter = _Cutter(limit, length)
-    for chunk in chunks:
-        if isinstance(chunk, tuple):
-            yield cutter.broken_off(*chunk)
-            return
-        yield from cutter.feed(chunk)
-        if cutter.finished:
-            return
-    yield from cutter.last()
-
-
 class _Cutter:
-    """Collects bytes until a line is whole; of a line beyond the limit only the head is kept."""
+    """Collects bytes until a line is whole; of a line beyond the limit only the head is kept.
+
+    Lines are cut that begin within the first ``length`` bytes; no chunk reaches over that place.
+    """
 
     def __init__(self, limit: int, length: int | None) -> None:
         self._limit = limit
-        self._length = length
+        self._end = sys.maxsize if length is None else length
         self._number = 1
         self._offset = 0  # where the line that is being collected begins
         self._collected: list[bytes] = []
         self._size = 0
 
-    @property
-    def finished(self) -> bool:
-        """Whether the next line begins outside the part."""
-        return self._length is not None and self._offset >= self._length
+    def cut(self, chunks: Iterator[Any]) -> Iterator[Line | BrokenLine | PassedLines]:
+        """What the chunks hold, until a line would begin outside the part."""
+        while self._offset < self._end and (chunk := next(chunks, None)) is not None:
+            if isinstance(chunk, tuple):
+                yield self._broken_off(*chunk)
+                return
+            yield from self._feed(chunk)
+        if self._size and (found := self._line(b"", 0)) is not None:  # the file ends without a line feed
+            yield found
 
-    def feed(self, chunk: bytes) -> Iterator[Line | BrokenLine]:
+    def _feed(self, chunk: bytes) -> Iterator[Line | BrokenLine]:
         *ended, rest = chunk.split(b"\n")
         for piece in ended:
-            self._add(piece)
-            yield from self._line(len(b"\n"))
-            if self.finished:
+            if (found := self._line(piece, len(b"\n"))) is not None:
+                yield found
+            if self._offset >= self._end:
                 return
-        self._add(rest)
+        self._collect(rest)
 
-    def _add(self, piece: bytes) -> None:
+    def _collect(self, piece: bytes) -> None:
         if piece:
             kept = self._limit + 1 - self._size
             if kept > 0:
                 self._collected.append(piece[:kept])
             self._size += len(piece)
 
-    def _line(self, separator: int) -> Iterator[Line | BrokenLine]:
-        content = b"".join(self._collected)
-        if self._size > self._limit:
-            detail = f"{self._size} bytes, the limit is {self._limit}"
-            yield BrokenLine(self._number, "line-too-long", detail, content[:HEAD_BYTES])
-        elif not content.isspace() and content:
-            yield Line(self._number, content)
-        self._offset += self._size + separator
-        self._number += 1
-        self._collected, self._size = [], 0
-
-    def last(self) -> Iterator[Line | BrokenLine]:
-        """The line that the file ends with when it has no line feed."""
+    def _line(self, piece: bytes, separator: int) -> Line | BrokenLine | None:
+        """The line that ends with this piece, null for a blank one."""
+        content, size = piece, len(piece)
         if self._size:
-            yield from self._line(0)
+            self._collect(piece)
+            content, size = b"".join(self._collected), self._size
+            self._collected, self._size = [], 0
+        number = self._number
+        self._number += 1
+        self._offset += size + separator
+        if size > self._limit:
+            detail = f"{size} bytes, the limit is {self._limit}"
+            return BrokenLine(number, "line-too-long", detail, content[:HEAD_BYTES])
+        return None if not content or content.isspace() else Line(number, content)
 
-    def broken_off(self, reason: str, error: Exception) -> BrokenLine:
+    def _broken_off(self, reason: str, error: Exception) -> BrokenLine:
         """What stands for the rest of an archive that cannot be read on."""
-        return BrokenLine(self._number, reason, str(error), b"".join(self._collected)[:HEAD_BYTES])
+        number = self._number
+        self._number += 1
+        return BrokenLine(number, reason, str(error), b"".join(self._collected)[:HEAD_BYTES])
+
+
+class _Finder(_Cutter):
+    """Passes over lines without a word in them, as many at a time as a chunk holds whole; the others come out."""
+
+    def __init__(self, limit: int, length: int | None, word: bytes) -> None:
+        super().__init__(limit, length)
+        self._word = word
+
+    def cut(self, chunks: Iterator[Any]) -> Iterator[Line | BrokenLine | PassedLines]:
+        yield from super().cut(chunks)
+        yield PassedLines(self._number - 1)
+
+    def _feed(self, chunk: bytes) -> Iterator[Line | BrokenLine]:
+        first, last = chunk.find(b"\n") + 1, chunk.rfind(b"\n") + 1
+        yield from super()._feed(chunk[:first])  # with what was collected before
+        if self._offset >= self._end:
+            return
+        yield from self._whole(chunk[first:last])
+        self._collect(chunk[last:])
+
+    def _whole(self, lines: bytes) -> Iterator[Line | BrokenLine]:
+        begin = 0
+        while (place := lines.find(self._word, begin)) >= 0:
+            start, end = lines.rfind(b"\n", 0, place) + 1, lines.find(b"\n", place) + 1
+            self._pass(lines, begin, start)
+            yield from super()._feed(lines[start:end])
+            begin = end
+        self._pass(lines, begin, len(lines))
+
+    def _pass(self, lines: bytes, begin: int, end: int) -> None:
+        self._number += lines.count(b"\n", begin, end)
+        self._offset += end - begin

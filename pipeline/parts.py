@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-__all__ = ["HEAD_BYTES", "TOLD", "BrokenLine", "Form", "Line", "Part"]
+__all__ = ["HEAD_BYTES", "TOLD", "BrokenLine", "Form", "Line", "Part", "PassedLines"]
 
 HEAD_BYTES = 300
 """How much of a broken line is kept."""
@@ -66,3 +66,10 @@ class BrokenLine:
     reason: str
     detail: str
     head: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PassedLines:
+    """Up to this number there are lines that nobody asked for."""
+
+    number: int

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from pipeline.lines import parts_of, read_lines
-from pipeline.parts import HEAD_BYTES, BrokenLine, Line
+from pipeline import lines as lines_module
+from pipeline.lines import announcing_lines, parts_of, read_lines
+from pipeline.parts import HEAD_BYTES, BrokenLine, Line, PassedLines
 
 LIMIT = 100
 
@@ -135,3 +136,66 @@ def test_parts_give_every_line_once_wherever_they_are_cut(tmp_path_factory, line
     whole = [line.content for line in read(path)[0]]
     assert [line.content for part in read(path, part_bytes) for line in part] == whole
     assert whole == [line for line in lines if line.strip()]
+
+
+# --- lines that hold a word -------------------------------------------------------------------------------------------
+
+WORD = b"word"
+PIECES = st.sampled_from([b"\n", b"word", b"wo", b"rd", b" ", b"\r", b"x", b"x" * 20])
+CONTENT = st.lists(PIECES, max_size=60).map(b"".join)
+
+
+def holding(found):
+    return [line for line in found if isinstance(line, Line) and WORD in line.content]
+
+
+def announcing(part, limit=LIMIT):
+    *lines, last = announcing_lines(part, limit, WORD)
+    return lines, last
+
+
+@given(CONTENT, st.integers(1, 50), st.integers(1, 12), st.integers(1, 60))
+def test_lines_that_hold_a_word_are_those_that_are_found_by_reading_all(
+    tmp_path_factory, content, limit, chunk, part_bytes
+):
+    path = tmp_path_factory.mktemp("parts") / "in"
+    path.write_bytes(content)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lines_module, "_CHUNK_BYTES", chunk)
+        for part in parts_of(0, path, part_bytes):
+            assert holding(announcing(part, limit)[0]) == holding(read_lines(part, limit))
+
+
+@given(CONTENT, st.integers(1, 12), st.integers(1, 60))
+def test_all_parts_together_have_the_files_lines_with_blank_ones(tmp_path_factory, content, chunk, part_bytes):
+    path = tmp_path_factory.mktemp("parts") / "in"
+    path.write_bytes(content)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lines_module, "_CHUNK_BYTES", chunk)
+        lasts = [announcing(part)[1] for part in parts_of(0, path, part_bytes)]
+    assert sum(last.number for last in lasts) == len(content.split(b"\n")) - content.endswith(b"\n") - (not content)
+
+
+@given(CONTENT, st.integers(1, 12))
+def test_chunks_may_end_anywhere(tmp_path_factory, content, chunk):
+    path = tmp_path_factory.mktemp("parts") / "in"
+    path.write_bytes(content)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lines_module, "_CHUNK_BYTES", chunk)
+        small = read(path, limit=30)
+    assert small == read(path, limit=30)
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, zstd])
+def test_an_archive_that_breaks_off_counts_the_line_it_breaks_in(file, pack):
+    lines = b"".join(b"line %d of some length %d\n" % (n, n * n * 7919) for n in range(30_000))
+    (part,) = parts_of(0, file(pack(lines)[:-2000]), 1)
+    found, last = announcing(part)
+    assert last == PassedLines(list(read_lines(part, LIMIT))[-1].number) and last.number > 1000
+    assert isinstance(found[-1], BrokenLine) and len(found) < 1000
+
+
+def test_a_line_beyond_the_limit_is_not_given_for_its_word(file):
+    (part,) = parts_of(0, file(b"a\n" + WORD + b"y" * LIMIT + b"\n" + WORD + b"\n\n"), 1 << 20)
+    found, last = announcing(part)
+    assert [line.number for line in holding(found)] == [3] and last == PassedLines(4)
