@@ -42,10 +42,13 @@ FROM {{result_room}} WHERE {_of_batch()} ORDER BY room_id
 ON CONFLICT (room_id) DO NOTHING RETURNING room_id
 """
 #: Rows that need no reserved ID. IDs of events are hashes: in their order they find the pages of an index one after the other.
+#: The JSON is fetched event by event: a join would be free to read the staged events whole, for every batch of rooms again.
 _PLAIN = (
     f"""
     INSERT INTO events_eventjson (event_id, room_version, json)
-    SELECT r.event_id, e.room_version, e.json FROM {{result_event}} r JOIN {{event}} e USING (seq) WHERE {_of_batch()}
+    SELECT r.event_id, e.room_version, e.json FROM {{result_event}} r
+    CROSS JOIN LATERAL (SELECT room_version, json FROM {{event}} staged WHERE staged.seq = r.seq OFFSET 0) e
+    WHERE {_of_batch()}
     """,
     f"""
     INSERT INTO events_eventedge (event_id, prev_event_id)

@@ -45,7 +45,7 @@ log_checkpoints = off
 timezone = 'UTC'
 log_timezone = 'UTC'
 """
-_LEAST_BUFFERS_MB, _MOST_BUFFERS_MB = 128, 1024
+_LEAST_BUFFERS_MB, _MOST_BUFFERS_MB = 128, 4096
 # Commits stay synchronous: a killed server loses nothing, only a crash of the machine may.
 _UNSAFE_BUT_FAST = ("fsync=off", "full_page_writes=off")
 

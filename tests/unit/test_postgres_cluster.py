@@ -9,7 +9,7 @@ from replsite.postgres.cluster import _memory, shared_buffers_mb
 GB = 1024**3
 
 
-@pytest.mark.parametrize(("memory", "buffers"), [(GB // 2, 128), (2 * GB, 256), (8 * GB, 1024), (64 * GB, 1024)])
+@pytest.mark.parametrize(("memory", "buffers"), [(GB // 2, 128), (2 * GB, 256), (8 * GB, 1024), (64 * GB, 4096)])
 def test_buffers_are_an_eighth_of_the_memory_within_bounds(memory, buffers):
     assert shared_buffers_mb(memory, durable=True) == buffers
 
