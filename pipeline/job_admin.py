@@ -180,13 +180,15 @@ class JobAdmin(ReadOnlyAdmin):
         if not request.user.has_perm(CARRY_OUT):
             raise PermissionDenied
         dry = self._job(number)
-        why_not = _why_not(dry)
+        title = f"Carry out {dry.kind}?"
+        if (why_not := _why_not(dry)) is not None:
+            shown = dry.arguments if isinstance(dry.arguments, dict) else {"arguments": dry.arguments}
+            return self._confirm(request, title, [why_not], shown, dry=dry)
         arguments = {**dry.arguments, DRY_RUN: False}
-        if request.method == "POST" and why_not is None:
+        if request.method == "POST":
             return self._queue(request, dry.kind, arguments, dry)
-        sentences = [why_not] if why_not else ["What the dry run has shown is done for good, with the same arguments."]
-        button = "" if why_not else f"Carry out {dry.kind}"
-        return self._confirm(request, f"Carry out {dry.kind}?", sentences, arguments, button=button, dry=dry)
+        sentences = ["What the dry run has shown is done for good, with the same arguments."]
+        return self._confirm(request, title, sentences, arguments, button=f"Carry out {dry.kind}", dry=dry)
 
     # --- cancel -------------------------------------------------------------------------------------------------------
 
@@ -258,6 +260,8 @@ def _confirmed_by(dry: models.Job) -> int | None:
 
 def _why_not(dry: models.Job) -> str | None:
     """Why a job's figures cannot be confirmed; null: they can."""
+    if not isinstance(dry.arguments, dict):
+        return f"The arguments of job {dry.pk} are no JSON object, so no kind of job can use them. Queue another one."
     if not _is_dry(dry) or dry.kind not in job_kinds():
         return f"Job {dry.pk} is no dry run of a kind of job that there is."
     if dry.state != models.JobState.DONE or dry.finished_at is None:

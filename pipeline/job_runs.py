@@ -17,13 +17,22 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
-from django.db import DatabaseError, DataError, IntegrityError, InterfaceError, connections, transaction
+from django.db import DatabaseError, IntegrityError, InterfaceError, connections, transaction
 from django.db.models import F
 from django.db.models.functions import Now
 
 from pipeline.errors import CarriedOut, JobCancelled, JobInterrupted, JobLost, QueueFull, UnknownJob, UnusableArguments
 from pipeline.job_counts import count_rows
-from pipeline.jobs import JobLock, begin_job, end_cancelled_job, end_run, hold_lock, resumable_job, show_progress
+from pipeline.jobs import (
+    JobLock,
+    begin_job,
+    end_cancelled_job,
+    end_run,
+    hold_lock,
+    resumable_job,
+    show_progress,
+    storable_arguments,
+)
 from pipeline.models import Job, JobState
 from pipeline.progress import Progress
 from pipeline.spark_steps import spark_steps
@@ -120,6 +129,8 @@ class JobRun:
     """A job at work in this process, as its kind sees it."""
 
     def __init__(self, job: Job, using: str, stream: TextIO, keeper: Keeper | None = None) -> None:
+        if not isinstance(job.arguments, dict):
+            raise UnusableArguments(f"The arguments of job {job.pk} are no JSON object. Queue another one.")
         self.id = job.pk
         self.arguments: Mapping[str, Any] = job.arguments
         self.using = using
@@ -225,14 +236,10 @@ def _queued(job: Job, using: str) -> Job:
     """The row of a job that waits."""
     job.state, job.queued_at = JobState.QUEUED, Now()
     try:
-        with transaction.atomic(using=using):
+        with storable_arguments(), transaction.atomic(using=using):
             job.save(using=using, force_insert=True)
     except IntegrityError as error:
         raise CarriedOut(f"Dry run {job.confirmed_from} was confirmed already, and is carried out once.") from error
-    except DataError as error:
-        raise UnusableArguments(
-            "The arguments hold a character that JSON in PostgreSQL cannot: NUL or half of a pair."
-        ) from error
     return job
 
 

@@ -97,9 +97,16 @@ class Figure:
 
 def figures_of(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None) -> list[Figure]:
     """Figures side by side, those of before first; at most 200."""
-    old, new = before or {}, after or {}
+    old, new = (_named(found) for found in (before, after))
     names = list(dict.fromkeys([*old, *new]))[:_MOST_FIGURES]
     return [Figure(printable(name), *_pair(old.get(name), new.get(name))) for name in names]
+
+
+def _named(found: Any) -> Mapping[str, Any]:
+    """JSON of another service's row may be anything."""
+    if found is None or isinstance(found, Mapping):
+        return found or {}
+    return {"figures": found}
 
 
 def _pair(before: Any, after: Any) -> tuple[str, str, str]:

@@ -8,20 +8,29 @@ import signal
 import sys
 import textwrap
 import threading
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import pytest
 from django.core.management import CommandError, call_command
 from django.db import connection
+from django.db.models import JSONField, Value
 
 from pipeline import job_runs
 from pipeline.errors import JobCancelled, JobLost, QueueFull, UnknownJob, UnusableArguments
 from pipeline.job_queue import MOST_ATTEMPTS, JobServer, requeue_killed
 from pipeline.job_runs import queue_job, run_job
 from pipeline.job_views import job_views
-from pipeline.jobs import CancelOutcome, begin_job, cancel_job, hold_lock, killed_jobs
+from pipeline.jobs import (
+    CancelOutcome,
+    abandoned_jobs,
+    begin_job,
+    cancel_job,
+    hold_lock,
+    killed_jobs,
+    resumable_job,
+)
 from pipeline.models import Job, JobState
-from streams.database import DatabaseError
+from streams.database import DatabaseError, direct_connection
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -88,6 +97,43 @@ def test_a_job_tells_its_figures_before_and_after_and_how_it_ended(kind):
     assert job.asked_by
 
 
+def test_a_job_that_begins_is_never_seen_without_its_lock():
+    seen = []
+
+    class Looking:
+        """Others look at the moment at which the lock is taken."""
+
+        def take(self, job):
+            with closing(direct_connection("default", application_name="test")) as other, other.cursor() as cursor:
+                cursor.execute("SELECT count(*) FROM pipeline_job")
+                seen.append(cursor.fetchone()[0])
+            return True
+
+    begin_job(Looking(), "walk", {}, "default")
+    assert seen == [0] and Job.objects.count() == 1
+
+
+@pytest.mark.parametrize("word", ["a\0b", "half \udcff"])
+def test_arguments_that_no_row_can_hold_are_unusable(kind, word):
+    kind()
+    for begin in (
+        lambda told: run_job("walk", told, stream=io.StringIO()),
+        lambda told: queue_job("walk", told, "ann"),
+    ):
+        with pytest.raises(UnusableArguments, match="hold a character"):
+            begin({"why": word})
+    assert not Job.objects.exists()
+
+
+def test_a_job_whose_leftovers_are_being_removed_is_not_resumed_meanwhile():
+    ended = Job.objects.create(kind="walk", state=JobState.FAILED, arguments={})
+    with hold_lock("default") as removing, hold_lock("default") as resuming:
+        assert abandoned_jobs(removing, "walk", [], "default") == [ended.pk]
+        assert resumable_job(resuming, "walk", {}, "default") is None
+    with hold_lock("default") as later:
+        assert resumable_job(later, "walk", {}, "default") == ended
+
+
 def test_a_job_that_fails_says_why(kind):
     def fail(step):
         raise ValueError("the disk is full")
@@ -122,6 +168,22 @@ def test_a_job_that_fails_does_not_keep_the_next_one(kind):
     queue_job("check streams", {}, "ann")
     server = serve()
     assert (server.done, server.failed) == (1, 1)
+
+
+@pytest.mark.parametrize("arguments", [["steps", 1], "steps", None])
+def test_a_job_whose_arguments_are_no_object_fails_in_words(kind, arguments):
+    """Such a row is none of ours; it must not keep the next one."""
+    steps = kind()
+    bad, good = queue_job("walk", {}, "ann"), queue_job("walk", {"steps": 1}, "ann")
+    Job.objects.filter(pk=bad.pk).update(arguments=Value(arguments, JSONField()))
+    server = serve()
+    bad.refresh_from_db()
+    assert (bad.state, bad.error) == (
+        JobState.FAILED,
+        f"The arguments of job {bad.pk} are no JSON object. Queue another one.",
+    )
+    assert (server.done, server.failed, steps.taken) == (1, 1, [0])
+    assert Job.objects.get(pk=good.pk).state == JobState.DONE
 
 
 def test_a_queued_job_begins_at_once_where_somebody_waits(kind):
@@ -380,6 +442,8 @@ def test_the_command_queues_lists_and_runs(run_manage):
         (["show", "99"], 1, "no job 99"),
         (["queue", "fly"], 1, "no kind"),
         (["queue", "censor", "{"], 2, "no JSON"),
+        (["queue", "censor", "[" * 100_000], 2, "nested deeper"),
+        (["cancel", "9" * 30], 1, "no job 999"),
         (["queue", "censor", '{"days": -1}'], 2, "days"),
         (["queue", "censor", '{"weeks": 1}'], 2, "weeks"),
         (["--limit", "0"], 2, "--limit"),

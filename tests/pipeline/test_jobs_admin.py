@@ -7,6 +7,7 @@ from datetime import timedelta
 import pytest
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Permission, User
+from django.db.models import JSONField, Value
 from django.db.models.functions import Now
 from django.test import Client
 
@@ -211,6 +212,18 @@ def test_only_fresh_figures_of_a_dry_run_can_be_confirmed(staff, dry, changed, s
         assert said in method(f"{LIST}{dry.pk}/carry-out/").content.decode()
     assert not Job.objects.filter(confirmed_from=dry.pk).exists()
     assert "carry-out" not in client.get(f"{LIST}{dry.pk}/change/").content.decode()
+
+
+@pytest.mark.parametrize("arguments", [["days", 7], "days", 7, None])
+def test_arguments_that_are_no_object_are_told_and_not_carried_out(staff, dry, arguments):
+    """Nothing of ours writes such a row; another service may."""
+    Job.objects.filter(pk=dry.pk).update(arguments=Value(arguments, JSONField()), before=["due"])
+    client = staff("carry_out_job")
+    for method in (client.get, client.post):
+        page = method(f"{LIST}{dry.pk}/carry-out/")
+        assert (page.status_code, "are no JSON object" in page.content.decode()) == (200, True)
+    assert client.get(LIST).status_code == client.get(f"{LIST}{dry.pk}/change/").status_code == 200
+    assert Job.objects.count() == 1
 
 
 @pytest.mark.parametrize("method", ["get", "post"])
