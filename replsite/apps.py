@@ -17,8 +17,8 @@ class ReplsiteConfig(AppConfig):
         from replsite import checks  # noqa: PLC0415 - Django is ready only now
         from streams import log_lines  # noqa: PLC0415
 
-        register(checks.check_databases)
-        register(checks.check_settings)
+        for check in (checks.check_databases, checks.check_settings, checks.check_https):
+            register(check)
         if apps.is_installed("events"):  # a service may use the commands alone
             from replsite import process_metrics  # noqa: PLC0415
 

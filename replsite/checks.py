@@ -2,6 +2,7 @@
 
     replsite.E001   a database that is not PostgreSQL
     replsite.E002   a setting of the site that cannot be used
+    replsite.W001   pages are for HTTPS alone, and nothing can tell that a request came by HTTPS
 
 The checks open no connection.
 """
@@ -12,13 +13,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from django.conf import settings
-from django.core.checks import CheckMessage, Error
+from django.core.checks import CheckMessage, Error, Warning
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 
 from replsite.forwarded import networks_of
 
-__all__ = ["check_databases", "check_settings"]
+__all__ = ["check_databases", "check_https", "check_settings"]
 
 
 def check_databases(**_: Any) -> list[CheckMessage]:
@@ -42,6 +43,21 @@ def check_settings(**_: Any) -> list[CheckMessage]:
     return [
         Error(text, hint="See docs/reference/settings.md for its default.", id="replsite.E002") for text in _wrong()
     ]
+
+
+def check_https(**_: Any) -> list[CheckMessage]:
+    """The site's own servers speak plain HTTP: behind them every request would be sent to HTTPS, for ever."""
+    is_told = getattr(settings, "REPLSITE_PROXY_NETWORKS", ()) or settings.SECURE_PROXY_SSL_HEADER
+    if is_told or not settings.SECURE_SSL_REDIRECT:
+        return []
+    hint = (
+        "Name the proxy that speaks HTTPS, for instance REPLSITE_PROXY_NETWORKS=127.0.0.1/32, and let it set X-Forwarded-Proto"
+        " (docs/how-to/run-in-production.md). Where the server itself speaks HTTPS, silence this by SILENCED_SYSTEM_CHECKS."
+    )
+    text = (
+        "REPLSITE_HTTPS_ONLY is set and REPLSITE_PROXY_NETWORKS is empty: browsers are sent to HTTPS again and again."
+    )
+    return [Warning(text, hint=hint, id="replsite.W001")]
 
 
 def _wrong() -> Iterator[str]:

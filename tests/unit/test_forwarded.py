@@ -69,3 +69,49 @@ async def test_a_client_without_an_address_is_left_alone():
 def test_a_setting_that_is_no_network_is_refused_by_name():
     with pytest.raises(ImproperlyConfigured, match="REPLSITE_PROXY_NETWORKS"):
         networks_of(["localhost"])
+
+
+# --- a proxy that nobody named ------------------------------------------------------------------------------------------
+
+
+async def ask(application, peer, headers=tuple(HEADERS), kind="http"):
+    await application({"type": kind, "scheme": "http", "client": [peer, 5], "headers": headers}, None, None)
+
+
+def told(caplog):
+    return [record.getMessage() for record in caplog.records if "proxy.not_named" in record.getMessage()]
+
+
+@pytest.fixture
+def of_nobody():
+    """Everything is passed on, and only 10.0.0.0/8 is believed."""
+
+    async def application(scope, receive, send): ...
+
+    with override_settings(REPLSITE_PROXY_NETWORKS=["10.0.0.0/8"]):
+        yield Forwarded(application)
+
+
+@pytest.mark.parametrize("is_https_only", [True, False])
+async def test_a_proxy_that_is_not_named_is_told_once_with_what_to_do(of_nobody, caplog, is_https_only):
+    with override_settings(SECURE_SSL_REDIRECT=is_https_only):
+        for _ in range(3):
+            await ask(of_nobody, "192.0.2.1")
+    (line,) = told(caplog)
+    assert "192.0.2.1" in line and "REPLSITE_PROXY_NETWORKS" in line
+    assert ("in a circle" in line) == is_https_only
+
+
+async def test_each_proxy_is_told_but_no_flood_of_them(of_nobody, caplog):
+    for number in range(50):
+        await ask(of_nobody, f"192.0.2.{number}", kind="websocket" if number % 2 else "http")
+    assert len(told(caplog)) == 10
+    assert "192.0.2.9" in told(caplog)[-1]
+
+
+@pytest.mark.parametrize("said", [b"http", b"", b"ftp"])
+async def test_who_does_not_claim_https_is_not_told_of(of_nobody, caplog, said):
+    await ask(of_nobody, "192.0.2.1", [(b"x-forwarded-proto", said)])
+    await ask(of_nobody, "192.0.2.1", [])
+    await ask(of_nobody, "10.0.0.1")
+    assert told(caplog) == []
