@@ -1,7 +1,8 @@
 """ASGI entry point: three protocols side by side.
 
 ``http`` and ``websocket`` are for people (admin, live page, metrics, health), ``tcp`` is the replication port
-(``docs/reference/tcp-scope.md``). A server that offers only some of them, such as plain daphne, uses only those.
+(``docs/reference/tcp-scope.md``). A server that offers only some of them, such as plain daphne, uses only those. Whoever loads
+this serves, so the process shows its own metrics from now on.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from channels.routing import ProtocolTypeRouter, URLRouter  # noqa: E402
 from replsite.dashboard.origin import SameOrigin  # noqa: E402
 from replsite.database_away import DenyWhileDatabaseAway  # noqa: E402
 from replsite.forwarded import Forwarded  # noqa: E402
+from replsite.process_metrics import listen  # noqa: E402
 from streams.replication.consumer import ReplicationConsumer  # noqa: E402
 
 if importlib.util.find_spec("replsite.dashboard") and importlib.util.find_spec("replsite.dashboard.routing"):
@@ -36,3 +38,4 @@ application = ProtocolTypeRouter(
         "tcp": ReplicationConsumer.as_asgi(),
     }
 )
+listen()

@@ -3,7 +3,8 @@
 Three ways to have them right with several processes, told in ``docs/how-to/monitor-with-prometheus.md``:
 
 - one process, or one whose address the scrape names: they stand on ``/metrics`` beside the cluster's;
-- ``REPLSITE_METRICS_PORTS``: every process has a port of its own for them, and ``/metrics`` shows the cluster alone, which is
+- ``REPLSITE_METRICS_PORTS``: every process that serves has a port of its own for them (a command that does one thing and is gone
+  has none), and ``/metrics`` shows the cluster alone, which is
   the same from any process;
 - ``PROMETHEUS_MULTIPROC_DIR``: processes of one host write them to files there, and ``/metrics`` of any of them shows the sums.
   What is kept in plain counters (``_PLAIN``) is written along every second, and at the end.
@@ -32,10 +33,11 @@ from replsite.hot_metrics import HOT, HotCollector
 from replsite.metric_name import MetricName, name_of
 from replsite.synapse_metrics import SynapseNames
 from streams import waiting
+from streams.command_line import service_begins
 from streams.follow import delays
 from streams.logs import get_logger
 
-__all__ = ["PROCESS", "PlainFigures", "WaitCollector", "begin", "folder_of_processes", "registries"]
+__all__ = ["PROCESS", "PlainFigures", "WaitCollector", "begin", "folder_of_processes", "listen", "registries"]
 
 log = get_logger(__name__)
 FLUSH_SECONDS = 1.0
@@ -156,12 +158,12 @@ def registries() -> list[CollectorRegistry]:
     return [] if _ports() else [_OF_THIS]
 
 
-_has_begun = False
+_has_begun = _has_listened = False
 
 
 # --- a process that begins ----------------------------------------------------------------------------------------------
 def begin() -> None:
-    """Called when Django is ready: count, and show it where the settings say. Once, however often apps are loaded."""
+    """Called when Django is ready: count, and write it to files if the settings say so. Once, however often apps are loaded."""
     global _has_begun  # noqa: PLW0603 - one per process by its nature
     if _has_begun:
         return
@@ -172,7 +174,15 @@ def begin() -> None:
         _flush_for_ever()
         os.register_at_fork(after_in_child=_flush_for_ever)
         atexit.register(_FIGURES.flush)
-    elif ports := _ports():
+    service_begins.connect(listen, dispatch_uid="replsite.process_metrics")
+
+
+def listen(**_: Any) -> None:
+    """Called where a process begins to serve: show what it counts on a port of its own, if the settings name any. Once."""
+    global _has_listened  # noqa: PLW0603 - one per process by its nature
+    ports = () if folder_of_processes() else _ports()
+    if ports and not _has_listened:
+        _has_listened = True
         _listen(ports)
 
 

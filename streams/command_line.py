@@ -7,10 +7,11 @@ command's own parser, and other tests hold the rest alike (``tests/unit/test_com
 from __future__ import annotations
 
 from argparse import RawDescriptionHelpFormatter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import IO, Any, ClassVar, cast
 
 from django.core.management.base import BaseCommand, CommandParser, DjangoHelpFormatter
+from django.dispatch import Signal
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -18,10 +19,12 @@ from rich.text import Text
 from streams import service_manager
 from streams.terminal import printable
 
-__all__ = ["EXIT_STATUS", "HelpFormatter", "SiteCommand"]
+__all__ = ["EXIT_STATUS", "HelpFormatter", "SiteCommand", "service_begins"]
 
 #: How every command of ours ends.
 EXIT_STATUS = "exit status: 0 all well; 1 found or left something wrong; 2 unusable arguments"
+#: Sent in a process that is to work until it is told to end, before it does.
+service_begins = Signal()
 
 _WIDE = 10_000  # columns where no terminal is: nothing is cut or folded
 _WIDEST_EXAMPLE = 64  # what is said about a longer one stands on a line of its own
@@ -58,6 +61,26 @@ class SiteCommand(BaseCommand):
     def told_examples(self) -> Sequence[tuple[str, str]]:
         """The examples that its help shows."""
         return self.examples
+
+    def is_service(self, options: Mapping[str, Any]) -> bool:
+        """Whether it works until it is told to end; others do one thing and are gone."""
+        return False
+
+    def execute(self, *args: Any, **options: Any) -> str | None:
+        """Django's; says before whether a service begins."""
+        if self.is_service(options):
+            service_begins.send(type(self))
+        return super().execute(*args, **options)
+
+    def run_from_argv(self, argv: list[str]) -> None:
+        """Django's; a word that is no UTF-8 can stand in no column, file or message, so none is taken."""
+        self._called_from_command_line = True  # so that an error ends the process, as in Django's
+        for word in argv[2:]:
+            try:
+                word.encode()
+            except UnicodeEncodeError:
+                self.create_parser(argv[0], argv[1]).error(f"{word!r} is no UTF-8. Check the encoding of the terminal.")
+        super().run_from_argv(argv)
 
     def tell_ready(self, line: str) -> None:
         """Say on standard output, and to the service manager, that the process does its work from now on."""

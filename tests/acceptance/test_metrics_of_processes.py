@@ -131,12 +131,17 @@ def test_with_ports_each_process_shows_its_own_and_the_site_the_cluster_alone(se
     assert cluster(scrape(one.http)).keys() == cluster(scrape(other.http)).keys()
 
 
-def test_processes_take_the_ports_of_a_range_one_after_another_and_go_on_without_one(serve):
+def test_processes_take_the_ports_of_a_range_one_after_another_and_go_on_without_one(serve, start_manage):
     port = free_ports(1)[0]
     one, other = serve(REPLSITE_METRICS_PORTS=str(port)), serve(REPLSITE_METRICS_PORTS=str(port))
     get(one, 4)
     assert scrape(f"127.0.0.1:{port}")[REQUESTS,] >= 4
     assert scrape(other.http)["replsite_snapshot_up",] == 1
+    append = start_manage(
+        "append", "caches", "--count", "1", env={"REPLSITE_METRICS_PORTS": str(port)}, stderr=subprocess.PIPE
+    )
+    _, said = append.communicate(timeout=60)
+    assert (append.returncode, "metrics." in said) == (0, False), "what does one thing and is gone asks for no port"
 
 
 @pytest.mark.parametrize("ports", ["x", "9101-y", "9-"])

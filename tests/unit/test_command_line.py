@@ -9,9 +9,9 @@ import shlex
 from collections.abc import Iterator
 
 import pytest
-from django.core.management import get_commands, load_command_class
+from django.core.management import call_command, get_commands, load_command_class
 
-from streams.command_line import EXIT_STATUS, SiteCommand
+from streams.command_line import EXIT_STATUS, SiteCommand, service_begins
 from streams.maintenance import subjects
 
 ROOMS = ("replsite", "pipeline", "events", "state", "streams")
@@ -51,6 +51,13 @@ UNUSABLE = [
     "streams retire",
     "timeline",
 ]
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_words_that_are_no_utf8_are_unusable_arguments(name, capsys):
+    with pytest.raises(SystemExit) as ended:
+        command(name).run_from_argv(["manage.py", name, "!x\udcff:a.test"])
+    assert ended.value.code == 2 and "is no UTF-8" in capsys.readouterr().err
 
 
 def command(name: str) -> SiteCommand:
@@ -178,3 +185,65 @@ def test_nothing_in_a_table_is_markup_or_moves_the_cursor() -> None:
 def test_cells_say_yes_no_and_nothing() -> None:
     row = printed([[True, False], [None, 7]]).splitlines()[3:5]
     assert [line.strip("│").replace(" ", "").split("│") for line in row] == [["yes", "no"], ["", "7"]]
+
+
+# --- services -------------------------------------------------------------------------------------------------------------
+
+
+SERVICES = {"follow", "pipeline", "runhandlers", "runjobs", "runreplication", "serve"}
+
+
+def parsed(typed: str) -> tuple[SiteCommand, dict]:
+    name, *rest = shlex.split(typed)
+    found = command(name)
+    return found, vars(found.create_parser("manage.py", name).parse_args(rest))
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_what_works_until_it_is_told_to_end_is_a_service(name):
+    typed = {"follow": "follow tcp://127.0.0.1:1", "pipeline": "pipeline run"}.get(name, name)
+    if name in SERVICES:
+        found, options = parsed(typed)
+        assert found.is_service(options)
+    else:
+        assert not command(name).is_service({})
+
+
+@pytest.mark.parametrize(
+    "typed",
+    ["follow tcp://127.0.0.1:1 --until events=5", "follow tcp://127.0.0.1:1 --timeout 5", "pipeline run --until-idle 0",
+     "runhandlers --once", "runjobs --once"],
+)  # fmt: skip
+def test_a_run_with_an_end_of_its_own_is_none(typed):
+    found, options = parsed(typed)
+    assert not found.is_service(options)
+
+
+class _Fleeting(SiteCommand):
+    """What ``handle`` saw."""
+
+    requires_system_checks = ()
+    asked_for = False
+    began: list[object]
+
+    def is_service(self, options):
+        return self.asked_for
+
+    def handle(self, *args, **options):
+        return str(len(self.began))
+
+
+@pytest.mark.parametrize("asked_for", [True, False])
+def test_a_service_says_that_it_begins_before_it_works(asked_for):
+    begun = _Fleeting(stdout=io.StringIO())
+    begun.asked_for, begun.began = asked_for, []
+
+    def hear(sender, **_):
+        begun.began.append(sender)
+
+    service_begins.connect(hear)
+    try:
+        assert call_command(begun) == str(int(asked_for))
+    finally:
+        service_begins.disconnect(hear)
+    assert begun.began == [_Fleeting] * asked_for

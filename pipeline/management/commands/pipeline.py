@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from collections.abc import Mapping
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
@@ -38,6 +39,9 @@ class Command(SiteCommand):
         parser.add_argument(
             "--until-idle", type=float, metavar="SECONDS", help="end when nothing was left for this long"
         )
+
+    def is_service(self, options: Mapping[str, Any]) -> bool:
+        return options.get("until_idle") is None
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Run, and print the vectors reached as the last line."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
@@ -36,6 +37,9 @@ class Command(SiteCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         """Declare the options."""
         parser.add_argument("--once", action="store_true", help="end when nothing is queued")
+
+    def is_service(self, options: Mapping[str, Any]) -> bool:
+        return not options.get("once")
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Serve, and give the writer's name back at the end."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
@@ -36,6 +37,9 @@ class Command(SiteCommand):
             "--redis", metavar="URL", help="publish the lines on this Redis too: redis://HOST:PORT[/DB][?channel=NAME]"
         )
         add_server_arguments(parser)
+
+    def is_service(self, options: Mapping[str, Any]) -> bool:
+        return True
 
     def handle(self, *args: Any, **options: Any) -> None:
         from replsite.asgi import application  # noqa: PLC0415 - loads the reactor

@@ -6,7 +6,7 @@ import argparse
 import asyncio
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +78,9 @@ class Command(SiteCommand):
         parser.add_argument(
             "--timeout", type=_seconds, metavar="SECONDS", help="give up after this time: exit status 1"
         )
+
+    def is_service(self, options: Mapping[str, Any]) -> bool:
+        return not (options.get("until") or options.get("timeout"))
 
     def handle(self, *args: Any, **options: Any) -> None:
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import signal
 import threading
+from collections.abc import Mapping
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
@@ -44,6 +45,9 @@ class Command(SiteCommand):
             help="be told of facts by this replication server, not by the table alone",
         )
         parser.add_argument("--once", action="store_true", help="handle what is there now, then end")
+
+    def is_service(self, options: Mapping[str, Any]) -> bool:
+        return not options.get("once")
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Run them side by side; the first that cannot go on ends all."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
@@ -30,6 +31,9 @@ class Command(SiteCommand):
             "--bind", default="127.0.0.1:9092", metavar="HOST:PORT", help="where to listen (default: %(default)s)"
         )
         add_server_arguments(parser)
+
+    def is_service(self, options: Mapping[str, Any]) -> bool:
+        return True
 
     def handle(self, *args: Any, **options: Any) -> None:
         from streams.replication.consumer import ReplicationConsumer  # noqa: PLC0415 - loads the reactor
