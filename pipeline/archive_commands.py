@@ -54,7 +54,7 @@ def run_as_job(command: BaseCommand, kind: str, arguments: Mapping[str, Any]) ->
             return run_job(kind, arguments, stream=stream)
     except UnusableArguments as error:
         raise CommandError(str(error), returncode=2) from error
-    except (EventsError, PipelineError, StreamError) as error:
+    except (EventsError, PipelineError, StreamError, OSError) as error:
         raise CommandError(str(error), returncode=1) from error
     except (DatabaseError, database.DatabaseError) as error:
         raise CommandError(database.explain(error), returncode=1) from error

@@ -15,7 +15,7 @@ from pipeline.archive_format import Manifest
 from pipeline.cuts import CUTS, check_cut, depth_of_cut
 from pipeline.errors import UnusableArguments
 from pipeline.job_runs import JobRun
-from pipeline.kinds import only
+from pipeline.kinds import flag, only
 from pipeline.masters import check_master
 
 __all__ = ["ARCHIVE", "ARCHIVE_NAMES", "ArchiveKind", "archive_facts", "archive_first", "check_archive"]
@@ -77,7 +77,7 @@ class ArchiveKind:
         if not isinstance(room, str) or not room:
             raise UnusableArguments("room must be the ID of a room.")
         cut = check_cut(arguments, optional=True)
-        flags = {"delete_local": bool(arguments.get("delete_local", False)), **check_archive_options(arguments)}
+        flags = {"delete_local": flag(arguments, "delete_local"), **check_archive_options(arguments)}
         return {"room": room, "folder": str(folder_of_archives(arguments.get("folder"))), **cut, **flags}
 
     def run(self, run: JobRun) -> Mapping[str, Any]:

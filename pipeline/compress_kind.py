@@ -16,7 +16,7 @@ from events.purging import only_purge
 from events.questions import can_be_stored
 from pipeline.errors import JobCancelled, UnusableArguments
 from pipeline.job_runs import Count, JobRun, register
-from pipeline.kinds import only
+from pipeline.kinds import flag, only
 from pipeline.resting import resting
 from state.compressing import WrittenRows
 
@@ -43,7 +43,7 @@ class CompressStateKind:
             raise UnusableArguments("rooms must be a list of room IDs.")
         if isinstance(least, bool) or not isinstance(least, int | float) or not 0 <= least <= 100:
             raise UnusableArguments(f"least_saving must be a number from 0 to 100, not {least!r:.100}.")
-        return {"rooms": rooms, "least_saving": least, "dry_run": bool(arguments.get("dry_run", False))}
+        return {"rooms": rooms, "least_saving": least, "dry_run": flag(arguments, "dry_run")}
 
     def run(self, run: JobRun) -> Mapping[str, Any]:
         """Room by room; the summary has rows before and after, of the rooms that shrank."""

@@ -1,7 +1,7 @@
 """Exporting tables to Parquet through Spark, all of one snapshot (driver, with Django).
 
     FOLDER/events/room_bucket=3/day=2026-01-31/part-….parquet      rows by room and position
-    FOLDER/export.json                                             written last: what is in the folder
+    FOLDER/export.json                                             put there last: what is in the folder
 
 A room has one bucket (``export_tables.room_bucket``), so 100,000 rooms make no more folders than 100 do, and a file's
 statistics tell which rooms it has. Each table is written beside the old one, its rows are counted against the database's, and
@@ -39,6 +39,7 @@ __all__ = ["MANIFEST", "ExportRequest", "TableFigures", "export_tables"]
 
 MANIFEST = "export.json"
 PARTIAL = ".partial"
+OLD = ".replaced"
 _FORMAT = 1
 _DAY_MS = 86_400_000
 _ROWS_PER_PIECE = 50_000
@@ -86,9 +87,9 @@ def export_tables(run: JobRun, request: ExportRequest) -> dict[str, Any]:
         with disk_full(), _snapshot(request.folder, run.using) as (cursor, name):
             return _Export(run, request, cursor, name).write()
     except BaseException as error:
-        for table in request.tables:
+        for name in (*request.tables, MANIFEST):
             with suppress(OSError):
-                shutil.rmtree(_partial(request.folder, table))
+                _remove(_partial(request.folder, name))
         if isinstance(error, DiskFull):
             raise DiskFull(
                 f"The disk of {request.folder}, or that of Spark's scratch files, is full: what was in the folder is as it was. "
@@ -141,18 +142,15 @@ class _Export:
     def write(self) -> dict[str, Any]:
         """All tables, then each in its place, then the manifest."""
         request = self._request
-        for table in request.tables:
-            shutil.rmtree(_partial(request.folder, table), ignore_errors=True)
+        names = (*request.tables, MANIFEST)
+        _settle(request.folder)
+        for name in names:
+            _remove(_partial(request.folder, name))
         with site_session("export", request.master) as spark:
             figures = {table: self._table(spark, TABLES[table]) for table in request.tables}
         manifest = self._manifest(figures)
-        (request.folder / MANIFEST).unlink(missing_ok=True)
-        for table in request.tables:
-            place = request.folder / table
-            if place.exists():
-                shutil.rmtree(place)
-            _partial(request.folder, table).rename(place)
-        _write_manifest(request.folder, manifest)
+        _partial(request.folder, MANIFEST).write_text(json.dumps(manifest, indent=1))
+        _put_in_place(request.folder, names)
         return manifest
 
     def _manifest(self, figures: Mapping[str, TableFigures]) -> dict[str, Any]:
@@ -301,7 +299,42 @@ def _count(folder: Path) -> tuple[int, int, int]:
     return rows, files, size
 
 
-def _write_manifest(folder: Path, manifest: Mapping[str, Any]) -> None:
-    fresh = folder / f"{MANIFEST}{PARTIAL}"
-    fresh.write_text(json.dumps(manifest, indent=1))
-    fresh.rename(folder / MANIFEST)
+def _put_in_place(folder: Path, names: Sequence[str]) -> None:
+    """What was written takes the place of what was there, the manifest last. By renames: they take no time, and can be undone."""
+    try:
+        for name in reversed(names):
+            if (folder / name).exists():
+                (folder / name).rename(_old(folder, name))
+        for name in names:
+            _partial(folder, name).rename(folder / name)
+    except BaseException:
+        for name in names:
+            if not _partial(folder, name).exists():
+                _remove(folder / name)
+        _settle(folder)
+        raise
+    _settle(folder)
+
+
+def _settle(folder: Path) -> None:
+    """Of an export that put its tables in place: where its manifest stands the old ones go, else they come back."""
+    done = (folder / MANIFEST).exists()
+    for name in (*TABLES, MANIFEST):
+        old = _old(folder, name)
+        if done:
+            _remove(old)
+        elif old.exists():
+            _remove(folder / name)
+            old.rename(folder / name)
+
+
+def _old(folder: Path, name: str) -> Path:
+    return folder / f"{name}{OLD}"
+
+
+def _remove(path: Path) -> None:
+    """A folder or a file, if it is there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

@@ -226,9 +226,9 @@ class _Import:
         """Staging tables of imports that nobody goes on with."""
         with hold_lock(self._using) as lock:
             over = abandoned_jobs(lock, KIND, [self._job], self._using)
-        with self._cursor() as cursor:
-            over += leftover_staging(cursor, KIND)
-        self._drop_staging(over)
+            with self._cursor() as cursor:
+                over += leftover_staging(cursor, KIND)
+            self._drop_staging(over)
 
     def _drop_staging(self, jobs: Sequence[int]) -> None:
         with self._cursor() as cursor:

@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from enum import StrEnum
 from typing import Any
 
-from django.db import connections
+from django.db import DataError, connections, transaction
 from django.db.models.functions import Now
 
-from pipeline.errors import UnknownJob
+from pipeline.errors import UnknownJob, UnusableArguments
 from pipeline.job_sql import KILLED_JOBS
 from pipeline.models import Job, JobState
 from streams.database import DatabaseError, direct_connection
@@ -35,6 +35,7 @@ __all__ = [
     "killed_jobs",
     "resumable_job",
     "show_progress",
+    "storable_arguments",
 ]
 
 _LOCK = "SELECT pg_try_advisory_lock(hashtextextended('replsite.job:' || %s::text, 0))"
@@ -84,18 +85,33 @@ def hold_lock(using: str) -> Iterator[JobLock]:
         connection.close()
 
 
+@contextmanager
+def storable_arguments() -> Iterator[None]:
+    """Raises ``UnusableArguments`` where the row that the block writes cannot hold the arguments of a job."""
+    try:
+        yield
+    except DataError as error:
+        raise UnusableArguments(
+            "The arguments hold a character that JSON in PostgreSQL cannot: NUL or half of a pair."
+        ) from error
+
+
 def begin_job(lock: JobLock, kind: str, arguments: Mapping[str, Any], using: str) -> Job:
-    """A new job of this process."""
-    job = Job.objects.using(using).create(
-        kind=kind,
-        arguments=dict(arguments),
-        asked_by=asked_by(),
-        state=JobState.RUNNING,
-        host=socket.gethostname(),
-        process_id=os.getpid(),
-        started_at=Now(),
-    )
-    lock.take(job.pk)
+    """A new job of this process. Nobody sees its row before its lock is held: it would pass for a killed one.
+
+    Raises ``UnusableArguments``.
+    """
+    with storable_arguments(), transaction.atomic(using=using):
+        job = Job.objects.using(using).create(
+            kind=kind,
+            arguments=dict(arguments),
+            asked_by=asked_by(),
+            state=JobState.RUNNING,
+            host=socket.gethostname(),
+            process_id=os.getpid(),
+            started_at=Now(),
+        )
+        lock.take(job.pk)
     return job
 
 
@@ -126,7 +142,8 @@ def resumable_job(lock: JobLock, kind: str, arguments: Mapping[str, Any], using:
 def abandoned_jobs(lock: JobLock, kind: str, keep: Sequence[int], using: str) -> list[int]:
     """Jobs that are not done and that no process works on; those that were killed are marked as failed.
 
-    A queued one that was killed is left to ``runjobs``, which begins it again.
+    The lock keeps them, so that nobody resumes one whose tables are about to go. A queued one that was killed is left to
+    ``runjobs``, which begins it again.
     """
     found = []
     unfinished = Job.objects.using(using).filter(kind=kind, state__in=[JobState.RUNNING, JobState.FAILED])
@@ -135,7 +152,6 @@ def abandoned_jobs(lock: JobLock, kind: str, keep: Sequence[int], using: str) ->
         if lock.take(job.pk):
             killed = Job.objects.using(using).filter(pk=job.pk, state=JobState.RUNNING)
             killed.update(state=JobState.FAILED, error="killed", finished_at=Now(), updated_at=Now())
-            lock.give_back(job.pk)
             found.append(job.pk)
     return found
 

@@ -29,6 +29,14 @@ def only(arguments: Mapping[str, Any], *names: str) -> None:
         raise UnusableArguments(f"Unknown arguments: {', '.join(map(str, unknown))}. There are: {known}.")
 
 
+def flag(arguments: Mapping[str, Any], name: str) -> bool:
+    """What is true or false, and false when nothing is said; raises ``UnusableArguments``: the text "false" is no false."""
+    value = arguments.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise UnusableArguments(f"{name} must be true or false, not {value!r:.100}.")
+    return bool(value)
+
+
 class CheckStreamsKind:
     """Whether sequences, tables and stored positions agree; changes nothing."""
 
@@ -65,7 +73,7 @@ class CensorKind:
         is_number = isinstance(days, int | float) and not isinstance(days, bool)
         if not is_number or not 0 <= days <= _MOST_DAYS:
             raise UnusableArguments(f"days must be a number from 0 to {_MOST_DAYS:,}, not {days!r}.")
-        return {"days": days, "dry_run": bool(arguments.get("dry_run", False))}
+        return {"days": days, "dry_run": flag(arguments, "dry_run")}
 
     def run(self, run: JobRun) -> Mapping[str, Any]:
         """Room by room."""

@@ -26,7 +26,7 @@ from pipeline.archive_kind import ARCHIVE_NAMES, archive_first, check_archive
 from pipeline.cuts import CUTS, check_cut, depth_of_cut
 from pipeline.errors import UnusableArguments
 from pipeline.job_runs import JobRun
-from pipeline.kinds import only
+from pipeline.kinds import flag, only
 from pipeline.resting import resting
 
 __all__ = [
@@ -59,7 +59,7 @@ class PurgeHistoryKind:
         room = arguments.get("room")
         if not isinstance(room, str) or not room:
             raise UnusableArguments("room must be the ID of a room.")
-        flags = {name: bool(arguments.get(name, False)) for name in ("delete_local", "dry_run")}
+        flags = {name: flag(arguments, name) for name in ("delete_local", "dry_run")}
         return {"room": room, **check_cut(arguments), **flags, **check_archive(arguments)}
 
     def run(self, run: JobRun) -> Mapping[str, Any]:
@@ -148,7 +148,7 @@ class PurgeOrphansKind:
         room = arguments.get("room")
         if room is not None and not isinstance(room, str):
             raise UnusableArguments("room must be the ID of a room.")
-        return {"room": room, "dry_run": bool(arguments.get("dry_run", False))}
+        return {"room": room, "dry_run": flag(arguments, "dry_run")}
 
     def run(self, run: JobRun) -> Mapping[str, Any]:
         """Room by room."""
@@ -185,7 +185,7 @@ class PurgeRetentionKind:
     def check(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         """``dry_run``: only count; ``archive``: a folder for what is going to be deleted; ``spark`` and ``master`` for that."""
         only(arguments, "dry_run", *ARCHIVE_NAMES)
-        return {"dry_run": bool(arguments.get("dry_run", False)), **check_archive(arguments)}
+        return {"dry_run": flag(arguments, "dry_run"), **check_archive(arguments)}
 
     def run(self, run: JobRun) -> Mapping[str, Any]:
         """Room by room; one that is being purged already is left for the next time."""

@@ -14,7 +14,7 @@ from pipeline.archive import ArchiveRequest, archive_room
 from pipeline.archive_kind import ARCHIVE_NAMES, archive_facts, check_archive
 from pipeline.errors import UnusableArguments
 from pipeline.job_runs import JobRun
-from pipeline.kinds import only
+from pipeline.kinds import flag, only
 from pipeline.models import Job
 from pipeline.resting import resting
 
@@ -35,7 +35,7 @@ class PurgeRoomKind:
         room = arguments.get("room")
         if not isinstance(room, str) or not room:
             raise UnusableArguments("room must be the ID of a room.")
-        flags = {name: bool(arguments.get(name, False)) for name in _FLAGS}
+        flags = {name: flag(arguments, name) for name in _FLAGS}
         return {"room": room, **flags, **check_archive(arguments)}
 
     def run(self, run: JobRun) -> Mapping[str, Any]:

@@ -22,7 +22,7 @@ from events.stored_room import forget_kept
 from pipeline.errors import UnusableArguments
 from pipeline.feed_check import check_feeds
 from pipeline.job_runs import JobRun
-from pipeline.kinds import only
+from pipeline.kinds import flag, only
 from pipeline.many_rooms import ManyRooms
 from pipeline.masters import check_master
 from pipeline.resync_rooms import RoomAnswer
@@ -59,7 +59,7 @@ class ResyncKind:
             if what not in _OF_ROOMS:
                 raise UnusableArguments(f"resync {what} asks the database alone: leave the master out.")
             check_master(str(master))
-        return {"what": what, "rooms": rooms, "dry_run": bool(arguments.get("dry_run", False)), "master": master}
+        return {"what": what, "rooms": rooms, "dry_run": flag(arguments, "dry_run"), "master": master}
 
     def run(self, run: JobRun) -> Mapping[str, Any]:
         """The summary has totals before and after, and the first differences."""

@@ -10,6 +10,7 @@ import json
 import re
 from collections import Counter
 from datetime import UTC, datetime
+from pathlib import Path
 
 import psutil
 import pyarrow.dataset as ds
@@ -283,6 +284,59 @@ def test_a_failure_leaves_the_folder_as_it_was(spark, stored, tmp_path, monkeypa
         run_export(tmp_path, {"tables": ["rooms", "state"], "overwrite": True}, stream=io.StringIO())
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
     assert Job.objects.latest("pk").state == JobState.FAILED
+
+
+def filled(folder, **contents):
+    """Folders of tables with a file each, and a manifest that names them; ``a__partial`` is one that waits for its place."""
+    for name, text in contents.items():
+        table = folder / name.replace("__", ".")
+        table.mkdir()
+        (table / "part.parquet").write_text(text)
+    return folder
+
+
+def what_is_there(folder):
+    return {path.relative_to(folder).parts[0]: path.read_text() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def test_tables_take_their_places_with_the_manifest_last(tmp_path):
+    filled(tmp_path, rooms="old", state="kept", rooms__partial="new", events__partial="new")
+    (tmp_path / "export.json").write_text("old")
+    (tmp_path / "export.json.partial").write_text("new")
+    export._put_in_place(tmp_path, ["rooms", "events", "export.json"])
+    assert what_is_there(tmp_path) == {"rooms": "new", "events": "new", "state": "kept", "export.json": "new"}
+
+
+@pytest.mark.parametrize("renames", range(5))
+def test_tables_that_cannot_take_their_places_leave_what_was_there(tmp_path, monkeypatch, renames):
+    filled(tmp_path, rooms="old", rooms__partial="new", events__partial="new")
+    (tmp_path / "export.json").write_text("old")
+    (tmp_path / "export.json.partial").write_text("new")
+    rename, left = Path.rename, list(range(renames))
+
+    def fail_in_time(path, target):
+        if not left and not path.name.endswith(export.OLD):
+            raise KeyboardInterrupt
+        left and left.pop()
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", fail_in_time)
+    with pytest.raises(KeyboardInterrupt):
+        export._put_in_place(tmp_path, ["rooms", "events", "export.json"])
+    found = what_is_there(tmp_path)
+    assert {name: text for name, text in found.items() if not name.endswith(export.PARTIAL)} == {
+        "rooms": "old",
+        "export.json": "old",
+    }
+
+
+def test_an_export_that_was_killed_between_two_places_is_undone_by_the_next(spark, stored, tmp_path):
+    filled(tmp_path, rooms="new", rooms__replaced="old", state__replaced="old")
+    export._settle(tmp_path)
+    assert what_is_there(tmp_path) == {"rooms": "old", "state": "old"}
+    filled(tmp_path, rooms__replaced="older")
+    assert command(tmp_path, "rooms", "--overwrite")["tables"]["rooms"]["rows"] == 3
+    assert {path.name for path in tmp_path.iterdir()} == {"rooms", "state", "export.json"}
 
 
 @pytest.fixture

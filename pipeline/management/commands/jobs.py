@@ -147,6 +147,8 @@ def _object(text: str) -> Mapping[str, Any]:
         found = json.loads(text)
     except ValueError as error:
         raise UnusableArguments(f"The arguments are no JSON: {error}.") from error
+    except RecursionError as error:
+        raise UnusableArguments("The arguments are nested deeper than any kind of job needs.") from error
     if not isinstance(found, dict):
         raise UnusableArguments('The arguments must be a JSON object, such as {"days": 7}.')
     return found

@@ -1,0 +1,77 @@
+"""What the kinds of job take as arguments, and what they say of those that cannot be used."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipeline.archive_kind import ArchiveKind
+from pipeline.compress_kind import CompressStateKind
+from pipeline.errors import UnusableArguments
+from pipeline.kinds import CensorKind, CheckStreamsKind, flag
+from pipeline.purge_kind import PurgeHistoryKind, PurgeOrphansKind, PurgeRetentionKind
+from pipeline.purge_room_kind import PurgeRoomKind
+from pipeline.resync_kind import ResyncKind
+
+ROOM = {"room": "!r:a.test"}
+CUT = {**ROOM, "before": "$e"}
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, settings):
+    settings.REPLSITE_ARCHIVE_FOLDER = tmp_path / "archives"
+
+
+@pytest.mark.parametrize(
+    ("kind", "needed", "flags"),
+    [
+        (ArchiveKind(), {**ROOM, "folder": "."}, ["delete_local"]),
+        (CensorKind(), {}, ["dry_run"]),
+        (CompressStateKind(), {}, ["dry_run"]),
+        (PurgeHistoryKind(), CUT, ["delete_local", "dry_run"]),
+        (PurgeOrphansKind(), {}, ["dry_run"]),
+        (PurgeRetentionKind(), {}, ["dry_run"]),
+        (PurgeRoomKind(), ROOM, ["force", "block", "dry_run"]),
+        (ResyncKind(), {"what": "state"}, ["dry_run"]),
+    ],
+)
+def test_what_is_true_or_false_is_never_taken_from_a_word(kind, needed, flags):
+    for name in flags:
+        assert kind.check(needed)[name] is False
+        assert kind.check({**needed, name: True})[name] is True
+        for word in ("false", "no", 0, 1, []):
+            with pytest.raises(UnusableArguments, match=f"{name} must be true or false"):
+                kind.check({**needed, name: word})
+
+
+def test_what_is_not_said_is_false():
+    assert flag({}, "force") is False and flag({"force": None}, "force") is False
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments", "words"),
+    [
+        (CheckStreamsKind(), {"all": True}, r"Unknown arguments: all\. There are: none"),
+        (CensorKind(), {"days": float("nan")}, "days must be a number from 0 to 36,500"),
+        (CensorKind(), {"days": True}, "days must be a number"),
+        (CompressStateKind(), {"rooms": "!r"}, "rooms must be a list"),
+        (CompressStateKind(), {"least_saving": float("inf")}, "least_saving must be a number from 0 to 100"),
+        (PurgeHistoryKind(), ROOM, "Give one of before, before_time, before_token"),
+        (PurgeHistoryKind(), {**CUT, "before_time": 5}, "Give one of before"),
+        (PurgeHistoryKind(), {**ROOM, "before_time": 2**63}, "before_time must be milliseconds since 1970"),
+        (PurgeHistoryKind(), {**ROOM, "before_time": "5"}, "before_time must be milliseconds since 1970"),
+        (PurgeHistoryKind(), {**ROOM, "before_token": "t"}, "token"),
+        (PurgeHistoryKind(), {"room": "", "before": "$e"}, "room must be the ID of a room"),
+        (PurgeHistoryKind(), {**CUT, "spark": True}, "spark and master are for the archive"),
+        (PurgeHistoryKind(), {**CUT, "archive": "../elsewhere"}, "is not below"),
+        (PurgeOrphansKind(), {"room": 5}, "room must be the ID of a room"),
+        (PurgeRoomKind(), {"room": None}, "room must be the ID of a room"),
+        (PurgeRoomKind(), {**ROOM, "sure": True}, "Unknown arguments: sure"),
+        (ResyncKind(), {"what": "everything"}, "what must be one of state, "),
+        (ResyncKind(), {"what": "positions", "rooms": ["!r"]}, "Positions are of streams"),
+        (ResyncKind(), {"what": "caches", "master": "local[2]"}, "asks the database alone"),
+        (ResyncKind(), {"what": "state", "rooms": ["!a\0b"]}, "is no room ID"),
+    ],
+)
+def test_what_cannot_be_used_is_said_with_its_name(kind, arguments, words):
+    with pytest.raises(UnusableArguments, match=words):
+        kind.check(arguments)
