@@ -6,8 +6,9 @@ Used for a whole history and for the next batch alike; the latter begins with th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, MutableSet
-from dataclasses import replace
 from typing import Generic, Protocol, TypeVar, cast
+
+from msgspec.structs import replace
 
 from events.graph import Id, Leaves, Node
 from events.parsing import ParsedEvent

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from django.db import connections
+from msgspec.structs import replace
 
 from events.graph import Leaves, is_accepted
 from events.parsing import ParsedEvent

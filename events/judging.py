@@ -11,8 +11,9 @@ then (before room version 11), and with it what that forbade. State resolution l
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from operator import is_
+
+from msgspec.structs import replace
 
 from events.parsing import ParsedEvent
 from events.redaction_rules import may_redact, prune_content

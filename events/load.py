@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import secrets
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from django.db import connections
+from msgspec.structs import replace
 
 from events.building import finish_event
 from events.models import (

@@ -9,12 +9,12 @@ linear in its length.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any, NamedTuple
 
 import msgspec
 import orjson
+from msgspec.structs import replace
 
 from events import hashes
 from events.canonical import encode_examined, examine
@@ -47,8 +47,7 @@ ANNOUNCING = b"m.room.create"
 """What stands in every line that ``announced_version`` learns from."""
 
 
-@dataclass(frozen=True, slots=True)
-class ParsedEvent:
+class ParsedEvent(msgspec.Struct, frozen=True, gc=False):
     """Everything that storage and the room's graph need to know of one event, checked.
 
     ``prev_event_ids`` and ``auth_event_ids`` are in the event's order without repetitions. ``content`` is kept only
@@ -361,4 +360,4 @@ def _with_wrapper(parsed: ParsedEvent, wrapper: _Line) -> ParsedEvent:
 
 
 _make: Callable[..., ParsedEvent] = ParsedEvent
-_before_verdict = attrgetter(*ParsedEvent.__slots__[: ParsedEvent.__slots__.index("outlier")])
+_before_verdict = attrgetter(*ParsedEvent.__struct_fields__[: ParsedEvent.__struct_fields__.index("outlier")])

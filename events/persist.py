@@ -9,10 +9,11 @@ other in a circle, and positions of a room ascend as its events build on each ot
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from django.db import transaction
+from msgspec.structs import replace
 
 from events.decoding import decode_event
 from events.errors import EventRefused, Reason

@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from django.db import connections
+from msgspec import structs
 
 from events.arrivals import EventArrivals
 from events.errors import EventRefused, Reason
@@ -188,7 +189,7 @@ class RoomBatch:
         """Stored events with their places, and what judging them takes read."""
         stored = self.stored
         stored.events.load(places)
-        found = [replace(stored.events[event_id], stream_ordering=place) for event_id, place in places.items()]
+        found = [structs.replace(stored.events[event_id], stream_ordering=place) for event_id, place in places.items()]
         stored.events.load([other for event in found for other in event.auth_event_ids])
         stored.adopt_after({prev for event in found for prev in event.prev_event_ids} - places.keys() - set(new))
         return found

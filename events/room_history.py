@@ -17,7 +17,9 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from events.arrivals import Arrivals, Arriving, old_below
 from events.errors import HistoryError

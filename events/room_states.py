@@ -8,7 +8,9 @@ auth events come first; each is judged on the way, because a rejected event chan
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from events.graph import causal_order, cycles
 from events.judging import Judge

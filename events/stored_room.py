@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from threading import Lock
 from typing import Generic, TypeVar
 
 from django.db import connections
+from msgspec.structs import replace
 
 from events.graph import Leaves, is_accepted
 from events.parsing import ParsedEvent

@@ -7,8 +7,9 @@ to the room's events, edges and state changes; the JSON text is parsed on the wa
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from events.errors import EventRefused
 from events.parsing import ParsedEvent, Verdict, parse_stored

@@ -7,10 +7,11 @@ and memory in proportion to the room's events and state changes. Assumes the cal
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from django.db import connections
+from msgspec.structs import replace
 
 from events.graph import is_accepted
 from events.graph_ranges import GraphRanges, tell_the_same

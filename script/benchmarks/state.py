@@ -15,10 +15,10 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from django.db import connection
+from msgspec.structs import replace
 
 from events.graph import causal_order
 from events.models import Event

@@ -3,13 +3,13 @@
 import io
 import json
 import threading
-from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 from django.core.management import CommandError, call_command
 from django.db import connections, transaction
 from django.db.models import F
+from msgspec.structs import replace
 
 from events import censoring
 from events.censoring import CACHE_NAME, censor, due

@@ -4,9 +4,10 @@ A row of each table of the reference: whether the event has a state group, becom
 """
 
 import random
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
+from msgspec.structs import replace
 
 from events.models import Event, EventAuth, EventEdge, EventJson, EventVisibility
 from events.persist import persist

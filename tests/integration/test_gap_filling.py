@@ -1,9 +1,9 @@
 """Gaps that are filled: what was not known becomes known, in any order; meanwhile everything else stays readable."""
 
 import random
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from events.errors import NotReadable, Reason, StateUnresolved
 from events.explaining import Explanation, explain_visibility

@@ -30,7 +30,7 @@ def as_they_came(made):
     told = {"rejection_given": True, "soft_failure_given": True}
     for event_id, reason, soft_failed, place in Event.objects.order_by("stream_ordering").values_list(*columns):
         event = by_id[event_id]
-        known = {name: getattr(event, name) for name in ParsedEvent.__slots__}
+        known = {name: getattr(event, name) for name in ParsedEvent.__struct_fields__}
         yield ParsedEvent(
             **{**known, **told, "rejected_reason": reason, "soft_failed": soft_failed, "stream_ordering": place}
         )

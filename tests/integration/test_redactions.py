@@ -1,10 +1,10 @@
 """A redaction is a flag on its target, whichever comes first, however it comes; the live path and the import agree."""
 
 import threading
-from dataclasses import replace
 
 import pytest
 from django.db import connections
+from msgspec.structs import replace
 
 from events.models import Event
 from events.persist import persist

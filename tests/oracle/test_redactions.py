@@ -4,9 +4,9 @@ The same persisted rooms hold that what is stored is what came in, to the byte, 
 """
 
 import json
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from events.models import EventJson
 from events.room_history import EVENT_COLUMNS

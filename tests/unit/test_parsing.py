@@ -1,9 +1,9 @@
 """A line becomes an event, or a reason."""
 
 import json
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from events.errors import EventRefused, Reason
 from events.parsing import LINE_LIMIT_BYTES, Verdict, announced_version, parse_line, parse_row, parse_stored

@@ -2,9 +2,9 @@
 
 import time
 from collections import defaultdict
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from events.errors import HistoryError
 from events.room_history import EVENT_COLUMNS, RoomResult, room_history

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import fields
 
 import pytest
+from msgspec.structs import replace
 
 from events.errors import HistoryError
 from events.room_history import GivenEvents, RoomHistory, room_history
