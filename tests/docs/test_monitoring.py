@@ -49,7 +49,8 @@ def periods(settings):
 
 
 def rules() -> list[dict]:
-    return yaml.safe_load(RULES.read_text())["groups"][0]["rules"]
+    """The alerts."""
+    return [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"] if "alert" in rule]
 
 
 def panels() -> list[dict]:
@@ -57,7 +58,8 @@ def panels() -> list[dict]:
 
 
 def test_rules_and_panels_use_exported_metrics_only() -> None:
-    expressions = [rule["expr"] for rule in rules()] + [t["expr"] for panel in panels() for t in panel["targets"]]
+    every_rule = [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
+    expressions = [rule["expr"] for rule in every_rule] + [t["expr"] for panel in panels() for t in panel["targets"]]
     used = {name for expression in expressions for name in _NAME.findall(expression)}
     assert used - EXPORTED == set()
 
@@ -264,6 +266,14 @@ def test_nothing_fires_while_all_is_well(tmp_path: Path) -> None:
 @needs_promtool
 def test_a_retired_writer_may_be_silent(tmp_path: Path) -> None:
     assert firing([series(retired, 40)], 40, tmp_path) == set()
+
+
+@needs_promtool
+def test_a_writer_that_left_one_stream_may_not_be_silent_on_another(tmp_path: Path) -> None:
+    left = a_writer(stream="caches", status=Verdict(WriterWord.RETIRED, Severity.FINE, ""), heartbeat_at=ago(100))
+    gone = a_writer(status=Verdict(WriterWord.GONE, Severity.WARNING, ""), heartbeat_at=ago(100))
+    scene = a_snapshot(a_stream(gone), a_stream(left, name="caches"))
+    assert firing([series(lambda _: scene, 10)], 10, tmp_path) == {"ReplsiteWriterSilent"}
 
 
 @needs_promtool
