@@ -111,6 +111,32 @@ def test_lost_link_greys_the_numbers_with_their_age_and_comes_back(live, site):
     playwright_api.expect(page.locator("#live.live-stale")).to_have_count(0)
 
 
+def test_a_link_that_swallows_everything_is_given_up_and_made_anew(new_page, boss):
+    """A cable that is pulled ends no connection: nothing comes, and nobody says so."""
+    page = new_page()
+    page.clock.install()
+    page.add_init_script("""
+        window.swallows = false;
+        window.links = 0;
+        const send = WebSocket.prototype.send;
+        WebSocket.prototype.send = function (text) { if (!window.swallows) send.call(this, text); };
+        window.WebSocket = class extends WebSocket { constructor(...where) { super(...where); window.links += 1; } };
+    """)
+    log_in(page)
+    says(page, "#live-link", "Live")
+    page.evaluate("window.swallows = true")
+    says(page, "#live-link", "Link lost, trying again", seconds=30)
+    assert page.evaluate("window.links") == 1
+    for _ in range(4):  # each link is waited for, and then made anew
+        page.clock.fast_forward(17_000)
+        page.wait_for_timeout(100)
+    says(page, "#live-link", "Live, by polling", seconds=60)
+    page.evaluate("window.swallows = false")
+    page.clock.fast_forward(50_000)
+    says(page, "#live-link", "Live", seconds=60)
+    assert page.evaluate("window.links") > 1
+
+
 def test_without_websockets_the_page_polls(new_page, boss, run_manage):
     page = new_page()
     page.add_init_script("window.WebSocket = class extends EventTarget { constructor() { super(); "

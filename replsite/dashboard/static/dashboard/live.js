@@ -2,7 +2,7 @@
  *
  * Asks over a WebSocket for the page after the one it shows and writes what changed into the document, always as text. The server
  * sets the pace. A hidden tab does not ask. When answers stay away the numbers turn grey with their age, and the link is tried
- * again, later each time; where WebSockets do not work at all, the same data is fetched.
+ * again, later each time, also when nobody says that it is lost; where WebSockets do not work at all, the same data is fetched.
  */
 "use strict";
 
@@ -11,10 +11,13 @@
   if (!root) return;
   const { adopt, change, fillCell, fillSentence, filter, foldAll, make, setText } = window.liveTable;
   const STALE_MS = 4000, POLL_MS = 2000, LONGEST_PAUSE_MS = 30000, FAILURES_BEFORE_POLLING = 3;
+  const ANSWER_MS = 15000; /* the server answers within a few seconds, whatever its database does */
+  const ASKING = { credentials: "same-origin", cache: "no-store" };
   const ROOMS_MS = 60000, OLD_STORAGE_MS = 180000, QUIET_MS = 5000;
   const TABLES = ["streams", "readers", "jobs", "storage", "workers"];
   const part = (id) => document.getElementById("live-" + id);
   let socket = null, number = 0, failures = 0, heardAt = performance.now(), polling = false, over = false;
+  let askedAt = null;
   let asOf = Date.parse(part("as-of").dateTime), trouble = "";
   let heard = false, said = "", saidAt = -QUIET_MS, wasStale = false;
 
@@ -147,30 +150,48 @@
   /* --- the link ----------------------------------------------------------------------------------------------------- */
 
   function ask() {
-    if (!document.hidden && socket && socket.readyState === WebSocket.OPEN) socket.send(JSON.stringify({ have: number }));
+    if (document.hidden || !socket || socket.readyState !== WebSocket.OPEN) return;
+    if (askedAt === null) askedAt = performance.now();
+    socket.send(JSON.stringify({ have: number }));
   }
 
   function connect() {
     if (over) return;
     const scheme = location.protocol === "https:" ? "wss://" : "ws://";
-    socket = new WebSocket(scheme + location.host + root.dataset.socket);
-    socket.addEventListener("open", () => {
+    const own = new WebSocket(scheme + location.host + root.dataset.socket);
+    socket = own;
+    askedAt = performance.now();
+    own.addEventListener("open", () => {
+      if (own !== socket) return;
+      askedAt = null;
       number = 0;
       ask();
     });
-    socket.addEventListener("message", (event) => {
+    own.addEventListener("message", (event) => {
+      if (own !== socket) return;
+      askedAt = null;
       failures = 0;
       polling = false;
       show(JSON.parse(event.data));
       ask();
     });
-    socket.addEventListener("close", (event) => {
+    own.addEventListener("close", (event) => {
+      if (own !== socket) return;
       if ([4401, 4403].includes(event.code)) signedOut();
       else tryAgain();
     });
   }
 
+  /* A network that swallows everything ends no connection: what was asked long ago will not be answered. */
+  function giveUpSilentLink() {
+    if (askedAt === null || document.hidden || performance.now() - askedAt < ANSWER_MS) return;
+    const silent = socket;
+    tryAgain();
+    silent.close();
+  }
+
   function tryAgain() {
+    socket = askedAt = null;
     failures += 1;
     if (failures >= FAILURES_BEFORE_POLLING && !polling) {
       polling = true;
@@ -184,7 +205,7 @@
     while (polling && !over) {
       if (!document.hidden) {
         try {
-          const answer = await fetch(root.dataset.poll, { credentials: "same-origin", cache: "no-store" });
+          const answer = await fetch(root.dataset.poll, { ...ASKING, signal: AbortSignal.timeout(ANSWER_MS) });
           if (answer.status === 403) return signedOut();
           if (answer.ok || answer.status === 503) show(await answer.json());
         } catch { /* the link is lost: the age of the numbers says so */ }
@@ -196,6 +217,7 @@
 
   function signedOut() {
     over = true;
+    socket = askedAt = null;
     trouble = "Signed out";
     const link = make("a", "", "Log in again");
     link.href = root.dataset.login;
@@ -207,7 +229,7 @@
   async function askRooms() {
     if (document.hidden || over) return;
     try {
-      const answer = await fetch(root.dataset.rooms, { credentials: "same-origin", cache: "no-store" });
+      const answer = await fetch(root.dataset.rooms, { ...ASKING, signal: AbortSignal.timeout(ANSWER_MS) });
       if (!answer.ok) return;
       const { rooms, links, as_of } = await answer.json();
       change(part("rooms"), rooms, (row) => links[row.cells[0].text] || "");
@@ -248,6 +270,7 @@
     if (!document.hidden) ask();
   });
   setInterval(showAges, 1000);
+  setInterval(giveUpSilentLink, 1000);
   if (root.dataset.rooms) setInterval(askRooms, ROOMS_MS);
   connect();
 })();
