@@ -39,20 +39,29 @@ class Motion:
 
 
 class _Track:
-    def __init__(self, at: float, sample: Sample) -> None:
-        self.moved_at = at
-        self.went_back_at: float | None = None
-        self.samples: deque[tuple[float, Sample]] = deque([(at, sample)])
+    """One key. There may be many thousands, so what does not change is kept once."""
 
-    def add(self, at: float, sample: Sample) -> None:
-        before = self.samples[-1][1].position
+    __slots__ = ("lags", "moved_at", "position", "since", "went_back_at")
+
+    def __init__(self, at: float, sample: Sample) -> None:
+        self.since = self.moved_at = at
+        self.went_back_at: float | None = None
+        self.position = sample.position
+        #: The lag from a moment on, until the next one.
+        self.lags = [(at, sample.lag_facts)]
+
+    def add(self, at: float, sample: Sample, oldest: float) -> None:
+        """The next sample; what was before ``oldest``, a moment of an earlier sample, counts no more."""
+        before, self.position = self.position, sample.position
         if sample.position != before:
             self.moved_at = at
             if any(position < before.get(writer, position) for writer, position in sample.position.items()):
                 self.went_back_at = at
-        self.samples.append((at, sample))
-        while len(self.samples) > 2 and self.samples[1][0] <= at - WINDOW_SECONDS:
-            self.samples.popleft()
+        if sample.lag_facts != self.lags[-1][1]:
+            self.lags.append((at, sample.lag_facts))
+        self.since = max(self.since, oldest)
+        while len(self.lags) > 1 and self.lags[1][0] <= self.since:
+            del self.lags[0]
 
 
 class Speeds:
@@ -83,6 +92,7 @@ class History:
 
     def __init__(self) -> None:
         self._tracks: dict[Hashable, _Track] = {}
+        self._moments: deque[float] = deque()
         self._seldom: dict[str, tuple[float, Any]] = {}
         self.lag = Recent()
         self.facts = Recent()
@@ -100,6 +110,9 @@ class History:
         """Take the samples of one snapshot, forget keys that are not in it, and tell how each key moved."""
         for gone in self._tracks.keys() - samples.keys():
             del self._tracks[gone]
+        self._moments.append(at)
+        while len(self._moments) > 2 and self._moments[1] <= at - WINDOW_SECONDS:
+            self._moments.popleft()
         return {key: self._add_one(key, at, sample) for key, sample in samples.items()}
 
     def _add_one(self, key: Hashable, at: float, sample: Sample) -> Motion:
@@ -107,9 +120,9 @@ class History:
         if track is None:
             self._tracks[key] = _Track(at, sample)
             return Motion()
-        track.add(at, sample)
-        then, before = track.samples[0]
+        track.add(at, sample, self._moments[0])
+        then, before = track.since, track.lags[0][1]
         went_back = None if track.went_back_at is None else at - track.went_back_at
         if at - then < SHORTEST_SECONDS:
             return Motion(at - track.moved_at, None, went_back)
-        return Motion(at - track.moved_at, (sample.lag_facts - before.lag_facts) / (at - then), went_back)
+        return Motion(at - track.moved_at, (sample.lag_facts - before) / (at - then), went_back)
