@@ -47,7 +47,7 @@ ANNOUNCING = b"m.room.create"
 """What stands in every line that ``announced_version`` learns from."""
 
 
-class ParsedEvent(msgspec.Struct, frozen=True, gc=False):
+class ParsedEvent(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """Everything that storage and the room's graph need to know of one event, checked.
 
     ``prev_event_ids`` and ``auth_event_ids`` are in the event's order without repetitions. ``content`` is kept only
