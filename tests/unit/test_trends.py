@@ -80,7 +80,7 @@ def plain(told: list[tuple[float, Sample]]) -> Motion:
     return Motion(at - max([told[0][0], *(t for t, _, _ in moves)]), change, at - backs[-1] if backs else None)
 
 
-@settings(max_examples=examples(100))
+@settings(max_examples=examples(25))
 @given(st.data())
 def test_motion_is_what_the_whole_past_tells(data):
     history, told, at = History(), {"a": [], "b": []}, 0.0
