@@ -30,7 +30,6 @@ def _no_float(_: str) -> None:
 
 
 _PLAIN_DECODER = msgspec.json.Decoder(float_hook=_no_float)
-_PLAIN = orjson.OPT_SORT_KEYS | orjson.OPT_STRICT_INTEGER
 
 
 def decode_plain(text: bytes) -> dict[str, Any] | None:
@@ -41,7 +40,7 @@ def decode_plain(text: bytes) -> dict[str, Any] | None:
     """
     try:
         event = _PLAIN_DECODER.decode(text)
-        if type(event) is dict and len(orjson.dumps(event, option=_PLAIN)) == len(text):
+        if type(event) is dict and len(orjson.dumps(event, option=orjson.OPT_STRICT_INTEGER)) == len(text):
             return event
     except (_FloatFound, ValueError, TypeError, RecursionError):
         pass  # the slow way has the reason

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 from events.errors import EventRefused, Reason
 from state.room_versions import RoomVersion
@@ -59,7 +59,7 @@ def _encoded_size(value: str, name: str) -> int:
 def identifier(event: Mapping[str, Any], name: str, sigil: str = "") -> str:
     """A required Matrix identifier that begins with its sigil."""
     found = event.get(name)
-    if type(found) is str and _is_short(found) and found.startswith(sigil):
+    if _is_plain(found, sigil):
         return found
     value = storable(required(event, name, str), name)
     if not value.startswith(sigil):
@@ -67,9 +67,15 @@ def identifier(event: Mapping[str, Any], name: str, sigil: str = "") -> str:
     return value
 
 
-def _is_short(value: str) -> bool:
+def _is_plain(value: Any, sigil: str) -> TypeGuard[str]:
     """True for most identifiers that a column can hold; the others take a closer look."""
-    return len(value) <= IDENTIFIER_LIMIT_BYTES and value.isascii() and "\0" not in value
+    return (
+        type(value) is str
+        and len(value) <= IDENTIFIER_LIMIT_BYTES
+        and value.startswith(sigil)
+        and value.isascii()
+        and "\0" not in value
+    )
 
 
 def optional_identifier(value: Any) -> str | None:
@@ -105,12 +111,12 @@ def boolean(value: Any, name: str) -> bool:
 def references(event: Mapping[str, Any], name: str, version: RoomVersion, own_id: str) -> tuple[str, ...]:
     """``prev_events`` or ``auth_events``: the IDs in the event's order, each once."""
     found: dict[str, None] = {}
-    plain = version.ids_are_hashes
+    hashed = version.ids_are_hashes
     for entry in required(event, name, list):
-        if plain and type(entry) is str and entry[:1] == "$" and _is_short(entry):
+        if hashed and _is_plain(entry, "$"):
             found[entry] = None
-            continue
-        found[_reference(entry if plain else _old_reference(entry, name), name)] = None
+        else:
+            found[_reference(entry if hashed else _old_reference(entry, name), name)] = None
     if own_id in found:
         raise EventRefused(Reason.BAD_REFERENCE, f"{name} names the event itself")
     return tuple(found)

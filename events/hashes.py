@@ -12,13 +12,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from events.canonical import encode_examined, examine
-from events.redaction_rules import prune
+from events.redaction_rules import pruned_fields
 from state.room_versions import EventIdForm, RoomVersion
 
 __all__ = ["content_hash", "content_hash_matches", "event_id", "reference_hash"]
 
-_NOT_IN_CONTENT_HASH = frozenset({"unsigned", "signatures", "hashes", "age_ts", "outlier", "destinations"})
-_NOT_IN_REFERENCE_HASH = ("signatures", "unsigned", "age_ts")
+_NOT_IN_CONTENT_HASH = ("unsigned", "signatures", "hashes", "age_ts", "outlier", "destinations")
 
 
 def content_hash(event: Mapping[str, Any], version: RoomVersion, *, plain: bool | None = None) -> str:
@@ -26,7 +25,9 @@ def content_hash(event: Mapping[str, Any], version: RoomVersion, *, plain: bool 
 
     ``plain`` is the answer of ``canonical.examine`` for this event where the caller has it already.
     """
-    covered = {key: value for key, value in event.items() if key not in _NOT_IN_CONTENT_HASH}
+    covered = dict(event)
+    for key in _NOT_IN_CONTENT_HASH:
+        covered.pop(key, None)
     return _unpadded(base64.b64encode(_digest(covered, version, plain)))
 
 
@@ -51,9 +52,8 @@ def event_id(event: Mapping[str, Any], version: RoomVersion, *, plain: bool | No
 
 
 def _reference_digest(event: Mapping[str, Any], version: RoomVersion, plain: bool | None) -> bytes:
-    covered = prune(event, version)
-    for key in _NOT_IN_REFERENCE_HASH:
-        covered.pop(key, None)
+    covered = pruned_fields(event, version)
+    covered.pop("signatures", None)
     if version.ids_are_hashes:
         covered.pop("event_id", None)
     return _digest(covered, version, plain)

@@ -9,7 +9,6 @@ linear in its length.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from operator import attrgetter
 from typing import Any, NamedTuple
 
 import msgspec
@@ -179,6 +178,7 @@ class _Line(msgspec.Struct):
 
 
 _LINE = msgspec.json.Decoder(_Line)
+_NOTHING_TOLD = _Line()
 
 
 def parse_line(line: bytes, versions: Mapping[str, str] | None = None) -> ParsedEvent:
@@ -230,31 +230,38 @@ def parse_event(
 
     ``plain``: the bytes are known to be (``events.decoding.decode_plain``), so that numbers and depth need no look.
     """
+    told = _NOTHING_TOLD if given_id is None else _Line(event_id=given_id)
+    return _checked(json, event, version_name, plain, told)
+
+
+def _checked(json: bytes, event: Mapping[str, Any], version_name: Any, plain: bool, wrapper: _Line) -> ParsedEvent:
+    """``version_name`` is what holds, whatever the wrapper tells."""
     version = _version(version_name)
     plain = (plain and len(json) <= SIZE_LIMIT_BYTES) or _examined(json, event, version)
     content = required(event, "content", dict)
     event_type = identifier(event, "type")
-    event_id, room_id = _ids(event, version, plain, given_id)
+    event_id, room_id = _ids(event, version, plain, wrapper.event_id)
     state_key = storable(event["state_key"], "state_key") if "state_key" in event else None
     membership = content.get("membership") if event_type == "m.room.member" and state_key is not None else None
     relation = content.get("m.relates_to")
     return ParsedEvent(
-        event_id=event_id,
-        room_id=room_id,
-        room_version=version.name,
-        type=event_type,
-        state_key=state_key,
-        sender=identifier(event, "sender", "@"),
-        depth=integer(event, "depth", 0),
-        origin_server_ts=integer(event, "origin_server_ts", -(2**63)),
-        prev_event_ids=references(event, "prev_events", version, event_id),
-        auth_event_ids=references(event, "auth_events", version, event_id),
-        membership=optional_identifier(membership),
-        redacts=_redacts(event, content, version),
-        relates_to=optional_identifier(relation.get("event_id")) if isinstance(relation, dict) else None,
-        content_hash_matches=hashes.content_hash_matches(event, version, plain=plain),
-        json=json,
-        content=ruled_content(event_type, content),
+        event_id,
+        room_id,
+        version.name,
+        event_type,
+        state_key,
+        identifier(event, "sender", "@"),
+        integer(event, "depth", 0),
+        integer(event, "origin_server_ts", -(2**63)),
+        references(event, "prev_events", version, event_id),
+        references(event, "auth_events", version, event_id),
+        optional_identifier(membership),
+        _redacts(event, content, version),
+        optional_identifier(relation.get("event_id")) if isinstance(relation, dict) else None,
+        hashes.content_hash_matches(event, version, plain=plain),
+        json,
+        ruled_content(event_type, content),
+        *_verdict(wrapper),
     )
 
 
@@ -263,7 +270,7 @@ def _parse_wrapped(raw: bytes, wrapper: _Line, versions: Mapping[str, str]) -> P
     event = decode_event(raw) if plain is None else plain
     name = wrapper.room_version
     version = name if name is not None else _bare_version(event, versions)
-    return _with_wrapper(parse_event(raw, event, version, wrapper.event_id, plain=plain is not None), wrapper)
+    return _checked(raw, event, version, plain is not None, wrapper)
 
 
 def _split(text: bytes) -> _Line | None:
@@ -338,8 +345,8 @@ def _redacts(event: Mapping[str, Any], content: Mapping[str, Any], version: Room
     return optional_identifier((content if version.newer_redactions else event).get("redacts"))
 
 
-def _with_wrapper(parsed: ParsedEvent, wrapper: _Line) -> ParsedEvent:
-    """The event with what the wrapper says about it."""
+def _verdict(wrapper: _Line) -> Verdict:
+    """What the wrapper says about the event."""
     reason, ordering = wrapper.rejected_reason, wrapper.stream_ordering
     soft_failed = wrapper.soft_failed
     if reason is msgspec.UNSET:
@@ -348,8 +355,7 @@ def _with_wrapper(parsed: ParsedEvent, wrapper: _Line) -> ParsedEvent:
         reason = storable(reason, "rejected_reason", limit_bytes=None)
     if ordering is not None:
         ordering = integer({"stream_ordering": ordering}, "stream_ordering", -LARGEST_STREAM_ORDERING)
-    return _make(
-        *_before_verdict(parsed),
+    return Verdict(
         boolean(wrapper.outlier, "outlier"),
         reason,
         boolean(None if soft_failed is msgspec.UNSET else soft_failed, "soft_failed"),
@@ -357,7 +363,3 @@ def _with_wrapper(parsed: ParsedEvent, wrapper: _Line) -> ParsedEvent:
         wrapper.rejected_reason is not msgspec.UNSET,
         soft_failed is not msgspec.UNSET,
     )
-
-
-_make: Callable[..., ParsedEvent] = ParsedEvent
-_before_verdict = attrgetter(*ParsedEvent.__struct_fields__[: ParsedEvent.__struct_fields__.index("outlier")])

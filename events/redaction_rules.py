@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from state.power_levels import PowerLevels
 from state.room_versions import RoomVersion
 
-__all__ = ["may_redact", "prune", "prune_content"]
+__all__ = ["may_redact", "prune", "prune_content", "pruned_fields"]
 
 _KEPT_TOP_LEVEL = frozenset(
     {"event_id", "type", "room_id", "sender", "state_key", "content", "hashes", "signatures", "depth"}
@@ -25,12 +25,18 @@ _POWER_LEVELS = ("users", "users_default", "events", "events_default", "state_de
 
 def prune(event: Mapping[str, Any], version: RoomVersion) -> dict[str, Any]:
     """The redacted form of a federation event; ``unsigned`` keeps what this server added itself."""
-    kept = _KEPT_TOP_LEVEL if version.newer_redactions else _KEPT_TOP_LEVEL_BEFORE_VERSION_11
-    pruned = {key: value for key, value in event.items() if key in kept}
-    pruned["content"] = prune_content(event.get("type"), event.get("content"), version)
+    pruned = pruned_fields(event, version)
     unsigned = event.get("unsigned")
     if isinstance(unsigned, dict):
         pruned["unsigned"] = {key: unsigned[key] for key in _KEPT_UNSIGNED if key in unsigned}
+    return pruned
+
+
+def pruned_fields(event: Mapping[str, Any], version: RoomVersion) -> dict[str, Any]:
+    """Of the redacted form what its sender made: everything but ``unsigned``."""
+    kept = _KEPT_TOP_LEVEL if version.newer_redactions else _KEPT_TOP_LEVEL_BEFORE_VERSION_11
+    pruned = {key: value for key, value in event.items() if key in kept}
+    pruned["content"] = prune_content(event.get("type"), event.get("content"), version)
     return pruned
 
 

@@ -5,7 +5,7 @@ Each version is its predecessor with a few features changed; code asks for a fea
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from state.errors import UnknownRoomVersion
@@ -51,10 +51,11 @@ class RoomVersion:
     room_id_is_create_hash: bool = False
     """The create event has no room ID, is not listed in auth events, and its creators outrank everyone."""
 
-    @property
-    def ids_are_hashes(self) -> bool:
-        """True from version 3 on: the event ID is computed, not given."""
-        return self.event_id_form is not EventIdForm.CHOSEN
+    ids_are_hashes: bool = field(init=False)
+    """True from version 3 on: the event ID is computed, not given."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "ids_are_hashes", self.event_id_form is not EventIdForm.CHOSEN)
 
 
 def _versions() -> dict[str, RoomVersion]:
