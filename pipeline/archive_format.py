@@ -163,12 +163,17 @@ def read_manifest(folder: Path) -> Manifest:
     text, _, seal = content.rstrip(b"\n").rpartition(b"\n")
     if hashlib.sha256(text).hexdigest().encode() != seal:
         raise ArchiveDamaged(f"{path} is not as it was written. Take another copy of the archive; nothing was changed.")
-    value = json.loads(text)
-    if (value.pop("format", None), value.pop("version", None)) != (_FORMAT, _VERSION):
-        raise ArchiveDamaged(f"{path} is of another format, or of a later version than this program knows.")
-    value["files"] = tuple(ArchivedFile(**one) for one in value["files"])
-    value["positions"] = tuple(value["positions"])
-    return Manifest(**value)
+    try:
+        value = json.loads(text)
+        if (value.pop("format", None), value.pop("version", None)) != (_FORMAT, _VERSION):
+            raise ArchiveDamaged(f"{path} is of another format, or of a later version than this program knows.")
+        value["files"] = tuple(ArchivedFile(**one) for one in value["files"])
+        value["positions"] = tuple(value["positions"])
+        return Manifest(**value)
+    except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
+        raise ArchiveDamaged(
+            f"{path} is none that this program has written. Take another copy of the archive."
+        ) from error
 
 
 def file_sha256(path: Path) -> str:

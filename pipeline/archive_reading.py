@@ -18,6 +18,8 @@ def open_archive(folder: Path, step: Callable[[int], object] = lambda _bytes: No
         path = folder / file.name
         if path.name != file.name or file.table not in TABLES:
             raise ArchiveDamaged(f"{folder}: the manifest names a file {file.name!r:.100} that no archive has.")
+        if path.exists() and not path.is_file():  # one that waits to be read would be waited for
+            raise ArchiveDamaged(f"{path} is part of the archive and is no file. Take another copy of the archive.")
         try:
             found = file_sha256(path)
         except OSError as error:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 
 import pyarrow as pa
 import pytest
@@ -69,6 +70,30 @@ def test_a_later_format_is_refused(tmp_path):
     rewritten(tmp_path, lambda value: value.update(version=2))
     with pytest.raises(ArchiveDamaged, match="later version"):
         read_manifest(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda value: value.pop("room_id"),
+        lambda value: value.pop("files"),
+        lambda value: value.update(more=1),
+        lambda value: value.update(files=[{"name": "event-00000.parquet"}]),
+        lambda value: value.update(positions=None),
+    ],
+)
+def test_a_manifest_that_we_have_not_written_is_refused_though_its_seal_fits(change, tmp_path):
+    write_manifest(tmp_path, manifest())
+    rewritten(tmp_path, change)
+    with pytest.raises(ArchiveDamaged, match="none that this program has written"):
+        read_manifest(tmp_path)
+
+
+def test_a_file_that_is_none_is_not_waited_for(tmp_path):
+    write_manifest(tmp_path, manifest())
+    os.mkfifo(tmp_path / FILES[0].name)
+    with pytest.raises(ArchiveDamaged, match="is no file"):
+        open_archive(tmp_path)
 
 
 @pytest.mark.parametrize("content", [b"abce", b"abc", b"abcde", None])
