@@ -12,7 +12,8 @@ PipelineError
     MasterAway             no Spark master answers
     QueueFull              too many jobs wait already
     CarriedOut             a dry run was confirmed already
-    UnknownJob             there is no such job, or kind of job
+    UnknownJob             there is no such job
+        UnknownKind        there is no such kind of job (exit status 2)
     SourceChanged          an input file is not what the job began with
     DiskFull               a disk is full; what was done stays, and the job can be resumed
     LedgerMismatch         a batch does not continue where the table's ledger ends
@@ -50,6 +51,7 @@ __all__ = [
     "SourceChanged",
     "SparkFailed",
     "UnknownJob",
+    "UnknownKind",
     "UnusableArguments",
     "UnusableSource",
 ]
@@ -104,7 +106,11 @@ class CarriedOut(PipelineError):
 
 
 class UnknownJob(PipelineError):
-    """There is no job of that number, or no kind of that name."""
+    """There is no job of that number."""
+
+
+class UnknownKind(UnknownJob):
+    """There is no kind of job of that name."""
 
 
 class SourceChanged(PipelineError):

@@ -21,7 +21,7 @@ from django.db import DatabaseError, IntegrityError, InterfaceError, connections
 from django.db.models import F
 from django.db.models.functions import Now
 
-from pipeline.errors import CarriedOut, JobCancelled, JobInterrupted, JobLost, QueueFull, UnknownJob, UnusableArguments
+from pipeline.errors import CarriedOut, JobCancelled, JobInterrupted, JobLost, QueueFull, UnknownKind, UnusableArguments
 from pipeline.job_counts import count_rows
 from pipeline.jobs import (
     JobLock,
@@ -92,7 +92,7 @@ def job_kinds() -> Mapping[str, JobKind]:
 
 def _kind(name: str) -> JobKind:
     if name not in _kinds:
-        raise UnknownJob(f"There is no kind of job {name!r}; there are: {', '.join(sorted(_kinds)) or 'none'}.")
+        raise UnknownKind(f"There is no kind of job {name!r}; there are: {', '.join(sorted(_kinds)) or 'none'}.")
     return _kinds[name]
 
 
@@ -202,7 +202,7 @@ def run_job(
 ) -> Mapping[str, Any]:
     """Run a job now, in this process; returns its summary. ``resume``: the newest that ended early with these arguments, if any.
 
-    Raises ``UnknownJob``, ``UnusableArguments``, ``JobCancelled``, and what the work raises; the row tells it as well.
+    Raises ``UnknownKind``, ``UnusableArguments``, ``JobCancelled``, and what the work raises; the row tells it as well.
     """
     alias = using or stream_settings().database
     checked = _kind(name).check(arguments)
@@ -217,7 +217,7 @@ def queue_job(
 ) -> Job:
     """Leave a job for ``manage.py runjobs``; ``confirmed_from``: the dry run that it carries out, which no other job does.
 
-    Raises ``UnknownJob``, ``UnusableArguments`` and ``QueueFull``, and ``CarriedOut`` for a dry run that was confirmed before.
+    Raises ``UnknownKind``, ``UnusableArguments`` and ``QueueFull``, and ``CarriedOut`` for a dry run that was confirmed before.
     """
     alias = using or stream_settings().database
     checked = _kind(name).check(arguments)

@@ -104,7 +104,7 @@ def _change(change: StatusChange) -> dict[str, Any]:
         "who": change.writer or change.reader,
         "kind": "writer" if change.writer else "reader",
         "stream": change.stream,
-        "was": change.was or "not seen before",
+        "was": change.was or "fine, or not there",
         "word": change.word,
         "severity": Severity(change.severity).name.lower(),
         "sentence": change.sentence,

@@ -39,6 +39,7 @@ def test_a_purge_is_tried_confirmed_and_cancelled_by_hand(job, boss, new_page, s
     assert run_manage("runjobs", "--once").returncode == 0
     page.goto(f"/admin/pipeline/job/{dry.pk}/change/")
     page.get_by_role("link", name="Carry it out").click()
+    playwright_api.expect(page.get_by_role("heading", name="Carry out purge orphans?")).to_be_visible()
     playwright_api.expect(page.get_by_role("heading", name=f"What dry run {dry.pk} has shown")).to_be_visible()
     keep(page, "job-confirm")
     page.get_by_role("button", name="Carry out purge orphans").click()
@@ -51,6 +52,25 @@ def test_a_purge_is_tried_confirmed_and_cancelled_by_hand(job, boss, new_page, s
     queued.refresh_from_db()
     assert queued.state == JobState.CANCELLED
     assert LogEntry.objects.filter(user=boss).count() == 3, "queued, confirmed, cancelled"
+
+
+#: What is typed into without a frame around it.
+_FRAMELESS = """[...document.querySelectorAll('main input:not([type=hidden]), main select, main textarea')]
+    .filter((one) => one.offsetHeight < 16 || (one.type !== 'checkbox' && parseFloat(getComputedStyle(one).borderTopWidth) < 1))
+    .map((one) => one.name)"""
+
+
+def test_the_form_of_a_job_says_what_it_is_for_and_its_fields_are_seen(boss, new_page, site):
+    for options in ({"viewport": {"width": 1280, "height": 1000}}, PHONE):
+        page = new_page(**options)
+        log_in(page)
+        for kind in ("resync", "export", "purge history"):
+            page.goto(f"/admin/pipeline/job/queue/?kind={kind.replace(' ', '+')}")
+            playwright_api.expect(page.get_by_role("heading", name=f"Queue {kind}", exact=True)).to_be_visible()
+            assert page.locator("main input:not([type=hidden])").count()
+            assert page.evaluate(_FRAMELESS) == []
+            assert page.evaluate("document.documentElement.scrollWidth") <= page.viewport_size["width"]
+        keep(page, f"job-form-{'phone' if options is PHONE else 'wide'}", full_page=True)
 
 
 def test_the_figures_of_a_job_can_be_read_on_a_phone_in_the_dark(job, boss, new_page, site):

@@ -120,6 +120,16 @@ def test_repair_moves_all_streams_at_once_and_says_what_it_did(capsys):
     assert append()[0] > ids()[0]
 
 
+def test_the_table_is_not_folded_where_no_terminal_is(capsys):
+    """Whoever reads it through a pipe finds a stream in a line."""
+    insert(value() + 500)
+    with pytest.raises(CommandError, match="1 of"):
+        call_command("check_streams")
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "caches" in line]
+    assert "sequence behind table" in line
+    assert "check_streams --repair" in line
+
+
 def test_repair_beside_a_living_writer_keeps_its_row():
     append()
     insert(value() + 50)

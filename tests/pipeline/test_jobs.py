@@ -440,7 +440,7 @@ def test_the_command_queues_lists_and_runs(run_manage):
     [
         (["cancel", "99"], 1, "no job 99"),
         (["show", "99"], 1, "no job 99"),
-        (["queue", "fly"], 1, "no kind"),
+        (["queue", "fly"], 2, "no kind"),
         (["queue", "censor", "{"], 2, "no JSON"),
         (["queue", "censor", "[" * 100_000], 2, "nested deeper"),
         (["cancel", "9" * 30], 1, "no job 999"),

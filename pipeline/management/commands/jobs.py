@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from pipeline.errors import QueueFull, UnknownJob, UnusableArguments
+from pipeline.errors import QueueFull, UnknownJob, UnknownKind, UnusableArguments
 from pipeline.job_runs import job_kinds, queue_job
 from pipeline.job_views import JobView, job_view, job_views
 from pipeline.jobs import CancelOutcome, cancel_job
@@ -78,7 +78,7 @@ class Command(SiteCommand):
                         self.stdout.write(f"{name}: {kind.help}")
                 case _:
                     self._list(options["limit"], options["json"], using)
-        except UnusableArguments as error:
+        except (UnusableArguments, UnknownKind) as error:
             raise CommandError(str(error), returncode=2) from error
         except (UnknownJob, QueueFull) as error:
             raise CommandError(str(error), returncode=1) from error

@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 from contextlib import closing
 from dataclasses import asdict
-from typing import IO, Any, cast
+from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
-from rich.console import Console
-from rich.table import Table
 
 from streams import database, epochs, inspection, registry
 from streams.command_line import SiteCommand
@@ -88,8 +86,6 @@ class Command(SiteCommand):
             self.stdout.write(json.dumps(asdict(finding) | {"epoch": epoch}))
 
     def _table(self, findings: list[inspection.Finding], epoch: str) -> None:
-        table = Table("stream", "sequence", "highest in tables", "highest stored", "verdict", "fix")
-        for finding in findings:
-            table.add_row(*(str(value) for value in asdict(finding).values()))
-        Console(file=cast("IO[str]", self.stdout)).print(table)
+        columns = ("stream", "sequence", "highest in tables", "highest stored", "verdict", "fix")
+        self.print_table(columns, (asdict(finding).values() for finding in findings))
         self.stdout.write(f"epoch {epoch}")
