@@ -39,7 +39,9 @@ __all__ = [
 ROOM_KNOWN = "room-known"
 VERSION_DIFFERS = "room-version-differs"
 MOST_QUARANTINED = 1_000_000
-_CREATED = "created"
+_CREATED = "created, format 2"
+"""With the format of what is staged (``packed`` and the columns): count it up when that changes, so that a job which an
+earlier version staged begins anew instead of being misread."""
 _PLANNED = "planned"
 
 #: Each event once: of equal IDs the first that is no outlier, and none that the site has already, unless as an outlier.
@@ -130,7 +132,10 @@ def _named(sql: str, job: int) -> str:
 
 
 def create_staging(cursor: Any, job: int) -> None:
-    """Make the job's staging tables, unless they are there with their ledger; after a crash of PostgreSQL make them anew."""
+    """Make the job's staging tables, unless they are there with their ledger.
+
+    They are made anew after a crash of PostgreSQL, and when another version of this program filled them.
+    """
     if _step_done(cursor, job, _CREATED):
         return
     drop_staging(cursor, [job])
