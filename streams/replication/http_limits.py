@@ -14,6 +14,7 @@ from twisted.internet.protocol import Protocol, connectionDone
 from twisted.protocols.policies import ProtocolWrapper
 
 from streams.logs import get_logger
+from streams.replication.websocket_output import PreparedTexts, SharedOutput
 
 __all__ = ["HttpLimits"]
 
@@ -22,6 +23,8 @@ CONNECTION_LIMIT, BODY_LIMIT = "HTTP connection limit", "HTTP body too long"
 TOO_SLOW = "WebSocket client too slow"
 #: What a WebSocket's client says at once; whoever says more is closed with code 1009.
 WEBSOCKET_MESSAGE_BYTES = 64 * 1024
+#: A text from this length on is shared by those that it is sent to.
+_SHARED_FROM = 1_024
 _TOO_MANY = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nRetry-After: 5\r\nContent-Length: 0\r\n\r\n"
 _TOO_LONG = b"HTTP/1.1 413 Content Too Large\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 
@@ -77,25 +80,29 @@ class _Counted(ProtocolWrapper):
         super().__init__(factory, protocol)
         self._limits = limits
         self._is_cut = False
+        self._output: SharedOutput | None = None
 
     def makeConnection(self, transport: Any) -> None:
         self._limits.open += 1
         super().makeConnection(transport)
 
     def write(self, data: bytes) -> None:
-        super().write(data)
-        self._cut_when_slow()
+        if not isinstance(self.wrappedProtocol, WebSocketProtocol):
+            super().write(data)  # what an HTTP client is told ends by itself
+            return
+        if self._output is None:
+            self._output = SharedOutput(self.transport)
+        if not self._is_cut:
+            self._output.write(data)
+            self._cut_when_slow(self._output)
 
     def writeSequence(self, data: Any) -> None:
-        super().writeSequence(data)
-        self._cut_when_slow()
+        self.write(b"".join(data))
 
-    def _cut_when_slow(self) -> None:
-        """A WebSocket is told more and more; what an HTTP client is told ends by itself."""
-        if not isinstance(self.wrappedProtocol, WebSocketProtocol) or self._is_cut:
-            return
+    def _cut_when_slow(self, output: SharedOutput) -> None:
+        """A WebSocket is told more and more."""
         transport: Any = self.transport
-        waiting = _waiting_bytes(transport)
+        waiting = output.waiting_bytes + _waiting_bytes(transport)
         if waiting > self._limits.websocket_buffer_bytes:
             self._is_cut = True
             self._limits.refused[TOO_SLOW] += 1
@@ -126,11 +133,22 @@ class _Refusal(Protocol):
 
 
 class _BoundedWebSocket(WebSocketProtocol):
-    """daphne's WebSocket, closed before more of a message was read than anybody here has a use for."""
+    """daphne's WebSocket, closed before more of a message was read than anybody here has a use for.
+
+    A text that is sent to many is encoded once.
+    """
+
+    texts = PreparedTexts()
 
     def onConnect(self, request: Any) -> Any:
         self.maxFramePayloadSize = self.maxMessagePayloadSize = WEBSOCKET_MESSAGE_BYTES
         return super().onConnect(request)
+
+    def serverSend(self, content: Any, binary: bool = False) -> None:
+        if binary or self.state != self.STATE_OPEN or len(content) < _SHARED_FROM:
+            super().serverSend(content, binary)
+        else:
+            self.sendPreparedMessage(self.texts.of(content, self.factory.prepareMessage))
 
     def sendMessage(self, *arguments: Any, **options: Any) -> None:
         """What we say ourselves may be longer; the library has one limit for both."""
