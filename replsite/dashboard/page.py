@@ -60,7 +60,9 @@ __all__ = [
     "live_page_data",
 ]
 
-#: So many readers that are fine, and that ended, are listed at most; ``streams --json`` has all of them.
+#: So many readers that need a look (the worst), that are fine, and that ended, are listed at most, so that the page stays below
+#: a megabyte when all thousand are stuck at once; ``streams --json`` has all of them.
+BAD_READERS_SHOWN = 100
 FINE_READERS_SHOWN = 100
 CLOSED_READERS_SHOWN = 10
 #: So many problems are named below the worst one; all are in the tables.
@@ -222,26 +224,34 @@ def _pending(writer: WriterView) -> Cell:
 
 
 def _reader_groups(readers: Sequence[ReaderView]) -> list[Group]:
-    """All that need a look; of those that are fine, and of those that ended, so many; then how many more there are."""
+    """So many of those that need a look, of those that are fine, and of those that ended; then how many more there are."""
     closed = sorted((r for r in readers if r.closed_at is not None), key=_closed_at, reverse=True)
+    bad = [r for r in readers if r.closed_at is None and r.status.severity >= Severity.WARNING]
     fine = [r for r in readers if r.closed_at is None and r.status.severity < Severity.WARNING]
-    hidden = {r.key for r in (*fine[FINE_READERS_SHOWN:], *closed[CLOSED_READERS_SHOWN:])}
+    left_out = {
+        "bad": bad[BAD_READERS_SHOWN:],
+        "fine": fine[FINE_READERS_SHOWN:],
+        "closed": closed[CLOSED_READERS_SHOWN:],
+    }
+    hidden = {reader.key for found in left_out.values() for reader in found}
     groups = [_reader_group(reader) for reader in readers if reader.key not in hidden]
-    for name, found, shown in (("fine", fine, FINE_READERS_SHOWN), ("closed", closed, CLOSED_READERS_SHOWN)):
-        if more := len(found) - shown if len(found) > shown else 0:
-            groups.append(_more_readers(name, more))
-    return groups
+    return groups + [_more_readers(name, found) for name, found in left_out.items() if found]
 
 
 def _closed_at(reader: ReaderView) -> datetime:
     return reader.closed_at or reader.heartbeat_at
 
 
-def _more_readers(name: str, more: int) -> Group:
+_LEFT_OUT = {"bad": "that need a look", "fine": "that are fine", "closed": "that closed a short while ago"}
+
+
+def _more_readers(name: str, left_out: Sequence[ReaderView]) -> Group:
     """The line that stands for those that are not listed. Its key is none of a reader's."""
-    what = "that are fine" if name == "fine" else "that closed a short while ago"
-    cells = [text_cell(f"and {count(more)} more {what}"), *_blank(len(READERS) - 3)]
-    status = Verdict("" if name == "fine" else "gone", Severity.FINE, "")
+    cells = [text_cell(f"and {count(len(left_out))} more {_LEFT_OUT[name]}"), *_blank(len(READERS) - 3)]
+    severity = left_out[0].status.severity if name == "bad" else Severity.FINE
+    status = Verdict(
+        "gone" if name == "closed" else "", severity, "manage.py streams --json has all." * (name == "bad")
+    )
     return {"key": f"\nmore {name}", "head": row_of("", status, cells), "rows": []}
 
 
