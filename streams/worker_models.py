@@ -83,6 +83,7 @@ class UserAddress(models.Model):
 
     class Meta:
         db_table = "streams_useraddress"
+        verbose_name_plural = "user addresses"
         constraints = [
             models.UniqueConstraint(fields=["user_id", "token_digest", "ip"], name="streams_useraddress_key"),
         ]

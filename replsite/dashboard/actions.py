@@ -101,7 +101,11 @@ def _end(name: str, by: str) -> Plan:
             ended = ending.end_sessions(cursor, found, by)
         return f"{counted(len(ended), 'transaction')} of {name} ended; what they had written is rolled back."
 
-    sentences = [*map(str, found.transactions), "They are rolled back; the writer's process sees an error and goes on."]
+    sentences = [
+        f"Its process: {found.process}.",
+        *(f"Open: {one}." for one in found.transactions),
+        "What they have written is rolled back; the writer's process sees an error and goes on.",
+    ]
     return Plan(title, "End them", sentences, carry_out, about)
 
 

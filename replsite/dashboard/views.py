@@ -26,7 +26,7 @@ from replsite.wording import duration
 
 __all__ = ["live_data", "live_page", "live_rooms"]
 
-_SEE_ROOMS = "pipeline.view_roomstatistics"
+_SEE_ROOMS, _OPEN_ROOM = "pipeline.view_roomstatistics", "events.view_room"
 #: Beside these words the sentence says nothing more.
 _WORDS_THAT_SAY_ALL = ("writing", "idle", "current", "retired")
 _NO_JOB = 987_654_321
@@ -37,6 +37,17 @@ _ACTIONS = {
     "end": "streams.end_writer",
     "cancel": "pipeline.cancel_job",
 }
+#: Who may see the objects that rows are about, by table: the word of their page, and its model.
+_OBJECTS = {
+    "streams": ("position", "streams", "streamposition"),
+    "readers": ("reader", "streams", "reader"),
+    "jobs": ("job", "pipeline", "job"),
+}
+
+
+def _may_open(request: HttpRequest, table: str) -> bool:
+    _, app, model = _OBJECTS[table]
+    return request.user.has_perm(f"{app}.view_{model}")
 
 
 @require_safe
@@ -50,22 +61,24 @@ def _live_page(request: HttpRequest) -> HttpResponse:
         "as_of": snapshot.as_of,
         "health": page["health"],
         "summary": [_tile(tile, snapshot.as_of) for tile in page["summary"]],
-        "tables": _tables(snapshot, page, may_see_rooms=may_see_rooms),
-        "addresses": _addresses(),
+        "tables": _tables(request, snapshot, page, may_see_rooms=may_see_rooms),
+        "addresses": _addresses(request),
         "may": " ".join(word for word, permission in _ACTIONS.items() if request.user.has_perm(permission)),
         "rooms_data": reverse("live-rooms") if may_see_rooms else "",
     }
     return TemplateResponse(request, "dashboard/live.html", context)
 
 
-def _tables(snapshot: Snapshot, page: Page, *, may_see_rooms: bool) -> list[dict[str, Any]]:
+def _tables(request: HttpRequest, snapshot: Snapshot, page: Page, *, may_see_rooms: bool) -> list[dict[str, Any]]:
     groups: dict[str, list[Group]] = {name: page[name] for name in TABLES}
     if may_see_rooms:
         groups["rooms"] = _rooms(snapshot)
-    return [_table(name, groups[name], snapshot) for name in SHOWN if name in groups]
+    opened = {name for name in _OBJECTS if _may_open(request, name)}
+    opened |= {"rooms"} if request.user.has_perm(_OPEN_ROOM) else set()
+    return [_table(name, groups[name], snapshot, has_links=name in opened) for name in SHOWN if name in groups]
 
 
-def _table(name: str, groups: list[Group], snapshot: Snapshot) -> dict[str, Any]:
+def _table(name: str, groups: list[Group], snapshot: Snapshot, *, has_links: bool) -> dict[str, Any]:
     table, now = SHOWN[name], snapshot.as_of
     storage = snapshot.storage if name in ("storage", "rooms") else None
     return {
@@ -76,20 +89,18 @@ def _table(name: str, groups: list[Group], snapshot: Snapshot) -> dict[str, Any]
         "columns": [column for column in table.columns[:-1] if column.title != "Status" or table.has_words],
         "has_words": table.has_words,
         "as_of": now if storage is None else storage.as_of,
-        "groups": [_group(name, group, now, has_words=table.has_words) for group in groups],
+        "groups": [_group(name if has_links else "", group, now, has_words=table.has_words) for group in groups],
     }
 
 
-def _addresses() -> dict[str, str]:
-    """Where the objects of rows and the pages of actions are; ``~`` stands for what the row names."""
-    change = {
-        "position": "admin:streams_streamposition_change",
-        "reader": "admin:streams_reader_change",
-        "job": "admin:pipeline_job_change",
-        "cancel": "admin:pipeline_job_cancel",
+def _addresses(request: HttpRequest) -> dict[str, str]:
+    """Where the objects that the viewer may see and the pages of actions are; ``~`` stands for what the row names."""
+    found = {
+        word: reverse(f"admin:{app}_{model}_change", args=["~"])
+        for table, (word, app, model) in _OBJECTS.items()
+        if _may_open(request, table)
     }
-    found = {word: reverse(name, args=["~"]) for word, name in change.items() if word != "cancel"}
-    found["cancel"] = reverse(change["cancel"], args=[_NO_JOB]).replace(str(_NO_JOB), "~")
+    found["cancel"] = reverse("admin:pipeline_job_cancel", args=[_NO_JOB]).replace(str(_NO_JOB), "~")
     actions = {"disconnect": "disconnect-reader", "retire": "retire-writer", "end": "end-writer"}
     found |= {word: f"{reverse(name)}?name=~" for word, name in actions.items()}
     return found | {"history": f"{reverse('live-history')}?stream=~", "who": f"{reverse('live-history')}?who=~"}
@@ -106,10 +117,10 @@ def _row(table: str, row: Row, now: datetime, *, has_words: bool) -> dict[str, A
     says_all = row["severity"] == "fine" and word["text"] in _WORDS_THAT_SAY_ALL
     sentence = "" if has_words and says_all else why["text"]
     before, _, after = sentence.partition(row["command"]) if "command" in row else (sentence, "", "")
-    admin_page = {"streams": "streams_streamposition", "readers": "streams_reader", "jobs": "pipeline_job"}.get(table)
     link = room_url(name["text"]) if table == "rooms" else ""
-    if admin_page and "id" in row:
-        link = reverse(f"admin:{admin_page}_changelist") + f"{quote(row['id'], safe='')}/change/"
+    if table in _OBJECTS and "id" in row:
+        _, app, model = _OBJECTS[table]
+        link = reverse(f"admin:{app}_{model}_changelist") + f"{quote(row['id'], safe='')}/change/"
     return {
         "key": row["key"],
         "severity": row["severity"],
@@ -169,7 +180,8 @@ def live_rooms(request: HttpRequest) -> HttpResponse:
     except DatabaseError as error:
         return away_response(request, error)
     groups = _rooms(snapshot)
-    links = {group["key"]: room_url(group["key"]) for group in groups}
+    linked = groups if request.user.has_perm(_OPEN_ROOM) else []
+    links = {group["key"]: room_url(group["key"]) for group in linked}
     as_of = snapshot.storage.as_of if snapshot.storage is not None else snapshot.as_of
     found = {"rooms": table_changes(None, groups), "links": links, "as_of": as_of.isoformat()}
     response = JsonResponse(found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from contextlib import suppress
 from datetime import timedelta
@@ -112,6 +113,7 @@ def test_what_a_writer_holds_open_is_named_and_ended(staff, monkeypatch):
         client = staff("end_writer")
         page = text(client.get(f"{END}?name=master"))
         assert "transaction" in page
+        assert f"process {os.getpid()}" in page
         assert "open since" in page
         assert client.post(f"{END}?name=master").status_code == 302
     finally:

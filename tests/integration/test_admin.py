@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from django.apps import apps
 from django.contrib import admin
@@ -120,6 +122,20 @@ def test_staff_without_the_view_permission_see_nothing(client, django_user_model
     assert client.get(changelist(Event)).status_code == 403
     user.user_permissions.add(Permission.objects.get(codename="view_event"))
     assert client.get(changelist(Event)).status_code == 200
+
+
+def test_moments_are_told_to_the_second(admin_client, filled):
+    """So that a row can be laid beside a line of the log."""
+    page = admin_client.get(reverse("admin:streams_instance_changelist")).content.decode()
+    assert re.search(r">\d{4}-\d\d-\d\d \d\d:\d\d:\d\d<", page)
+    assert "p.m." not in page and "a.m." not in page
+
+
+def test_names_of_many_are_words():
+    """Django appends an s to whatever it is."""
+    plurals = [str(model._meta.verbose_name_plural) for model in admin.site._registry]
+    odd = [name for name in plurals if re.search(r"(ss|[^aeiou]y)s$", name)]
+    assert odd == []
 
 
 def test_live_page_is_linked_from_the_index(admin_client):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -12,7 +13,8 @@ from django.urls import reverse
 from replsite.dashboard import views
 from replsite.dashboard.changes import changes
 from replsite.dashboard.page import live_page_data
-from tests.snapshots import a_reader, a_snapshot, a_stream, a_writer, some_storage
+from replsite.snapshot_views import JobsView
+from tests.snapshots import a_job, a_reader, a_snapshot, a_stream, a_writer, some_storage
 
 pytestmark = pytest.mark.django_db
 HOSTILE = "<img src=x onerror=alert(1)>\"'&"
@@ -102,7 +104,11 @@ def test_rooms_are_shown_to_those_who_may_see_them_only(client, django_user_mode
     assert "!a:x" in client.get(reverse("live")).content.decode()
     answer = client.get(reverse("live-rooms")).json()
     assert answer["rooms"]["order"] == ["!a:x", "!<b>:x"]
-    assert set(answer["links"]) == {"!a:x", "!<b>:x"}
+    assert answer["links"] == {}, "their pages are for those who may see rooms themselves"
+    assert "/events/room/" not in client.get(reverse("live")).content.decode()
+    user.user_permissions.add(Permission.objects.get(codename="view_room"))
+    assert set(client.get(reverse("live-rooms")).json()["links"]) == {"!a:x", "!<b>:x"}
+    assert "/events/room/" in client.get(reverse("live")).content.decode()
 
 
 def test_rooms_are_not_told_to_strangers(client, stored):
@@ -123,6 +129,23 @@ def test_rows_lead_to_their_objects(admin_client, monkeypatch):
     page = admin_client.get(reverse("live")).content.decode()
     assert reverse("admin:streams_streamposition_change", args=["77"]) in page
     assert reverse("admin:streams_reader_change", args=["a_2Fb_3Fc"]) in page
+
+
+@pytest.mark.parametrize(
+    ("permission", "leads_to"),
+    [(None, set()), ("view_streamposition", {"streamposition"}), ("view_reader", {"reader"}), ("view_job", {"job"})],
+)
+def test_nobody_is_led_where_they_may_not_go(client, django_user_model, monkeypatch, permission, leads_to):
+    snapshot = a_snapshot(a_stream(a_writer("web-1", row_id=77)), a_reader("r", key="k"), jobs=JobsView((a_job(3),)))
+    monkeypatch.setattr(views.SHARED, "get", lambda: snapshot)
+    user = django_user_model.objects.create_user("mate", is_staff=True)
+    if permission:
+        user.user_permissions.add(Permission.objects.get(codename=permission))
+    client.force_login(user)
+    (page,) = re.findall(r"<main.*</main>", client.get(reverse("live")).content.decode(), re.S)
+    # the page of cancelling is in data-cancel-page, which the menu uses for those who may
+    found = re.findall(r"/admin/(?:streams|pipeline)/(\w+)/(?:77|k|3|~)/change/", page)
+    assert set(found) == leads_to
 
 
 def test_words_that_say_all_stand_alone(admin_client, shown):
