@@ -33,6 +33,12 @@ __all__ = ["LIGHT_DRIVER", "SHIPPED_ROOMS", "code_archive", "find_java", "spark_
 SHIPPED_ROOMS = ("streams", "state", "events", "pipeline")
 #: For a driver that only hands out tasks: compiling well would take half of its CPU and never pay.
 LIGHT_DRIVER = {"spark.driver.defaultJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+#: Workers work in batches: what one has freed stays for the next. The C library would give it back to the system after each,
+#: and getting memory anew, page by page, was a fifth of a worker's time.
+_MEMORY_OF_WORKERS = {
+    "spark.executorEnv.MALLOC_MMAP_THRESHOLD_": str(32 * 1024 * 1024),
+    "spark.executorEnv.MALLOC_TRIM_THRESHOLD_": str(64 * 1024 * 1024),
+}
 _ROOMS_FOLDER = Path(__file__).resolve().parent.parent
 _NOT_SHIPPED = {"management", "__pycache__", "templates"}
 _JVM_END_SECONDS = 10.0
@@ -132,6 +138,7 @@ def _configuration(folder: Path, master: str) -> dict[str, str]:
         "spark.redaction.regex": "(?i)secret|password|passwd|token|access[.]?key|dsn",
         "spark.sql.redaction.options.regex": "(?i)url|dsn|password|secret|token",
         "spark.driver.extraJavaOptions": _java_options(folder),
+        **_MEMORY_OF_WORKERS,
     }
     if (address := driver_address(master)) is not None:
         settings |= {"spark.driver.host": address, "spark.driver.bindAddress": address}

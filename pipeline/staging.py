@@ -223,5 +223,7 @@ def copy_rows(cursor: Any, job: int, table: StagedTable, rows: Sequence[Sequence
         arrays = [pa.array(values, field.type) for values, field in zip(columns, schema, strict=True)]
         encoder = pgpq.ArrowToPostgresBinaryEncoder(schema)
         batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
-        content = encoder.write_header() + encoder.write_batch(batch) + encoder.finish()
-        cursor.copy_expert(target, io.BytesIO(content))
+        content = io.BytesIO()
+        content.writelines((encoder.write_header(), encoder.write_batch(batch), encoder.finish()))
+        content.seek(0)
+        cursor.copy_expert(target, content)

@@ -44,6 +44,15 @@ def test_executors_do_not_see_the_sites_environment(spark):
     assert ask_executor(spark, question) == "[]"
 
 
+def test_workers_keep_the_memory_of_a_batch_for_the_next(spark):
+    def question():
+        import os
+
+        return {name: int(os.environ[name]) >> 20 for name in sorted(os.environ) if name.startswith("MALLOC_")}
+
+    assert ask_executor(spark, question) == "{'MALLOC_MMAP_THRESHOLD_': 32, 'MALLOC_TRIM_THRESHOLD_': 64}"
+
+
 def test_executors_run_this_interpreter(spark):
     assert ask_executor(spark, lambda: sys.executable) == sys.executable
 
