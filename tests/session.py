@@ -20,6 +20,8 @@ import psutil
 PROJECT = Path(__file__).resolve().parent.parent
 FOLDER_VARIABLE = "REPLSITE_TEST_SESSION"
 _NAME = "replsite-tests-{pid}-"
+_WORKERS = PROJECT / "tests" / "spark_workers"
+_CLASSES = PROJECT / ".venv" / "spark.jsa"
 
 
 def enter() -> Path:
@@ -42,7 +44,7 @@ def enter() -> Path:
             "REPLSITE_LOG_LEVEL": os.environ.get("REPLSITE_LOG_LEVEL", "WARNING"),
             "SPARK_LOCAL_IP": "127.0.0.1",
             "SPARK_LOCAL_DIRS": str(folder / "spark"),
-            "SPARK_CONF_DIR": str(_quick_spark(folder / "spark-conf")),
+            **_quick_spark(folder / "spark.conf"),
             "PYSPARK_PYTHON": sys.executable,
             "PYSPARK_DRIVER_PYTHON": sys.executable,
         }
@@ -53,13 +55,27 @@ def enter() -> Path:
     return folder
 
 
-def _quick_spark(folder: Path) -> Path:
-    """Spark's defaults for every JVM that a test starts: what runs for seconds is not worth being compiled well."""
-    folder.mkdir(exist_ok=True)
-    options = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-    lines = [f"spark.{whose}.defaultJavaOptions {options}\n" for whose in ("driver", "executor")]
-    (folder / "spark-defaults.conf").write_text("".join(lines))
-    return folder
+def _quick_spark(defaults: Path) -> dict[str, str]:
+    """What makes every JVM that a test starts begin quickly, as variables; what runs for seconds need not be compiled well.
+
+    Classes come out of the archive that ``script/_environment`` made, where it is and fits this Java: half of a start's CPU. The
+    JVM takes it for one class path only, so our defaults must not lie in a folder of configuration, which would be part of that.
+    """
+    compiling = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+    lines = [f"spark.{whose}.defaultJavaOptions {compiling}\n" for whose in ("driver", "executor")]
+    defaults.write_text("".join([*lines, "spark.python.daemon.module warm_spark_daemon\n"]))
+    os.environ.pop("SPARK_CONF_DIR", None)
+    places = dict.fromkeys([str(_WORKERS), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))])
+    return {
+        "PYSPARK_SUBMIT_ARGS": f"--properties-file {defaults} pyspark-shell",
+        "PYTHONPATH": os.pathsep.join(places),
+        "SPARK_SUBMIT_OPTS": class_archive_options(),
+    }
+
+
+def class_archive_options() -> str:
+    """For a JVM of Spark: its loaded classes, if there is an archive of them; it says nothing where that does not fit."""
+    return f"-Xlog:disable -XX:SharedArchiveFile={_CLASSES}" if _CLASSES.exists() else "-Xlog:disable"
 
 
 def leave(folder: Path) -> None:

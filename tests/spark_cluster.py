@@ -18,6 +18,7 @@ from pathlib import Path
 import psutil
 import pyspark
 
+from tests.session import class_archive_options
 from tests.waiting import wait_until
 
 __all__ = ["Cluster", "spark_cluster"]
@@ -83,7 +84,8 @@ def _start(folder: Path, name: str, main: str, *arguments: str) -> subprocess.Po
         "SPARK_HOME": str(SPARK_HOME),
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_DAEMON_MEMORY": "256m",
-        "SPARK_DAEMON_JAVA_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",  # they live for a minute
+        # They live for a minute, executors included.
+        "JDK_JAVA_OPTIONS": f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC {class_archive_options()}",
         "SPARK_LOCAL_DIRS": str(own / "scratch"),
         "TMPDIR": str(own),
     }

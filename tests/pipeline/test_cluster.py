@@ -40,7 +40,8 @@ def start_script(database_url):
 
     def start(code, *arguments):
         command = [sys.executable, "-c", "import sys, django; django.setup()\n" + textwrap.dedent(code), *arguments]
-        environment = {**os.environ, "DATABASE_URL": database_url}
+        # Workers of the cluster have Spark's own daemon, and no path of ours.
+        environment = {**os.environ, "DATABASE_URL": database_url, "PYSPARK_SUBMIT_ARGS": "pyspark-shell"}
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         started.append(
             subprocess.Popen(command, cwd=PROJECT, env=environment, text=True, start_new_session=True, **pipes)
