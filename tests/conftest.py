@@ -32,7 +32,7 @@ from tests import session as test_session
 from tests.effort import load_profiles
 from tests.emptying import empty_tables
 from tests.waiting import wait_until as wait_until_function
-from tests.warm_start import WarmStarts, cold_start
+from tests.warm_start import WARM, cold_start
 
 gc.disable()  # until all tests are collected; what is imported stays
 SESSION_FOLDER = test_session.enter()
@@ -109,6 +109,7 @@ def _skip_fails(report: Any) -> Any:
 def _nothing_left_behind() -> Iterator[None]:
     """Set up first, so torn down last: after every fixture that owns a process or a file."""
     yield
+    WARM.close()
     with suppress(AssertionError):  # a process that was told to end may need a moment; the assert below decides
         wait_until_function(lambda: not test_session.left_processes(), 5.0)
     processes, files = test_session.left_processes(), test_session.left_files()
@@ -149,19 +150,10 @@ def database_url(transactional_db: None) -> str:
     return f"postgres://{user}:{password}@{where['HOST']}:{where['PORT']}/{quote(where['NAME'])}"
 
 
-@pytest.fixture(scope="session")
-def _warm_starts() -> Iterator[WarmStarts]:
-    warm = WarmStarts()
-    yield warm
-    warm.close()
-
-
 @pytest.fixture
-def popen_manage(
-    request: pytest.FixtureRequest, database_url: str, _warm_starts: WarmStarts
-) -> Callable[..., subprocess.Popen[str]]:
+def popen_manage(request: pytest.FixtureRequest, database_url: str) -> Callable[..., subprocess.Popen[str]]:
     """``popen_manage(arguments, env, **more)``: start ``manage.py`` on the test database; ``more`` is Popen's."""
-    popen = cold_start if request.node.get_closest_marker("cold_start") else _warm_starts.popen
+    popen = cold_start if request.node.get_closest_marker("cold_start") else WARM.popen
 
     def start(arguments: tuple[str, ...], env: dict[str, str] | None = None, **more: Any) -> subprocess.Popen[str]:
         return popen(arguments, {**os.environ, "DATABASE_URL": database_url, **(env or {})}, **more)

@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from tests.warm_start import WARM
+
 __all__ = ["Talker", "chatter", "talkers"]
 
 USERS = tuple(f"@u{n}:x" for n in range(4))
@@ -52,11 +54,9 @@ def talkers(database_url: str, *instances: str) -> Iterator[list[Talker]]:
     with ExitStack() as stack:
         found = []
         for instance in instances:
-            environment = {**os.environ, "DATABASE_URL": database_url, "REPLSITE_INSTANCE": instance}
-            process = subprocess.Popen(
-                [sys.executable, "-m", "tests.room_talker"],
-                env=environment,
-                text=True,
+            process = WARM.popen(
+                ("-m", "tests.room_talker", instance),
+                {**os.environ, "DATABASE_URL": database_url},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
             )
@@ -136,6 +136,9 @@ def main() -> None:
 
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "replsite.settings")
     django.setup()
+    from streams import writers
+
+    writers.use_instance(sys.argv[1])
     acts = _acts()
     for line in sys.stdin:
         act, *words = line.split()

@@ -1,4 +1,4 @@
-"""``manage.py`` in processes that are forked from one in which Django is loaded: a start takes a twentieth of its CPU.
+"""``manage.py``, or Python, in processes that are forked from one in which Django is loaded: a twentieth of the CPU.
 
 Variables are read when Django is loaded, so there is one such process for each environment that is asked for more than once. A
 test that is about the start itself is marked ``cold_start``: its processes have interpreters of their own.
@@ -21,9 +21,10 @@ import threading
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
+from runpy import run_module
 from typing import Any
 
-__all__ = ["WarmStarts", "cold_start"]
+__all__ = ["WARM", "WarmStarts", "cold_start"]
 
 _PROJECT = Path(__file__).resolve().parent.parent
 _CHANGES_EVERYWHERE = ("PYTEST_CURRENT_TEST",)
@@ -32,14 +33,18 @@ _LOADED = (
     "autobahn.twisted.websocket", "replsite.urls", "streams.replication.consumer", "twisted.internet.asyncioreactor",
     "twisted.web.http",
 )  # fmt: skip
+_OF_PYTHON = ("-m", "-c")
 _PR_SET_CHILD_SUBREAPER = 36
 _MOST_FORKING = 4  # each has 100 MB
 _REQUEST_BYTES = 1_000_000
 
 
 def cold_start(arguments: tuple[str, ...], environment: Mapping[str, str], **more: Any) -> subprocess.Popen[str]:
-    """``manage.py ARGUMENTS`` in an interpreter of its own, in a session of its own; ``more`` is Popen's."""
-    command = [sys.executable, "manage.py", *arguments]
+    """``manage.py ARGUMENTS`` in an interpreter of its own, in a session of its own; ``more`` is Popen's.
+
+    Arguments that begin with ``-m`` or ``-c`` are Python's own.
+    """
+    command = [sys.executable, *([] if arguments[0] in _OF_PYTHON else ["manage.py"]), *arguments]
     more = {"cwd": _PROJECT, "start_new_session": True, **more}
     return subprocess.Popen(command, env=environment, text=True, **more)
 
@@ -53,11 +58,11 @@ class WarmStarts:
         self._forking: dict[tuple[tuple[str, str], ...], _Forking] = {}
 
     def popen(self, arguments: tuple[str, ...], environment: Mapping[str, str], **more: Any) -> subprocess.Popen[str]:
-        """``manage.py ARGUMENTS`` forked, but for what is asked for once: that is a cold start."""
+        """``manage.py ARGUMENTS`` forked, but for what is asked for once: that is a cold start, of the same arguments."""
         key = tuple(sorted((name, value) for name, value in environment.items() if name not in _CHANGES_EVERYWHERE))
         with self._lock:
             if key in self._asked and more.keys() <= {"stdin", "stdout", "stderr"}:
-                return _Forked(["manage.py", *arguments], forking=self._forking_in(key), text=True, **more)
+                return _Forked(list(arguments), forking=self._forking_in(key), text=True, **more)
             self._asked.add(key)
         return cold_start(arguments, environment, **more)
 
@@ -146,10 +151,10 @@ def _wait_for_requests(requests: socket.socket) -> list[str]:
 
 
 def main() -> None:
-    """Load Django, then fork; in a forked process be ``manage.py``."""
+    """Load Django, then fork; in a forked process be ``manage.py``, or what was asked for."""
     import django
 
-    import manage
+    import manage  # noqa: F401 - loaded before
 
     requests = socket.socket(fileno=int(sys.argv[1]))
     django.setup()
@@ -159,6 +164,25 @@ def main() -> None:
     gc.collect()
     gc.freeze()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    sys.argv = _wait_for_requests(requests)
+    arguments = _wait_for_requests(requests)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    manage.main()
+    _be(arguments)
+
+
+def _be(arguments: list[str]) -> None:
+    import manage
+
+    match arguments:
+        case ["-m", name, *rest]:
+            sys.argv = [name, *rest]
+            run_module(name, run_name="__main__", alter_sys=True)
+        case ["-c", code, *rest]:
+            sys.argv = ["-c", *rest]
+            exec(compile(code, "<string>", "exec"), {"__name__": "__main__"})
+        case _:
+            sys.argv = ["manage.py", *arguments]
+            manage.main()
+
+
+#: Those of this process; the session ends what forks.
+WARM = WarmStarts()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,9 +13,9 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from streams.models import ParkedFact
-from tests import session as test_session
 from tests.effects import effects, effects_table
 from tests.waiting import wait_until
+from tests.warm_start import WARM
 from tests.writing import append, ids, wait_for_linear
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -35,11 +34,9 @@ def start(database_url: str, tmp_path: Path) -> Iterator[Started]:
     started: list[subprocess.Popen[str]] = []
 
     def run(point: str, *command: str) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "tests.handler_process", point, str(tmp_path), *command],
-            cwd=test_session.PROJECT,
-            env={**os.environ, "DATABASE_URL": database_url},
-            text=True,
+        process = WARM.popen(
+            ("-m", "tests.handler_process", point, str(tmp_path), *command),
+            {**os.environ, "DATABASE_URL": database_url},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )

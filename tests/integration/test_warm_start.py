@@ -75,3 +75,13 @@ def test_every_environment_has_settings_of_its_own(run_manage, monkeypatch):
 
 def test_input_is_its_standard_input(run_manage):
     assert run_manage("shell", "-v", "0", "-c", "print(input()[::-1])", input="abc\n").stdout == "cba\n"
+
+
+def test_a_module_and_a_script_are_forked_too_and_end_like_cold_ones():
+    for arguments, status, said in (
+        (("-c", "import sys; print(sys.argv); sys.exit(3)", "one"), 3, "['-c', 'one']\n"),
+        (("-m", "tests.room_talker", "warm"), 0, ""),
+    ):
+        for begin in (warm_start.WARM.popen, warm_start.cold_start):
+            process = begin(arguments, os.environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+            assert (process.communicate(timeout=60)[0], process.returncode) == (said, status)

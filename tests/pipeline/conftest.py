@@ -6,8 +6,8 @@ kill a process start one of their own.
 
 from __future__ import annotations
 
+import os
 import subprocess
-import sys
 import textwrap
 from collections.abc import Iterator
 
@@ -18,8 +18,8 @@ from pipeline.conf import pipeline_settings
 from pipeline.errors import JavaMissing
 from pipeline.session import LIGHT_DRIVER, find_java, spark_session
 from streams import writers
-from tests import session as test_session
 from tests.emptying import empty_tables
+from tests.warm_start import WARM
 
 
 def pytest_collection_modifyitems(items):
@@ -73,15 +73,15 @@ def run_script(database_url):
 
     def run(code: str, *arguments: str, timeout: float = 120.0) -> subprocess.CompletedProcess[str]:
         prelude = "import os, sys, signal, django; django.setup()\n"
-        return subprocess.run(
-            [sys.executable, "-c", prelude + textwrap.dedent(code), *arguments],
-            cwd=test_session.PROJECT,
-            env={**test_session.os.environ, "DATABASE_URL": database_url},
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            check=False,
-        )
+        command = ("-c", prelude + textwrap.dedent(code), *arguments)
+        environment = {**os.environ, "DATABASE_URL": database_url}
+        with WARM.popen(command, environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+            try:
+                out, err = process.communicate(timeout=timeout)
+            except BaseException:
+                process.kill()
+                raise
+        return subprocess.CompletedProcess(command, process.returncode, out, err)
 
     return run
 
