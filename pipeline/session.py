@@ -17,7 +17,7 @@ import sys
 import threading
 import zipfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -90,7 +90,20 @@ def spark_session(
     try:
         yield session
     finally:
-        session.stop()
+        _stop(session)
+
+
+def _stop(session: SparkSession) -> None:
+    """What ended the work is told, not that a JVM which is gone, or was left in the middle of an answer, cannot be stopped.
+
+    Without its JVM's end the next session of this process would take the dead one for its own.
+    """
+    from py4j.protocol import Py4JError  # noqa: PLC0415 - with Spark only
+
+    try:
+        with suppress(Py4JError):
+            session.stop()
+    finally:
         _end_jvm()
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from py4j.protocol import Py4JNetworkError
+from pyspark import SparkContext
 
 from pipeline.errors import JavaMissing
-from pipeline.session import code_archive, find_java, spark_session
+from pipeline.session import _stop, code_archive, find_java, spark_session
 
 
 def ask_executor(spark, question):
@@ -55,6 +59,19 @@ def test_workers_keep_the_memory_of_a_batch_for_the_next(spark):
 
 def test_executors_run_this_interpreter(spark):
     assert ask_executor(spark, lambda: sys.executable) == sys.executable
+
+
+def test_a_jvm_that_is_gone_hides_no_error_and_leaves_the_next_session_free(monkeypatch):
+    class Gone:
+        def stop(self):
+            raise Py4JNetworkError("the JVM was killed")
+
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as jvm:
+        gateway = SimpleNamespace(proc=jvm, shutdown=lambda: None)
+        monkeypatch.setattr(SparkContext, "_gateway", gateway)
+        monkeypatch.setattr(SparkContext, "_jvm", object())
+        _stop(Gone())
+        assert (SparkContext._gateway, SparkContext._jvm, jvm.poll()) == (None, None, 0)
 
 
 def test_a_session_that_is_there_is_used_and_stays(spark, tmp_path):
