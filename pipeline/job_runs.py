@@ -63,6 +63,7 @@ MOST_QUEUED = 1_000
 """Jobs that may wait; whoever asks for one more is told so."""
 _MOST_OF_ARGUMENTS = 100_000
 _LOOK_SECONDS = 1.0
+_WHY = {KeyboardInterrupt: "Interrupted. What was done stays; the job can be run again."}
 
 
 class JobKind(Protocol):
@@ -284,7 +285,7 @@ def _put_back(job: Job, using: str) -> None:
 
 def _fail(job: Job, using: str, error: BaseException, keeper: Keeper) -> None:
     """The job ended early. One of the queue whose lock went, as when the database was started anew, is left to be begun again."""
-    why = str(error) or type(error).__name__
+    why = str(error) or _WHY.get(type(error), type(error).__name__)
     if not keeper.has_lost():
         log.error("job.failed", job=job.pk, kind=job.kind, error=why)
         end_run(job, using, state=JobState.FAILED, error=why[:2000], finished_at=Now())

@@ -144,6 +144,17 @@ def test_a_job_that_fails_says_why(kind):
     assert Job.objects.values_list("state", "error").get() == (JobState.FAILED, "the disk is full")
 
 
+def test_a_job_that_its_user_interrupts_says_so(kind):
+    def interrupt(step):
+        raise KeyboardInterrupt
+
+    kind(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        run_job("walk", {}, stream=io.StringIO())
+    job = Job.objects.get()
+    assert (job.state, job.error.split(".")[0]) == (JobState.FAILED, "Interrupted")
+
+
 def test_unknown_kinds_and_unusable_arguments_leave_no_job(kind):
     kind()
     with pytest.raises(UnknownJob, match="walk"):
