@@ -160,6 +160,11 @@ class Sampler:
         except (DjangoDatabaseError, database.DatabaseError) as error:
             self._paused.begins(error)
             self._close()
+        except Exception as error:  # a defect of ours in one step must not end the history of this process
+            if not self._paused.is_on:
+                log.exception("history.step_failed")
+            self._paused.begins(error)
+            self._close()
 
     def _may_write(self) -> bool:
         """Whether this process holds the lock; its connection is kept as long as it is open."""

@@ -129,6 +129,29 @@ class TestSampler:
         finally:
             running.stop()
 
+    def test_a_defect_in_one_step_is_told_once_and_does_not_end_the_history(self, caplog):
+        caplog.set_level("INFO", "replsite.sampler")
+        steps = []
+
+        def get():
+            steps.append(len(steps))
+            if 1 < len(steps) < 5:
+                raise KeyError("a stream that is no more")
+            return snapshot_at(len(steps), a_stream(a_writer()))
+
+        running = Sampler(get, 0.02)
+        running.start()
+        try:
+            wait_until(lambda: len(steps) > 8)
+        finally:
+            running.stop()
+        said = [record.msg["event"] for record in caplog.records if record.name == "replsite.sampler"]
+        assert [event for event in said if event.startswith("history.")] == [
+            "history.step_failed",
+            "history.paused",
+            "history.goes_on",
+        ]
+
     def test_one_that_was_never_begun_can_be_stopped(self):
         Sampler().stop()
 
