@@ -5,7 +5,7 @@ Used for a whole history and for the next batch alike; the latter begins with th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, MutableSet
+from collections.abc import Callable, Collection, Iterable, MutableSet
 from typing import Generic, Protocol, TypeVar, cast
 
 from msgspec.structs import replace
@@ -70,6 +70,18 @@ class Arrivals(Generic[Id]):
         self._groups.change(self._after, [event.event_id] if is_leaf else [], gone)
         if len(self._groups.counts) <= _MOST_STATES_ON_THE_WAY:
             self.current = self._states.merged(self._groups.counts)
+
+    def take_on_leaves(self, event_id: Id, prev_event_ids: Collection[Id]) -> bool:
+        """The short way of ``soft_fails`` and ``take`` for an accepted event that builds on just the current leaves.
+
+        Most do. False: this one does not, and nothing is done.
+        """
+        if not self.leaves.replace_all(event_id, prev_event_ids):
+            return False
+        self._here.add(event_id)
+        group = self.current = self._after.get(event_id)
+        self._groups.counts = {group: 1}
+        return True
 
     def drop(self, leaves: Iterable[Id]) -> None:
         """These are no leaves, as it turns out; one is always left."""

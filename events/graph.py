@@ -232,6 +232,28 @@ class Leaves(Generic[Id]):
             self.current[node.event_id] = None
         return not reached, gone
 
+    def replace_all(self, event_id: Id, prev_event_ids: Collection[Id]) -> bool:
+        """The short way of ``add`` for an accepted event that builds on just the current leaves: it is the only one then.
+
+        False: it does not, or is no leaf itself; nothing is done.
+        """
+        if not self._are_current(prev_event_ids) or event_id in self._reached:
+            return False
+        for prev in prev_event_ids:
+            self._reached.add(prev)
+        if self._look_through is not None:
+            self._here[event_id] = None
+        self.current.clear()
+        self.current[event_id] = None
+        return True
+
+    def _are_current(self, event_ids: Collection[Id]) -> bool:
+        """Whether just these are the leaves."""
+        current = self.current
+        if len(event_ids) != len(current):
+            return False
+        return all(map(current.__contains__, event_ids))
+
     def _reach_below(self, node: Node[Id]) -> list[Id]:
         """An accepted event has been seen above: its prev events, looked through, are leaves no more."""
         gone = []

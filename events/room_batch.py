@@ -323,7 +323,7 @@ class RoomBatch:
         changes = self.changes
         current = arrivals.finish()
         if steps and not steps[-1].event.backfilled:  # the next batch goes on with this line
-            steps[-1] = replace(steps[-1], line=steps[-1].line if current is None else current)
+            steps[-1] = structs.replace(steps[-1], line=steps[-1].line if current is None else current)
         last = next((n for n in reversed(range(len(changes.events))) if self._is_live(changes.events[n])), None)
         if current is not None and current != known:
             changes.own_place = last is None

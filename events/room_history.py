@@ -18,6 +18,8 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -40,7 +42,16 @@ from events.visibility_ranges import Step, VisibilityRow, in_order, visibility_r
 from state.auth_selection import State
 from state.room_versions import room_version
 
-__all__ = ["EVENTS_PER_CHUNK", "EVENT_COLUMNS", "GivenEvents", "RoomHistory", "RoomResult", "event_row", "room_history"]
+__all__ = [
+    "EVENTS_PER_CHUNK",
+    "EVENT_COLUMNS",
+    "EventPart",
+    "GivenEvents",
+    "RoomHistory",
+    "RoomResult",
+    "event_row",
+    "room_history",
+]
 
 EVENTS_PER_CHUNK = 20_000
 EVENT_COLUMNS = (
@@ -62,9 +73,35 @@ EVENT_COLUMNS = (
     "state_group",
 )
 """Columns of ``RoomResult.events``; ``stream_ordering`` and ``instance_name`` are added by the loader."""
+_of_event = attrgetter(
+    *(
+        "event_id",
+        "room_id",
+        "type",
+        "state_key",
+        "sender",
+        "depth",
+        "origin_server_ts",
+        "membership",
+        "redacts",
+        "relates_to",
+    ),
+    *("outlier", "rejected_reason", "soft_failed"),
+)
+"""The first of these columns: those that an event tells by itself."""
+_EVENTS_PER_PART = 5_000
 _EVENT_ID, _STATE_GROUP = EVENT_COLUMNS.index("event_id"), EVENT_COLUMNS.index("state_group")
 _STATE_UNRESOLVED = EVENT_COLUMNS.index("state_unresolved")
 _REJECTED_REASON = EVENT_COLUMNS.index("rejected_reason")
+
+
+class EventPart(NamedTuple):
+    """Some events of a room that follow each other: the number of the first, all with their verdicts, and their rows."""
+
+    first: int
+    events: Sequence[ParsedEvent]
+    columns: Sequence[Sequence[object]]
+    """``EVENT_COLUMNS``; ``state_group`` is a group number."""
 
 
 @dataclass(slots=True)
@@ -129,12 +166,11 @@ def room_history(events: Sequence[ParsedEvent], chunk: int = EVENTS_PER_CHUNK) -
     result = RoomResult(history.room_id, history.version.name, history.creator, history.create_event_id)
     result.current_state_unresolved = history.current_state_unresolved
     result.visibility_unresolved = history.visibility_unresolved
-    for _, event, row in history.events():
-        result.events.append(row)
-        if not event.outlier:
-            result.edges += [(event.event_id, prev) for prev in event.prev_event_ids]
-        if event.is_state:
-            result.auth.append((event.event_id, list(event.auth_event_ids)))
+    for part in history.events():
+        result.events += zip(*part.columns, strict=True)
+        graph = [event for event in part.events if not event.outlier]
+        result.edges += [(event.event_id, prev) for event in graph for prev in event.prev_event_ids]
+        result.auth += [(event.event_id, list(event.auth_event_ids)) for event in part.events if event.is_state]
     result.forward_extremities = list(history.forward_extremities())
     result.backward_extremities = list(history.backward_extremities())
     result.groups, result.group_deltas = list(history.groups()), list(history.group_deltas())
@@ -145,24 +181,7 @@ def room_history(events: Sequence[ParsedEvent], chunk: int = EVENTS_PER_CHUNK) -
 
 def event_row(event: ParsedEvent, redacted_by: str | None, state_group: int | None) -> tuple[object, ...]:
     """One row of ``EVENT_COLUMNS``; an event of the graph without a group has an unknown state."""
-    return (
-        event.event_id,
-        event.room_id,
-        event.type,
-        event.state_key,
-        event.sender,
-        event.depth,
-        event.origin_server_ts,
-        event.membership,
-        event.redacts,
-        event.relates_to,
-        event.outlier,
-        event.rejected_reason,
-        event.soft_failed,
-        redacted_by,
-        not event.outlier and state_group is None,
-        state_group,
-    )
+    return (*_of_event(event), redacted_by, not event.outlier and state_group is None, state_group)
 
 
 class GivenEvents:
@@ -285,25 +304,33 @@ class RoomHistory:
         leaves = self._leaves = Leaves[int](reached=NumberSet(limit))
         arrivals = Arrivals(walk.states, leaves, NumberSet(limit), _Groups(walk.after), self._fails)
         known: int | None = None
-        below = self._below()
+        below, prevs = self._below(), walk.prevs.of
         for index, number in self._live():
-            event = self._arriving(number)
-            if arrivals.soft_fails(event):
-                event.soft_failed = True
-                flags[number] |= SOFT_FAILED
-            for old in below(number):
-                arrivals.take(self._arriving(old))
-            arrivals.take(event)
-            self._line[number] = -1 if arrivals.current is None else arrivals.current
-            known = self._note_change(index, known, arrivals.current)
-        for old in self._ordered(BACKFILLED) if self._last_live(OUTLIER) < 0 else ():
-            arrivals.take(self._arriving(old))
+            if below or flags[number] & ACCEPTED or not arrivals.take_on_leaves(number, prevs(number)):
+                self._take(arrivals, number, below)
+            group = arrivals.current
+            if group is not None:
+                self._line[number] = group
+                known = self._note_change(index, known, group)
+        for number in self._ordered(BACKFILLED) if self._last_live(OUTLIER) < 0 else ():
+            if flags[number] & ACCEPTED or not arrivals.take_on_leaves(number, prevs(number)):
+                arrivals.take(self._arriving(number))
         current = arrivals.finish()
         if known is not None:
             self._note_change(self._last_live(OUTLIER), known, current)
         if (last := self._last_live(ACCEPTED)) >= 0:  # whoever goes on with the room begins with this line
             self._line[last] = -1 if current is None else current
         return current
+
+    def _take(self, arrivals: Arrivals[int], number: int, below: Callable[[int], Iterable[int]] | None) -> None:
+        """A live event arrives, with the backfilled ones that count with it."""
+        event = self._arriving(number)
+        if arrivals.soft_fails(event):
+            event.soft_failed = True
+            self._flags[number] |= SOFT_FAILED
+        for old in below(number) if below is not None else ():
+            arrivals.take(self._arriving(old))
+        arrivals.take(event)
 
     def _arriving(self, number: int) -> _Arriving:
         flag = self._flags[number]
@@ -362,10 +389,13 @@ class RoomHistory:
         )
         return [numbers[at] for part in (order, left) for at in part]
 
-    def _below(self) -> Callable[[int], Iterable[int]]:
-        """What finds the backfilled events that count with a live one, in causal order: see ``events.arrivals.old_below``."""
+    def _below(self) -> Callable[[int], Iterable[int]] | None:
+        """What finds the backfilled events that count with a live one, in causal order: see ``events.arrivals.old_below``.
+
+        Null where there are none.
+        """
         if not any(flag & BACKFILLED for flag in self._flags):
-            return lambda _number: ()
+            return None
         flags, prevs, seen = self._flags, self._walk.prevs.of, NumberSet(self._walk.count + len(self._walk.missing))
 
         def verdict(number: int) -> tuple[bool, bool] | None:
@@ -398,25 +428,25 @@ class RoomHistory:
         return withheld
 
     # --- rows ---------------------------------------------------------------------------------------------------
-    def events(self) -> Iterator[tuple[int, ParsedEvent, tuple[object, ...]]]:
-        """Number, event and row of ``EVENT_COLUMNS``, in the given order."""
-        walk = self._walk
-        for numbers in walk.chunks(range(walk.count)):
-            redactions = sorted({by for number in numbers if (by := self._redacted_by[number]) >= 0})
-            names = dict(zip(redactions, self._source.names(redactions), strict=True))
-            for number, event in zip(numbers, self._source.fetch(numbers), strict=True):
-                group = walk.after[number]
-                judged = self._judged(number, event)
-                row = event_row(
-                    judged, names.get(self._redacted_by[number]), None if group < 0 else self._new_groups[group]
-                )
-                yield number, judged, row
+    def events(self) -> Iterator[EventPart]:
+        """All of them, in the given order."""
+        for numbers in self._walk.chunks(range(self._walk.count)):
+            for start in range(0, len(numbers), _EVENTS_PER_PART):
+                yield self._part(numbers[start : start + _EVENTS_PER_PART])
 
-    def _judged(self, number: int, event: ParsedEvent) -> ParsedEvent:
-        reason, soft_failed = self._walk.reasons.get(number), bool(self._flags[number] & SOFT_FAILED)
-        if reason == event.rejected_reason and soft_failed == event.soft_failed:
-            return event
-        return replace(event, rejected_reason=reason, soft_failed=soft_failed)
+    def _part(self, numbers: Sequence[int]) -> EventPart:
+        first, end, flags, new = numbers[0], numbers[-1] + 1, self._flags, self._new_groups
+        events = [
+            replace(event, soft_failed=True) if flags[number] & SOFT_FAILED else event
+            for number, event in zip(numbers, self._walk.judged(numbers), strict=True)
+        ]
+        redacted_by = self._redacted_by[first:end]
+        redactions = sorted({by for by in redacted_by if by >= 0})
+        names = dict(zip(redactions, self._source.names(redactions), strict=True))
+        groups = [None if group < 0 else new[group] for group in self._walk.after[first:end]]
+        unresolved = [group is None and not event.outlier for group, event in zip(groups, events, strict=True)]
+        own = zip(*map(_of_event, events), strict=True)
+        return EventPart(first, events, [*own, [names.get(by) for by in redacted_by], unresolved, groups])
 
     def forward_extremities(self) -> Iterator[str]:
         """Their event IDs."""

@@ -19,6 +19,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import msgspec
 from msgspec.structs import replace
 
 from events.errors import HistoryError
@@ -77,8 +78,7 @@ class EventSource(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class PlainEvent:
+class PlainEvent(msgspec.Struct, frozen=True, gc=False):
     """What is remembered of a message: enough for the rules, which ask for no more of such events."""
 
     room_id: str
@@ -94,7 +94,7 @@ class PlainEvent:
     origin_server_ts: int = 0
     prev_event_ids: tuple[str, ...] = ()
     auth_event_ids: tuple[str, ...] = ()
-    content: Mapping[str, Any] = field(default_factory=dict)
+    content: Mapping[str, Any] = {}
     outlier: bool = False
     soft_failed: bool = False
 
@@ -143,6 +143,8 @@ class RoomWalk:
         self._name_list: list[str] = []
         self._about, self._senders = array("i", bytes(4 * count)), array("i", bytes(4 * count))
         self._kept: list[str] = []
+        self._all: Sequence[ParsedEvent] | None = None
+        """Every event with its verdict, when all are one chunk: then nothing is forgotten."""
         self._held: set[str] = set()
         """Events that are no state and kept, because others name them as auth events."""
         self._judged = 0
@@ -161,7 +163,11 @@ class RoomWalk:
             if in_order:
                 _look_behind(chunk)
             self.states.walk(chunk.events)
-            self._note(chunk)
+            if self._numbers is None:
+                self._note_all(chunk)
+            else:
+                self._note(chunk)
+            self._judged += len(chunk.numbers)
             watch(self._judged)
 
     def go_around(self, watch: Callable[[int], None]) -> None:
@@ -176,6 +182,7 @@ class RoomWalk:
         self.go(order, watch)
         for numbers in self.chunks(cyclic):
             self._note(self._read(numbers))
+            self._judged += len(numbers)
         self.go(above, watch)
 
     def chunks(self, numbers: Sequence[int]) -> Iterator[Sequence[int]]:
@@ -195,7 +202,7 @@ class RoomWalk:
     # --- one chunk ----------------------------------------------------------------------------------------------
     def _read(self, numbers: Sequence[int]) -> _Chunk:
         """Fetch a chunk, and make everything known that its events refer to."""
-        events = [self._with_verdict(*pair) for pair in zip(numbers, self.source.fetch(numbers), strict=True)]
+        events = self.judged(numbers)
         at = {event.event_id: number for number, event in zip(numbers, events, strict=True)}
         if len(at) < len(numbers):
             raise HistoryError(f"{self.source.room_id}: an event is given twice; drop duplicates first")
@@ -239,6 +246,21 @@ class RoomWalk:
             return replace(event, rejected_reason=reason, rejection_given=True)
         return event
 
+    def _note_all(self, chunk: _Chunk) -> None:
+        """Write down what became of the events of the only chunk."""
+        states, at = self.states, chunk.at
+        self._all = events = [*map(states.events.__getitem__, at)]
+        self.before = array("i", [states.before.get(event_id, _NONE) for event_id in at])
+        self.after = array("i", [states.after.get(event_id, _NONE) for event_id in at])
+        self.flags = bytearray(map(_flags, events))
+        for number, event in enumerate(events):
+            if not event.outlier:
+                self.prevs.put(number, [self._prev_number(chunk, prev) for prev in event.prev_event_ids])
+            if event.rejected_reason is not None:
+                self.reasons[number] = event.rejected_reason
+            elif event.redacts is not None and not event.outlier:
+                self._note_redaction(chunk, number, event)
+
     def _note(self, chunk: _Chunk) -> None:
         """Write down what became of the events of a chunk, and forget what no other asks for."""
         states, here = self.states, self.states.events
@@ -259,7 +281,6 @@ class RoomWalk:
                 self._remember(number, event)
                 chunk.loaded.append(event_id)
         self._let_go(chunk)
-        self._judged += len(chunk.numbers)
 
     def _let_go(self, chunk: _Chunk) -> None:
         """Of what was fetched beside a chunk only auth events stay."""
@@ -295,8 +316,6 @@ class RoomWalk:
         """Without its prev events, unless a rule may ask for them; with names that are stored once."""
         self._about[number] = -1 - len(self._kept)
         self._kept.append(event.event_id)
-        if self._numbers is None:
-            return
         here = self.states.events
         auth = tuple([here[other].event_id if other in here else other for other in event.auth_event_ids])
         prevs = event.prev_event_ids
@@ -328,8 +347,16 @@ class RoomWalk:
         self._about[number] = max(kind, 0)
         self._senders[number] = self._name(event.sender) if kind >= 0 else _NONE
 
+    def judged(self, numbers: Sequence[int]) -> Sequence[ParsedEvent]:
+        """Events as they are, those that are rejected with the reason."""
+        if self._all is not None:
+            return [self._all[number] for number in numbers]
+        return [self._with_verdict(*pair) for pair in zip(numbers, self.source.fetch(numbers), strict=True)]
+
     def event(self, number: int) -> ParsedEvent | PlainEvent:
         """An event as the auth rules ask for it."""
+        if self._all is not None:
+            return self._all[number]
         event = self.seen_event(number)
         if not isinstance(event, PlainEvent) or is_asked_by_sender(event) or self._redacts_by_level(event):
             return event
@@ -337,6 +364,8 @@ class RoomWalk:
 
     def seen_event(self, number: int) -> ParsedEvent | PlainEvent:
         """An event as the rules ask for it that tell who sees it: any message is seen like others of its type and sender."""
+        if self._all is not None:
+            return self._all[number]
         about, sender = self._about[number], self._senders[number]
         if about < 0:
             return self.states.events[self._kept[-1 - about]]

@@ -13,8 +13,11 @@ any ascending numbers: indexes of events, or stream positions.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
+
+import msgspec
+from msgspec.structs import replace
 
 from events.parsing import ParsedEvent
 from events.room_states import GroupState
@@ -44,8 +47,7 @@ _NOBODY = Viewer("")
 _ROWS_AT_A_TIME = 1_000
 
 
-@dataclass(frozen=True, slots=True)
-class VisibilityRow:
+class VisibilityRow(msgspec.Struct, frozen=True, gc=False):
     """One range; ``first`` and ``last`` are places of events, both included, ``last`` null while it is open."""
 
     user_id: str | None
@@ -61,8 +63,7 @@ class PlacedEvent(SeenEvent, Protocol):
     def backfilled(self) -> bool: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(msgspec.Struct, frozen=True, gc=False):
     """One accepted event: its place, the groups before and after it, and the group of the line when it came in."""
 
     index: int

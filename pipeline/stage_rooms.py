@@ -14,8 +14,7 @@ from operator import itemgetter
 from typing import Any
 
 from events.errors import HistoryError
-from events.parsing import ParsedEvent
-from events.room_history import EVENT_COLUMNS, EVENTS_PER_CHUNK, RoomHistory
+from events.room_history import EVENT_COLUMNS, EVENTS_PER_CHUNK, EventPart, RoomHistory
 from pipeline.packed_events import Unpacker
 from pipeline.staged_events import PlacedEvents, RoomEvents, StagedEvents
 from pipeline.staging import (
@@ -26,6 +25,7 @@ from pipeline.staging import (
     WORKING,
     StagedTable,
     connect,
+    copy_columns,
     copy_rows,
     table_name,
 )
@@ -35,6 +35,7 @@ __all__ = ["RoomWork", "stage_rooms"]
 
 CONTRADICTION = "room-contradicts-itself"
 _OWN = itemgetter(*(EVENT_COLUMNS.index(name) for name in OWN_COLUMNS))
+_RESULT_EVENT = next(table for table in RESULT_TABLES if table.name == "result_event")
 _ROWS_PER_FETCH = 5_000
 _ROWS_PER_COPY = 5_000
 _EVENTS_PER_GROUP = 5_000
@@ -117,14 +118,9 @@ def _read(connection: Any, work: RoomWork, numbers: Sequence[int]) -> Iterator[t
             [list(numbers)],
         )
         for (number, room_id), rows in itertools.groupby(cursor, key=itemgetter(0, 1)):
-            unpack = Unpacker(room_id).unpack
-            yield (
-                number,
-                PlacedEvents(
-                    (seq, given, unpack(packed, _BACKWARD if work.as_history else given))
-                    for *_, seq, given, packed in rows
-                ),
-            )
+            *_, places, given, packed = zip(*rows, strict=True)
+            orderings = itertools.repeat(_BACKWARD) if work.as_history else given
+            yield number, PlacedEvents(places, given, [*map(Unpacker(room_id).unpack, packed, orderings)])
 
 
 def _stage_large(connection: Any, work: RoomWork, number: int, events: int) -> int:
@@ -169,20 +165,36 @@ class _Results:
     def __init__(self, cursor: Any, job: int) -> None:
         self._cursor, self._job = cursor, job
         self._rows: dict[str, tuple[StagedTable, list[Sequence[Any]]]] = {
-            table.name: (table, []) for table in (*RESULT_TABLES, BROKEN)
+            table.name: (table, []) for table in (*RESULT_TABLES, BROKEN) if table is not _RESULT_EVENT
         }
+        self._events: list[list[Any]] = [[] for _ in _RESULT_EVENT.columns]
 
     def add(self, name: str, rows: Iterable[Sequence[Any]]) -> None:
         """Rows of a table, in the order of its columns."""
         table, waiting = self._rows[name]
-        for row in rows:
-            waiting.append(row)
+        left = iter(rows)
+        while more := list(itertools.islice(left, _ROWS_PER_COPY - len(waiting))):
+            waiting += more
             if len(waiting) >= _ROWS_PER_COPY:
                 copy_rows(self._cursor, self._job, table, waiting)
                 waiting.clear()
 
+    def add_events(self, columns: Sequence[Sequence[Any]]) -> None:
+        """Some thousand rows of ``result_event`` as columns: they are most of all rows, and turning them costs time."""
+        for waiting, more in zip(self._events, columns, strict=True):
+            waiting.extend(more)
+        if len(self._events[0]) >= _ROWS_PER_COPY:
+            self._flush_events()
+
+    def _flush_events(self) -> None:
+        if self._events[0]:
+            copy_columns(self._cursor, self._job, _RESULT_EVENT, self._events)
+        for waiting in self._events:
+            waiting.clear()
+
     def flush(self) -> None:
         """Write what waits."""
+        self._flush_events()
         for table, waiting in self._rows.values():
             copy_rows(self._cursor, self._job, table, waiting)
             waiting.clear()
@@ -197,10 +209,13 @@ def _work_out(
         history = RoomHistory(room, chunk, progress.judged if progress is not None else lambda _: None)
     except HistoryError as error:
         detail = str(error)[:1000]
-        results.add(BROKEN.name, ((room.place(number)[0], CONTRADICTION, detail, b"") for number in range(len(room))))
+        results.add(BROKEN.name, ((place, CONTRADICTION, detail, b"") for place in room.places(0, len(room))))
         results.add("result_room", [(room_no, *[None] * 6, 0, 0, 0, 0, 0)])
         return
-    results.add("result_event", _events(room_no, room, history, chunk, progress))
+    for part in history.events():
+        if progress is not None:
+            progress.written(part.first)
+        results.add_events(_event_columns(room_no, room, part))
     for name, rows in _more(history).items():
         results.add(name, ((room_no, *row) for row in rows))
     results.add("result_room", [_room(room_no, room, history)])
@@ -223,18 +238,20 @@ def _room(room_no: int, room: RoomEvents, history: RoomHistory) -> Sequence[Any]
     )
 
 
-def _events(
-    room_no: int, room: RoomEvents, history: RoomHistory, chunk: int, progress: _Progress | None
-) -> Iterator[Sequence[Any]]:
-    for number, event, row in history.events():
-        if progress is not None and number % chunk == 0:
-            progress.written(number)
-        yield room_no, number, *room.place(number), event.backfilled, *_OWN(row), *_references(event)
-
-
-def _references(event: ParsedEvent) -> tuple[Sequence[str] | None, Sequence[str] | None]:
-    """Prev events and auth events as far as they are stored."""
-    return None if event.outlier else event.prev_event_ids, event.auth_event_ids if event.is_state else None
+def _event_columns(room_no: int, room: RoomEvents, part: EventPart) -> Sequence[Sequence[Any]]:
+    """The columns of ``result_event``: of prev events and auth events there is what is stored."""
+    first, events = part.first, part.events
+    end = first + len(events)
+    return (
+        [room_no] * len(events),
+        range(first, end),
+        room.places(first, end),
+        room.given_orderings(first, end),
+        [event.backfilled for event in events],
+        *_OWN(part.columns),
+        [None if event.outlier else event.prev_event_ids for event in events],
+        [None if event.state_key is None else event.auth_event_ids for event in events],
+    )
 
 
 def _more(history: RoomHistory) -> dict[str, Iterable[Sequence[Any]]]:

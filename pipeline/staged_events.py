@@ -27,22 +27,28 @@ class RoomEvents(EventSource, Protocol):
         """Raises ``HistoryError`` when they are not of one room."""
         ...
 
-    def place(self, number: int) -> tuple[int, int | None]:
-        """Where an event stood in the input, and the stream ordering that was given."""
+    def places(self, first: int, end: int) -> Sequence[int]:
+        """Where these events stood in the input."""
+        ...
+
+    def given_orderings(self, first: int, end: int) -> Sequence[int | None]:
+        """The stream orderings that were given with them."""
         ...
 
 
 class PlacedEvents(GivenEvents):
     """Events that are all at hand."""
 
-    def __init__(self, staged: Iterable[tuple[int, int | None, ParsedEvent]]) -> None:
-        """Of each place, stream ordering that was given, and the event."""
-        rows = list(staged)
-        self._places = [(place, given) for place, given, _ in rows]
-        super().__init__([event for *_, event in rows])
+    def __init__(self, places: Sequence[int], given: Sequence[int | None], events: Sequence[ParsedEvent]) -> None:
+        """Of each its place, the stream ordering that was given, and the event."""
+        self._places, self._given = places, given
+        super().__init__(events)
 
-    def place(self, number: int) -> tuple[int, int | None]:
-        return self._places[number]
+    def places(self, first: int, end: int) -> Sequence[int]:
+        return self._places[first:end]
+
+    def given_orderings(self, first: int, end: int) -> Sequence[int | None]:
+        return self._given[first:end]
 
 
 class StagedEvents:
@@ -69,8 +75,11 @@ class StagedEvents:
     def check(self) -> None:
         """The plan has chosen them by room and version."""
 
-    def place(self, number: int) -> tuple[int, int | None]:
-        return self._places[number], self._given[number] or None
+    def places(self, first: int, end: int) -> Sequence[int]:
+        return self._places[first:end]
+
+    def given_orderings(self, first: int, end: int) -> Sequence[int | None]:
+        return [given or None for given in self._given[first:end]]
 
     def event_ids(self) -> Iterable[str]:
         sql = f"SELECT event_id FROM {self._kept} WHERE room_no = %s {_ORDER}"

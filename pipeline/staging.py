@@ -36,6 +36,7 @@ __all__ = [
     "WORKING",
     "StagedTable",
     "connect",
+    "copy_columns",
     "copy_rows",
     "staging_connection",
     "table_name",
@@ -213,17 +214,20 @@ def staging_connection(dsn: str) -> Iterator[Any]:
 
 def copy_rows(cursor: Any, job: int, table: StagedTable, rows: Sequence[Sequence[Any]]) -> None:
     """Append rows, in the order of the table's columns, by binary COPY."""
+    for start in range(0, len(rows), _ROWS_PER_COPY):
+        copy_columns(cursor, job, table, [*zip(*rows[start : start + _ROWS_PER_COPY], strict=True)])
+
+
+def copy_columns(cursor: Any, job: int, table: StagedTable, columns: Sequence[Sequence[Any]]) -> None:
+    """The same of some thousand rows at once, given as columns."""
     import pgpq  # noqa: PLC0415 - only where rows are written
     import pyarrow as pa  # noqa: PLC0415
 
     schema = table.arrow_schema()
-    target = f"COPY {table_name(job, table.name)} FROM STDIN (FORMAT BINARY)"
-    for start in range(0, len(rows), _ROWS_PER_COPY):
-        columns = zip(*rows[start : start + _ROWS_PER_COPY], strict=True)
-        arrays = [pa.array(values, field.type) for values, field in zip(columns, schema, strict=True)]
-        encoder = pgpq.ArrowToPostgresBinaryEncoder(schema)
-        batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
-        content = io.BytesIO()
-        content.writelines((encoder.write_header(), encoder.write_batch(batch), encoder.finish()))
-        content.seek(0)
-        cursor.copy_expert(target, content)
+    arrays = [pa.array(values, field.type) for values, field in zip(columns, schema, strict=True)]
+    encoder = pgpq.ArrowToPostgresBinaryEncoder(schema)
+    batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
+    content = io.BytesIO()
+    content.writelines((encoder.write_header(), encoder.write_batch(batch), encoder.finish()))
+    content.seek(0)
+    cursor.copy_expert(f"COPY {table_name(job, table.name)} FROM STDIN (FORMAT BINARY)", content)
