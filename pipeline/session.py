@@ -39,6 +39,9 @@ _MEMORY_OF_WORKERS = {
     "spark.executorEnv.MALLOC_MMAP_THRESHOLD_": str(32 * 1024 * 1024),
     "spark.executorEnv.MALLOC_TRIM_THRESHOLD_": str(64 * 1024 * 1024),
 }
+#: What forks the workers of this machine, and the folder that is put on its path: there is nothing else in it.
+_DAEMON = {"spark.python.daemon.module": "warm_spark_daemon"}
+_DAEMONS_FOLDER = Path(__file__).resolve().parent / "spark_workers"
 _ROOMS_FOLDER = Path(__file__).resolve().parent.parent
 _NOT_SHIPPED = {"management", "__pycache__", "templates"}
 _JVM_END_SECONDS = 10.0
@@ -101,10 +104,20 @@ def _stop(session: SparkSession) -> None:
     from py4j.protocol import Py4JError  # noqa: PLC0415 - with Spark only
 
     try:
-        with suppress(Py4JError):
-            session.stop()
+        session.stop()
+    except (Py4JError, OSError):
+        _forget(session)
     finally:
         _end_jvm()
+
+
+def _forget(session: SparkSession) -> None:
+    """What the stop of a session ends with, where it did not come so far."""
+    from pyspark.sql import SparkSession, SQLContext  # noqa: PLC0415
+
+    session.sparkContext.stop()  # the first one has given up the JVM, so this one does the rest
+    SparkSession._instantiatedSession = SparkSession._activeSession = None
+    SQLContext._instantiatedContext = None
 
 
 @contextmanager
@@ -128,7 +141,8 @@ def _end_jvm() -> None:
     process = getattr(gateway, "proc", None)
     if gateway is None or process is None:
         return
-    gateway.shutdown()
+    with suppress(Exception):  # it tells the JVM, which may be gone
+        gateway.shutdown()
     process.stdin.close()
     try:
         process.wait(_JVM_END_SECONDS)
@@ -155,8 +169,10 @@ def _configuration(folder: Path, master: str) -> dict[str, str]:
     }
     if (address := driver_address(master)) is not None:
         settings |= {"spark.driver.host": address, "spark.driver.bindAddress": address}
-    if is_local(master) and "SPARK_LOCAL_DIRS" not in os.environ:
-        settings["spark.local.dir"] = scratch
+    if is_local(master):
+        settings |= _DAEMON
+        if "SPARK_LOCAL_DIRS" not in os.environ:
+            settings["spark.local.dir"] = scratch
     return settings
 
 
@@ -179,6 +195,9 @@ def _environment_of_jvm(java_home: str | None, configuration: Mapping[str, str])
             del os.environ[name]
     python = configuration.get("spark.pyspark.python", sys.executable)
     os.environ.update(PYSPARK_PYTHON=python, PYSPARK_DRIVER_PYTHON=sys.executable)
+    if configuration.items() >= _DAEMON.items():
+        places = [str(_DAEMONS_FOLDER), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+        os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(places))
     if address := configuration.get("spark.driver.bindAddress"):
         os.environ.setdefault("SPARK_LOCAL_IP", address)
     if java_home:

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 from py4j.protocol import Py4JNetworkError
 from pyspark import SparkContext
+from pyspark.sql import SparkSession, SQLContext
 
 from pipeline.errors import JavaMissing
 from pipeline.session import _stop, code_archive, find_java, spark_session
@@ -61,17 +62,28 @@ def test_executors_run_this_interpreter(spark):
     assert ask_executor(spark, lambda: sys.executable) == sys.executable
 
 
-def test_a_jvm_that_is_gone_hides_no_error_and_leaves_the_next_session_free(monkeypatch):
-    class Gone:
-        def stop(self):
-            raise Py4JNetworkError("the JVM was killed")
+@pytest.mark.parametrize("error", [Py4JNetworkError("the JVM was killed"), ConnectionRefusedError()])
+def test_a_jvm_that_is_gone_hides_no_error_and_leaves_the_next_session_free(monkeypatch, error):
+    def stop():
+        raise error
 
+    ended = []
+    session = SimpleNamespace(stop=stop, sparkContext=SimpleNamespace(stop=lambda: ended.append("context")))
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as jvm:
-        gateway = SimpleNamespace(proc=jvm, shutdown=lambda: None)
-        monkeypatch.setattr(SparkContext, "_gateway", gateway)
+        monkeypatch.setattr(SparkContext, "_gateway", SimpleNamespace(proc=jvm, shutdown=stop))
         monkeypatch.setattr(SparkContext, "_jvm", object())
-        _stop(Gone())
-        assert (SparkContext._gateway, SparkContext._jvm, jvm.poll()) == (None, None, 0)
+        monkeypatch.setattr(SparkSession, "_instantiatedSession", session)
+        monkeypatch.setattr(SparkSession, "_activeSession", session)
+        monkeypatch.setattr(SQLContext, "_instantiatedContext", object())
+        _stop(session)
+        left = (
+            SparkContext._gateway,
+            SparkContext._jvm,
+            SparkSession._instantiatedSession,
+            SparkSession._activeSession,
+        )
+        assert (ended, left, SQLContext._instantiatedContext) == (["context"], (None,) * 4, None)
+        assert jvm.poll() == 0
 
 
 def test_a_session_that_is_there_is_used_and_stays(spark, tmp_path):
