@@ -9,8 +9,10 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+from django.core.exceptions import ImproperlyConfigured
 from django.core.management import execute_from_command_line
 from django.db.utils import OperationalError, ProgrammingError
+from environs import EnvError
 
 _MISSING = ("42P01", "42703")  # PostgreSQL's codes for a table and for a column that does not exist
 
@@ -35,6 +37,11 @@ def main() -> None:
             raise
         reason = str(error).strip().splitlines()[0]
         sys.exit(f"error: the database lacks tables of this version ({reason}): run manage.py migrate")
+    except (ImproperlyConfigured, EnvError) as error:
+        if "--traceback" in sys.argv:
+            raise
+        sys.stderr.write(f"error: a setting cannot be used: {' '.join(str(error).split())}\n")
+        sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
     except OSError as error:

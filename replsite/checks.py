@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from django.apps import apps
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, Warning
 from django.core.exceptions import ImproperlyConfigured
@@ -65,9 +66,26 @@ def _wrong() -> Iterator[str]:
         networks_of(getattr(settings, "REPLSITE_PROXY_NETWORKS", ()))
     except ImproperlyConfigured as error:
         yield str(error)
+    for name in ("REPLSITE_BLOCKED_AFTER_SECONDS", "REPLSITE_STUCK_AFTER_SECONDS"):
+        if not getattr(settings, name, 10.0) > 0:
+            yield f"{name} is {getattr(settings, name)}: everything would be trouble at once. Write seconds above 0."
+    yield from _wrong_periods(getattr(settings, "REPLSITE_JOB_PERIODS", {}))
     seconds = getattr(settings, "REPLSITE_HEALTH_SECONDS", 5.0)
     if not seconds > 0:  # not a number, too
         yield f"REPLSITE_HEALTH_SECONDS is {seconds}: no probe could be answered. Write seconds above 0."
     reserve = getattr(settings, "REPLSITE_DISK_RESERVE_BYTES", 0)
     if reserve < 0:
         yield f"REPLSITE_DISK_RESERVE_BYTES is {reserve}: write 0 or more."
+
+
+def _wrong_periods(periods: Any) -> Iterator[str]:
+    if not isinstance(periods, dict) or not all(
+        isinstance(seconds, int | float) and seconds > 0 for seconds in periods.values()
+    ):
+        yield 'REPLSITE_JOB_PERIODS must give kinds of job their seconds, above 0: {"censor": 86400}.'
+    elif periods and apps.is_installed("pipeline"):
+        from pipeline.job_runs import job_kinds  # noqa: PLC0415 - a site may have no pipeline
+
+        if unknown := sorted(periods.keys() - job_kinds().keys()):
+            text = f"REPLSITE_JOB_PERIODS names {', '.join(unknown)}, no kind of job: it would be overdue for ever."
+            yield f"{text} There are: {', '.join(job_kinds())}."

@@ -7,6 +7,7 @@ Every variable is described in ``docs/reference/settings.md``.
 
 from __future__ import annotations
 
+import logging
 import sys
 from pathlib import Path
 from typing import Any
@@ -257,3 +258,7 @@ try:
     )
 except ValueError as error:
     raise ImproperlyConfigured(f"REPLSITE_LOG_FORMAT: {error}.") from error
+if not isinstance(logging.getLevelNamesMapping().get(LOGGING["root"]["level"]), int):
+    raise ImproperlyConfigured(
+        f"REPLSITE_LOG_LEVEL is {LOGGING['root']['level']!r}: write DEBUG, INFO, WARNING or ERROR."
+    )

@@ -40,6 +40,10 @@ def check_migration_modules(app_configs: Sequence[AppConfig] | None, **kwargs: A
 def check_settings(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
     """Names that cannot travel, writers of unknown streams, times that make no sense."""
     conf = stream_settings()
+    if not _are_writers(conf.writers):
+        hint = 'For instance {"events": ["master", "web-{n}"]}.'
+        text = "REPLSITE_WRITERS must give each stream a list of names."
+        return [Error(text, hint=hint, id="streams.E016")]
     found: list[CheckMessage] = []
     for name in [conf.instance, *(writer for writers in conf.writers.values() for writer in writers)]:
         try:
@@ -49,13 +53,19 @@ def check_settings(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> li
     for stream in set(conf.writers) - set(registry.names()):
         hint = f"Known streams: {', '.join(registry.names())}."
         found.append(Error(f"REPLSITE_WRITERS names the unknown stream {stream!r}.", hint=hint, id="streams.E003"))
-    if conf.ping_timeout_seconds <= conf.ping_interval_seconds:
+    if not conf.ping_timeout_seconds > conf.ping_interval_seconds:  # not a number, too
         text = "REPLSITE_PING_TIMEOUT_SECONDS must be larger than REPLSITE_PING_INTERVAL_SECONDS."
         found.append(Error(text, hint="The protocol uses 5 and 15.", id="streams.E004"))
     found += _writers_of_shared_sequences(conf.writers)
     if conf.instance == "":
         found.append(Warning("REPLSITE_INSTANCE is empty.", id="streams.W001"))
     return found
+
+
+def _are_writers(writers: Any) -> bool:
+    return isinstance(writers, Mapping) and all(
+        isinstance(names, list | tuple) and all(isinstance(name, str) for name in names) for names in writers.values()
+    )
 
 
 def _writers_of_shared_sequences(writers: Mapping[str, Sequence[str]]) -> list[CheckMessage]:
@@ -78,7 +88,8 @@ _POSITIVE = (
     "announce_interval_seconds", "heartbeat_seconds", "ping_interval_seconds", "line_limit_bytes",
     "send_buffer_limit_bytes", "send_stall_limit_seconds", "connection_limit", "close_limit_seconds",
     "http_connection_limit", "http_body_limit_bytes", "websocket_buffer_limit_bytes", "handshake_limit_seconds",
-    "worker_report_limit", "worker_silence_seconds", "user_address_days", "feed_entries",
+    "worker_report_limit", "worker_silence_seconds", "user_address_days", "feed_entries", "lease_timeout_seconds",
+    "recorded_days_kept", "recorded_facts_kept", "hot_entries", "hot_waiter_limit",
 )  # fmt: skip
 
 
@@ -116,6 +127,7 @@ def _check_tls_files(conf: StreamSettings) -> list[CheckMessage]:
 
 def _check_retention(conf: StreamSettings) -> list[CheckMessage]:
     names = ["retention_default_seconds", "retention_shortest_seconds", "retention_longest_seconds"]
+    names += ["retired_shown_seconds", "watchdog_seconds"]
     if conf.censor_after_days is not None:
         names.append("censor_after_days")
     found: list[CheckMessage] = [

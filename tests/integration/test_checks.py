@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from unittest.mock import patch
 
 import pytest
@@ -13,7 +13,7 @@ from migrations import MIGRATION_MODULES
 from streams import registry
 from streams.catalog import CACHES
 from streams.checks import check_declarations, check_migration_modules, check_settings, check_wire_settings
-from streams.conf import stream_settings
+from streams.conf import StreamSettings, stream_settings
 from streams.declaration import Column, ColumnKind, FactTable
 
 
@@ -55,6 +55,24 @@ def test_writers_of_an_unknown_stream():
         found = check_settings(None)
     assert ids(found) == ["streams.E003"]
     assert "caches" in found[0].hint
+
+
+@pytest.mark.parametrize("writers", [["caches"], {"caches": "web-1"}, {"caches": [1]}, {"caches": None}])
+def test_writers_that_are_no_lists_of_names(writers):
+    with override_settings(REPLSITE_WRITERS=writers):
+        assert ids(check_settings(None)) == ["streams.E016"]
+
+
+NUMBERS = [one.name for one in fields(StreamSettings) if type(one.default) in (int, float)] + ["censor_after_days"]
+
+
+@pytest.mark.parametrize("value", [-1, float("nan")])
+@pytest.mark.parametrize("name", sorted(set(NUMBERS)))
+def test_no_number_is_taken_as_it_comes(name, value):
+    """A setting that is added and not checked fails here."""
+    with override_settings(**{f"REPLSITE_{name.upper()}": value}):
+        found = [*check_settings(None), *check_wire_settings(None)]
+    assert [message for message in found if f"REPLSITE_{name.upper()}" in message.msg and message.hint]
 
 
 def test_ping_timeout_below_the_interval():

@@ -61,6 +61,22 @@ def test_tables_of_an_earlier_version_are_one_line(run_manage):
     assert done.stderr.endswith("): run manage.py migrate\n")
 
 
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("REPLSITE_HEALTH_SECONDS", "soon"),
+        ("REPLSITE_WRITERS", "[1"),
+        ("REPLSITE_LOG_LEVEL", "loud"),
+    ],
+)
+def test_a_setting_that_cannot_be_read_is_one_line_and_unusable(run_manage, setting, value):
+    done = run_manage("runreplication", "--bind", "127.0.0.1:0", env={setting: value}, timeout=60)
+    assert done.returncode == 2
+    [line] = done.stderr.splitlines()
+    assert line.startswith("error: a setting cannot be used: ")
+    assert setting in line
+
+
 def test_an_interrupt_is_no_traceback(start_manage):
     process = start_manage(
         "shell", "-v0", "-c", "print('up', flush=True); import time; time.sleep(60)", stderr=subprocess.PIPE

@@ -34,6 +34,12 @@ def test_another_engine_is_refused_with_the_reason(monkeypatch):
         ("REPLSITE_HEALTH_SECONDS", 0.0),
         ("REPLSITE_HEALTH_SECONDS", float("nan")),
         ("REPLSITE_DISK_RESERVE_BYTES", -1),
+        ("REPLSITE_BLOCKED_AFTER_SECONDS", 0.0),
+        ("REPLSITE_STUCK_AFTER_SECONDS", float("nan")),
+        ("REPLSITE_JOB_PERIODS", {"censor": 0}),
+        ("REPLSITE_JOB_PERIODS", {"censor": "daily"}),
+        ("REPLSITE_JOB_PERIODS", ["censor"]),
+        ("REPLSITE_JOB_PERIODS", {"censer": 86_400}),
     ],
 )
 def test_a_wrong_value_is_told_before_anything_runs(setting, value):
