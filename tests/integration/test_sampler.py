@@ -217,6 +217,13 @@ class TestPage:
             text.count('class="plot-mark plot-wrong"') == 3
         )  # in each plot of that reader on that stream, in no other
 
+    def test_a_writer_has_no_figures_of_its_own_and_the_page_says_where_they_are(self, page):
+        sentence = "Figures are kept of streams and of readers"
+        assert sentence in page(who="web-1").content.decode()
+        Sample.objects.create(step_seconds=HOUR, stream="caches", reader="sender", at=timezone.now(), position=5, waiting=9,
+                              seconds=1, severity=0, word="current")  # fmt: skip
+        assert sentence not in page(who="sender").content.decode()
+
     def test_storage_shows_how_the_largest_tables_grew(self, page):
         for name, size in (("(database)", 5_000_000), ("events_<b>", 1_000_000)):
             Sample.objects.create(step_seconds=HOUR, stream="", reader=name, at=timezone.now(), position=size, waiting=7,
