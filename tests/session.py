@@ -20,12 +20,15 @@ import psutil
 PROJECT = Path(__file__).resolve().parent.parent
 FOLDER_VARIABLE = "REPLSITE_TEST_SESSION"
 _NAME = "replsite-tests-{pid}-"
-_WORKERS = PROJECT / "tests" / "spark_workers"
+_WORKERS = PROJECT / "pipeline" / "spark_workers"
 _CLASSES = PROJECT / ".venv" / "spark.jsa"
 
 
 def enter() -> Path:
     """Make the folder and point the environment at it; must come before Django's settings are loaded."""
+    # Compiling our modules anew would take a third of the CPU of each of the hundreds of processes that tests start.
+    sys.dont_write_bytecode = False
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = Path(os.environ[FOLDER_VARIABLE])
     else:
