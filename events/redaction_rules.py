@@ -35,7 +35,9 @@ def prune(event: Mapping[str, Any], version: RoomVersion) -> dict[str, Any]:
 def pruned_fields(event: Mapping[str, Any], version: RoomVersion) -> dict[str, Any]:
     """Of the redacted form what its sender made: everything but ``unsigned``."""
     kept = _KEPT_TOP_LEVEL if version.newer_redactions else _KEPT_TOP_LEVEL_BEFORE_VERSION_11
-    pruned = {key: value for key, value in event.items() if key in kept}
+    pruned = dict(event)
+    for key in pruned.keys() - kept:
+        del pruned[key]
     pruned["content"] = prune_content(event.get("type"), event.get("content"), version)
     return pruned
 

@@ -14,7 +14,7 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession, SQLContext
 
 from pipeline.errors import JavaMissing
-from pipeline.session import _stop, code_archive, find_java, spark_session
+from pipeline.session import _configuration, _stop, code_archive, find_java, spark_session
 
 
 def ask_executor(spark, question):
@@ -56,6 +56,20 @@ def test_workers_keep_the_memory_of_a_batch_for_the_next(spark):
         return {name: int(os.environ[name]) >> 20 for name in sorted(os.environ) if name.startswith("MALLOC_")}
 
     assert ask_executor(spark, question) == "{'MALLOC_MMAP_THRESHOLD_': 32, 'MALLOC_TRIM_THRESHOLD_': 64}"
+
+
+def test_workers_of_this_machine_begin_with_sparks_sources_read(spark):
+    def question():
+        import pyspark.worker
+
+        return ".zip" not in pyspark.worker.__file__
+
+    assert ask_executor(spark, question) == "True"
+
+
+def test_a_cluster_starts_its_workers_by_itself(tmp_path):
+    here, there = (_configuration(tmp_path, master) for master in ("local[2]", "spark://a.test:7077"))
+    assert "spark.python.daemon.module" in here and "spark.python.daemon.module" not in there
 
 
 def test_executors_run_this_interpreter(spark):
