@@ -8,10 +8,16 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 import psutil
+from django.db import connections
 
+from streams.models import Reader
+from tests.waiting import wait_until
 from tests.websocket_client import WebSocketClient
 
 __all__ = ["Figures", "watch"]
+
+#: After so many pages of everybody the server has what it needs for them, and takes no more.
+SETTLED_PAGES = 4
 
 
 @dataclass
@@ -26,7 +32,7 @@ class Figures:
     memory_before: int = 0
     memory_with: int = 0
     memory_after: int = 0
-    """Of the server: before anybody came, while all were there, and when it had served them for the time."""
+    """Of the server: before anybody came; when all were there, on the page too, and had been sent some; and at the end."""
     cpu_seconds: float = 0.0
 
     def __str__(self) -> str:
@@ -47,7 +53,7 @@ class Server:
     cookie: str
 
 
-async def watch(server: Server, websockets: int, connections: int, seconds: float) -> Figures:
+async def watch(server: Server, websockets: int, links: int, seconds: float) -> Figures:
     """So many of each, all there at once, for so long."""
     found = Figures(memory_before=server.process.memory_info().rss)
     limit = asyncio.Semaphore(20)
@@ -61,10 +67,12 @@ async def watch(server: Server, websockets: int, connections: int, seconds: floa
             tasks.append(asyncio.create_task(_view(viewers[-1], found)))
 
     await asyncio.gather(*(come() for _ in range(websockets)))
-    wires = [await asyncio.open_connection("127.0.0.1", server.replication) for _ in range(connections)]
+    wires = [await asyncio.open_connection("127.0.0.1", server.replication) for _ in range(links)]
     tasks += [asyncio.create_task(_follow(reader, writer, found)) for reader, writer in wires]
+    await asyncio.to_thread(_until_all_are_on_the_page, links)
+    found.numbers.clear()
     found.messages = 0
-    while found.messages < websockets:  # noqa: ASYNC110 - until everybody has the whole page
+    while len(found.numbers) < SETTLED_PAGES or found.messages < websockets:  # noqa: ASYNC110 - the server sets the pace
         await asyncio.sleep(0.1)
     found.memory_with, cpu = server.process.memory_info().rss, _cpu(server.process)
     found.messages, begun = 0, time.monotonic()
@@ -81,6 +89,14 @@ async def watch(server: Server, websockets: int, connections: int, seconds: floa
         writer.transport.abort()
     await asyncio.wait(tasks)
     return found
+
+
+def _until_all_are_on_the_page(number: int) -> None:
+    """A connection is a row of the database, written after a while, and then takes its part of every snapshot."""
+    try:
+        wait_until(lambda: Reader.objects.filter(kind="connection", closed_at=None).count() >= number, 300)
+    finally:
+        connections.close_all()  # those of this thread
 
 
 def _cpu(process: psutil.Process) -> float:
