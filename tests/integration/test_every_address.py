@@ -5,11 +5,14 @@ The addresses are those that Django resolves, so one that is added is asked as w
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterator
+from functools import cache
 
 import pytest
 from django.contrib.admin.models import LogEntry
+from django.contrib.auth.backends import ModelBackend
 from django.contrib.auth.models import Permission, User
 from django.db import connection
 from django.db.models.functions import Now
@@ -49,6 +52,17 @@ GUARDED = [address for address in ALL if not OPEN.fullmatch(address)]
 #: Where something is done by a POST, each with tests of its own.
 ACTED_ON = ("/admin/actions/", "/admin/auth/", "/admin/password_change", "/admin/pipeline/job/")
 ACTIONS = ["/admin/actions/disconnect/?name=k", "/admin/actions/retire/?name=w", "/admin/actions/end/?name=w"]
+
+
+@pytest.fixture(autouse=True)
+def quick(settings, monkeypatch):
+    """Some two thousand requests: who asks is not read from the database each time, and refusals are not logged."""
+    settings.SESSION_ENGINE = "django.contrib.sessions.backends.signed_cookies"
+    known = cache(ModelBackend().get_user)
+    monkeypatch.setattr(ModelBackend, "get_user", lambda _, user: known(user))
+    logging.disable(logging.WARNING)
+    yield
+    logging.disable(logging.NOTSET)
 
 
 @pytest.fixture
