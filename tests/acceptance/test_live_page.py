@@ -211,6 +211,19 @@ def test_page_fits_a_phone(live, run_manage):
     keep(page, "phone", full_page=True)
 
 
+def test_a_long_name_does_not_run_under_the_menu_of_its_row(live):
+    later = timezone.now() + timedelta(hours=1)
+    Reader.objects.create(
+        key="long", name="n" * 90, kind="connection", positions={"caches": {"master": 1}}, heartbeat_at=later
+    )
+    page = live(viewport={"width": 390, "height": 844}, is_mobile=True, has_touch=True)
+    row = page.locator('#live-readers tbody[data-key="long"] .live-head')
+    playwright_api.expect(row.locator(".live-more")).to_be_visible()
+    name, button = row.locator("th .live-text").bounding_box(), row.locator(".live-more").bounding_box()
+    assert name["x"] + name["width"] <= button["x"]
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
 def test_dark_mode_is_dark_and_readable(live):
     page = live(color_scheme="dark")
     colours = "(e) => getComputedStyle(e)"
