@@ -29,11 +29,45 @@ class _Counter:
     last: float
 
 
+class _Steps:
+    """The last steps of one key, oldest first. There may be many thousands of keys, so a step is a place in a list."""
+
+    __slots__ = ("last", "values")
+
+    def __init__(self, last: int) -> None:
+        self.last = last
+        self.values: list[float | None] = [None] * STEPS
+
+    def go_to(self, step: int) -> None:
+        """From now on this step is the last one, if it is later than the one that was."""
+        if (gone := min(step - self.last, STEPS)) > 0:
+            self.values = self.values[gone:] + [None] * gone
+            self.last = step
+
+    def get(self, step: int) -> float | None:
+        """The value of a step; None when nobody looked, or when it is long over."""
+        place = STEPS - 1 - (self.last - step)
+        return self.values[place] if 0 <= place < STEPS else None
+
+    def put(self, step: int, value: float) -> None:
+        """Set it, unless the step is long over."""
+        self.go_to(step)
+        if (place := STEPS - 1 - (self.last - step)) >= 0:
+            self.values[place] = value
+
+    def upto(self, step: int) -> Series:
+        """What is told at that step."""
+        self.go_to(step)
+        if step == self.last:
+            return tuple(self.values)
+        return tuple(self.get(one) for one in range(step - STEPS + 1, step + 1))
+
+
 class Recent:
     """Figures by key. Not thread-safe; keys that are not in the next call are forgotten."""
 
     def __init__(self) -> None:
-        self._steps: dict[Hashable, dict[int, float]] = {}
+        self._steps: dict[Hashable, _Steps] = {}
         self._seen: dict[Hashable, _Counter] = {}
         self._at: float | None = None
 
@@ -43,16 +77,20 @@ class Recent:
 
     def seed(self, key: Hashable, values: Iterable[tuple[float, float]]) -> None:
         """(moment, value) of earlier steps, from elsewhere; what is known already stays."""
-        steps = self._steps.setdefault(key, {})
         for at, value in values:
-            steps.setdefault(int(at // STEP_SECONDS), value)
+            step = int(at // STEP_SECONDS)
+            steps = self._of(key, step)
+            if steps.get(step) is None:
+                steps.put(step, value)
 
     def highest(self, at: float, values: Mapping[Hashable, float]) -> dict[Hashable, Series]:
         """Take the values of one moment; tell each key's last steps, oldest first."""
         step = int(at // STEP_SECONDS)
         for key, value in values.items():
-            steps = self._steps.setdefault(key, {})
-            steps[step] = max(value, steps.get(step, value))
+            steps = self._of(key, step)
+            highest = steps.get(step)
+            if highest is None or value > highest:
+                steps.put(step, value)
         return self._told(at, values)
 
     def rates(self, at: float, counters: Mapping[Hashable, float]) -> dict[Hashable, Series]:
@@ -64,7 +102,7 @@ class Recent:
         for key, value in counters.items():
             began, base = self._base(key, step, at, value)
             if at > began:
-                self._steps.setdefault(key, {})[step] = max(value - base, 0.0) / (at - began)
+                self._of(key, step).put(step, max(value - base, 0.0) / (at - began))
         return self._told(at, counters)
 
     def _base(self, key: Hashable, step: int, at: float, value: float) -> tuple[float, float]:
@@ -80,13 +118,13 @@ class Recent:
     def _told(self, at: float, wanted: Mapping[Hashable, float]) -> dict[Hashable, Series]:
         self._at = at
         last = int(at // STEP_SECONDS)
-        told: dict[Hashable, Series] = {}
-        for key in wanted:
-            steps = self._steps.setdefault(key, {})
-            for old in [step for step in steps if step <= last - STEPS]:
-                del steps[old]
-            told[key] = tuple(steps.get(step) for step in range(last - STEPS + 1, last + 1))
-        return told
+        return {key: self._of(key, last).upto(last) for key in wanted}
+
+    def _of(self, key: Hashable, step: int) -> _Steps:
+        found = self._steps.get(key)
+        if found is None:
+            found = self._steps[key] = _Steps(step)
+        return found
 
     def forget_others(self, keys: Collection[Hashable]) -> None:
         """Drop what is not among these keys."""

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from replsite.recent import STEP_SECONDS, STEPS, Recent
+from tests.effort import examples
 
 
 def test_a_step_keeps_the_highest_value():
@@ -52,7 +58,7 @@ def test_memory_is_bounded_and_others_are_forgotten():
     recent = Recent()
     for at in range(0, 100_000, 7):
         recent.highest(at, {"r": at})
-    assert len(recent._steps["r"]) == STEPS
+    assert len(recent._steps["r"].values) == STEPS
     recent.forget_others({"x"})
     assert recent._steps == {}
 
@@ -65,3 +71,36 @@ def test_seed_fills_earlier_steps_and_keeps_what_is_known():
     assert found[-3:] == (5, 6, 1)
     assert not recent.is_cold(120)
     assert recent.is_cold(200)
+
+
+def test_many_figures_take_little_memory():
+    """A thousand connections are 15,000 figures: in five minutes they took 18 MB."""
+    figures, recent = 300, Recent()
+    tracemalloc.start()
+    try:
+        for at in range(0, STEPS * STEP_SECONDS, STEP_SECONDS):
+            recent.highest(at, dict.fromkeys(range(figures), 5))
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < figures * 500, f"{held / figures:.0f} bytes for each"
+
+
+@settings(max_examples=examples(50))
+@given(
+    st.lists(st.tuples(st.integers(-200, 400), st.integers(0, 9)), max_size=30),
+    st.lists(st.tuples(st.integers(0, 900), st.integers(0, 9)), max_size=5),
+)
+def test_the_highest_of_each_step_is_told_however_time_goes(moves, before):
+    """Also back, when the clock of the database is set; what lies ahead then is told when its time comes."""
+    recent, plain, at = Recent(), {}, 1_000
+    recent.seed("r", before)
+    for moment, value in before:
+        plain.setdefault(moment // STEP_SECONDS, value)
+    for by, value in moves:
+        at += max(by, -100)
+        step = at // STEP_SECONDS
+        plain[step] = max(value, plain.get(step, value))
+        latest = max(plain)
+        expected = [plain.get(one) if one > latest - STEPS else None for one in range(step - STEPS + 1, step + 1)]
+        assert list(recent.highest(at, {"r": value})["r"]) == expected
