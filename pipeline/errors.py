@@ -43,6 +43,7 @@ __all__ = [
     "JobLost",
     "JobRunning",
     "LedgerMismatch",
+    "LoaderFailed",
     "MasterAway",
     "PipelineError",
     "QueryFailed",
@@ -135,6 +136,14 @@ class QueryFailed(PipelineError):
 
 class SparkFailed(PipelineError):
     """A Spark job failed; what was done before stays, and the job can be resumed."""
+
+
+class LoaderFailed(PipelineError):
+    """A loader of an import ended with ``error``, which is what to tell."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(f"Loading failed: {error}")
+        self.error = error
 
 
 class ExportRunning(PipelineError):

@@ -26,7 +26,7 @@ from django.db import connections, transaction
 
 from pipeline.conf import pipeline_settings
 from pipeline.disk import disk_full
-from pipeline.errors import JobCancelled, SourceChanged
+from pipeline.errors import JobCancelled, LoaderFailed, SourceChanged
 from pipeline.inputs import Input, check_unchanged, input_names, open_inputs, parts_of_inputs, unchanged
 from pipeline.job_runs import JobRun, Keeper, carry_out
 from pipeline.jobs import JobLock, abandoned_jobs, begin_job, hold_lock, resumable_job
@@ -175,11 +175,14 @@ class _Import:
         with transaction.atomic(using=self._using), self._cursor() as cursor:
             create_staging(cursor, self._job)
         with Loading(self._job, self._ready, self._using, usual_loaders()) as loading:
-            return self._steps_with(loading)
+            try:
+                return self._steps_with(loading)
+            except LoaderFailed as failed:  # noticed while Spark was at work, which has ended by now
+                raise failed.error from None
 
     def _steps_with(self, loading: Loading) -> Outcome:
         begun = time.monotonic()
-        with self._spark() as spark:
+        with self._spark(loading) as spark:
             spark_seconds = time.monotonic() - begun
             self._run.say(f"Spark: started in {spark_seconds:.1f} s")
             scans = self._read(spark)
@@ -194,8 +197,12 @@ class _Import:
         return self._outcome(quarantined, spark_seconds)
 
     @contextmanager
-    def _spark(self) -> Iterator[SparkSession]:
-        with site_session("import", self._options.master, light=True) as spark, self._run.spark_steps(spark):
+    def _spark(self, loading: Loading) -> Iterator[SparkSession]:
+        """A session whose tasks end when the job is to end, or a loader failed."""
+        with (
+            site_session("import", self._options.master, light=True) as spark,
+            self._run.spark_steps(spark, loading.look),
+        ):
             yield spark
 
     # --- what is read ---------------------------------------------------------------------------------------------------

@@ -63,7 +63,9 @@ MOST_QUEUED = 1_000
 """Jobs that may wait; whoever asks for one more is told so."""
 _MOST_OF_ARGUMENTS = 100_000
 _LOOK_SECONDS = 1.0
-_WHY = {KeyboardInterrupt: "Interrupted. What was done stays; the job can be run again."}
+_WHY: Mapping[type[BaseException], str] = {
+    KeyboardInterrupt: "Interrupted. What was done stays; the job can be run again."
+}
 
 
 class JobKind(Protocol):
@@ -156,12 +158,18 @@ class JobRun:
             yield
         self.step()
 
-    def spark_steps(self, spark: SparkSession) -> AbstractContextManager[None]:
+    def spark_steps(self, spark: SparkSession, also: Callable[[], None] = lambda: None) -> AbstractContextManager[None]:
         """While the block waits for Spark, steps go on in another thread: what ends the job ends Spark's tasks, too.
 
-        Only for Spark jobs that the block's own thread begins. Raises what ``step`` raises.
+        Only for Spark jobs that the block's own thread begins. Raises what ``step`` raises, or ``also``, which is called with it
+        and may raise a ``PipelineError`` of its own.
         """
-        return spark_steps(self.step, spark, f"replsite job {self.id}")
+
+        def look() -> None:
+            also()
+            self.step()
+
+        return spark_steps(look, spark, f"replsite job {self.id}")
 
     def step(self) -> None:
         """Raises ``JobCancelled``, ``JobInterrupted`` or ``JobLost`` when the work is to end; looks once a second at most."""

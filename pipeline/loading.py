@@ -18,6 +18,7 @@ from types import TracebackType
 
 from django.db import connections
 
+from pipeline.errors import LoaderFailed
 from pipeline.promotion import EVENTS_PER_BATCH, LoadedRoom, batches, promote
 
 __all__ = ["MOST_LOADERS", "Loaded", "Loading", "ReadyRooms", "usual_loaders"]
@@ -99,6 +100,7 @@ class Loading:
         self._counting = threading.Lock()
         self._done: queue.SimpleQueue[Loaded | BaseException | None] = queue.SimpleQueue()
         self._ended = threading.Event()
+        self._failure: BaseException | None = None
         self._most = max(loaders, 1)
         self._threads: list[threading.Thread] = []
 
@@ -118,6 +120,11 @@ class Loading:
         self._ended.set()
         for thread in self._threads:
             thread.join()
+
+    def look(self) -> None:
+        """Raises ``LoaderFailed`` when a loader did; for whoever waits for something else meanwhile."""
+        if self._failure is not None:
+            raise LoaderFailed(self._failure)
 
     def loaded(self) -> Iterator[Loaded]:
         """Every batch when it is committed, to the last one, which comes when all rooms are worked out.
@@ -144,6 +151,7 @@ class Loading:
                     self._ended.wait(_WAIT_SECONDS)
             self._done.put(None)
         except BaseException as error:  # noqa: BLE001 - told to whoever waits for the batch
+            self._failure = error
             self._ended.set()
             self._done.put(error)
         finally:

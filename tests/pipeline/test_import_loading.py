@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from functools import partial
 
 import pytest
 
 from pipeline import promotion
+from pipeline.models import Job, JobState
+from pipeline.spark_tasks import run_tasks, stage_rooms
 from pipeline.stage_rooms import RoomWork
 from tests.emptying import empty_tables
 from tests.pipeline.imports import bare_room, content, run_import, write_lines
@@ -37,3 +40,23 @@ def test_rooms_that_are_read_in_chunks_are_what_they_are_as_a_whole(spark, own_w
     monkeypatch.setattr("pipeline.import_history.RoomWork", partial(RoomWork, chunk=50))
     run_import(*files)
     assert content() == whole and whole["visibility"]
+
+
+def test_a_loader_that_fails_ends_what_spark_is_at(spark, own_writer, tmp_path, monkeypatch):
+    def fail(*_):
+        raise ArithmeticError("a loader's own words")
+
+    def and_more(session, work, packs):
+        stage_rooms(session, work, packs)
+        run_tasks(session, 1, lambda _: str(time.sleep(120)))
+
+    monkeypatch.setattr("pipeline.loading.promote", fail)
+    monkeypatch.setattr("pipeline.import_history.stage_rooms", and_more)
+    path = write_lines(tmp_path / "rooms.jsonl", *({"json": e, "room_version": "2"} for e in bare_room(1, 5)))
+    begun = time.monotonic()
+    with pytest.raises(ArithmeticError, match="own words"):
+        run_import(path, events_per_batch=1)
+    assert time.monotonic() - begun < 90
+    assert Job.objects.get().state == JobState.FAILED
+    monkeypatch.undo()
+    assert run_import(path, resume=True).imported == 5
