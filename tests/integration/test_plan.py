@@ -101,17 +101,17 @@ def test_a_room_has_the_version_of_its_create_event_though_most_name_another(cur
 
 
 def test_what_is_here_is_left_out_but_for_an_outlier_that_comes_with_its_place(cursor):
-    store("!r", ("$here", False), ("$outlier", True), ("$still", True))
+    store("!r", ("$here", False), ("$outlier", True), ("$still", True), ("$far", True))
     stage(cursor, ("!r", "$here", {}), ("!r", "$outlier", {}), ("!r", "$still", {"outlier": True}),
-          ("!other", "$here", {}))  # fmt: skip
+          ("!other", "$here", {}), ("!other", "$far", {}))  # fmt: skip
     assert planned(cursor) == []
     assert found(cursor, "SELECT event_id FROM {known} JOIN {event} USING (seq)") == [("$outlier",)]
 
 
-@pytest.mark.parametrize(("as_history", "order"), [(False, "defcab"), (True, "bacdef")])
+@pytest.mark.parametrize(("as_history", "order"), [(False, "defcabg"), (True, "gbacdef")])
 def test_history_of_known_rooms_comes_first_from_its_newest_event(cursor, as_history, order):
     store("!r")
-    given = {"a": 4, "b": None, "c": 3, "d": -2, "e": -5, "f": -7}
+    given = {"a": 4, "b": None, "c": 3, "d": -2, "e": -5, "f": -7, "g": None}
     stage(cursor, *[("!r", f"${name}", {"stream_ordering": place}) for name, place in given.items()])
     assert planned(cursor, as_history=as_history) == []
     known = found(cursor, "SELECT event_id, backward FROM {known} JOIN {event} USING (seq) ORDER BY place")
