@@ -6,6 +6,7 @@ import re
 from datetime import timedelta
 
 import pytest
+from django.contrib.auth.models import User
 from django.utils import timezone
 
 from pipeline.models import Job
@@ -64,7 +65,7 @@ def page(new_page, boss, troubled):
     return make
 
 
-def findings_of(shown, names):
+def findings_of(shown, names, **options):
     found = {}
     for name in names:
         address = PAGES[name]
@@ -72,14 +73,14 @@ def findings_of(shown, names):
         shown.wait_for_load_state("load")
         if name == "live":
             playwright_api.expect(shown.locator("#live-link")).to_have_text("Live", timeout=30_000)
-        found[name] = serious_findings(shown)
+        found[name] = serious_findings(shown, **options)
     return {name: findings for name, findings in found.items() if findings}
 
 
 def test_no_page_has_a_serious_finding_in_the_light_in_the_dark_or_on_a_phone(page):
     found = {
         "light": findings_of(page(), PAGES),
-        "dark": findings_of(page(color_scheme="dark"), PAGES),
+        "dark": findings_of(page(color_scheme="dark"), PAGES, colours_only=True),
         "phone": findings_of(page(viewport={"width": 390, "height": 844}), ("live", "history")),
     }
     assert found == {"light": {}, "dark": {}, "phone": {}}
@@ -130,3 +131,16 @@ def test_commands_are_copied_and_menus_offer_what_the_viewer_may(page):
     shown.get_by_role("button", name="More about web-1").click()
     shown.get_by_role("link", name="Retire the writer …").click()
     playwright_api.expect(shown).to_have_url(re.compile(r"/admin/actions/retire/\?name=web-1$"))
+
+
+def test_the_menu_offers_nothing_that_would_be_refused(page, transactional_db):
+    User.objects.filter(username="boss").update(is_superuser=False)
+    shown = page()
+    for row, left in (("web-1", "History of the writer"), ("caches", "History of caches")):
+        shown.get_by_role("button", name=f"More about {row}", exact=True).first.click()
+        links = shown.locator(".live-menu a")
+        playwright_api.expect(links.first).to_be_visible()
+        assert left in links.all_inner_texts()
+        assert [text for text in links.all_inner_texts() if not text.startswith("History of ")] == []
+        shown.keyboard.press("Escape")
+    assert shown.locator(".live-table th a").count() == 0, "names lead to pages that are refused"
