@@ -1,10 +1,16 @@
-"""Puts a computed room history into the tables, plainly: for tests that read."""
+"""Puts a computed room history into the tables, plainly: for tests that read.
+
+Many tests store the same few rooms, whose rows are worked out once in a process.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import fields, replace
 
 from django.db import connection
+from django.db.models import Model
+from psycopg2.extras import execute_values
 
 from events.models import (
     BackwardExtremity,
@@ -24,6 +30,28 @@ from state.models import StateGroup, StateGroupDelta
 from state.store import reserve_group_ids
 
 WRITER = "test"
+_KEPT_RESULTS = 20
+#: By the identities of the events, which are kept with their result and do not change.
+_results: dict[tuple[int, ...], tuple[Sequence[ParsedEvent], RoomResult]] = {}
+
+
+def computed(events: Sequence[ParsedEvent]) -> RoomResult:
+    """The rows of a room; its lists belong to the caller."""
+    key = tuple(map(id, events))
+    if key not in _results:
+        if len(_results) == _KEPT_RESULTS:
+            del _results[next(iter(_results))]
+        _results[key] = (tuple(events), room_history(events))
+    result = _results[key][1]
+    own = {field.name: getattr(result, field.name) for field in fields(result)}
+    return replace(result, **{name: list(value) for name, value in own.items() if isinstance(value, list)})
+
+
+def insert(model: type[Model], columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Rows without their objects, which would take most of the time; all that has no default must be there."""
+    table = model._meta.db_table
+    with connection.cursor() as cursor:
+        execute_values(cursor.cursor, f"INSERT INTO {table} ({', '.join(columns)}) VALUES %s", rows, page_size=5_000)
 
 
 def store_groups(room_id: str, groups, deltas) -> list[int]:
@@ -31,28 +59,25 @@ def store_groups(room_id: str, groups, deltas) -> list[int]:
     groups = list(groups)
     with connection.cursor() as cursor:
         ids = reserve_group_ids(cursor, len(groups))
-    StateGroup.objects.bulk_create(
-        StateGroup(
-            id=ids[number],
-            room_id=room_id,
-            prev_group=None if prev is None else ids[prev],
-            chain=ids[chain],
-            hops=hops,
-            keys=keys,
-            rows_to_read=rows,
-        )
-        for number, prev, chain, hops, keys, rows in groups
+    insert(
+        StateGroup,
+        ("id", "room_id", "prev_group", "chain", "hops", "keys", "rows_to_read"),
+        (
+            (ids[number], room_id, None if prev is None else ids[prev], ids[chain], hops, keys, rows)
+            for number, prev, chain, hops, keys, rows in groups
+        ),
     )
-    StateGroupDelta.objects.bulk_create(
-        StateGroupDelta(chain=ids[chain], state_group=ids[group], type=kind, state_key=key, event_id=event_id)
-        for chain, group, kind, key, event_id in deltas
+    insert(
+        StateGroupDelta,
+        ("chain", "state_group", "type", "state_key", "event_id"),
+        ((ids[chain], ids[group], *entry) for chain, group, *entry in deltas),
     )
     return list(ids)
 
 
 def store_room(events: Sequence[ParsedEvent], first_position: int = 2) -> RoomResult:
     """Store a room; its events get consecutive stream orderings from ``first_position`` on, leaving out 0."""
-    result = room_history(events)
+    result = computed(events)
     positions = [n for n in range(first_position, first_position + len(events) + 1) if n != 0]
     room = result.room_id
     Room.objects.create(
@@ -72,8 +97,8 @@ def store_room(events: Sequence[ParsedEvent], first_position: int = 2) -> RoomRe
     EventJson.objects.bulk_create(
         EventJson(event_id=e.event_id, room_version=e.room_version, json=e.json) for e in events
     )
-    EventEdge.objects.bulk_create(EventEdge(event_id=e, prev_event_id=p) for e, p in result.edges)
-    EventAuth.objects.bulk_create(EventAuth(event_id=e, auth_event_ids=ids) for e, ids in result.auth)
+    insert(EventEdge, ("event_id", "prev_event_id"), result.edges)
+    insert(EventAuth, ("event_id", "auth_event_ids"), ((event_id, list(auth)) for event_id, auth in result.auth))
     ForwardExtremity.objects.bulk_create(ForwardExtremity(event_id=e, room_id=room) for e in result.forward_extremities)
     BackwardExtremity.objects.bulk_create(
         BackwardExtremity(event_id=e, room_id=room) for e in result.backward_extremities
@@ -82,17 +107,10 @@ def store_room(events: Sequence[ParsedEvent], first_position: int = 2) -> RoomRe
         CurrentState(room_id=room, type=kind, state_key=key, event_id=e, membership=m)
         for kind, key, e, m in result.current_state
     )
-    CurrentStateDelta.objects.bulk_create(
-        CurrentStateDelta(
-            stream_ordering=positions[n],
-            instance_name=WRITER,
-            room_id=room,
-            type=kind,
-            state_key=key,
-            event_id=e,
-            prev_event_id=before,
-        )
-        for n, kind, key, e, before in result.state_deltas
+    insert(
+        CurrentStateDelta,
+        ("stream_ordering", "instance_name", "room_id", "type", "state_key", "event_id", "prev_event_id"),
+        ((positions[n], WRITER, room, *entry) for n, *entry in result.state_deltas),
     )
     EventVisibility.objects.bulk_create(
         EventVisibility(

@@ -13,15 +13,20 @@ StateKey = tuple[str, str]
 
 
 def parsed(room: str, told: bool = True) -> list[ParsedEvent]:
-    """The events of a room; with ``told`` false nothing says what was rejected or soft-failed."""
+    """The events of a room, the same ones each time; with ``told`` false nothing says what was rejected or soft-failed."""
+    return list(_parsed(room, told))
+
+
+@cache
+def _parsed(room: str, told: bool) -> tuple[ParsedEvent, ...]:
     if told:
-        return [parse_line(line) for line in event_lines(room)]
+        return tuple(map(parse_line, event_lines(room)))
     found = []
     for line in event_lines(room):
         value = json.loads(line)
         del value["rejected_reason"], value["soft_failed"]
         found.append(parse_line(json.dumps(value).encode()))
-    return found
+    return tuple(found)
 
 
 @cache
