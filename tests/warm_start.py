@@ -1,7 +1,8 @@
 """``manage.py``, or Python, in processes that are forked from one in which Django is loaded: a twentieth of the CPU.
 
-Variables are read when Django is loaded, so there is one such process for each environment that is asked for more than once. A
-test that is about the start itself is marked ``cold_start``: its processes have interpreters of their own.
+Variables are read when Django is loaded, so there is one such process for each environment that is asked for more than once;
+those of ``_LATE``, which our own code reads again and again, are set after the fork. A test that is about the start itself is
+marked ``cold_start``: its processes have interpreters of their own.
 
 A forked process becomes a child of the test's process, which therefore waits for it like for any other. ``main`` is
 the one that forks: it reads requests from the socket whose descriptor is its argument, and never opens a connection.
@@ -28,6 +29,7 @@ __all__ = ["WARM", "WarmStarts", "cold_start"]
 
 _PROJECT = Path(__file__).resolve().parent.parent
 _CHANGES_EVERYWHERE = ("PYTEST_CURRENT_TEST",)
+_LATE = ("SKEW_SECONDS",)
 #: What servers import beside the site's apps, but for the reactor.
 _LOADED = (
     "autobahn.twisted.websocket", "replsite.urls", "streams.replication.consumer", "twisted.internet.asyncioreactor",
@@ -59,10 +61,12 @@ class WarmStarts:
 
     def popen(self, arguments: tuple[str, ...], environment: Mapping[str, str], **more: Any) -> subprocess.Popen[str]:
         """``manage.py ARGUMENTS`` forked, but for what is asked for once: that is a cold start, of the same arguments."""
-        key = tuple(sorted((name, value) for name, value in environment.items() if name not in _CHANGES_EVERYWHERE))
+        others = {*_CHANGES_EVERYWHERE, *_LATE}
+        key = tuple(sorted((name, value) for name, value in environment.items() if name not in others))
         with self._lock:
             if key in self._asked and more.keys() <= {"stdin", "stdout", "stderr"}:
-                return _Forked(list(arguments), forking=self._forking_in(key), text=True, **more)
+                late = {name: environment[name] for name in _LATE if name in environment}
+                return _Forked(list(arguments), forking=self._forking_in(key), late=late, text=True, **more)
             self._asked.add(key)
         return cold_start(arguments, environment, **more)
 
@@ -89,11 +93,11 @@ class _Forking:
             quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL}
             self._process = subprocess.Popen(command, cwd=_PROJECT, env=environment, pass_fds=[number], **quiet)
 
-    def fork(self, arguments: list[str], descriptors: tuple[int, int, int]) -> int:
+    def fork(self, arguments: list[str], late: Mapping[str, str], descriptors: tuple[int, int, int]) -> int:
         """Number of the new process."""
         _adopt_orphans(True)
         try:
-            socket.send_fds(self._socket, [json.dumps(arguments).encode()], descriptors)
+            socket.send_fds(self._socket, [json.dumps([arguments, late]).encode()], descriptors)
             answer = self._socket.recv(100)
         finally:
             _adopt_orphans(False)
@@ -109,14 +113,14 @@ class _Forking:
 class _Forked(subprocess.Popen):  # type: ignore[type-arg]
     """A process that another one forks."""
 
-    def __init__(self, command: list[str], *, forking: _Forking, **more: Any) -> None:
-        self._forking = forking
+    def __init__(self, command: list[str], *, forking: _Forking, late: Mapping[str, str], **more: Any) -> None:
+        self._forking, self._late = forking, late
         super().__init__(command, **more)
 
     def _execute_child(self, args: list[str], *given: Any) -> None:
         stdin, _, _, stdout, _, stderr = pipes = given[9:15]
         own = [stdin, stdout, stderr]
-        self.pid = self._forking.fork(args, tuple(own[n] if own[n] != -1 else n for n in range(3)))
+        self.pid = self._forking.fork(args, self._late, tuple(own[n] if own[n] != -1 else n for n in range(3)))
         self._child_created = True
         self._close_pipe_fds(*pipes)
 
@@ -127,8 +131,8 @@ def _adopt_orphans(wanted: bool) -> None:
         raise AssertionError("this system cannot hand a process over")
 
 
-def _wait_for_requests(requests: socket.socket) -> list[str]:
-    """Fork for each request; returns its command line in the process that was forked, and nowhere else."""
+def _wait_for_requests(requests: socket.socket) -> tuple[list[str], dict[str, str]]:
+    """Fork for each request; returns its command line and variables in the process that was forked, and nowhere else."""
     while True:
         text, descriptors, _, _ = socket.recv_fds(requests, _REQUEST_BYTES, 3)
         if not text:
@@ -147,7 +151,8 @@ def _wait_for_requests(requests: socket.socket) -> list[str]:
         for target, descriptor in enumerate(descriptors):
             os.dup2(descriptor, target)
         os.closerange(3, max(write, requests.detach(), *descriptors) + 1)
-        return list(json.loads(text))
+        arguments, late = json.loads(text)
+        return arguments, late
 
 
 def main() -> None:
@@ -164,7 +169,8 @@ def main() -> None:
     gc.collect()
     gc.freeze()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    arguments = _wait_for_requests(requests)
+    arguments, late = _wait_for_requests(requests)
+    os.environ.update(late)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     _be(arguments)
 

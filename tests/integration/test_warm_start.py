@@ -13,6 +13,7 @@ import pytest
 from streams.models import CacheInvalidation
 from tests import warm_start
 
+fork = warm_start._Forking.fork
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
@@ -71,6 +72,15 @@ def test_every_environment_has_settings_of_its_own(run_manage, monkeypatch):
     show = ("shell", "-v", "0", "-c", "from django.conf import settings; print(settings.REPLSITE_SERVER_NAME)")
     names = [f"{name}.example" for name in "aabba"]
     assert [run_manage(*show, env={"REPLSITE_SERVER_NAME": name}).stdout.strip() for name in names] == names
+
+
+def test_a_variable_that_is_read_late_needs_no_process_of_its_own(run_manage, monkeypatch):
+    made = []
+    monkeypatch.setattr(warm_start._Forking, "fork", lambda *given: made.append(given[0]) or fork(*given))
+    show = ("shell", "-v", "0", "-c", "import os; print(os.environ.get('SKEW_SECONDS'))")
+    late = [{"SKEW_SECONDS": "5"}, {"SKEW_SECONDS": "-7"}, {}]
+    assert [run_manage(*show, env=one).stdout.strip() for one in late] == ["5", "-7", "None"]
+    assert len(made) == 3 and len(set(made)) == 1
 
 
 def test_input_is_its_standard_input(run_manage):

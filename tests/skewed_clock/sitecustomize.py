@@ -1,7 +1,8 @@
 """A host whose clock is wrong: with this folder in ``PYTHONPATH``, our programs live ``SKEW_SECONDS`` off.
 
 Whatever of ours, and Django's ``timezone``, asks for the time of day is told the wrong one; ``time.monotonic`` is right, as on
-such a host. The class ``datetime`` is replaced in those modules only: others are compiled against the real one.
+such a host. The class ``datetime`` is replaced in those modules only: others are compiled against the real one. The variable is
+read at every look, so that a process may be forked from one that has another clock.
 """
 
 from __future__ import annotations
@@ -13,9 +14,12 @@ import sys
 import time
 from typing import Any
 
-SKEW_SECONDS = float(os.environ.get("SKEW_SECONDS", "0"))
 ROOMS = ("replsite", "pipeline", "events", "state", "streams")
 _time, _time_ns, _Datetime = time.time, time.time_ns, datetime.datetime
+
+
+def _skew_seconds() -> float:
+    return float(os.environ.get("SKEW_SECONDS", "0"))
 
 
 class _LikeTheRealOne(type):
@@ -28,7 +32,7 @@ class SkewedDatetime(_Datetime, metaclass=_LikeTheRealOne):
 
     @classmethod
     def now(cls, tz: datetime.tzinfo | None = None) -> datetime.datetime:
-        return _Datetime.now(tz) + datetime.timedelta(seconds=SKEW_SECONDS)
+        return _Datetime.now(tz) + datetime.timedelta(seconds=_skew_seconds())
 
 
 class _SkewingFinder:
@@ -51,6 +55,6 @@ class _SkewingFinder:
         return spec
 
 
-time.time = lambda: _time() + SKEW_SECONDS
-time.time_ns = lambda: _time_ns() + round(SKEW_SECONDS * 1e9)
+time.time = lambda: _time() + _skew_seconds()
+time.time_ns = lambda: _time_ns() + round(_skew_seconds() * 1e9)
 sys.meta_path.insert(0, _SkewingFinder)  # type: ignore[arg-type]
