@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import io
+import threading
+
+import pytest
 
 from pipeline.progress import Progress, describe
+from tests.waiting import wait_until
 
 
 def test_a_running_stage_tells_rate_and_time_left():
@@ -34,3 +38,36 @@ def test_a_report_that_fails_does_not_end_the_work(monkeypatch):
     with Progress(io.StringIO(), lambda *_: None).stage("read", 1, "lines", fails):
         while not asked:
             pass
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_in_a_terminal_one_line_is_written_over_with_rate_and_time_left(monkeypatch):
+    monkeypatch.setattr("pipeline.progress._TERMINAL_SECONDS", 0.001)
+    terminal, stored = Terminal(), []
+    with Progress(terminal, lambda *values: stored.append(values)).stage("read", 100, "lines", lambda: 25):
+        wait_until(lambda: len(stored) > 2)
+    *running, last = terminal.getvalue().removesuffix("\n").split("\r\x1b[2K")[1:]
+    assert len(running) > 1 and "\n" not in "".join(running)
+    assert all(text.startswith("read: 25 of 100 lines, ") and text.endswith(" s left") for text in running)
+    assert last.startswith("read: 100 of 100 lines, ")
+    assert all(rate > 0 for *_, rate in stored) and [done for _, done, *_ in stored[-2:]] == [25, 100]
+
+
+def test_where_nobody_knows_how_much_there_is_no_time_left_is_told():
+    assert describe("check", 512, None, "bytes", 2.0) == "check: 512 bytes, 256/s, 2.0 s"
+    assert describe("check", 0, 512, "bytes", 0.0) == "check: 0 of 512 bytes, 0/s, 0.0 s"
+
+
+def test_a_stage_that_fails_ends_its_report(monkeypatch):
+    monkeypatch.setattr("pipeline.progress._PLAIN_SECONDS", 0.001)
+    stored = []
+    progress = Progress(io.StringIO(), lambda *values: stored.append(values))
+    with pytest.raises(ValueError, match="the work"), progress.stage("load", 7, "events", lambda: 3):
+        wait_until(lambda: stored)
+        raise ValueError("the work")
+    assert {done for _, done, *_ in stored} == {3}
+    assert not [thread for thread in threading.enumerate() if "_report" in thread.name]
