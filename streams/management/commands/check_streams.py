@@ -87,5 +87,5 @@ class Command(SiteCommand):
 
     def _table(self, findings: list[inspection.Finding], epoch: str) -> None:
         columns = ("stream", "sequence", "highest in tables", "highest stored", "verdict", "fix")
-        self.print_table(columns, (asdict(finding).values() for finding in findings))
+        self.print_table(columns, (list(asdict(finding).values()) for finding in findings))
         self.stdout.write(f"epoch {epoch}")
