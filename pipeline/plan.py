@@ -37,6 +37,7 @@ __all__ = [
 ]
 
 ROOM_KNOWN = "room-known"
+ROOM_PURGED = "room-purged"
 VERSION_DIFFERS = "room-version-differs"
 MOST_QUARANTINED = 1_000_000
 _CREATED = "created, format 2"
@@ -85,13 +86,17 @@ SELECT row_number() OVER (
         CASE WHEN backward THEN seq END DESC, stream_ordering NULLS LAST, seq
 ), seq, backward FROM told
 """
-#: New events of rooms that came to be while this job worked.
+#: New events of rooms that came to be while this job worked, or that were purged and may not be made again.
 _GIVE_UP = """
 WITH taken AS (
     DELETE FROM {kept} k WHERE k.room_id = ANY(%(rooms)s) RETURNING k.seq, k.room_id, k.event_id
 )
 INSERT INTO {broken} (seq, reason, detail)
-SELECT seq, %(reason)s, 'room ' || room_id || ' came to be while this import worked; import it again' FROM taken
+SELECT seq,
+    CASE WHEN is_here THEN %(known)s ELSE %(purged)s END,
+    CASE WHEN is_here THEN 'room ' || room_id || ' came to be while this import worked; import it again'
+        ELSE 'room ' || room_id || ' was purged and is blocked (manage.py purge room --unblock), or is not gone yet' END
+FROM (SELECT *, EXISTS (SELECT FROM events_room r WHERE r.room_id = taken.room_id) AS is_here FROM taken) AS taken
 WHERE NOT EXISTS (SELECT FROM events_event known WHERE known.event_id = taken.event_id)
 """
 _ROOMS = """
@@ -218,8 +223,8 @@ def analyze_results(cursor: Any, job: int) -> None:
 
 
 def give_up_rooms(cursor: Any, job: int, rooms: Collection[str]) -> None:
-    """Put aside what is new of rooms that somebody else made while this job worked."""
-    cursor.execute(_named(_GIVE_UP, job), {"reason": ROOM_KNOWN, "rooms": list(rooms)})
+    """Put aside what is new of rooms that could not be made: somebody else did meanwhile, or nobody may."""
+    cursor.execute(_named(_GIVE_UP, job), {"known": ROOM_KNOWN, "purged": ROOM_PURGED, "rooms": list(rooms)})
 
 
 def store_broken(cursor: Any, job: int, parts: Sequence[Part], lines: Sequence[int]) -> int:

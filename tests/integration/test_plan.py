@@ -137,6 +137,14 @@ def test_rooms_that_somebody_else_made_are_put_aside_but_for_what_is_here(cursor
     assert found(cursor, "SELECT event_id FROM {kept}") == [("$c",)]
 
 
+def test_rooms_that_nobody_may_make_are_put_aside_with_the_way_out(cursor):
+    stage(cursor, ("!r", "$a", {}))
+    make_plan(cursor, JOB, as_history=False)
+    give_up_rooms(cursor, JOB, ["!r"])
+    ((_, reason, detail),) = put_aside(cursor)
+    assert reason == "room-purged" and "room !r was purged and is blocked (manage.py purge room --unblock)" in detail
+
+
 def test_the_first_lines_that_are_put_aside_are_written_down_and_all_are_counted(cursor, monkeypatch):
     monkeypatch.setattr(plan, "MOST_QUARANTINED", 3)
     job = Job.objects.create(pk=JOB, kind="import_events", state=JobState.RUNNING, arguments={})

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gzip
 import json
+from datetime import UTC, datetime
 
 import pytest
 
+from events.models import Event, PurgedRoom, Room
 from pipeline.models import QuarantinedLine
 from tests.pipeline.imports import bare_room, content, run_import, write_lines
 from tests.room_data import event_lines, stored_events
@@ -67,6 +69,18 @@ def test_events_that_name_another_room_version_do_not_spoil_the_room(tmp_path):
     outcome = run_import(write_lines(tmp_path / "in", *events))
     assert (outcome.imported, outcome.quarantined) == (9, 1)
     assert [(line, reason) for _, line, reason in quarantine()] == [(7, "room-version-differs")]
+
+
+def test_a_room_that_was_purged_and_blocked_does_not_come_back_by_an_import(tmp_path):
+    room_id = bare_room(1, 1)[0]["room_id"]
+    PurgedRoom.objects.create(
+        room_id=room_id, asked_by="ann", blocked=True, lowest_position=0, highest_position=0, highest_group=0,
+        finished_at=datetime.now(UTC),
+    )  # fmt: skip
+    outcome = run_import(write_lines(tmp_path / "in", *bare_room(1, 3), *bare_room(2, 4)))
+    assert (outcome.imported, outcome.quarantined, outcome.rooms) == (4, 3, 1)
+    assert {reason for *_, reason in quarantine()} == {"room-purged"}
+    assert not Room.objects.filter(pk=room_id).exists() and not Event.objects.filter(room_id=room_id).exists()
 
 
 def test_an_event_that_comes_twice_counts_once(tmp_path):
