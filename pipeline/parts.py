@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+import msgspec
+
 __all__ = ["HEAD_BYTES", "TOLD", "BrokenLine", "Form", "Line", "Part", "PassedLines"]
 
 HEAD_BYTES = 300
@@ -49,8 +51,7 @@ class Part:
     snapshot: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
+class Line(msgspec.Struct, frozen=True, gc=False):
     """A line without its line feed, or an event's bytes with what the source tells of it in columns of their own."""
 
     number: int

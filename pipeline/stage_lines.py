@@ -115,15 +115,18 @@ def _batches(work: LineWork, part: int, lines: Iterable[Line | BrokenLine]) -> I
     """Rows of events and of broken lines, some thousand at a time."""
     events: Rows = []
     broken: Rows = []
+    first = sequence_number(part, 0)
     for line in lines:
-        place = sequence_number(part, line.number)
-        if isinstance(line, BrokenLine):
-            broken.append((place, line.reason, _text(line.detail), line.head[:HEAD_BYTES]))
-            continue
-        try:
-            events.append(_row(place, _parse(line, work.versions)))
-        except EventRefused as refused:
-            broken.append((place, str(refused.reason), _detail(refused, line), line.content[:HEAD_BYTES]))
+        if isinstance(line, Line):
+            try:
+                event = _parse(line, work.versions)
+            except EventRefused as refused:
+                detail = _detail(refused, line)
+                broken.append((first + line.number, str(refused.reason), detail, line.content[:HEAD_BYTES]))
+            else:
+                events.append(_row(first + line.number, event))
+        else:
+            broken.append((first + line.number, line.reason, _text(line.detail), line.head[:HEAD_BYTES]))
         if len(events) + len(broken) >= _ROWS_PER_COPY:
             yield events, broken
             events, broken = [], []
