@@ -89,7 +89,8 @@ class Judge:
         """What the listed auth events say; nothing where some of them are not here."""
         if self._trusting and not event.auth_event_ids:
             return None
-        here = [self._events[other] for other in event.auth_event_ids if other in self._events]
+        find = self._events.get
+        here = [found for other in event.auth_event_ids if (found := find(other)) is not None]
         return self._as_before(event, here) if is_asked_by_sender(event) else self._by_these(event, here)
 
     def _as_before(self, event: ParsedEvent, here: list[ParsedEvent]) -> str | None:

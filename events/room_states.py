@@ -50,9 +50,9 @@ class GroupState:
         self._found: dict[StateKey, str | None] = {}
 
     def get(self, key: StateKey, /) -> AuthEvent | None:
-        if key in self._found:
+        try:
             event_id = self._found[key]
-        else:
+        except KeyError:
             event_id = self._found[key] = self._builder.lookup(self.group, key)
         return None if event_id is None else self._events.get(event_id)
 
@@ -129,7 +129,7 @@ class RoomStates:
     def walk(self, events: Iterable[ParsedEvent]) -> None:
         """The same for events in causal order, or for the next of them."""
         for event in events:
-            if event.is_state:  # others take no part in resolutions
+            if event.state_key is not None:  # others take no part in resolutions
                 self.auth_graph.rank(event.event_id)
             self._assign(event)
 
@@ -164,7 +164,7 @@ class RoomStates:
         if event.outlier:
             self._judge(event, None)
             return
-        if is_create(event):
+        if event.type == "m.room.create" and is_create(event):
             self._assign_create(event)
             return
         before = self._before(event)

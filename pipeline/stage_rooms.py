@@ -108,19 +108,23 @@ def _stage_group(connection: Any, work: RoomWork, numbers: Sequence[int]) -> int
 
 
 def _read(connection: Any, work: RoomWork, numbers: Sequence[int]) -> Iterator[tuple[int, PlacedEvents]]:
-    """Room after room, its events in the order of their stream orderings, else of the lines."""
+    """Room after room, its events in the order of their stream orderings, else of the lines.
+
+    The short rows of ``kept`` are sorted, and then the staged events looked up one by one: never are all rooms' events read.
+    """
+    order = "room_no, stream_ordering NULLS LAST, seq"
     with connection.cursor(name="rooms") as cursor:
         cursor.itersize = _ROWS_PER_FETCH
         cursor.execute(
-            f"SELECT k.room_no, k.room_id, e.seq, e.stream_ordering, e.packed FROM {table_name(work.job, 'kept')} k "
-            f"JOIN {table_name(work.job, STAGED_EVENTS.name)} e USING (seq) "
-            f"WHERE k.room_no = ANY(%s) ORDER BY k.room_no, e.stream_ordering NULLS LAST, e.seq",
+            f"SELECT k.*, e.packed FROM (SELECT room_no, room_id, seq, stream_ordering FROM {table_name(work.job, 'kept')} "
+            f"WHERE room_no = ANY(%s) ORDER BY {order}) k CROSS JOIN LATERAL "
+            f"(SELECT packed FROM {table_name(work.job, STAGED_EVENTS.name)} e WHERE e.seq = k.seq OFFSET 0) e ORDER BY {order}",
             [list(numbers)],
         )
-        for (number, room_id), rows in itertools.groupby(cursor, key=itemgetter(0, 1)):
-            *_, places, given, packed = zip(*rows, strict=True)
+        for number, rows in itertools.groupby(cursor, key=itemgetter(0)):
+            _, room_ids, places, given, packed = zip(*rows, strict=True)
             orderings = itertools.repeat(_BACKWARD) if work.as_history else given
-            yield number, PlacedEvents(places, given, [*map(Unpacker(room_id).unpack, packed, orderings)])
+            yield number, PlacedEvents(places, given, [*map(Unpacker(room_ids[0]).unpack, packed, orderings)])
 
 
 def _stage_large(connection: Any, work: RoomWork, number: int, events: int) -> int:

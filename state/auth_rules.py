@@ -27,6 +27,7 @@ def _no_signature(_signed: Mapping[str, Any], _keys: Sequence[str]) -> bool:
 _MORE_THAN_LEVELS = ("m.room.power_levels", "m.room.redaction")
 """Types whose rules look at more of an event than its sender."""
 _MOST_SENDERS = 10_000
+_UNKNOWN = "not asked yet"
 
 
 class AuthRules:
@@ -47,24 +48,26 @@ class AuthRules:
 
         In room version 12, too, the state must hold the create event.
         """
-        if event.type == "m.room.create":
+        kind = event.type
+        if kind == "m.room.create":
             return self._create(event)
         create = state.get(CREATE)
         if create is None:
             return "there is no create event"
         if reason := self._other_room(event, create) or self._not_federated(event, create):
             return reason
-        if event.type == "m.room.aliases" and self.version.aliases_are_special:
+        if kind == "m.room.aliases" and self.version.aliases_are_special:
             return self._aliases(event)
         levels = self.levels(state, create)
-        if event.type == "m.room.member":
+        if kind == "m.room.member":
             if event.state_key is None:
                 return "a membership is a state event"
             return membership_refusal(MemberChange(event, event.state_key, state, levels, create), self._signed_by)
-        member = state.get(("m.room.member", event.sender))
+        sender = event.sender
+        member = state.get(("m.room.member", sender))
         if member is None or member.membership != "join":
-            return f"{event.sender} is not joined"
-        if event.state_key is not None or event.type in _MORE_THAN_LEVELS:
+            return f"{sender} is not joined"
+        if event.state_key is not None or kind in _MORE_THAN_LEVELS:
             return self._by_level(event, levels)
         return self._by_sender_level(event, levels)
 
@@ -83,11 +86,12 @@ class AuthRules:
     def _by_sender_level(self, event: AuthEvent, levels: PowerLevels) -> str | None:
         """The same answer for all events of a type by a sender that are no state."""
         key = event.sender, event.type
-        if key not in self._by_sender:
+        known = self._by_sender.get(key, _UNKNOWN)
+        if known is _UNKNOWN:
             if len(self._by_sender) >= _MOST_SENDERS:
                 self._by_sender.clear()
-            self._by_sender[key] = self._by_level(event, levels)
-        return self._by_sender[key]
+            known = self._by_sender[key] = self._by_level(event, levels)
+        return known
 
     def auth_events_refusal(self, event: AuthEvent, auth_events: Sequence[AuthEvent]) -> str | None:
         """Why an event may not name these auth events, whatever state they make up.
