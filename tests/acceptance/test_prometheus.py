@@ -88,15 +88,22 @@ def prometheus(tmp_path: Path, scraped: str, free_port: int) -> Iterator[Callabl
 
 
 def failed_kinds(server: Prometheus) -> set[str]:
-    found = server.ask("alerts")["alerts"]
+    found = (server.ask("alerts") or {"alerts": ()})["alerts"]
     return {one["labels"]["job"] for one in found if one["labels"]["alertname"] == "ReplsiteJobFailed"}
+
+
+def evaluated_rules(server: Prometheus) -> list[dict[str, Any]]:
+    """All rules, once each was worked out."""
+    groups = (server.ask("rules") or {"groups": ()})["groups"]
+    rules = [rule for group in groups for rule in group["rules"]]
+    return [] if any(rule["health"] == "unknown" for rule in rules) else rules
 
 
 def test_labels_stay_what_they_are_and_everything_can_be_worked_out(prometheus) -> None:
     server = prometheus()
     wait_until(lambda: failed_kinds(server) == {"censor"}, 60)
     assert [label for label in server.ask("labels") if label.startswith("exported_")] == []
-    rules = [rule for group in server.ask("rules")["groups"] for rule in group["rules"]]
+    rules = wait_until(lambda: evaluated_rules(server), 60)
     assert [(rule["name"], rule.get("lastError")) for rule in rules if rule["health"] != "ok"] == []
     panels = json.loads((FOLDER / "replsite-dashboard.json").read_text())["panels"]
     for expression in [target["expr"] for panel in panels for target in panel["targets"]]:
