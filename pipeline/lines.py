@@ -192,7 +192,7 @@ class _Cutter:
         self._offset += size + separator
         if size > self._limit:
             detail = f"{size} bytes, the limit is {self._limit}"
-            return BrokenLine(number, "line-too-long", detail, content[:HEAD_BYTES])
+            return BrokenLine(number, "line-too-long", detail, content[: min(self._limit + 1, HEAD_BYTES)])
         return None if not content or content.isspace() else Line(number, content)
 
     def _broken_off(self, reason: str, error: Exception) -> BrokenLine:

@@ -6,7 +6,7 @@ import gzip
 
 import pyarrow
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from pipeline import lines as lines_module
@@ -177,6 +177,7 @@ def test_all_parts_together_have_the_files_lines_with_blank_ones(tmp_path_factor
 
 
 @given(CONTENT, st.integers(1, 12))
+@example(b"x" * 40 + b"\n", 1)
 def test_chunks_may_end_anywhere(tmp_path_factory, content, chunk):
     path = tmp_path_factory.mktemp("parts") / "in"
     path.write_bytes(content)
