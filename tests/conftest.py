@@ -46,6 +46,13 @@ IN_CI = os.environ.get("CI", "").lower() in ("1", "true", "yes")
 FOLDERS = (
     "unit", "properties", "protocol", "oracle", "docs", "integration", "deployment", "acceptance", "torture", "pipeline",
 )  # fmt: skip
+#: What pytest-django does around each test for mail, other URLs, sites and the like, which no test here has: half of the time
+#: of a small test. It has nothing to do instead, once.
+_SPARED = (
+    "_dj_autoclear_mailbox", "_django_set_urlconf", "_django_isolate_apps", "_template_string_if_invalid_marker",
+    "_django_clear_site_cache", "_live_server_helper", "_django_setup_unittest",
+)  # fmt: skip
+globals().update({name: pytest.fixture(scope="session", autouse=True)(lambda: None) for name in _SPARED})
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 Start = Callable[..., "subprocess.Popen[str]"]
 

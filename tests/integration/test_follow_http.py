@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 
 import pytest
 from django.db import connection
 
 from streams.models import CacheInvalidation, StreamPosition
-from tests import session as test_session
 from tests.scripted_http import scripted_http
 from tests.waiting import wait_until
+from tests.warm_start import WARM
 from tests.wire_client import ready_ports
 from tests.writing import append, fact, stored, stream
 
@@ -50,15 +49,15 @@ def follow_arguments(ports: dict[str, int], *more: str) -> list[str]:
 
 def follow(arguments: list[str], timeout: float = 150.0) -> subprocess.CompletedProcess[str]:
     """The command without a database that it could reach."""
-    return subprocess.run(
-        [sys.executable, "manage.py", *arguments, "--timeout", str(timeout)],
-        cwd=test_session.PROJECT,
-        env={**os.environ, "DATABASE_URL": NOWHERE},
-        capture_output=True,
-        text=True,
-        timeout=timeout + 30,
-        check=False,
-    )
+    command = (*arguments, "--timeout", str(timeout))
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with WARM.popen(command, {**os.environ, "DATABASE_URL": NOWHERE}, **pipes) as process:
+        try:
+            out, err = process.communicate(timeout=timeout + 30)
+        except BaseException:
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 
 def rows_of(done: subprocess.CompletedProcess[str]) -> list[tuple]:
