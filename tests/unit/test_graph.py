@@ -3,6 +3,8 @@
 import time
 from dataclasses import dataclass
 
+import pytest
+
 from events.graph import Leaves, backward_extremities, causal_order, cycles
 
 
@@ -104,3 +106,29 @@ def test_gaps_are_prev_events_that_are_missing_or_outliers():
 
 def test_gap_below_a_rejected_event_counts():
     assert backward_extremities([Node("r", ("gone",), rejected_reason="x")]) == ["gone"]
+
+
+def grown(*nodes):
+    found = Leaves()
+    for one in nodes:
+        found.add(one)
+    return found
+
+
+def test_the_short_way_for_an_event_on_just_the_leaves_is_the_long_one():
+    fork = [Node("a"), Node("b", ("a",)), Node("c", ("a",))]
+    short, long = grown(*fork), grown(*fork)
+    assert short.replace_all("d", ("c", "b")) and long.add(Node("d", ("c", "b"))) == (True, ["c", "b"])
+    assert list(short.current) == list(long.current) == ["d"]
+    assert short.add(Node("late", ("d",))) == long.add(Node("late", ("d",))) == (True, ["d"])
+
+
+@pytest.mark.parametrize("prevs", [(), ("b",), ("b", "x"), ("a", "b", "c")], ids=" ".join)
+def test_the_short_way_is_not_for_events_on_others_than_the_leaves(prevs):
+    leaves = grown(Node("a"), Node("b", ("a",)), Node("c", ("a",)))
+    assert not leaves.replace_all("d", prevs) and list(leaves.current) == ["b", "c"]
+
+
+def test_the_short_way_is_not_for_an_event_that_something_stands_on_already():
+    leaves = grown(Node("a"), Node("c", ("b",)))
+    assert not leaves.replace_all("b", ("a", "c")) and list(leaves.current) == ["a", "c"]
