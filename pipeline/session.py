@@ -86,14 +86,18 @@ def spark_session(
     configuration = {**_configuration(folder, master), **(conf or {})}
     for key, value in configuration.items():
         builder = builder.config(key, value)
-    with _environment_of_jvm(find_java(project), configuration), _own_interrupt_handler():
-        session = builder.getOrCreate()
-    logging.getLogger("py4j").setLevel(logging.WARNING)  # it tells of every connection
-    session.sparkContext.addPyFile(str(archive))
+    session = None
     try:
+        with _environment_of_jvm(find_java(project), configuration), _own_interrupt_handler():
+            session = builder.getOrCreate()
+        logging.getLogger("py4j").setLevel(logging.WARNING)  # it tells of every connection
+        session.sparkContext.addPyFile(str(archive))
         yield session
     finally:
-        _stop(session)
+        if session is None:
+            _end_jvm()
+        else:
+            _stop(session)
 
 
 def _stop(session: SparkSession) -> None:
@@ -122,15 +126,21 @@ def _forget(session: SparkSession) -> None:
 
 @contextmanager
 def _own_interrupt_handler() -> Iterator[None]:
-    """Spark puts a SIGINT handler in the way that talks to the JVM in the middle of another call; ours comes back."""
+    """Spark puts a SIGINT handler in the way that talks to the JVM in the middle of another call; ours comes back.
+
+    An interrupt waits until the JVM has started: a start that is broken off would leave a JVM that nobody knows, for ever.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.getsignal(signal.SIGINT)
+    waiting: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _frame: waiting.append(number))
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+    if waiting:
+        signal.raise_signal(waiting[0])
 
 
 def _end_jvm() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import zipfile
@@ -98,6 +99,15 @@ def test_a_jvm_that_is_gone_hides_no_error_and_leaves_the_next_session_free(monk
         )
         assert (ended, left, SQLContext._instantiatedContext) == (["context"], (None,) * 4, None)
         assert jvm.poll() == 0
+
+
+def test_an_interrupt_waits_until_the_jvm_has_started():
+    before, reached = signal.getsignal(signal.SIGINT), []
+    with pytest.raises(KeyboardInterrupt), _own_interrupt_handler():
+        signal.raise_signal(signal.SIGINT)
+        reached.append("started")
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # as Spark puts its own in the way
+    assert reached == ["started"] and signal.getsignal(signal.SIGINT) is before
 
 
 def test_a_session_that_is_there_is_used_and_stays(spark, tmp_path):
