@@ -15,7 +15,14 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession, SQLContext
 
 from pipeline.errors import JavaMissing
-from pipeline.session import _configuration, _stop, code_archive, find_java, spark_session
+from pipeline.session import (
+    _configuration,
+    _own_interrupt_handler,
+    _stop,
+    code_archive,
+    find_java,
+    spark_session,
+)
 
 
 def ask_executor(spark, question):
