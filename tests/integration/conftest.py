@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,21 +18,6 @@ if TYPE_CHECKING:
 def _nothing_kept(request: pytest.FixtureRequest) -> Iterator[None]:
     with everything_let_go(request):
         yield
-    if "transactional_db" in request.fixturenames:
-        _bring_sequences_back()
-
-
-def _bring_sequences_back() -> None:
-    """Emptying the tables leaves sequences where they are; one that a test moved far ahead would change what others see."""
-    from streams import database
-    from tests.writing import session
-
-    # The test may have cut Django's connection, or the way to the server; such a test moves no sequence far.
-    with suppress(database.DatabaseError), session() as cursor:
-        cursor.execute(
-            "SELECT setval(quote_ident(schemaname) || '.' || quote_ident(sequencename), 1) FROM pg_sequences "
-            "WHERE last_value > 100000000 AND sequencename LIKE '%seq'"
-        )
 
 
 @pytest.fixture
