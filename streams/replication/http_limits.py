@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+import daphne.server  # noqa: F401 - first: it installs the reactor, and what follows would install another
 from daphne.http_protocol import WebRequest
 from daphne.ws_protocol import WebSocketProtocol
 from twisted.internet.protocol import Protocol, connectionDone

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tracemalloc
 
+import daphne.server  # noqa: F401 - first: it installs the reactor
 import pytest
 from daphne.ws_protocol import WebSocketFactory
 

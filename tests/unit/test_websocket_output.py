@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tracemalloc
 
+import daphne.server  # noqa: F401 - first: it installs the reactor
 import pytest
 from autobahn.twisted.websocket import WebSocketServerFactory
 from hypothesis import given, settings
