@@ -39,7 +39,7 @@ class Loaded:
 
 def usual_loaders() -> int:
     """As many as this process has cores, which are about as many as the server's on a small machine; not more than a few."""
-    return min(MOST_LOADERS, len(os.sched_getaffinity(0)))
+    return min(MOST_LOADERS, len(os.sched_getaffinity(0)) + 1)
 
 
 class ReadyRooms:

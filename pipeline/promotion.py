@@ -62,16 +62,18 @@ _PLAIN = (
     """,
     f"""
     INSERT INTO events_forwardextremity (event_id, room_id)
-    SELECT event_id, room_id FROM {{result_forward}} JOIN {{result_room}} USING (room_no) WHERE {_of_batch()}
+    SELECT event_id, room_id
+    FROM {{result_forward}} f JOIN {{result_room}} r USING (room_no) WHERE {_of_batch("f")} AND {_of_batch("r")}
     """,
     f"""
     INSERT INTO events_backwardextremity (room_id, event_id)
-    SELECT room_id, event_id FROM {{result_backward}} JOIN {{result_room}} USING (room_no) WHERE {_of_batch()}
+    SELECT room_id, event_id
+    FROM {{result_backward}} b JOIN {{result_room}} r USING (room_no) WHERE {_of_batch("b")} AND {_of_batch("r")}
     """,
     f"""
     INSERT INTO events_currentstate (room_id, type, state_key, event_id, membership)
     SELECT room_id, type, state_key, event_id, membership
-    FROM {{result_current}} JOIN {{result_room}} USING (room_no) WHERE {_of_batch()}
+    FROM {{result_current}} c JOIN {{result_room}} r USING (room_no) WHERE {_of_batch("c")} AND {_of_batch("r")}
     """,
 )
 #: IDs of state groups: ascending in each room, from the table's own sequence.
@@ -80,9 +82,11 @@ CREATE TEMPORARY TABLE import_group ON COMMIT DROP AS
 SELECT room_no, number, nextval(pg_get_serial_sequence('state_stategroup', 'id')) AS id
 FROM (SELECT room_no, number FROM {{result_group}} WHERE {_of_batch()} ORDER BY room_no, number) AS ordered
 """
-#: Without them PostgreSQL takes a large room's rows for a few, and compares each with each.
-_FIND_GROUPS = "CREATE INDEX ON import_group (room_no, number); ANALYZE import_group"
-_FIND_ORDERINGS = "CREATE INDEX ON import_ordering (room_no, index); ANALYZE import_ordering"
+#: How the statements below are joined must not depend on what PostgreSQL believes of tables that have just been filled: by
+#: figures from small rooms it takes a large room's rows for a few, and compares each with each. So the tables are joined in
+#: the order in which they stand here, by hashes; every one of them is cut down to the batch first.
+_JOIN_AS_WRITTEN = "SET LOCAL join_collapse_limit = 1; SET LOCAL enable_nestloop = off"
+_JOIN_AS_USUAL = "SET LOCAL join_collapse_limit TO DEFAULT; SET LOCAL enable_nestloop TO DEFAULT"
 _GROUPS = (
     f"""
     INSERT INTO state_stategroup (id, room_id, prev_group, chain, hops, keys, rows_to_read)
@@ -91,7 +95,7 @@ _GROUPS = (
     JOIN import_group own ON own.room_no = g.room_no AND own.number = g.number
     JOIN import_group chain ON chain.room_no = g.room_no AND chain.number = g.chain
     LEFT JOIN import_group prev ON prev.room_no = g.room_no AND prev.number = g.prev
-    WHERE {_of_batch("g")}
+    WHERE {_of_batch("g")} AND {_of_batch("r")}
     """,
     f"""
     INSERT INTO state_stategroupdelta (chain, state_group, type, state_key, event_id)
@@ -125,21 +129,13 @@ _ORDERED = (
     SELECT o.stream_ordering, %(writer)s, room.room_id, {", ".join(f"r.{name}" for name in _OWN)}, g.id
     FROM {{result_event}} r JOIN {{result_room}} room USING (room_no) JOIN import_ordering o USING (room_no, index)
     LEFT JOIN import_group g ON g.room_no = r.room_no AND g.number = r.state_group
-    WHERE {_of_batch("r")}
+    WHERE {_of_batch("r")} AND {_of_batch("room")}
     """,
     f"""
     INSERT INTO events_currentstatedelta (stream_ordering, instance_name, room_id, type, state_key, event_id, prev_event_id)
     SELECT o.stream_ordering, %(writer)s, r.room_id, d.type, d.state_key, d.event_id, d.prev_event_id
     FROM {{result_delta}} d JOIN import_ordering o USING (room_no, index) JOIN {{result_room}} r USING (room_no)
-    WHERE {_of_batch()} ORDER BY o.stream_ordering
-    """,
-    f"""
-    INSERT INTO events_timelinegap (room_id, stream_ordering, instance_name)
-    SELECT DISTINCT r.room_id, min(e.stream_ordering), %(writer)s
-    FROM {{result_backward}} b JOIN {{result_room}} r USING (room_no)
-    JOIN events_eventedge edge ON edge.prev_event_id = b.event_id
-    JOIN events_event e ON e.event_id = edge.event_id AND e.room_id = r.room_id
-    WHERE {_of_batch("b")} AND e.stream_ordering > 0 GROUP BY r.room_id, b.event_id
+    WHERE {_of_batch("d")} AND {_of_batch("r")} ORDER BY o.stream_ordering
     """,
     f"""
     INSERT INTO events_eventvisibility (room_id, user_id, kind, first, last)
@@ -147,13 +143,22 @@ _ORDERED = (
     FROM {{result_visibility}} v JOIN {{result_room}} r USING (room_no)
     JOIN import_ordering first ON first.room_no = v.room_no AND first.index = v.first
     LEFT JOIN import_ordering last ON last.room_no = v.room_no AND last.index = v.last
-    WHERE {_of_batch("v")}
+    WHERE {_of_batch("v")} AND {_of_batch("r")}
     """,
     f"""
     INSERT INTO pipeline_importedroom (job_id, room_id, imported, rejected, unresolved)
     SELECT %(job)s, room_id, events, rejected, unresolved FROM {{result_room}} WHERE {_of_batch()}
     """,
 )
+#: Of the few events that stand on a backward extremity; it looks into tables that hold the whole site.
+_GAPS = f"""
+INSERT INTO events_timelinegap (room_id, stream_ordering, instance_name)
+SELECT DISTINCT r.room_id, min(e.stream_ordering), %(writer)s
+FROM {{result_backward}} b JOIN {{result_room}} r USING (room_no)
+JOIN events_eventedge edge ON edge.prev_event_id = b.event_id
+JOIN events_event e ON e.event_id = edge.event_id AND e.room_id = r.room_id
+WHERE {_of_batch("b")} AND {_of_batch("r")} AND e.stream_ordering > 0 GROUP BY r.room_id, b.event_id
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +235,7 @@ class _Batch:
     def load(self) -> None:
         """Everything else; reserves as late as can be."""
         self._cursor.execute(ROOMY)
-        for sql in (*_PLAIN, _MAP_GROUPS, _FIND_GROUPS, *_GROUPS):
+        for sql in (*_PLAIN, _MAP_GROUPS, _JOIN_AS_WRITTEN, *_GROUPS, _JOIN_AS_USUAL):
             self._run(sql)
         self._cursor.execute(
             "CREATE TEMPORARY TABLE import_ordering (room_no bigint, index bigint, stream_ordering bigint) ON COMMIT DROP"
@@ -243,7 +248,7 @@ class _Batch:
                 sql = (_MAP_EVENTS_IN_ONE if in_one else _MAP_EVENTS).replace("{order}", _GIVEN_ORDER[backward])
                 ids_given = {"first_id": ids[0]} if in_one else {"ids": ids}
                 self._run(sql, {"sign": -1 if backward else 1, "backward": backward, **ids_given})
-        for sql in (_FIND_ORDERINGS, *_ORDERED):
+        for sql in (_JOIN_AS_WRITTEN, *_ORDERED, _JOIN_AS_USUAL, _GAPS):
             self._run(sql, {"writer": current_writer(self._using).name})
 
     def _reserve(self, stream: str, count: int) -> list[int]:

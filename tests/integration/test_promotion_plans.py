@@ -1,0 +1,81 @@
+"""A large room is loaded as fast after many small ones: what PostgreSQL believes of the staging tables does not matter."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+
+import pytest
+from django.db import connection, transaction
+
+from pipeline.models import Job
+from pipeline.plan import analyze_results, create_staging, drop_staging
+from pipeline.promotion import LoadedRoom, promote
+from pipeline.staging import table_name
+from state.models import StateGroup
+
+LARGE = 5_000
+GROUPS = 20_000
+JOINED = (
+    "INSERT INTO state_stategroup ",
+    "INSERT INTO state_stategroupdelta ",
+    "INSERT INTO events_event ",
+    "INSERT INTO events_currentstatedelta ",
+    "INSERT INTO events_eventvisibility ",
+)
+
+
+@pytest.fixture
+def job(transactional_db):
+    """The number of a job that has its staging tables; no statement may take long."""
+    job = Job.objects.create(kind="import_events").pk
+    with connection.cursor() as cursor, transaction.atomic():
+        create_staging(cursor, job)
+    with connection.cursor() as cursor:
+        yield job
+        cursor.execute("RESET statement_timeout")
+        drop_staging(cursor, [job])
+
+
+def stage(cursor, job, first, last, groups):
+    """Rooms without events, each with a chain of groups."""
+    cursor.execute(
+        f"INSERT INTO {table_name(job, 'result_room')} SELECT n, '!' || n, '10', '@a:b', '$c' || n, false, false, 0, 0, 0, 0, %s "
+        "FROM generate_series(%s, %s) n",
+        [groups, first, last],
+    )
+    cursor.execute(
+        f"INSERT INTO {table_name(job, 'result_group')} SELECT n, g, nullif(g, 0) - 1, g / 100 * 100, g %% 100, 1, 1 "
+        "FROM generate_series(%s, %s) n, generate_series(0, %s) g",
+        [first, last, groups - 1],
+    )
+
+
+@contextmanager
+def plans_of_joins():
+    """Plans of what is loaded by joining a room's rows with each other, as PostgreSQL chooses them at that moment."""
+    found = []
+
+    def explain(execute, sql, params, many, context):
+        if sql.strip().startswith(JOINED):
+            execute(f"EXPLAIN {sql}", params, many, context)
+            found.append("\n".join(line for (line,) in context["cursor"].fetchall()))
+        return execute(sql, params, many, context)
+
+    with connection.execute_wrapper(explain):
+        yield found
+
+
+@pytest.mark.parametrize("small", [0, 1, 50, 1_000])
+def test_rows_of_a_large_room_are_not_compared_each_with_each(job, small):
+    with connection.cursor() as cursor:
+        stage(cursor, job, 1, small, 10)
+        analyze_results(cursor, job)
+        stage(cursor, job, LARGE, LARGE, GROUPS)
+        cursor.execute(
+            "SET statement_timeout = '30s'"
+        )  # each with each takes minutes, by hashes it is a tenth of a second
+    with plans_of_joins() as plans:
+        assert promote(job, [LoadedRoom(LARGE, f"!{LARGE}", 0, 0)], "default") == set()
+    assert StateGroup.objects.filter(room_id=f"!{LARGE}").count() == GROUPS
+    assert len(plans) == len(JOINED)
+    assert not [plan for plan in plans if "Nested Loop" in plan]
