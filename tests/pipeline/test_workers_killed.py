@@ -29,7 +29,7 @@ SELECT count(*) > 0 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND app
 
 
 def is_daemon(process: psutil.Process) -> bool:
-    return "pyspark.daemon" in process.cmdline()
+    return not {"pyspark.daemon", "warm_spark_daemon"}.isdisjoint(process.cmdline())
 
 
 def workers() -> list[psutil.Process]:
