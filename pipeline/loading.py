@@ -25,7 +25,7 @@ __all__ = ["MOST_LOADERS", "Loaded", "Loading", "ReadyRooms", "usual_loaders"]
 
 MOST_LOADERS = 4
 _WAIT_SECONDS = 0.5
-_PAUSES_PER_LOOK = 10
+_PAUSES_PER_LOOK = 25
 """A look at what is ready is followed by a pause so many times as long, so that looking stays cheap."""
 
 
@@ -38,7 +38,10 @@ class Loaded:
 
 
 def usual_loaders() -> int:
-    """As many as this process has cores, which are about as many as the server's on a small machine; not more than a few."""
+    """One more than this process has cores, which are about as many as the server's on a small machine; not more than a few.
+
+    A loader waits for the disk at times: WAL is written, a table grows.
+    """
     return min(MOST_LOADERS, len(os.sched_getaffinity(0)) + 1)
 
 

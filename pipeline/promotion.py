@@ -52,8 +52,7 @@ _PLAIN = (
     """,
     f"""
     INSERT INTO events_eventedge (event_id, prev_event_id)
-    SELECT r.event_id, below.event_id FROM {{result_event}} r
-    CROSS JOIN unnest(r.prev_event_ids) AS below(event_id) WHERE {_of_batch()} ORDER BY r.event_id
+    SELECT event_id, unnest(prev_event_ids) FROM {{result_event}} WHERE {_of_batch()} ORDER BY event_id
     """,
     f"""
     INSERT INTO events_eventauth (event_id, auth_event_ids)
@@ -79,7 +78,7 @@ _PLAIN = (
 #: IDs of state groups: ascending in each room, from the table's own sequence.
 _MAP_GROUPS = f"""
 CREATE TEMPORARY TABLE import_group ON COMMIT DROP AS
-SELECT room_no, number, nextval(pg_get_serial_sequence('state_stategroup', 'id')) AS id
+SELECT room_no, number, nextval((SELECT pg_get_serial_sequence('state_stategroup', 'id'))::regclass) AS id
 FROM (SELECT room_no, number FROM {{result_group}} WHERE {_of_batch()} ORDER BY room_no, number) AS ordered
 """
 #: How the statements below are joined must not depend on what PostgreSQL believes of tables that have just been filled: by

@@ -38,6 +38,7 @@ _TUNING = """
 # --- replsite: starting values, yours to change ---
 shared_buffers = {buffers}MB
 max_connections = 300
+wal_buffers = {wal_buffers}MB
 max_wal_size = 4GB
 checkpoint_timeout = 15min
 jit = off
@@ -46,6 +47,8 @@ timezone = 'UTC'
 log_timezone = 'UTC'
 """
 _LEAST_BUFFERS_MB, _MOST_BUFFERS_MB = 128, 4096
+#: Others go on writing WAL while a large transaction's is flushed.
+_MOST_WAL_BUFFERS_MB = 64
 # Commits stay synchronous: a killed server loses nothing, only a crash of the machine may.
 _UNSAFE_BUT_FAST = ("fsync=off", "full_page_writes=off")
 
@@ -132,7 +135,8 @@ class Cluster:
         if done.returncode != 0:
             raise StartFailed(self._failure("PostgreSQL's initdb failed"))
         with (fresh / "postgresql.conf").open("a") as file:
-            file.write(_TUNING.format(buffers=shared_buffers_mb(_memory(), durable=self._fsync)))
+            buffers = shared_buffers_mb(_memory(), durable=self._fsync)
+            file.write(_TUNING.format(buffers=buffers, wal_buffers=min(buffers // 16, _MOST_WAL_BUFFERS_MB)))
         password.rename(fresh / self.folder.password_file.name)
         fresh.rename(self.folder.cluster)
 
