@@ -181,7 +181,12 @@ def room_history(events: Sequence[ParsedEvent], chunk: int = EVENTS_PER_CHUNK) -
 
 def event_row(event: ParsedEvent, redacted_by: str | None, state_group: int | None) -> tuple[object, ...]:
     """One row of ``EVENT_COLUMNS``; an event of the graph without a group has an unknown state."""
-    return (*_of_event(event), redacted_by, not event.outlier and state_group is None, state_group)
+    return (*_of_event(event), redacted_by, _is_unresolved(event, state_group), state_group)
+
+
+def _is_unresolved(event: ParsedEvent, state_group: int | None) -> bool:
+    """An event that should have a state, and nobody knows it."""
+    return state_group is None and not event.outlier
 
 
 class GivenEvents:
@@ -444,7 +449,7 @@ class RoomHistory:
         redactions = sorted({by for by in redacted_by if by >= 0})
         names = dict(zip(redactions, self._source.names(redactions), strict=True))
         groups = [None if group < 0 else new[group] for group in self._walk.after[first:end]]
-        unresolved = [group is None and not event.outlier for group, event in zip(groups, events, strict=True)]
+        unresolved = [*map(_is_unresolved, events, groups)]
         own = zip(*map(_of_event, events), strict=True)
         return EventPart(first, events, [*own, [names.get(by) for by in redacted_by], unresolved, groups])
 

@@ -85,6 +85,7 @@ FROM (SELECT room_no, number FROM {{result_group}} WHERE {_of_batch()} ORDER BY 
 #: figures from small rooms it takes a large room's rows for a few, and compares each with each. So the tables are joined in
 #: the order in which they stand here, by hashes; every one of them is cut down to the batch first.
 _JOIN_AS_WRITTEN = "SET LOCAL join_collapse_limit = 1; SET LOCAL enable_nestloop = off"
+#: Afterwards: other statements of the transaction, such as reserving, look into tables that hold the whole site.
 _JOIN_AS_USUAL = "SET LOCAL join_collapse_limit TO DEFAULT; SET LOCAL enable_nestloop TO DEFAULT"
 _GROUPS = (
     f"""
@@ -234,8 +235,9 @@ class _Batch:
     def load(self) -> None:
         """Everything else; reserves as late as can be."""
         self._cursor.execute(ROOMY)
-        for sql in (*_PLAIN, _MAP_GROUPS, _JOIN_AS_WRITTEN, *_GROUPS, _JOIN_AS_USUAL):
+        for sql in (*_PLAIN, _MAP_GROUPS):
             self._run(sql)
+        self._join(_GROUPS)
         self._cursor.execute(
             "CREATE TEMPORARY TABLE import_ordering (room_no bigint, index bigint, stream_ordering bigint) ON COMMIT DROP"
         )
@@ -246,9 +248,10 @@ class _Batch:
                 in_one = ids[-1] - ids[0] == len(ids) - 1
                 sql = (_MAP_EVENTS_IN_ONE if in_one else _MAP_EVENTS).replace("{order}", _GIVEN_ORDER[backward])
                 ids_given = {"first_id": ids[0]} if in_one else {"ids": ids}
-                self._run(sql, {"sign": -1 if backward else 1, "backward": backward, **ids_given})
-        for sql in (_JOIN_AS_WRITTEN, *_ORDERED, _JOIN_AS_USUAL, _GAPS):
-            self._run(sql, {"writer": current_writer(self._using).name})
+                self._join([sql], {"sign": -1 if backward else 1, "backward": backward, **ids_given})
+        writer = {"writer": current_writer(self._using).name}
+        self._join(_ORDERED, writer)
+        self._run(_GAPS, writer)
 
     def _reserve(self, stream: str, count: int) -> list[int]:
         ids: list[int] = []
@@ -256,6 +259,13 @@ class _Batch:
             with registry.get(stream).reserve(min(count - len(ids), _LARGEST_RESERVATION), self._using) as reservation:
                 ids += reservation.ids
         return ids
+
+    def _join(self, statements: Sequence[str], more: dict[str, Any] | None = None) -> None:
+        """Run statements that join rows of the batch with each other."""
+        self._cursor.execute(_JOIN_AS_WRITTEN)
+        for sql in statements:
+            self._run(sql, more)
+        self._cursor.execute(_JOIN_AS_USUAL)
 
     def _run(self, sql: str, more: dict[str, Any] | None = None) -> None:
         self._cursor.execute(sql.format(**self._names), {**self._values, **(more or {})})

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from itertools import pairwise
 
 import pytest
 from django.db import connection, transaction
 
+from events.models import Event
+from pipeline import promotion
 from pipeline.models import Job
 from pipeline.plan import analyze_results, create_staging, drop_staging
 from pipeline.promotion import LoadedRoom, promote
@@ -15,9 +18,11 @@ from state.models import StateGroup
 
 LARGE = 5_000
 GROUPS = 20_000
+EVENTS = 2_000
 JOINED = (
     "INSERT INTO state_stategroup ",
     "INSERT INTO state_stategroupdelta ",
+    "INSERT INTO import_ordering ",
     "INSERT INTO events_event ",
     "INSERT INTO events_currentstatedelta ",
     "INSERT INTO events_eventvisibility ",
@@ -50,6 +55,19 @@ def stage(cursor, job, first, last, groups):
     )
 
 
+def stage_events(cursor, job, first, last, count):
+    """Messages of rooms, given in the order of their numbers."""
+    columns = (
+        "room_no, index, seq, given, backward, event_id, type, sender, topological_ordering, origin_server_ts, outlier"
+    )
+    cursor.execute(
+        f"INSERT INTO {table_name(job, 'result_event')} ({columns}, soft_failed, state_unresolved) "
+        "SELECT room, n, n, NULL, false, '$' || n, 'm.room.message', '@a:b', n, 1, false, false, true "
+        "FROM generate_series(%s, %s) room, generate_series(0, %s) n",
+        [first, last, count - 1],
+    )
+
+
 @contextmanager
 def plans_of_joins():
     """Plans of what is loaded by joining a room's rows with each other, as PostgreSQL chooses them at that moment."""
@@ -77,5 +95,23 @@ def test_rows_of_a_large_room_are_not_compared_each_with_each(job, small):
     with plans_of_joins() as plans:
         assert promote(job, [LoadedRoom(LARGE, f"!{LARGE}", 0, 0)], "default") == set()
     assert StateGroup.objects.filter(room_id=f"!{LARGE}").count() == GROUPS
-    assert len(plans) == len(JOINED)
+    assert len(plans) == len(JOINED) - 1  # no events, so no orderings
     assert not [plan for plan in plans if "Nested Loop" in plan]
+
+
+def test_ids_with_holes_between_them_are_given_out_in_order_and_not_compared_each_with_each(job, monkeypatch):
+    whole = promotion._Batch._reserve
+    monkeypatch.setattr(promotion._Batch, "_reserve", lambda *given: whole(*given[:2], 2 * given[2])[::2])
+    with connection.cursor() as cursor:
+        stage(cursor, job, 1, 1_000, 1)
+        stage_events(cursor, job, 1, 1_000, 1)
+        analyze_results(cursor, job)
+        stage(cursor, job, LARGE, LARGE, 1)
+        stage_events(cursor, job, LARGE, LARGE, EVENTS)
+    with plans_of_joins() as plans:
+        promote(job, [LoadedRoom(LARGE, f"!{LARGE}", EVENTS, 0)], "default")
+    assert not [plan for plan in plans if "Nested Loop" in plan]
+    stored = Event.objects.order_by("stream_ordering").values_list("stream_ordering", "event_id")
+    assert [event_id for _, event_id in stored] == [f"${number}" for number in range(EVENTS)]
+    orderings = [ordering for ordering, _ in stored]
+    assert {above - below for below, above in pairwise(orderings)} == {2}
