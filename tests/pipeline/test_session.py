@@ -108,7 +108,15 @@ def test_a_jvm_that_is_gone_hides_no_error_and_leaves_the_next_session_free(monk
         assert jvm.poll() == 0
 
 
-def test_an_interrupt_waits_until_the_jvm_has_started():
+@pytest.fixture
+def interruptible():
+    """A shell that starts the tests in the background has interrupts ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_an_interrupt_waits_until_the_jvm_has_started(interruptible):
     before, reached = signal.getsignal(signal.SIGINT), []
     with pytest.raises(KeyboardInterrupt), _own_interrupt_handler():
         signal.raise_signal(signal.SIGINT)
