@@ -80,6 +80,10 @@ class ArchiveKind:
         flags = {"delete_local": flag(arguments, "delete_local"), **check_archive_options(arguments)}
         return {"room": room, "folder": str(folder_of_archives(arguments.get("folder"))), **cut, **flags}
 
+    def look(self, arguments: Mapping[str, Any], using: str) -> None:
+        """The cut, if one is given, is here."""
+        depth_of_cut(arguments, using)
+
     def run(self, run: JobRun) -> Mapping[str, Any]:
         """The summary names the archive."""
         told, using = run.arguments, run.using

@@ -20,10 +20,11 @@ from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
 from django.utils.safestring import SafeString
 
+from events.errors import EventsError
 from pipeline import models
 from pipeline.errors import PipelineError
 from pipeline.job_forms import JobForm, job_form
-from pipeline.job_runs import job_kinds, queue_job
+from pipeline.job_runs import check_arguments, job_kinds, queue_job
 from pipeline.job_views import JobView, view_of
 from pipeline.jobs import CancelOutcome, cancel_job, killed_jobs
 from streams.clock import database_now
@@ -128,8 +129,8 @@ class JobAdmin(ReadOnlyAdmin):
     @staticmethod
     def _checked(request: HttpRequest, name: str, form: JobForm) -> dict[str, Any] | None:
         try:
-            arguments = dict(job_kinds()[name].check(form.job_arguments()))
-        except (PipelineError, ValueError) as error:
+            arguments = dict(check_arguments(name, form.job_arguments(), stream_settings().database))
+        except (PipelineError, EventsError, ValueError) as error:
             form.refuse(str(error))
             return None
         # executors are told how to reach the database: who may only try does not choose where they are
@@ -162,7 +163,7 @@ class JobAdmin(ReadOnlyAdmin):
                 job = queue_job(name, arguments, by, using, confirmed_from=None if dry is None else dry.pk)
                 after = f", as dry run {dry.pk} has shown" if dry is not None else ""
                 self.log_addition(request, job, f"Queued: {name} {json.dumps(job.arguments)}{after}")
-        except PipelineError as error:
+        except (PipelineError, EventsError) as error:
             messages.error(request, str(error))
             return HttpResponseRedirect(request.get_full_path())
         text = f"Job {job.pk} is queued; manage.py runjobs carries it out."

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, Protocol, TextIO, runtime_checkable
 
 from django.db import DatabaseError, IntegrityError, InterfaceError, connections, transaction
 from django.db.models import F
@@ -49,7 +49,9 @@ __all__ = [
     "JobKind",
     "JobRun",
     "Keeper",
+    "LookingKind",
     "carry_out",
+    "check_arguments",
     "job_kinds",
     "queue_job",
     "register",
@@ -80,6 +82,14 @@ class JobKind(Protocol):
         """Do the work; returns the summary, as JSON can hold it."""
 
 
+@runtime_checkable
+class LookingKind(JobKind, Protocol):
+    """A kind that looks into the database before there is a job: what is mistyped shall not be a job that failed."""
+
+    def look(self, arguments: Mapping[str, Any], using: str) -> None:
+        """Raises for checked arguments what ``run`` would raise at once. Changes nothing."""
+
+
 _kinds: dict[str, JobKind] = {}
 
 
@@ -97,6 +107,18 @@ def _kind(name: str) -> JobKind:
     if name not in _kinds:
         raise UnknownKind(f"There is no kind of job {name!r}; there are: {', '.join(sorted(_kinds)) or 'none'}.")
     return _kinds[name]
+
+
+def check_arguments(name: str, arguments: Mapping[str, Any], using: str) -> Mapping[str, Any]:
+    """The arguments with all defaults, as a job of this kind has them.
+
+    Raises ``UnknownKind``, ``UnusableArguments``, and what a ``LookingKind`` finds wrong.
+    """
+    kind = _kind(name)
+    checked = kind.check(arguments)
+    if isinstance(kind, LookingKind):
+        kind.look(checked, using)
+    return checked
 
 
 class Count:
@@ -211,10 +233,10 @@ def run_job(
 ) -> Mapping[str, Any]:
     """Run a job now, in this process; returns its summary. ``resume``: the newest that ended early with these arguments, if any.
 
-    Raises ``UnknownKind``, ``UnusableArguments``, ``JobCancelled``, and what the work raises; the row tells it as well.
+    Raises what ``check_arguments`` does; then ``JobCancelled`` and what the work raises, which the row tells as well.
     """
     alias = using or stream_settings().database
-    checked = _kind(name).check(arguments)
+    checked = check_arguments(name, arguments, alias)
     with hold_lock(alias) as lock:
         ended = resumable_job(lock, name, checked, alias) if resume else None
         job = ended or begin_job(lock, name, checked, alias)
@@ -226,10 +248,10 @@ def queue_job(
 ) -> Job:
     """Leave a job for ``manage.py runjobs``; ``confirmed_from``: the dry run that it carries out, which no other job does.
 
-    Raises ``UnknownKind``, ``UnusableArguments`` and ``QueueFull``, and ``CarriedOut`` for a dry run that was confirmed before.
+    Raises what ``check_arguments`` does, ``QueueFull``, and ``CarriedOut`` for a dry run that was confirmed before.
     """
     alias = using or stream_settings().database
-    checked = _kind(name).check(arguments)
+    checked = check_arguments(name, arguments, alias)
     if len(json.dumps(dict(checked))) > _MOST_OF_ARGUMENTS:
         raise UnusableArguments(f"The arguments are longer than {_MOST_OF_ARGUMENTS:,} characters of JSON.")
     if Job.objects.using(alias).filter(state=JobState.QUEUED).count() >= MOST_QUEUED:

@@ -62,6 +62,10 @@ class PurgeHistoryKind:
         flags = {name: flag(arguments, name) for name in ("delete_local", "dry_run")}
         return {"room": room, **check_cut(arguments), **flags, **check_archive(arguments)}
 
+    def look(self, arguments: Mapping[str, Any], using: str) -> None:
+        """The room and the cut are here."""
+        depth_of_cut(arguments, using)
+
     def run(self, run: JobRun) -> Mapping[str, Any]:
         """Events first, then state groups."""
         told, using = run.arguments, run.using

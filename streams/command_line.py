@@ -10,7 +10,7 @@ from argparse import RawDescriptionHelpFormatter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import IO, Any, ClassVar, cast
 
-from django.core.management.base import BaseCommand, CommandParser, DjangoHelpFormatter
+from django.core.management.base import BaseCommand, CommandParser, DjangoHelpFormatter, SystemCheckError
 from django.dispatch import Signal
 from rich.console import Console
 from rich.table import Table
@@ -71,6 +71,14 @@ class SiteCommand(BaseCommand):
         if self.is_service(options):
             service_begins.send(type(self))
         return super().execute(*args, **options)
+
+    def check(self, *args: Any, **options: Any) -> None:
+        """Django's; what the system checks find is as much the site's to correct as an unusable setting: exit status 2."""
+        try:
+            super().check(*args, **options)
+        except SystemCheckError as error:
+            error.returncode = 2
+            raise
 
     def run_from_argv(self, argv: list[str]) -> None:
         """Django's; a word that is no UTF-8 can stand in no column, file or message, so none is taken."""

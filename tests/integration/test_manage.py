@@ -77,6 +77,13 @@ def test_a_setting_that_cannot_be_read_is_one_line_and_unusable(run_manage, sett
     assert setting in line
 
 
+def test_a_setting_that_a_check_refuses_is_unusable_as_well(run_manage):
+    """A service manager does not try again what somebody has to correct."""
+    done = run_manage("runjobs", "--once", env={"REPLSITE_JOB_HISTORY_DAYS": "-1"}, timeout=60)
+    assert "pipeline.E004" in done.stderr
+    assert done.returncode == 2
+
+
 def test_an_interrupt_is_no_traceback(start_manage):
     process = start_manage(
         "shell", "-v0", "-c", "print('up', flush=True); import time; time.sleep(60)", stderr=subprocess.PIPE

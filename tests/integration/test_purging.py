@@ -18,7 +18,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from events import group_purging, purge_batch, purging
-from events.errors import PurgeRefused, PurgeWentWrong, UnknownEvent, UnknownRoom
+from events.errors import EventsError, PurgeRefused, PurgeWentWrong, UnknownEvent, UnknownRoom
 from events.group_purging import GroupPurge, plan_groups
 from events.models import (
     BackwardExtremity,
@@ -38,6 +38,7 @@ from events.states_at import states_at
 from events.stored_room import forget_kept
 from events.user_timeline import timeline_of
 from pipeline import resting
+from pipeline.job_runs import queue_job
 from pipeline.jobs import killed_jobs
 from pipeline.models import Job
 from state.models import StateGroup, StateGroupDelta
@@ -566,6 +567,24 @@ def test_words_for_people_and_the_job():
     out = io.StringIO()
     call_command("purge", "orphans", stdout=out, stderr=io.StringIO())
     assert "0 state groups" in out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("room", "cut", "said"),
+    [
+        ("!mistyped:here", ["--before-time", "1700000000000"], "!mistyped:here"),
+        (None, ["--before", "$mistyped"], r"\$mistyped"),
+    ],
+)
+def test_what_is_mistyped_leaves_no_failed_job_that_alerts(room, cut, said):
+    made = talked_room(1)
+    with pytest.raises(CommandError, match=said) as refused:
+        call_command("purge", "history", room or made.room_id, *cut, stdout=io.StringIO(), stderr=io.StringIO())
+    assert refused.value.returncode == 1
+    with pytest.raises(EventsError, match=said):
+        told = {cut[0][2:].replace("-", "_"): int(cut[1]) if cut[1].isdigit() else cut[1]}
+        queue_job("purge history", {"room": room or made.room_id, **told}, "ann")
+    assert not Job.objects.exists()
 
 
 def test_refused_is_a_named_error():

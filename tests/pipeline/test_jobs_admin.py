@@ -118,6 +118,7 @@ def test_who_may_only_try_does_not_choose_the_cluster(staff):
         ("censor", {"days": "-1"}, "days must"),
         ("purge room", {}, "required"),
         ("purge history", {"room": "!a:b"}, "Give one of"),
+        ("purge history", {"room": "!mistyped:b", "before_time": "5"}, "!mistyped:b"),
         ("resync", {"what": "everything!"}, "Select a valid choice"),
         ("purge room", {"room": "!a:b\x00"}, "Null characters"),
         ("resync", {"what": "positions", "rooms": "<b>x</b>"}, "&lt;b&gt;x&lt;/b&gt;"),
