@@ -1,13 +1,17 @@
 """Reading what the broadcaster sends: positions first, then rows, on a connection of its own.
 
-Blocking; called by one thread at a time. Reading positions before rows is what makes it safe (``streams.readers``).
+Blocking; called by one thread at a time, but for ``hear``. Reading positions before rows is what makes it safe
+(``streams.readers``), and that what was heard is taken in the order in which it came, whichever thread makes the round
+(``streams.replication.heard``).
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +27,8 @@ __all__ = ["Backlog", "Done", "Round", "read_lines"]
 
 #: Rows of one writer in one round; the rest follows in the next.
 ROWS_PER_READ = 1_000
+#: Pokes that wait for a round; when there are more, everything is looked up instead.
+MOST_WAITING = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,39 +62,67 @@ class Backlog:
         self._announcer = announcer
         self._line_limit_bytes = line_limit_bytes
         self._name = name
-        self._heard = HeardPositions()
+        in_memory = [stream.name for stream in registry.all_streams() if stream.declaration.in_memory]
+        self._heard = HeardPositions(may_begin_anew=in_memory)
+        self._waiting: list[Poke | None] = []
+        """What was heard since the last round or look; null: some may be lost."""
+        self._hearing = threading.Lock()
         self._connection = database.KeptConnection(using, name, reads_in_order=True)
+
+    def hear(self, pokes: Sequence[Poke]) -> None:
+        """What came, before anybody is asked for a round; none: some may be lost. Called by the listener's thread alone."""
+        with self._hearing:
+            if pokes and len(self._waiting) + len(pokes) <= MOST_WAITING:
+                self._waiting.extend(pokes)
+            else:
+                self._waiting = [None]
+
+    def _take_heard(self) -> list[Poke | None]:
+        with self._hearing:
+            heard, self._waiting = self._waiting, []
+        return heard
 
     def snapshot(self) -> dict[str, dict[str, StoredPosition]]:
         """All stored positions at one moment."""
-        with self._connection.cursor() as cursor:
+        with self._at_work() as cursor:
+            return self._positions(cursor, None)
+
+    @contextmanager
+    def _at_work(self) -> Iterator[Any]:
+        """A cursor; after an error nothing that was heard is believed any more, since it may not have been looked up."""
+        try:
+            with self._connection.cursor() as cursor:
+                yield cursor
+        except BaseException:
+            self._heard.forget()
+            raise
+
+    def _positions(self, cursor: Any, only: Collection[str] | None) -> dict[str, dict[str, StoredPosition]]:
+        """Where all writers are: as pokes said it, and looked up where they do not say enough."""
+        heard = self._take_heard()  # before the look, which is newer than all of it
+        if only is None:
             return self._look(cursor, None)
+        if None in heard:
+            self._heard.forget()
+        if unclear := self._heard.hear((poke for poke in heard if poke is not None), only):
+            self._look(cursor, unclear)
+        return self._heard.of(only)
 
     def _look(self, cursor: Any, only: Collection[str] | None) -> dict[str, dict[str, StoredPosition]]:
         found = stored_positions(cursor, None if only is None else list(only))
         self._heard.looked(found, only)
         return found
 
-    def _positions(
-        self, cursor: Any, only: Collection[str] | None, pokes: Sequence[Poke]
-    ) -> dict[str, dict[str, StoredPosition]]:
-        """Where all writers are: as pokes said it, and looked up where they do not say enough."""
-        if only is None:
-            return self._look(cursor, None)
-        if unclear := self._heard.hear(pokes):
-            self._look(cursor, unclear)
-        return self._heard.of(only)
-
-    def round(self, only: Collection[str] | None = None, pokes: Sequence[Poke] = ()) -> Round:
+    def round(self, only: Collection[str] | None = None) -> Round:
         """Read and encode what moved since the last round; ``done`` is to be told to the announcer.
 
-        Looks at the streams in ``only``, when given; ``pokes`` are all that were heard since the last round or look.
+        Looks at the streams in ``only``, when given.
         """
         result = Round()
         pieces: list[bytes] = []
         cut: set[tuple[str, str]] = set()
-        with self._connection.cursor() as cursor:
-            for step in self._announcer.steps(self._positions(cursor, only, pokes), time.monotonic(), only):
+        with self._at_work() as cursor:
+            for step in self._announcer.steps(self._positions(cursor, only), time.monotonic(), only):
                 if (step.stream, step.writer) in cut:
                     continue
                 lines, position = self._carry_out(cursor, step)

@@ -71,7 +71,6 @@ class Broadcaster:
         self._reader_rows = ReaderRows("connection", served_by or instance, self.settings.database)
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="broadcaster")
         self._figure_threads = ThreadPoolExecutor(1, thread_name_prefix="reader-rows")
-        self._heard: list[Poke] = []
         self._wake = asyncio.Event()
         self._moved: set[str] = set()
         self._look_at_all = True
@@ -220,15 +219,16 @@ class Broadcaster:
         Handing it to the loop, and by that to the database thread, would cost three changes of thread between a commit and
         its followers, as much as all the work.
         """
+        self._backlog.hear(pokes)  # first: the next round takes all that came before it, whoever makes it
         loop = self._loop
         if loop is None or loop.is_closed():
             return
         streams = {poke.stream for poke in pokes}
         if not streams or not self.peers or not self._in_round.acquire(blocking=False):
-            loop.call_soon_threadsafe(self._look_at, streams, pokes)
+            loop.call_soon_threadsafe(self._look_at, streams)
             return
         try:
-            result = self._backlog.round(streams, pokes)
+            result = self._backlog.round(streams)
         except BaseException as error:
             self._in_round.release()
             loop.call_soon_threadsafe(self._look_at, set())
@@ -246,9 +246,8 @@ class Broadcaster:
         if result.has_more:
             self._wake.set()
 
-    def _look_at(self, streams: set[str], pokes: Sequence[Poke] = ()) -> None:
+    def _look_at(self, streams: set[str]) -> None:
         """These streams moved; none named: look at all."""
-        self._heard += pokes
         self._moved |= streams
         self._look_at_all = self._look_at_all or not streams
         self._wake.set()
@@ -290,7 +289,6 @@ class Broadcaster:
 
     async def _round(self, only: set[str] | None) -> bool:
         """One round; whether another one has to follow at once."""
-        heard, self._heard = self._heard, []
         if not self.peers:
             snapshot = await self._begin_round(self._backlog.snapshot)
             try:
@@ -301,7 +299,7 @@ class Broadcaster:
                 return False
             finally:
                 self._in_round.release()
-        result: Round = await self._begin_round(lambda: self._backlog.round(only, heard))
+        result: Round = await self._begin_round(lambda: self._backlog.round(only))
         try:
             self._take_over(result)
         finally:

@@ -99,10 +99,15 @@ class Lines:
 
 @dataclass(slots=True)
 class _StreamState:
-    """What was said of one stream: per writer up to where, and the linear position of the last snapshot."""
+    """What was said of one stream: per writer up to where, and the linear position of the last snapshot.
+
+    ``said_linear`` is that of the last snapshot whose steps were carried out: in one that failed a writer may have come that
+    nobody was told of, and have written below its linear position.
+    """
 
     sent: dict[str, int] = field(default_factory=dict)
     linear: int = 1
+    said_linear: int = 1
     paced_at: float = -1e9
     generation: int = 0
     to_reset: set[str] = field(default_factory=set)
@@ -142,7 +147,7 @@ class Announcer:
         """Begin at the stored positions; nothing earlier is ever sent."""
         for name, state in self._streams.items():
             stored = self._stored(snapshot, name, state)
-            state.linear = linear_position(stored.values(), state.linear)
+            state.linear = state.said_linear = linear_position(stored.values(), state.linear)
             state.generation = _generation(stored)
             stand_in = self._announced_as.get(name, self._stand_in)
             state.sent = positions_to_show(stored, state.linear) or {stand_in: state.linear}
@@ -166,7 +171,7 @@ class Announcer:
             stored = self._stored(snapshot, name, state)
             self._begin_anew(state, stored)
             state.to_reset = set()
-            state.linear = max(state.linear, linear_position(stored.values(), state.linear))
+            state.linear = state.said_linear = max(state.linear, linear_position(stored.values(), state.linear))
             for writer, target in self._with_pacers(state, stored).items():
                 state.sent[writer] = max(state.sent.get(writer, 0), target)
 
@@ -174,6 +179,7 @@ class Announcer:
         """Lines that bring the writer to this position went out."""
         state = self._streams[stream]
         state.sent[writer] = position
+        state.said_linear = state.linear
         state.to_reset.discard(writer)
 
     def positions(self) -> Iterator[tuple[str, str, int]]:
@@ -185,7 +191,7 @@ class Announcer:
     def _of(self, name: str, state: _StreamState, stored: Mapping[str, StoredHere], now: float) -> Iterator[Step]:
         state.wants_round_at = math.inf
         self._begin_anew(state, stored)
-        before = state.linear
+        before = state.said_linear
         state.linear = max(state.linear, linear_position(stored.values(), state.linear))
         sent = dict(state.sent)
         for writer in sorted(state.to_reset):
@@ -221,7 +227,7 @@ class Announcer:
     def _begin_anew(state: _StreamState, stored: Mapping[str, StoredHere]) -> None:
         """A stream in memory that started again: every writer is told to be at 0 before anything else of it."""
         if (generation := _generation(stored)) > state.generation:
-            state.generation, state.linear = generation, 0
+            state.generation, state.linear, state.said_linear = generation, 0, 0
             state.sent = dict.fromkeys(state.sent, 0)
             state.to_reset = set(state.sent)
 

@@ -1,0 +1,159 @@
+"""Whichever thread makes a round, what was heard counts in the order in which it came, and nothing that was lost is forgotten.
+
+The danger: a writer comes back and writes a fact, another one writes the next. Who believes the second poke before the first
+takes the one that came back for retired, tells followers that it has nothing up to there, and never reads its fact.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from django.db import connection
+
+from streams.conf import stream_settings
+from streams.database import OperationalError
+from streams.models import StreamPosition
+from streams.pokes import Poke
+from streams.replication import backlog
+from streams.replication.broadcaster import Broadcaster
+from streams.replication.redis_publisher import RedisPeer
+
+pytestmark = pytest.mark.django_db(transaction=True)
+COMES_BACK = [Poke("caches", "south", 5), Poke("caches", "south", 6)]
+WRITES_THE_NEXT = [Poke("caches", "north", 7)]
+_FACT = (
+    "INSERT INTO streams_cacheinvalidation (instance_name, stream_id, cache_name, keys) VALUES (%s, %s, 'test', '{k}')"
+)
+FACTS = [b"RDATA caches north 7", b"RDATA caches south 6"]
+
+
+class Heard:
+    """A broadcaster that is told by hand what its listener hears, and one client of it."""
+
+    def __init__(self) -> None:
+        self.broadcaster = Broadcaster(stream_settings())
+        self.broadcaster._announcer.start(self.broadcaster._backlog.snapshot())
+        self.peer = RedisPeer("here", "localhost")
+        self.broadcaster.join(self.peer)
+
+    async def hear(self, *pokes: Poke) -> None:
+        """As the listener's thread does; then the loop does what it was asked to."""
+        self.broadcaster._loop = asyncio.get_running_loop()
+        await asyncio.to_thread(self.broadcaster._poked, list(pokes))
+        await asyncio.sleep(0)
+
+    async def hear_beside_a_round(self, *pokes: Poke) -> None:
+        """While another thread is at a round."""
+        with self.broadcaster._in_round:
+            await self.hear(*pokes)
+
+    async def facts(self) -> list[bytes]:
+        """Everything that the client was sent, after whatever is still to be done."""
+        while await self.broadcaster._round(self.broadcaster._take_moved()):
+            pass
+        lines = b"".join(self.peer.waiting.chunk()).splitlines()
+        return sorted(b" ".join(line.split()[:4]) for line in lines if line.startswith(b"RDATA"))
+
+
+@pytest.fixture(params=["comes back", "is new"])
+def heard(transactional_db, request):
+    """North and south stood at 5, south had left, or is not known yet; since then south came and wrote 6, and north wrote 7."""
+    writers = {"north": "active"} | ({"south": "retired"} if request.param == "comes back" else {})
+    for writer, state in writers.items():
+        StreamPosition.objects.create(stream="caches", instance_name=writer, position=5, state=state)
+    found = Heard()
+    with connection.cursor() as cursor:
+        cursor.executemany(_FACT, [("south", 6), ("north", 7)])
+    for writer, position in (("south", 6), ("north", 7)):
+        StreamPosition.objects.update_or_create(
+            {"position": position, "state": "active"}, stream="caches", instance_name=writer
+        )
+    yield found
+    found.broadcaster._backlog.close()
+
+
+@pytest.fixture
+def next_look_fails(monkeypatch):
+    """The database goes away for one question."""
+    real, failed = backlog.stored_positions, []
+
+    def fail_once(cursor, streams=None):
+        if failed:
+            return real(cursor, streams)
+        failed.append(streams)
+        raise OperationalError("terminating connection due to administrator command")
+
+    monkeypatch.setattr(backlog, "stored_positions", fail_once)
+    return failed
+
+
+@pytest.fixture
+def next_read_fails(monkeypatch):
+    """The database goes away behind the positions, before the rows."""
+    real, failed = backlog.read_lines, []
+
+    def fail_once(cursor, declaration, step, limit):
+        if failed:
+            return real(cursor, declaration, step, limit)
+        failed.append(step)
+        raise OperationalError("terminating connection due to administrator command")
+
+    monkeypatch.setattr(backlog, "read_lines", fail_once)
+    return failed
+
+
+async def test_in_the_order_of_the_commits(heard):
+    await heard.hear(*COMES_BACK)
+    await heard.hear(*WRITES_THE_NEXT)
+    assert await heard.facts() == FACTS
+
+
+async def test_what_came_beside_a_round_is_not_overtaken_by_what_came_after_it(heard):
+    await heard.hear_beside_a_round(*COMES_BACK)
+    await heard.hear(*WRITES_THE_NEXT)
+    assert await heard.facts() == FACTS
+
+
+async def test_nothing_is_believed_between_a_lost_connection_and_the_look_at_everything(heard):
+    await heard.hear()
+    await heard.hear(*WRITES_THE_NEXT)
+    assert await heard.facts() == FACTS
+
+
+async def test_what_a_failed_round_of_the_listener_heard_is_not_forgotten(heard, next_look_fails):
+    await heard.hear(*COMES_BACK)
+    assert next_look_fails
+    await heard.hear(*WRITES_THE_NEXT)
+    assert await heard.facts() == FACTS
+
+
+async def test_what_a_failed_round_of_the_loop_heard_is_not_forgotten(heard, next_look_fails):
+    await heard.hear_beside_a_round(*COMES_BACK)
+    with pytest.raises(OperationalError):
+        await heard.broadcaster._round({"caches"})
+    assert next_look_fails
+    await heard.hear(*WRITES_THE_NEXT)
+    assert await heard.facts() == FACTS
+
+
+async def test_a_failed_look_at_everything_is_not_taken_for_one(heard, next_look_fails):
+    await heard.hear_beside_a_round(*COMES_BACK)
+    with pytest.raises(OperationalError):
+        await heard.broadcaster._round(None)
+    assert next_look_fails
+    await heard.hear(*WRITES_THE_NEXT)
+    assert await heard.facts() == FACTS
+
+
+async def test_a_round_that_fails_at_its_rows_has_told_nobody_of_a_writer(heard, next_read_fails):
+    await heard.hear(*COMES_BACK, *WRITES_THE_NEXT)
+    assert next_read_fails
+    assert await heard.facts() == FACTS
+
+
+def test_what_waits_to_be_taken_is_bounded(heard):
+    own = heard.broadcaster._backlog
+    own.hear(COMES_BACK * backlog.MOST_WAITING)
+    assert own._waiting == [None]
+    assert {step.writer for step in heard.broadcaster._announcer.steps(own.snapshot(), 0.0)} == {"south", "north"}
