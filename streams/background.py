@@ -231,21 +231,24 @@ class Background:
         control = self._writer.control
         control.poll()
         while control.notifies:
-            poke = Poke.parse(control.notifies.pop(0).payload)
-            if poke.position is None and poke.writer == self._writer.name:
-                self._beat_due = 0.0  # somebody changed our own row: perhaps we are asked to leave
-            cache_feed.before_advance([poke.stream], cursor, self._writer.using, [poke])
-            if poke.position is not None and (stream := registry.find(poke.stream)) is not None:
-                for other in registry.sharing(stream):
-                    if (sister := self._writer.trackers.get(other.name)) is not None:
-                        sister.observe(poke.position)
-            tracker = self._writer.trackers.get(poke.stream)
-            if tracker is None:
-                continue
-            if poke.position is not None:
-                tracker.advance(poke.writer, poke.position)
-            else:  # a writer came or went: look at the whole set
-                tracker.learn(*active_and_retired(stored_positions(cursor, [poke.stream]).get(poke.stream, {})))
+            self._take_over(cursor, Poke.parse(control.notifies[0].payload))
+            del control.notifies[0]  # not before: what an error has cut short is taken over again
+
+    def _take_over(self, cursor: Any, poke: Poke) -> None:
+        if poke.position is None and poke.writer == self._writer.name:
+            self._beat_due = 0.0  # somebody changed our own row: perhaps we are asked to leave
+        cache_feed.before_advance([poke.stream], cursor, self._writer.using, [poke])
+        if poke.position is not None and (stream := registry.find(poke.stream)) is not None:
+            for other in registry.sharing(stream):
+                if (sister := self._writer.trackers.get(other.name)) is not None:
+                    sister.observe(poke.position)
+        tracker = self._writer.trackers.get(poke.stream)
+        if tracker is None:
+            return
+        if poke.position is not None:
+            tracker.advance(poke.writer, poke.position)
+        else:  # a writer came or went: look at the whole set
+            tracker.learn(*active_and_retired(stored_positions(cursor, [poke.stream]).get(poke.stream, {})))
 
     def _share_positions(self) -> None:
         """What this process wrote to one stream of a sequence moves the others: an ID of one is none of theirs."""

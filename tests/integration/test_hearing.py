@@ -1,0 +1,31 @@
+"""What a writing process hears of others is not lost by an error on the way: its linear position would pass their facts."""
+
+from __future__ import annotations
+
+import pytest
+
+from streams import cache_feed
+from streams.pokes import poke
+from streams.writers import current_writer
+from tests.waiting import wait_until
+from tests.writing import append, session
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def test_a_poke_that_met_an_error_is_taken_over_again(monkeypatch):
+    append()
+    tracker = current_writer().trackers["caches"]
+    real, failed = cache_feed.before_advance, []
+
+    def fail_once(streams=None, cursor=None, using=None, pokes=()):
+        if any(one.writer == "late" for one in pokes) and not failed:
+            failed.append(pokes)
+            raise RuntimeError("canceling statement due to statement timeout")
+        real(streams, cursor, using, pokes)
+
+    monkeypatch.setattr(cache_feed, "before_advance", fail_once)
+    with session() as cursor:
+        poke(cursor, "caches", "late", 1_000)
+    wait_until(lambda: tracker.raw_positions.get("late") == 1_000, 10, "the writer that came late is known")
+    assert failed
