@@ -242,7 +242,9 @@ class HotFeed:
             return
         try:
             with self._feeding, self._feeding_connection.cursor() as cursor:
-                self._feed(cursor, self._own_reaches())
+                reaches = self._own_reaches()
+                self.memory.own_written(reaches)
+                self._feed(cursor, reaches)
         except BaseException:
             self._fail("error")
             raise

@@ -201,6 +201,13 @@ class HotMemory:
             if (stream := self.streams.get(name)) is not None:
                 stream.positions = dict(positions)
 
+    def own_written(self, lanes: Iterable[tuple[str, str]]) -> None:
+        """This process writes these, (stream, writer), whatever was heard of it by now."""
+        with self._lock:
+            for name, writer in lanes:
+                if (stream := self.streams.get(name)) is not None:
+                    stream.writes(writer)
+
     def remember(
         self, read: Sequence[Read], announced: Mapping[tuple[str, str], int], met: Mapping[str, frozenset[str]] | None
     ) -> list[HotWaiter]:

@@ -100,6 +100,13 @@ class HotStream:
         if writer in self.positions:
             self.positions[writer] = max(self.positions[writer], position)
 
+    def writes(self, writer: str) -> None:
+        """Facts of this process are about to be fed: it takes part, whether or not that was heard already.
+
+        Else a stream that all have left would show up to them, also what another one that came back has not announced.
+        """
+        self.positions.setdefault(writer, 0)
+
     def _show(self) -> None:
         if self.generation is not None:
             self.token = VectorToken(self.fed.get(ONE_LANE, 0))

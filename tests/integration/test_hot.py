@@ -14,8 +14,10 @@ from events.creating import create_room
 from events.models import CurrentState, CurrentStateDelta, Event
 from streams import registry
 from streams.caching import invalidate_room_state
+from streams.catalog.writing import devices_changed
 from streams.database import KeptConnection
 from streams.errors import WaitTimedOut
+from streams.models import StreamPosition
 from streams.tokens import VectorToken, in_range
 from tests.room_talker import USERS, chatter, talkers
 from tests.waiting import wait_until
@@ -133,6 +135,24 @@ def test_own_open_transaction_is_not_seen(room):
         room.send(ALICE, "m.room.message", {})
         assert hot.look(ALICE, since).nothing
     assert not hot.look(ALICE, since).nothing
+
+
+def test_own_facts_cover_none_of_a_writer_that_has_just_come_back(monkeypatch):
+    """All had left. Two come back, the other one has the lower fact open, and this process has heard of neither yet."""
+    name, sequence = "device_lists", registry.get("device_lists").declaration.sequence
+    with session() as cursor:
+        cursor.execute("SELECT nextval(%s), nextval(%s)", [sequence, sequence])
+        before, lower = cursor.fetchone()
+        south = StreamPosition.objects.create(stream=name, instance_name="south", position=before, state="retired")
+        assert hot.now(name) == VectorToken(before)
+        monkeypatch.setattr("events.hot_feed.HotFeed.heard", lambda self, pokes: None)
+        monkeypatch.setattr(hot._feed(None)._listener, "_on_heard", lambda pokes: None)
+        StreamPosition.objects.filter(pk=south.pk).update(state="active")
+        devices_changed([BOB])
+        own = registry.get(name).current().maximum("master")
+        assert own > lower
+        assert hot.now(name).covers("master", own)
+        assert not hot.now(name).covers("south", lower)
 
 
 def test_own_rollback_brings_nothing(room):
@@ -306,7 +326,6 @@ def test_a_position_that_fell_makes_everything_be_forgotten(room):
 
 
 def test_trimmed_rows_are_answered_with_maybe(room):
-    from streams.catalog.writing import devices_changed
     from tests.writing import session as own
 
     devices_changed([BOB])
