@@ -264,16 +264,24 @@ class Follower:
     async def _follow_event(self, event: Event | None) -> None:
         if isinstance(event, Gap):
             await self._fill(event)
+        elif isinstance(event, Reset):
+            await self._begin_anew(event)
         else:
-            if isinstance(event, Reset):
-                await self._hand_out()  # what is left of the stream's former life
-                self._missed(event)
-            if isinstance(event, Reset) and event.token > 0 and self._catch_up.covers(event.stream):
-                self._cursors.rewind(event.stream, event.instance)
-                self._note(event)
-                await self._fill(Gap(event.stream, event.instance, 0, event.token))  # its new life up to now
-            else:
-                self._note(event)
+            self._note(event)
+
+    async def _begin_anew(self, event: Reset) -> None:
+        """What is left of the stream's former life goes out; of its new one nothing is handled before it was fetched."""
+        upto = event.token if self._catch_up.covers(event.stream) else 0
+        if upto:
+            self._cursors.rewind(event.stream, event.instance)
+            event = Reset(event.stream, event.instance, 0)
+        if event.stream in self._views:
+            self._pending += self._views[event.stream].leave()
+        await self._hand_out()
+        self._missed(event)
+        self._note(event)
+        if upto:
+            await self._fill(Gap(event.stream, event.instance, 0, upto))
 
     async def _learn(self) -> None:
         """All writers there are, read after the server has told its positions: none can have come in between."""

@@ -103,3 +103,7 @@ class LinearView:
             rows += fact.rows
         self.handed_out = max(self.handed_out, linear)
         return rows
+
+    def leave(self) -> list[FollowedRow]:
+        """All buffered rows, ascending: the stream began anew, and the linear position comes to them no more."""
+        return self.take(max((fact.token for fact in self._waiting), default=self.handed_out))

@@ -13,6 +13,7 @@ import pytest
 from streams.replication.catch_up import Writers
 from streams.replication.commands import Command, Position, RData
 from streams.replication.connections import Counters
+from streams.replication.cursors import Reset
 from streams.replication.follower import Follower, FollowerOptions
 from streams.replication.views import FollowedRow, View
 from streams.tokens import VectorToken
@@ -95,3 +96,74 @@ def test_positions_are_never_ahead_of_what_is_in_the_handlers_hands(view):
     asyncio.run(asyncio.wait_for(follower.run(), 10))
     assert [token for token, _ in seen] == [6]
     assert all(position < token for token, position in seen)
+
+
+class Memory(Table):
+    """The same facts of a stream in memory."""
+
+    def can_reset(self, stream: str) -> bool:
+        return True
+
+
+class MemoryServer(OneAnswer):
+    def can_reset(self, stream: str) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("view", list(View))
+def test_a_stream_that_began_anew_is_not_said_to_be_where_its_new_life_was_not_handed_out_yet(view):
+    """Whoever stored that position, or ended at it, would never get the facts before it."""
+    link = MemoryServer()
+    link._left = [[Position("s", "w", 3, 3)], [Position("s", "w", 5, 5)]]
+    handed: list[int] = []
+    ahead: list[tuple[int, int]] = []
+
+    def progressed() -> None:
+        at = follower.positions()["s"]["w"]
+        if link._left == [] and at < 5 and at > max(handed, default=0):
+            ahead.append((at, max(handed, default=0)))
+        if handed and handed[-1] == 3:
+            follower.finish()
+
+    options = FollowerOptions(None, "test", start={"s": VectorToken(5)}, view=view, connector=link)
+    follower = Follower(options, lambda rows: handed.extend(row.token for row in rows), Memory(), progressed)
+    asyncio.run(asyncio.wait_for(follower.run(), 10))
+    assert ahead == []
+    assert handed == [1, 2, 3]
+
+
+def test_whoever_keeps_count_is_told_that_a_stream_begins_anew_before_what_is_fetched_of_it():
+    link = MemoryServer()
+    link._left = [[Position("s", "w", 3, 3)], [Position("s", "w", 5, 5)]]
+    told: list[object] = []
+
+    def handle(rows: Sequence[FollowedRow]) -> None:
+        told.extend(row.token for row in rows)
+        if rows[-1].token == 3:
+            follower.finish()
+
+    options = FollowerOptions(None, "test", start={"s": VectorToken(5)}, connector=link)
+    follower = Follower(options, handle, Memory(), missed=told.append)
+    asyncio.run(asyncio.wait_for(follower.run(), 10))
+    assert told == [Reset("s", "w", 0), 1, 2, 3]
+
+
+@pytest.mark.parametrize("view", list(View))
+def test_what_came_before_a_stream_began_anew_is_handed_out(view):
+    """Both in one read: the new life must not throw away what the old one left in the follower's hands."""
+    link = MemoryServer()
+    link._left = [
+        [RData("s", "w", 6, []), Position("s", "w", 0, 0), RData("s", "w", 1, [])],
+        [Position("s", "w", 5, 5)],
+    ]
+    handed: list[int] = []
+
+    def handle(rows: Sequence[FollowedRow]) -> None:
+        handed.extend(row.token for row in rows)
+        if rows[-1].token == 1:
+            follower.finish()
+
+    options = FollowerOptions(None, "test", start={"s": VectorToken(5)}, view=view, connector=link)
+    follower = Follower(options, handle, Memory())
+    asyncio.run(asyncio.wait_for(follower.run(), 10))
+    assert handed == [6, 1]
