@@ -17,7 +17,7 @@ from streams.errors import HandlerFailed, ReaderFenced
 from streams.follow.chunks import Chunk
 from streams.follow.cursor_table import CursorMoved, Owner, move_cursor
 from streams.follow.handlers import Handler, OnFailure
-from streams.follow.parking import park
+from streams.follow.parking import check_not_undone, park
 from streams.logs import get_logger
 from streams.tokens import VectorToken
 
@@ -96,12 +96,7 @@ class Delivery:
         failed: list[Exception] = []
 
         def handle_and_move() -> None:
-            error = self._call(chunk)
-            if error is None and transaction.get_rollback(self._using):
-                error = transaction.TransactionManagementError(
-                    "The handler passed over an error of the database inside its transaction, which is to be rolled back. "
-                    "Put what may fail into a transaction.atomic block of its own."
-                )
+            error = self._call(chunk, in_transaction=True)
             if error is not None:
                 failed.append(error)
                 raise error
@@ -115,9 +110,11 @@ class Delivery:
             return failed[0] if failed else error
         return None
 
-    def _call(self, chunk: Chunk) -> Exception | None:
+    def _call(self, chunk: Chunk, *, in_transaction: bool = False) -> Exception | None:
         try:
             self._handler.function(chunk)
+            if in_transaction:
+                check_not_undone(self._using)
         except Exception as error:  # noqa: BLE001 - whatever a handler raises is its failure
             return error
         return None

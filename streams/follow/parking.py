@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from streams.models import ParkedFact
 
-__all__ = ["drop_parked", "park", "parked_facts", "retry_parked"]
+__all__ = ["check_not_undone", "drop_parked", "park", "parked_facts", "retry_parked"]
 
 log = get_logger(__name__)
 _ERROR_LENGTH = 500
@@ -80,6 +80,7 @@ def _retry(handler: Handler, key: int) -> bool | None:
             rows = [FollowedRow(parked.stream, parked.instance_name, parked.token, row) for row in parked.rows]
             with transaction.atomic(using=using):  # so that a failure of the handler leaves the row locked and ours
                 handler.function(Chunk(parked.stream, rows, stream_settings().database))
+                check_not_undone(using)
             parked.delete()
     except Exception as error:  # noqa: BLE001 - whatever a handler raises is kept with the fact
         tried = facts.filter(pk=key)
@@ -88,6 +89,15 @@ def _retry(handler: Handler, key: int) -> bool | None:
         log.warning("reader.fact_failed_again", reader=handler.reader, stream=handler.stream, error=_line(error))
         return False
     return True
+
+
+def check_not_undone(using: str) -> None:
+    """Raise ``TransactionManagementError`` when what a handler has just done is going to be rolled back without a word."""
+    if transaction.get_rollback(using):
+        raise transaction.TransactionManagementError(
+            "The handler passed over an error of the database inside its transaction, which is to be rolled back. "
+            "Put what may fail into a transaction.atomic block of its own."
+        )
 
 
 def drop_parked(reader: str, stream: str | None = None, token: int | None = None) -> int:

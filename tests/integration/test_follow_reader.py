@@ -218,6 +218,23 @@ def test_a_parked_fact_that_fails_again_stays_with_its_new_trace_and_no_effect(r
     assert effects() == []
 
 
+def test_a_parked_fact_whose_retry_was_rolled_back_in_silence_stays_parked(registered):
+    """The handler passes over an error that Django remembers: its effect is undone at the end of the block, without a word."""
+
+    def careless(chunk: Chunk) -> None:
+        take(chunk)
+        try:
+            with transaction.atomic(savepoint=False):
+                raise ValueError
+        except ValueError:  # that is the mistake
+            pass
+
+    parked_three(registered, careless)
+    assert retry_parked("r") == (0, 3)
+    assert parked_facts("r").count() == 3
+    assert "passed over an error" in parked_facts("r").first().error
+
+
 def test_parked_facts_can_be_dropped(registered):
     parked_three(registered, take)
     assert drop_parked("r", "caches", ids()[0]) == 1
