@@ -45,7 +45,7 @@ FROM unnest(%(streams)s::text[], %(writers)s::text[], %(tokens)s::bigint[], %(in
     AS given (stream, writer, token, index, row)
 ON CONFLICT DO NOTHING
 """
-#: Name: store where writers are. A writer's earlier life ends when a later one begins.
+#: Name: store where writers are. A writer's earlier life ends when a later one begins, be it in the same batch.
 _MOVE = """
 WITH given AS (
     SELECT * FROM unnest(%(streams)s::text[], %(writers)s::text[], %(instances)s::text[], %(lives)s::int[],
@@ -57,9 +57,10 @@ WITH given AS (
         AND known.life < given.life AND known.is_current
 )
 INSERT INTO streams_recordedposition AS known (server_id, stream, writer, instance_name, life, position, last_fact_position,
-    last_fact_at, rows_recorded, ranges_missed)
+    last_fact_at, rows_recorded, ranges_missed, is_current)
 SELECT %(server)s::bigint, stream, writer, instance_name, life, position, last_fact,
-    CASE WHEN last_fact IS NOT NULL THEN clock_timestamp() END, rows, missed FROM given
+    CASE WHEN last_fact IS NOT NULL THEN clock_timestamp() END, rows, missed,
+    life = max(life) OVER (PARTITION BY stream, instance_name) FROM given
 ON CONFLICT (server_id, stream, writer) DO UPDATE SET
     last_advance_at = CASE WHEN excluded.position > known.position THEN clock_timestamp() ELSE known.last_advance_at END,
     position = greatest(known.position, excluded.position),

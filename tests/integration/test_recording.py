@@ -93,6 +93,15 @@ def test_a_writer_that_begins_anew_has_another_life(recorder):
     assert known_after(recorder) == {"typing": {"master": 1}}
 
 
+def test_a_writer_that_begins_anew_twice_before_anything_could_be_stored_has_one_present_life(recorder):
+    """The database may be away meanwhile; the next run must not go on in the life between."""
+    recorder.store(Batch(rows=rows(5, stream="typing")))
+    recorder.store(Batch(resets=[Reset("typing", "master", 3), Reset("typing", "master", 0)]))
+    current = RecordedPosition.objects.filter(is_current=True).values_list("writer", flat=True)
+    assert list(current) == ["master~3"]
+    assert known_after(recorder) == {"typing": {"master": 0}}
+
+
 def test_what_fails_is_not_stored_in_part(recorder):
     recorder.store(Batch(rows=rows(5)))
     with pytest.raises(Exception, match=r"bigint|integer|range"):
