@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from streams import database
 from streams.conf import stream_settings
@@ -94,7 +94,7 @@ class Recording:
             batch = Batch(self._resets[:resets], rows, self._gaps[:gaps], {} if rows else self._positions())
             while True:
                 try:
-                    await self._in_thread(lambda: self._recorder.store(batch))
+                    await _to_its_end(self._store_once(batch))
                     break
                 except database.DatabaseError as error:
                     if not has_told:
@@ -102,8 +102,11 @@ class Recording:
                     has_told = True
                     await asyncio.sleep(retry_seconds)
                     retry_seconds = min(retry_seconds * 2, LONGEST_RETRY_SECONDS)
-            del self._resets[:resets]
-            del self._gaps[:gaps]
+
+    async def _store_once(self, batch: Batch) -> None:
+        await self._in_thread(lambda: self._recorder.store(batch))
+        del self._resets[: len(batch.resets)]
+        del self._gaps[: len(batch.gaps)]
 
     async def _trim(self) -> int:
         given = stream_settings()
@@ -117,6 +120,18 @@ class Recording:
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+
+async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
+    """Await it; whoever is cancelled meanwhile waits for its outcome: a thread goes on, and what it stores counts."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        if not task.cancelled():
+            task.exception()  # looked at: what failed is stored again by whoever comes next
+        raise
 
 
 class RecordedCatchUp:
