@@ -61,7 +61,8 @@ class TableSource:
         self.writers: tuple[str, ...] = ()
 
     def begin(self) -> VectorToken:
-        """Where a reader without a stored cursor begins."""
+        """Where a reader without a stored cursor begins; known positions are read anew, since the database may be another."""
+        self._target = None
         with self._connection.cursor() as cursor:
             if self._handler.begin is Begin.OLDEST:
                 mark = trim_mark(cursor, self._handler.stream)

@@ -23,8 +23,10 @@ from streams.follow import (
 )
 from streams.follow import handlers as declared
 from streams.follow.handlers import handles
+from streams.follow.source import TableSource
 from streams.models import CacheInvalidation, ReaderResync, StoredCursor
 from streams.models import Reader as ReaderRow
+from streams.tokens import VectorToken
 from tests.effects import Running, effects, effects_table, running, take
 from tests.waiting import wait_until
 from tests.writing import append, fact, ids, server_process, session, stream, wait_for_linear
@@ -392,6 +394,23 @@ def test_in_a_restored_database_a_cursor_is_right_only_with_effects_that_were_re
             caught_up(handler(atomic=False))
         resync_reader("r")
         assert caught_up(handler(atomic=False)) == 0
+
+
+def test_who_begins_again_does_not_read_up_to_positions_of_before_a_restore(monkeypatch):
+    """The connection came back to a database that lacks the newest facts: their IDs are given to others, later."""
+    append(3)
+    wait_for_linear(ids()[-1])
+    source = TableSource(handler(chunk_rows=1), "default")
+    try:
+        source.begin()
+        first = source.next(VectorToken(0))
+        assert first.target.covers(None, ids()[-1])
+        assert not first.is_last
+        monkeypatch.setattr("streams.follow.source._present", lambda cursor, stream: (ids()[0], {}))
+        source.begin()
+        assert not source.next(VectorToken(ids()[0])).cursor.covers(None, ids()[1])
+    finally:
+        source.close()
 
 
 def test_a_stream_in_memory_is_refused():
