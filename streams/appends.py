@@ -54,6 +54,7 @@ __all__ = ["Doubt", "append_facts", "check_new_facts"]
 MOST_FACTS = 1_000
 
 _IDLE = psycopg2.extensions.TRANSACTION_STATUS_IDLE
+_OPEN = (psycopg2.extensions.TRANSACTION_STATUS_INTRANS, psycopg2.extensions.TRANSACTION_STATUS_ACTIVE)
 _OPERATOR_INTERVENED = "57"  # class of SQLSTATE: an administrator's or a time limit's word may come after the commit
 _LENGTHS = re.compile(r"\(\s*\d+(\s*,\s*\d+)*\s*\)")
 
@@ -255,16 +256,18 @@ class _Appending:
         return database.send_together(self.connection, [*self.beside, lock, database.Statement(sql, values, again)])
 
     def _in_callers_transaction(self, message: _Message) -> list[int]:
-        """Nothing is committed by the message, so an error leaves nothing behind, whether its answer came or not."""
+        """Nothing is committed by the message, so an error of the server leaves nothing behind."""
         fetch = self.tracker.begin_fetch(message.count, time.monotonic())
-        rows: list[tuple[int, ...]] = []
+        ids: list[int] | None = None
         owned = False
         try:
             rows = self._send(message)
-        finally:
             ids = sorted(row[0] for row in rows)
-            if self.tracker.end_fetch(fetch, ids):
-                self.writer.announce_soon()
+        finally:
+            if ids is None and self._may_commit():
+                self._end_with_transaction(fetch)
+            else:
+                self._end_fetch(fetch, ids or ())
         if not ids:
             return ids
         try:
@@ -277,6 +280,29 @@ class _Appending:
                 self.connection.close()
                 self.tracker.complete(ids, written=False)
         return ids
+
+    def _end_fetch(self, fetch: Fetch, ids: Sequence[int] = ()) -> None:
+        if self.tracker.end_fetch(fetch, ids):
+            self.writer.announce_soon()
+
+    def _may_commit(self) -> bool:
+        """The caller's transaction is as whole as before: no error of the server ended the message."""
+        given = self.connection.connection
+        return given is not None and not given.closed and given.get_transaction_status() in _OPEN
+
+    def _end_with_transaction(self, fetch: Fetch) -> None:
+        """An interrupt hid the answer: there may be rows under IDs that nobody knows, so the position waits for their commit."""
+        known = False
+        try:
+            with self.connection.cursor() as cursor:
+                cursor.execute("SELECT pg_current_xact_id()::text::bigint")
+                record = OpenTransaction.of(self.connection, self.writer, cursor.fetchone()[0])
+            record.at_end.append(lambda _: self._end_fetch(fetch))
+            known = True
+        finally:
+            if not known:
+                self.connection.close()
+                self._end_fetch(fetch)
 
     def _alone(self, message: _Message) -> list[int]:
         key = next(_lock_keys)

@@ -14,6 +14,7 @@ import threading
 import time
 import weakref
 from collections import deque
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from streams import cache_feed, crowded, database, heartbeat, liveness, registry
@@ -59,8 +60,12 @@ WITH given AS (
       AND i.name = %(name)s AND i.lease = %(lease)s
     RETURNING p.stream, p.position
 )
-SELECT pg_notify(%(channel)s, stream || ' ' || %(name)s::text || ' ' || abs(position)) FROM moved
+SELECT pg_notify(%(channel)s, stream || ' ' || %(name)s::text || ' ' || abs(position)),
+       set_config('synchronous_commit', %(commit)s::text, true)
+FROM moved
 """
+_OUTCOMES = "SELECT n, pg_xact_status(n::text::xid8) FROM unnest(%s::bigint[]) AS n"
+_NEVER_GIVEN = "22023"  # SQLSTATE for the number of a transaction that lies in the future
 
 
 class Background:
@@ -231,10 +236,11 @@ class Background:
         control = self._writer.control
         control.poll()
         while control.notifies:
-            self._take_over(cursor, Poke.parse(control.notifies[0].payload))
+            own = control.notifies[0].pid == control.get_backend_pid()
+            self._take_over(cursor, Poke.parse(control.notifies[0].payload), own=own)
             del control.notifies[0]  # not before: what an error has cut short is taken over again
 
-    def _take_over(self, cursor: Any, poke: Poke) -> None:
+    def _take_over(self, cursor: Any, poke: Poke, *, own: bool) -> None:
         if poke.position is None and poke.writer == self._writer.name:
             self._beat_due = 0.0  # somebody changed our own row: perhaps we are asked to leave
         cache_feed.before_advance([poke.stream], cursor, self._writer.using, [poke])
@@ -246,7 +252,11 @@ class Background:
         if tracker is None:
             return
         if poke.position is not None:
-            tracker.advance(poke.writer, poke.position)
+            entering = self._writer.tenure.entering
+            if own and poke.writer == self._writer.name:
+                entering.discard(poke.stream)
+            if poke.stream not in entering:
+                tracker.advance(poke.writer, poke.position)
         else:  # a writer came or went: look at the whole set
             tracker.learn(*active_and_retired(stored_positions(cursor, [poke.stream]).get(poke.stream, {})))
 
@@ -266,15 +276,26 @@ class Background:
         ask = {id(record): record for record in self._take_asked(now) if not record.ended}
         if not ask:
             return
-        numbers = sorted({record.number for record in ask.values()})
-        cursor.execute("SELECT n, pg_xact_status(n::text::xid8) FROM unnest(%s::bigint[]) AS n", [numbers])
-        outcome = dict(cursor.fetchall())
+        outcome = self._outcomes(cursor, sorted({record.number for record in ask.values()}))
         for record in ask.values():
             status = outcome.get(record.number)
             if status != "in progress":
                 record.end(written=status == "committed")
             elif id(record) in self._hooks_lost:
                 self._asked.append(record)
+
+    def _outcomes(self, cursor: Any, numbers: list[int]) -> dict[int, str | None]:
+        """What the server says of transactions; nothing of those of before a crash or a restore that it has forgotten."""
+        try:
+            cursor.execute(_OUTCOMES, [numbers])
+            return dict(cursor.fetchall())
+        except database.DatabaseError as error:
+            if error.pgcode != _NEVER_GIVEN:
+                raise
+        if len(numbers) == 1:
+            return {}
+        middle = len(numbers) // 2
+        return self._outcomes(cursor, numbers[:middle]) | self._outcomes(cursor, numbers[middle:])
 
     def _settle_doubts(self, cursor: Any) -> None:
         """What became of messages whose answers were lost, as ``streams.appends`` tells.
@@ -357,11 +378,17 @@ class Background:
                 "name": self._writer.name,
                 "lease": self._writer.lease,
                 "channel": CHANNEL,
+                "commit": "on" if self._may_be_forgotten(due) else "off",
             },
         )
         self._announced.update(due)
         self._turn_due = now + ANNOUNCE_GAP_SECONDS
         self._idle_due = now + stream_settings().announce_interval_seconds
+
+    def _may_be_forgotten(self, due: Mapping[str, tuple[int, int]]) -> bool:
+        """Whether a crash could have the server give out one of these IDs again: no commit wrote it to the disk."""
+        trackers = self._writer.trackers
+        return any(position <= trackers[stream].last_rolled_back for stream, (position, _) in due.items())
 
 
 def _close(*descriptors: int) -> None:

@@ -72,7 +72,7 @@ class PositionTracker:
         self._real = state.highest_real  # largest ID that is known to be complete and that this process may claim
         self._real_above: list[int] = []  # sorted: such IDs that it may not claim yet
         self._echoed = state.own_position
-        self._last_write = 0
+        self._last_write = self._last_rolled_back = 0
         self._written = self._rolled_back = 0
         self._max_allocated_seen = self._own_max = 0
         self._claim_highest()
@@ -169,6 +169,7 @@ class PositionTracker:
             self._last_write = max([self._last_write, *done])
         else:
             self._rolled_back += len(done)
+            self._last_rolled_back = max([self._last_rolled_back, *done])
 
     def _take_unfinished(self, ids: list[int]) -> list[int]:
         """Remove these IDs from the unfinished; those that were there, ascending."""
@@ -383,6 +384,12 @@ class PositionTracker:
         """ID of the last fact that this process wrote and committed in this life; 0 if none."""
         with self._lock:
             return self._last_write
+
+    @property
+    def last_rolled_back(self) -> int:
+        """The largest ID that this process let go in this life; 0 if none. Nothing wrote it to the disk."""
+        with self._lock:
+            return self._last_rolled_back
 
     @property
     def raw_positions(self) -> dict[str, int]:

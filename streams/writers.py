@@ -68,11 +68,14 @@ class Tenure:
     """One stretch of holding a name: the lease and the trackers that were started under it.
 
     They go together: an ID taken under one lease must never be tracked by the trackers of another.
+    ``entering`` are streams whose entry was committed and whose poke did not come back yet: pokes before that one tell of times
+    that the entry covers, and perhaps of the stream's last life.
     """
 
     name: str
     lease: int
     trackers: dict[str, PositionTracker] = field(default_factory=dict)
+    entering: set[str] = field(default_factory=set)
 
 
 class WriterProcess:
@@ -256,6 +259,7 @@ class WriterProcess:
                 self._resolve_the_dead(cursor, stream)
             with database.in_transaction(cursor):
                 tracker = self._start_on(cursor, stream)
+        self.tenure.entering.add(stream.name)
         self.trackers[stream.name] = tracker
         return tracker
 

@@ -1,0 +1,142 @@
+"""What a writing process says of itself holds, whatever came late, was interrupted, or is lost by a crash of the server.
+
+The danger: a position is believed by followers that pass over facts which stand under it, because they are written later, or
+because their IDs are given out once more.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+
+import pytest
+from django.db import transaction
+
+from streams import appends, registry
+from streams.load import generator
+from streams.models import StreamPosition
+from streams.pokes import CHANNEL, Poke, poke
+from streams.positions import RETIRED
+from streams.reservations import OpenTransaction
+from streams.writers import current_writer
+from tests.integration.test_catalog import _sequences_as_after_migrate
+from tests.waiting import wait_until
+from tests.writing import append, ids, in_thread, session, stored, wait_for_linear
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("no_cached_functions")]
+
+__all__ = ["_sequences_as_after_migrate"]  # the fixture
+
+
+class Interrupted(Exception):
+    """Raised by a signal's handler, at any moment: a time limit of a task, for instance."""
+
+
+def test_word_of_the_last_life_of_a_stream_does_not_move_its_new_one():
+    """The other writer said it before it left, and this process had no time to hear it before it began the stream anew."""
+    append()
+    StreamPosition.objects.create(stream="typing", instance_name="other", position=500, state=RETIRED)
+    writer = current_writer()
+    with writer._lock:
+        with session() as cursor:
+            poke(cursor, "typing", "other", 500)
+        assert generator("typing", 0).append(1) == [1]
+    wait_until(lambda: stored("typing")["master"].position >= 1, 10, "the fact is announced")
+    assert stored("typing")["master"].position == 1
+    assert writer.trackers["typing"].announceable == writer.trackers["typing"].linear == 1
+
+
+def test_word_of_another_writer_after_the_beginning_is_believed():
+    append()
+    writer = current_writer()
+    writer.tracker(registry.get("typing"))
+    with session() as cursor:
+        poke(cursor, "typing", "other", 5)
+    wait_until(lambda: writer.trackers["typing"].raw_positions.get("other") == 5, 10, "the other is heard")
+
+
+@pytest.fixture
+def interrupted_append(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The next message is answered, but the answer does not come to who waits for it."""
+    append()
+    real, done = appends.database.send_together, threading.Event()
+
+    def send(*arguments: object) -> object:
+        answer = real(*arguments)
+        if not done.is_set():
+            done.set()
+            raise Interrupted
+        return answer
+
+    monkeypatch.setattr(appends.database, "send_together", send)
+    yield
+
+
+@pytest.mark.usefixtures("interrupted_append")
+def test_what_an_interrupted_append_inserted_is_not_passed_before_its_transaction_ends():
+    tracker = current_writer().trackers["caches"]
+    with transaction.atomic():
+        with suppress(Interrupted):  # the caller goes on without it, or so it believes
+            append()
+        hidden = ids()[-1]
+        later: list[int] = []
+        in_thread(lambda: later.extend(append())).join()
+        assert hidden < later[0]
+        assert tracker.announceable < hidden
+    assert hidden in ids()
+    wait_until(lambda: stored()["master"].position >= later[0], 10, "the transaction has ended")
+
+
+@pytest.mark.usefixtures("interrupted_append")
+def test_an_interrupted_append_that_is_rolled_back_holds_nothing_up():
+    with pytest.raises(Interrupted), transaction.atomic():
+        append()
+    wait_for_linear(append()[0])
+
+
+@pytest.fixture
+def lazy_disk(transactional_db: None) -> Iterator[None]:
+    """Nobody writes the log to the disk but a commit that waits for it."""
+    with session() as cursor:
+        cursor.execute("ALTER SYSTEM SET wal_writer_delay = '10s'")
+        cursor.execute("ALTER SYSTEM SET wal_writer_flush_after = '2GB'")
+        cursor.execute("SELECT pg_reload_conf()")
+        yield
+        cursor.execute("ALTER SYSTEM RESET wal_writer_delay")
+        cursor.execute("ALTER SYSTEM RESET wal_writer_flush_after")
+        cursor.execute("SELECT pg_reload_conf()")
+
+
+@pytest.mark.usefixtures("lazy_disk")
+def test_an_id_that_was_let_go_is_announced_when_no_crash_gives_it_out_again():
+    """A rollback waits for no disk: a crash could take the sequence back below what followers were told."""
+    append()
+    with session() as cursor:
+        cursor.execute(f"LISTEN {CHANNEL}")
+        with suppress(Interrupted), transaction.atomic():
+            (*_, last) = append(100)  # the sequence is written each 32 values
+            cursor.execute("SELECT pg_current_wal_insert_lsn()")
+            (written,) = cursor.fetchone()
+            raise Interrupted
+        wait_until(lambda: last in heard(cursor), 10, "the position is announced")
+        cursor.execute("SELECT pg_current_wal_flush_lsn() >= %s::pg_lsn", [written])
+        assert cursor.fetchone()[0]
+
+
+def heard(cursor: object) -> list[int | None]:
+    """The positions that were told since the cursor's connection listens."""
+    connection = cursor.connection  # type: ignore[attr-defined]
+    connection.poll()
+    return [Poke.parse(notify.payload).position for notify in connection.notifies]
+
+
+def test_a_transaction_that_the_server_has_forgotten_does_not_keep_the_writer_silent():
+    """After a crash or a restore the server gives out numbers again; who asks for one above them gets an error."""
+    append()
+    writer = current_writer()
+    record = OpenTransaction(writer, 2**40 + 12_345)
+    writer.watch(record)
+    writer.ask(record)
+    wait_for_linear(append()[0])
+    wait_until(lambda: record.ended, 10, "the transaction is known to be over")
