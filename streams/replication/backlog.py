@@ -15,10 +15,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from streams import database, liveness, registry
+from streams import database, epochs, liveness, registry
 from streams.declaration import StreamDeclaration
 from streams.pokes import Poke
 from streams.readers import StoredPosition, rows_that_are_there, stored_positions
+from streams.replication.errors import DatabaseRestored
 from streams.replication.heard import HeardPositions
 from streams.replication.line_sql import can_write_lines, lines_sql, take_lines
 from streams.replication.rounds import Announce, Announcer, Lines, Move, Read, Step, encode_rows, position_line
@@ -67,6 +68,9 @@ class Backlog:
         self._waiting: list[Poke | None] = []
         """What was heard since the last round or look; null: some may be lost."""
         self._hearing = threading.Lock()
+        self._epoch = ""
+        self._knows_epoch = False
+        """Whether it is that of the database at the other end of the present connection."""
         self._connection = database.KeptConnection(using, name, reads_in_order=True)
 
     def hear(self, pokes: Sequence[Poke]) -> None:
@@ -87,6 +91,24 @@ class Backlog:
         with self._at_work() as cursor:
             return self._positions(cursor, None)
 
+    def begin_anew(self) -> dict[str, dict[str, StoredPosition]]:
+        """All stored positions of a database that was restored; from now on it is the one that is read."""
+        self._epoch = ""
+        return self.snapshot()
+
+    def _check_epoch(self, cursor: Any) -> None:
+        """After a connection was lost: raises `DatabaseRestored` when the new one leads to another life of the database."""
+        if self._knows_epoch:
+            return
+        standby = is_standby(cursor)  # it tells its primary's epoch, also when it is about to begin one of its own
+        found = epochs.current_epoch(cursor)
+        if self._epoch not in ("", found):
+            raise DatabaseRestored(
+                f"The database is in epoch {found}, and was in {self._epoch}: it was restored, or another one took over. "
+                f"Clients are told to come back, and begin at its positions."
+            )
+        self._epoch, self._knows_epoch = found, not standby
+
     @contextmanager
     def _at_work(self) -> Iterator[Any]:
         """A cursor; after an error nothing that was heard is believed any more, since it may not have been looked up."""
@@ -95,10 +117,12 @@ class Backlog:
                 yield cursor
         except BaseException:
             self._heard.forget()
+            self._knows_epoch = False
             raise
 
     def _positions(self, cursor: Any, only: Collection[str] | None) -> dict[str, dict[str, StoredPosition]]:
         """Where all writers are: as pokes said it, and looked up where they do not say enough."""
+        self._check_epoch(cursor)
         heard = self._take_heard()  # before the look, which is newer than all of it
         if only is None:
             return self._look(cursor, None)
@@ -141,7 +165,7 @@ class Backlog:
 
     def resolve_dead_writers(self) -> None:
         """Retire writers that are proven dead, so that nobody waits for them where no other process writes."""
-        with self._connection.cursor() as cursor:
+        with self._at_work() as cursor:
             liveness.resolve_dead_writers(cursor, self._name)
 
     def close(self) -> None:
@@ -155,6 +179,12 @@ class Backlog:
             case Move(stream, writer, previous, new):
                 return Lines(position_line(stream, writer, previous, new), 1), new
         return read_lines(cursor, registry.get(step.stream).declaration, step, self._line_limit_bytes)
+
+
+def is_standby(cursor: Any) -> bool:
+    """Whether the database only follows another one."""
+    cursor.execute("SELECT pg_is_in_recovery()")
+    return bool(cursor.fetchone()[0])
 
 
 def read_lines(cursor: Any, declaration: StreamDeclaration, step: Read, line_limit_bytes: int) -> tuple[Lines, int]:

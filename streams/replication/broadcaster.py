@@ -3,7 +3,8 @@
 Woken by pokes, and by itself at least once a second. A round reads in the thread that heard the poke, or in a database
 thread; what it brought is written to the clients on the event loop, and only then counts as said. While nobody is
 connected it follows the positions without reading rows. The database may go away and come back: clients stay connected
-and miss nothing. Assumes a single event loop; `start` and `stop` are called on it.
+and miss nothing; when another life of it comes back (``streams.epochs``), they have to connect anew. Assumes a single event
+loop; `start` and `stop` are called on it.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from streams.names import is_pattern
 from streams.pokes import Poke, PokeListener
 from streams.replication.backlog import Backlog, Round
 from streams.replication.commands import Command, Position, RData, format_line
+from streams.replication.errors import DatabaseRestored
 from streams.replication.peers import Peer
 from streams.replication.protocol import CloseReason, Limits
 from streams.replication.reader_rows import ReaderRows
@@ -77,6 +79,7 @@ class Broadcaster:
         #: Held from the reading of a round until its lines are said; in between nobody else uses announcer and backlog.
         self._in_round = threading.Lock()
         self._all_due = 0.0
+        self._is_restored = False
         self._pokes: PokeListener | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._lost: list[Peer] = []
@@ -232,7 +235,7 @@ class Broadcaster:
         except BaseException as error:
             self._in_round.release()
             loop.call_soon_threadsafe(self._look_at, set())
-            if not isinstance(error, database.DatabaseError):
+            if not isinstance(error, database.DatabaseError | DatabaseRestored):
                 raise
         else:
             loop.call_soon_threadsafe(self._finish_round, result)
@@ -257,15 +260,32 @@ class Broadcaster:
             await self._wait()
             self._wake.clear()
             try:
+                if self._is_restored:
+                    await self._begin_anew()
                 while await self._round(self._take_moved()):
                     self._looked_at = time.monotonic()
                     await self._pace()
                 self._looked_at = time.monotonic()
                 self._database_away.ends()
+            except DatabaseRestored as error:
+                log.warning("broadcaster.database_restored", error=str(error))
+                self._is_restored = True
+                self._look_at(set())
             except database.DatabaseError as error:
                 self._database_away.begins(error)
                 await asyncio.sleep(RETRY_SECONDS)
                 self._look_at(set())
+
+    async def _begin_anew(self) -> None:
+        """The database was restored: it gives IDs out again that clients were told of, so nobody keeps a connection."""
+        snapshot = await self._begin_round(self._backlog.begin_anew)
+        try:
+            for peer in list(self.peers.values()):
+                peer.close(CloseReason.RESTORED, "the database was restored")
+            self._announcer.start(snapshot)
+            self._is_restored = False
+        finally:
+            self._in_round.release()
 
     async def _wait(self) -> None:
         timeout = min(POLL_SECONDS, max(self._announcer.wants_round_at - time.monotonic(), 0.0))

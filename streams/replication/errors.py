@@ -12,6 +12,7 @@
     ├── WrongRemote              the server says that it is another one than we want to follow
     ├── RedisRefused             the Redis server does not let us
     ├── TooManyWriters           the server names more writers and streams than any real one has
+    ├── DatabaseRestored         the database is another one than before: what was said of its positions means nothing now
     ├── CatchUpError             facts that were missed cannot be fetched now
     └── GapError                 facts that were missed cannot be had: whoever was asked refuses
 
@@ -27,6 +28,7 @@ __all__ = [
     "BadCertificate",
     "CatchUpError",
     "CommandError",
+    "DatabaseRestored",
     "GapError",
     "IllegalMove",
     "MalformedCommand",
@@ -86,6 +88,10 @@ class RedisRefused(ReplicationError):
 
 class TooManyWriters(ReplicationError):
     """The server names more writers and streams than any real one has."""
+
+
+class DatabaseRestored(ReplicationError):
+    """The connection leads to a database of another epoch than before."""
 
 
 class CatchUpError(ReplicationError):

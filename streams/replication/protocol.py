@@ -65,6 +65,7 @@ class CloseReason(enum.StrEnum):
     TOO_SLOW = "too slow"
     WRONG_REMOTE = "wrong remote"
     STOPPING = "stopping"
+    RESTORED = "database restored"
     DISCONNECTED = "disconnected"
     FAILED = "internal error"
     SERVER_GONE = "server gone"

@@ -148,7 +148,7 @@ class Announcer:
         for name, state in self._streams.items():
             stored = self._stored(snapshot, name, state)
             state.linear = state.said_linear = linear_position(stored.values(), state.linear)
-            state.generation = _generation(stored)
+            state.generation, state.to_reset = _generation(stored), set()
             stand_in = self._announced_as.get(name, self._stand_in)
             state.sent = positions_to_show(stored, state.linear) or {stand_in: state.linear}
 

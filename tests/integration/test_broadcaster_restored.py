@@ -1,0 +1,119 @@
+"""A connection lives no longer than its database: after a restore or a fail-over nobody is left at positions of before.
+
+The danger: the new database lacks the newest facts and gives their IDs out again. A server that went on from what it had said
+would never send those, since they lie below it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from django.db import connections
+
+from streams import epochs
+from streams.conf import stream_settings
+from streams.models import StreamPosition
+from streams.replication.broadcaster import Broadcaster
+from streams.replication.protocol import CloseReason
+from streams.replication.redis_publisher import RedisPeer
+from tests.async_waiting import wait_for
+from tests.writing import session, terminate
+
+pytestmark = pytest.mark.django_db(transaction=True)
+_FACT = "INSERT INTO streams_cacheinvalidation (instance_name, stream_id, cache_name, keys) VALUES ('north', %s, 'test', '{k}')"
+
+
+def write(position: int) -> None:
+    """A fact of north, and where north is then."""
+    with session() as cursor:
+        cursor.execute(_FACT, [position])
+    StreamPosition.objects.update_or_create({"position": position}, stream="caches", instance_name="north")
+
+
+def restore(position: int) -> None:
+    """The database is another one, which lacks what was above that position."""
+    StreamPosition.objects.filter(stream="caches").update(position=position)
+    with session() as cursor:
+        cursor.execute("DELETE FROM streams_cacheinvalidation WHERE stream_id > %s", [position])
+        epochs.begin_epoch(cursor, "test")
+
+
+class Served:
+    """A broadcaster, and those who follow it."""
+
+    def __init__(self, broadcaster: Broadcaster) -> None:
+        self.broadcaster = broadcaster
+
+    def client(self) -> RedisPeer:
+        peer = RedisPeer("here", "localhost")
+        self.broadcaster.join(peer)
+        self.broadcaster.answer_replicate(peer)
+        return peer
+
+    def server_process(self) -> int:
+        return int(self.broadcaster._backlog._connection._connection.get_backend_pid())
+
+
+@pytest.fixture
+def served(transactional_db):
+    for position in (5, 7):
+        write(position)
+    with session() as cursor:
+        epochs.current_epoch(cursor)
+    return Served(Broadcaster(stream_settings()))
+
+
+def got(peer: RedisPeer) -> list[bytes]:
+    lines = b"".join(peer.waiting._pieces).splitlines()
+    return [b" ".join(line.split()[:4]) for line in lines if line.split()[1] == b"caches"]
+
+
+async def in_thread(work, *given) -> None:
+    def run() -> None:
+        try:
+            work(*given)
+        finally:
+            connections.close_all()
+
+    await asyncio.to_thread(run)
+
+
+async def test_after_a_restore_clients_begin_where_the_new_database_is(served):
+    await served.broadcaster.start()
+    try:
+        peer = served.client()
+        assert got(peer) == [b"POSITION caches north 7"]
+        await in_thread(restore, 5)
+        await in_thread(terminate, served.server_process())
+        await wait_for(lambda: not peer.is_open, 20)
+        assert peer.connection.close_reason is CloseReason.RESTORED
+        served.broadcaster.leave(peer)
+        again = served.client()
+        assert got(again) == [b"POSITION caches north 5"]
+        await in_thread(write, 6)
+        await wait_for(lambda: b"RDATA caches north 6" in got(again), 20)
+    finally:
+        await served.broadcaster.stop()
+
+
+async def test_a_lost_connection_alone_costs_nobody_his(served):
+    await served.broadcaster.start()
+    try:
+        peer = served.client()
+        await in_thread(terminate, served.server_process())
+        await in_thread(write, 8)
+        await wait_for(lambda: b"RDATA caches north 8" in got(peer), 20)
+        assert peer.is_open
+    finally:
+        await served.broadcaster.stop()
+
+
+async def test_what_began_on_a_standby_is_looked_at_again_when_it_is_none_any_more(served, monkeypatch):
+    backlog = served.broadcaster._backlog
+    answers = iter([True, True, False])
+    monkeypatch.setattr("streams.replication.backlog.is_standby", lambda cursor: next(answers))
+    for sure in (False, False, True, True):
+        await in_thread(backlog.snapshot)
+        assert backlog._knows_epoch is sure
+    await in_thread(backlog.close)
