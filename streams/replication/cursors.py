@@ -5,8 +5,9 @@ the two nothing is missing; below ``prev`` facts may be, which is a gap to fetch
 the connection is passed over: catching up covers it. Two more rules, because writers may join while we look away:
 
 - The first POSITION of a stream on a connection begins a *run* of POSITIONs, one per writer. A writer of the run that
-  we have never heard of starts where our linear position was when the run began, for its facts lie above that; the
-  linear position of the run's other writers must not count yet.
+  we have never heard of starts where our linear position was when the run began, for its facts lie above that (one that
+  is below all others has begun the stream anew, if that may be); the linear position of the run's other writers must not
+  count yet.
 - On a stream that we know nothing of, the run itself is the start: every writer where it is said to be.
 - While the run may go on, that is until another command comes, the linear position stays where it was: a writer that is
   named next may be far behind. Whoever has *learned* all writers from elsewhere need not wait.
@@ -260,10 +261,17 @@ class Cursors:
             state.start_anew(command.instance, command.new)
 
     def _take_lower(self, command: Position, state: _StreamCursors, is_known: bool) -> Event | None:
-        """A table does not go back: the server is only behind us. Other streams begin anew."""
-        if not is_known or not self._can_reset(command.stream):
+        """A table does not go back: the server is only behind us. Other streams begin anew, it may be at another writer.
+
+        A writer that has only joined is nowhere below all the others.
+        """
+        in_run = state.run_start is not None
+        is_lowest = in_run and command.new < min(state.cursors.values())
+        if not (is_known or is_lowest) or not self._can_reset(command.stream):
             return self._ignore(Ignored.STALE)
         state.start_anew(command.instance, command.new)
+        if in_run:
+            state.run_start = 0
         return Reset(command.stream, command.instance, command.new)
 
     def _take_rdata(self, command: RData) -> Event | None:

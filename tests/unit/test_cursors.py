@@ -173,6 +173,46 @@ def test_a_stream_in_memory_that_goes_back_was_reset():
 # --- several writers ----------------------------------------------------------------------------------------------
 
 
+def typing_at(linear: int, *writers: str) -> Cursors:
+    cursors = Cursors(can_reset=lambda stream: stream == "typing")
+    cursors.start("typing", linear, dict.fromkeys(writers, linear))
+    cursors.begin_connection()
+    return cursors
+
+
+def test_a_stream_in_memory_that_began_anew_at_another_writer_was_reset():
+    """It moved to another worker while we were away: its tokens begin again, far below ours."""
+    cursors = typing_at(100, "w")
+    assert take(cursors, "POSITION typing other 3 3") == Reset("typing", "other", 3)
+    assert take(cursors, "RDATA typing other 4 [1]") == Fact("typing", "other", 4, ([1],))
+
+
+def test_a_writer_that_joined_a_stream_after_it_began_anew_starts_at_its_beginning():
+    cursors = typing_at(100, "w")
+    assert take(cursors, "POSITION typing w 3 3", "POSITION typing x 5 5") == Gap("typing", "x", 0, 5)
+
+
+def test_a_writer_that_joined_where_another_holds_the_stream_back_is_no_reset():
+    cursors = typing_at(100, "v", "w")
+    take(
+        cursors,
+        "POSITION typing v 100 100",
+        "POSITION typing w 100 100",
+        *[f"RDATA typing w {n} []" for n in (101, 102)],
+    )
+    assert cursors.linear("typing") == 102
+    cursors.begin_connection()
+    assert take(cursors, "POSITION typing a 100 100") is None
+
+
+def test_an_unknown_writer_below_us_is_no_reset_where_tokens_do_not_begin_again_or_when_it_joins_later():
+    assert take(at(100, w=100), "POSITION s x 3 3") is None
+    assert (
+        take(typing_at(100, "w"), "POSITION typing w 100 100", "RDATA typing w 101 []", "POSITION typing x 99 99")
+        is None
+    )
+
+
 def test_an_unknown_stream_starts_where_the_run_of_positions_says():
     cursors = Cursors()
     take(cursors, "POSITION s a 100 100", "POSITION s b 90 90", "POSITION s c 95 95")
