@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from streams import database, registry
+from streams import database, epochs, registry
 from streams.conf import stream_settings
 from streams.errors import ResyncNeeded
 from streams.invalidations import all_stores, apply_drops, drops_nothing
@@ -76,6 +76,7 @@ class CacheFeed:
         self._begun = threading.Event()
         self._cursors: dict[str, _Cursor] = {}
         self._own: set[tuple[str, int]] = set()
+        self._epoch = ""
         self._connection = database.KeptConnection(using, "replsite caches")
         self._listener = _Listener(self, using)
 
@@ -96,11 +97,24 @@ class CacheFeed:
         self._connection.close()
 
     def heard(self, pokes: list[Poke]) -> None:
-        """In the listener's thread; no pokes: look at everything."""
+        """In the listener's thread; no pokes: look at everything, as also after an error, whatever these pokes are of."""
         with self._lock, self._connection.cursor() as cursor:
-            self._catch_up(cursor, {poke.stream for poke in pokes} or None)
-        self.is_hearing = True
+            if not self.is_hearing:
+                self._begin_epoch(cursor)
+            names = {poke.stream for poke in pokes} if self.is_hearing else set()
+            self._catch_up(cursor, names or None)
+            self.is_hearing = True
         self._begun.set()
+
+    def _begin_epoch(self, cursor: Any) -> None:
+        """A database that was restored may give out IDs again that were read, and values may be of facts that are gone."""
+        found = epochs.current_epoch(cursor)
+        if self._epoch not in ("", found):
+            self._cursors.clear()
+            self._own.clear()
+            for store in all_stores().values():
+                store.drop_all()
+        self._epoch = found
 
     def before_advance(self, streams: Collection[str] | None, cursor: Any = None) -> None:
         """Drop what everything that is announced of these streams makes old."""

@@ -148,6 +148,7 @@ class _View:
         self._lock = threading.Lock()
         self._trackers: dict[str, PositionTracker] = {}
         self._generations: dict[str, int] = {}
+        self._epoch = ""
         self._connection = database.KeptConnection(using, "replsite waiting")
         self._listener = PokeListener(self._heard, using, "waiting")
 
@@ -251,8 +252,13 @@ class _View:
 
     def _look(self, streams: list[str] | None) -> None:
         with self._connection.cursor() as cursor:
+            epoch = self._epoch if streams is not None else epochs.current_epoch(cursor)
             found = stored_positions(cursor, streams)
         with self._lock:
+            if self._epoch not in ("", epoch):  # a restored database lacks what was seen
+                self._trackers.clear()
+                self._generations.clear()
+            self._epoch = epoch
             for name, stored in found.items():
                 active, retired = active_and_retired(stored)
                 generation = max(at.generation for at in stored.values())

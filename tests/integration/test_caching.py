@@ -12,11 +12,13 @@ import pytest
 from asgiref.sync import sync_to_async
 from django.db import connection, connections, transaction
 
-from streams import cache_feed, registry
+from streams import cache_feed, epochs, registry
 from streams.caching import invalidate_room_state
+from streams.database import OperationalError
 from streams.errors import BadCacheKey
 from streams.load import generator
-from streams.models import CacheInvalidation
+from streams.models import CacheInvalidation, StreamPosition
+from streams.pokes import Poke
 from tests import session as test_session
 from tests.async_waiting import wait_for
 from tests.integration import cached_words
@@ -311,6 +313,49 @@ def test_lost_connection_comes_back_and_catches_up():
     assert feed()._listener is listener
     set_word("a", "3")
     assert word("a") == "3"
+
+
+def test_hearing_of_one_stream_does_not_make_up_for_what_another_one_missed(deaf, monkeypatch):
+    """The drop before a position shows fails, so nothing is served; what is heard next may be older, and of another stream."""
+    set_word("a", "0")
+    own, real = feed(), cache_feed.stored_positions
+    assert word("a") == "0"
+    store_quietly("a", "1")
+    with session() as cursor:
+        cursor.execute("SELECT nextval(%s)", [registry.get("caches").declaration.sequence])
+        token = cursor.fetchone()[0]
+        cursor.execute(
+            "INSERT INTO streams_cacheinvalidation (instance_name, stream_id, cache_name, keys) "
+            "VALUES ('north', %s, 'cached_words', '{a}')",
+            [token],
+        )
+    StreamPosition.objects.create(stream="caches", instance_name="north", position=token)
+
+    def fail(cursor, names):
+        raise OperationalError("terminating connection due to administrator command")
+
+    monkeypatch.setattr(cache_feed, "stored_positions", fail)
+    cache_feed.before_advance(["caches"])
+    monkeypatch.setattr(cache_feed, "stored_positions", real)
+    own.heard([Poke("push_rules", "north", 5)])
+    assert cache_feed.is_hearing()
+    assert word("a") == "1"
+
+
+def test_values_of_before_a_restore_are_dropped():
+    set_word("a", "1")
+    assert word("a") == "1"
+    with session() as cursor:
+        epochs.current_epoch(cursor)
+    cache_feed.forget_feeds()
+    assert word("a") == "1"
+    own = feed()
+    store_quietly("a", "0")
+    with session() as cursor:
+        epochs.begin_epoch(cursor, "test")
+    own._listener.lost()
+    own.heard([])
+    assert word("a") == "0"
 
 
 def test_too_far_behind_drops_everything(monkeypatch, other):

@@ -192,6 +192,24 @@ def test_woken_after_the_connection_was_lost(north):
     assert done
 
 
+def test_what_was_seen_before_a_restore_is_not_there(north):
+    """The database lacks it, and is going to give its ID out again."""
+    with session() as cursor:
+        epochs.current_epoch(cursor)
+    north(9)
+    stream().wait_for(9, 10)
+    with session() as cursor:
+        epochs.begin_epoch(cursor, "test")
+        cursor.execute("UPDATE streams_streamposition SET position = 5 WHERE instance_name = 'north'")
+        cursor.execute("SELECT pid FROM pg_stat_activity WHERE application_name = 'replsite pokes waiting'")
+        terminate(cursor.fetchone()[0])
+    wait_until(lambda: waiting._views["default"].seen("caches").linear == 5, 10)
+    with pytest.raises(WaitTimedOut):
+        stream().wait_for(9, 0.3)
+    north(9)
+    assert stream().wait_for(9, 10).base == 9
+
+
 def test_writer_that_joins_is_not_passed(north):
     """Its row tells its place before it reserves; from then on the linear position waits for it."""
     north(5)
