@@ -61,7 +61,7 @@ WITH given AS (
     RETURNING p.stream, p.position
 )
 SELECT pg_notify(%(channel)s, stream || ' ' || %(name)s::text || ' ' || abs(position)),
-       set_config('synchronous_commit', %(commit)s::text, true)
+       CASE WHEN %(lasting)s::boolean THEN set_config('synchronous_commit', 'on', true) END
 FROM moved
 """
 _OUTCOMES = "SELECT n, pg_xact_status(n::text::xid8) FROM unnest(%s::bigint[]) AS n"
@@ -378,7 +378,7 @@ class Background:
                 "name": self._writer.name,
                 "lease": self._writer.lease,
                 "channel": CHANNEL,
-                "commit": "on" if self._may_be_forgotten(due) else "off",
+                "lasting": self._may_be_forgotten(due),
             },
         )
         self._announced.update(due)

@@ -149,6 +149,8 @@ class Stream:
         Called in the transaction in which a writer enters, when no other lives. Whoever sees the new generation
         knows that lower positions are no mistake, also when the writer has come far already.
         """
+        # A crash must not take back a life that others heard of: the next one would have its number, and its IDs again.
+        cursor.execute("SET LOCAL synchronous_commit = on")
         for table in self.declaration.tables:
             cursor.execute(f"DELETE FROM {table.name}")
         cursor.execute("SELECT setval(%s, 1, false)", [self.declaration.sequence])

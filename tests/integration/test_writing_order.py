@@ -9,9 +9,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
+from typing import Any
 
 import pytest
-from django.db import transaction
+from django.db import connection, transaction
 
 from streams import appends, registry
 from streams.load import generator
@@ -124,11 +125,63 @@ def test_an_id_that_was_let_go_is_announced_when_no_crash_gives_it_out_again():
         assert cursor.fetchone()[0]
 
 
-def heard(cursor: object) -> list[int | None]:
+@pytest.mark.usefixtures("lazy_disk")
+def test_a_new_life_of_a_stream_is_on_the_disk_before_anybody_hears_of_it(monkeypatch):
+    """A crash would take it back, and the next new life would have its number and its IDs again."""
+    append()
+    written: list[str] = []
+
+    def note(cursor: Any) -> None:
+        cursor.execute("SELECT pg_current_wal_insert_lsn()")
+        written.append(cursor.fetchone()[0])
+
+    monkeypatch.setattr(registry.get("typing"), "when_begun_anew", [note])
+    current_writer().tracker(registry.get("typing"))
+    with session() as cursor:
+        cursor.execute("SELECT pg_current_wal_flush_lsn() >= %s::pg_lsn", written)
+        assert cursor.fetchone()[0]
+
+
+@pytest.fixture
+def lazy_commits(lazy_disk: None) -> Iterator[None]:
+    """The server's owner prefers fast commits to lasting ones."""
+    with session() as cursor:
+        cursor.execute("ALTER SYSTEM SET synchronous_commit = off")
+        cursor.execute("SELECT pg_reload_conf()")
+        wait_until(lambda: setting() == "off", 10, "the setting is read")
+        connection.close()
+        yield
+        cursor.execute("ALTER SYSTEM RESET synchronous_commit")
+        cursor.execute("SELECT pg_reload_conf()")
+        wait_until(lambda: setting() == "on", 10, "the setting is read")
+        connection.close()
+
+
+def setting() -> str:
+    """As a new session has it."""
+    with session() as cursor:
+        cursor.execute("SHOW synchronous_commit")
+        return str(cursor.fetchone()[0])
+
+
+@pytest.mark.usefixtures("lazy_commits")
+def test_a_fact_that_a_crash_could_take_back_is_not_announced():
+    append()
+    with session() as cursor:
+        cursor.execute(f"LISTEN {CHANNEL}")
+        (fact,) = append()
+        cursor.execute("SELECT pg_current_wal_insert_lsn()")
+        (written,) = cursor.fetchone()
+        wait_until(lambda: fact in heard(cursor), 10, "the position is announced")
+        cursor.execute("SELECT pg_current_wal_flush_lsn() >= %s::pg_lsn", [written])
+        assert cursor.fetchone()[0]
+
+
+def heard(cursor: Any) -> list[int | None]:
     """The positions that were told since the cursor's connection listens."""
-    connection = cursor.connection  # type: ignore[attr-defined]
-    connection.poll()
-    return [Poke.parse(notify.payload).position for notify in connection.notifies]
+    own = cursor.connection
+    own.poll()
+    return [Poke.parse(notify.payload).position for notify in own.notifies]
 
 
 def test_a_transaction_that_the_server_has_forgotten_does_not_keep_the_writer_silent():
