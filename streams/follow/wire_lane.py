@@ -15,9 +15,10 @@ from concurrent.futures import ThreadPoolExecutor
 from django.db import connections
 
 from streams.conf import stream_settings
+from streams.errors import EpochChanged
 from streams.follow.chunks import Chunk, pieces
 from streams.follow.cursor_table import Owner
-from streams.follow.delivery import Delivery
+from streams.follow.delivery import ConnectionLost, Delivery
 from streams.follow.handlers import Handler
 from streams.follow.lane import Lane
 from streams.replication.catch_up import TableCatchUp
@@ -96,6 +97,8 @@ class WireLane(Lane):
         keeper.add_done_callback(lambda task: follower.finish())  # it ends only by an error, or with us
         try:
             await follower.run()
+        except EpochChanged as restored:  # where we begin again is decided by the stored cursor
+            raise ConnectionLost(str(restored)) from restored
         finally:
             keeper.cancel()
             await asyncio.wait([keeper])

@@ -84,9 +84,14 @@ class NoCatchUp:
 
 
 class TableCatchUp:
-    """Missed facts from our own tables, in bounded batches, on a connection of its own."""
+    """Missed facts from our own tables, in bounded batches, on a connection of its own.
+
+    For one follower: ``writers`` raises ``EpochChanged`` when the database was restored since it was asked first, for the
+    cursors that the follower keeps say nothing about the present facts.
+    """
 
     def __init__(self, using: str, name: str) -> None:
+        self._epoch = ""
         self._connection = database.KeptConnection(using, name, reads_in_order=True)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="catch-up")
         self._paces: dict[str, RowPace] = {}
@@ -127,6 +132,7 @@ class TableCatchUp:
     def _writers(self, streams: Collection[str] | None) -> dict[str, Writers]:
         wanted = registry.names() if streams is None else [name for name in streams if self.covers(name)]
         with self._connection.cursor() as cursor:
+            self._epoch = check_epoch(cursor, self._epoch, "What was followed until now")
             found = stored_positions(cursor, wanted)
         return {name: _writers_of(found.get(name, {}), registry.get(name).declaration) for name in wanted}
 

@@ -131,7 +131,7 @@ class Follower:
     # --- life -----------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Follow until `finish`; raises `WrongRemote`, `TooManyWriters`, and what the handler raises."""
+        """Follow until `finish`; raises `WrongRemote`, `TooManyWriters`, ``EpochChanged``, and what the handler raises."""
         self._task = asyncio.current_task()
         try:
             await self._start()

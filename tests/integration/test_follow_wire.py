@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from streams.errors import HandlerFailed, ResyncNeeded
+from streams.epochs import begin_epoch
+from streams.errors import EpochChanged, HandlerFailed, ResyncNeeded
 from streams.follow import Begin, Chunk, Handler, OnFailure, View, parked_facts
 from streams.follow.wire_lane import token_after
 from streams.models import StoredCursor
@@ -106,6 +107,24 @@ def test_a_reader_below_the_mark_is_told_to_resync(port):
         wait_until(lambda: runs.error, 60)
     assert isinstance(runs.error, ResyncNeeded)
     assert effects() == []
+
+
+@pytest.mark.parametrize("atomic", [True, False])
+def test_after_a_restore_a_reader_that_lives_on_begins_again_or_says_why_not(port, atomic):
+    """Its follower would take facts under IDs that were given out again for those that it has handled."""
+    append(2)
+    with proxy_to(port) as proxy, running(handler(atomic=atomic), server=server(proxy.port)) as runs:
+        wait_until(lambda: len(effects()) == 2 or runs.error, 60)
+        with session() as cursor:
+            word = begin_epoch(cursor, "restored by the test")
+        proxy.cut()
+        append(1)
+        if atomic:
+            wait_until(lambda: len(effects()) == 3 or runs.error, 60)
+            assert (runs.error, StoredCursor.objects.get().epoch) == (None, word)
+        else:
+            wait_until(lambda: runs.error or len(effects()) == 3, 60)
+            assert isinstance(runs.error, EpochChanged)
 
 
 def rows(*pairs: tuple[str, int]) -> list[FollowedRow]:
