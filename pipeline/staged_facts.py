@@ -11,8 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from django.db import connections, transaction
-from django.db.utils import OperationalError
+from django.db import Error, connections, transaction
 
 from pipeline.errors import FactsNotAppended
 from pipeline.source_writing import PREFIX
@@ -216,11 +215,11 @@ def _made_at(name: str, now: int) -> int:
 
 
 def _drop(staging: str, using: str) -> bool:
-    """Drop a staging table unless a late task is writing to it."""
+    """Drop a staging table unless a late task is writing to it, or it is not ours to drop: no write fails by that."""
     try:
         with transaction.atomic(using=using), connections[using].cursor() as cursor:
             cursor.execute("SET LOCAL lock_timeout = '2s'")
             cursor.execute(f"DROP TABLE IF EXISTS {staging}")
-    except OperationalError:  # locked: a later sweep finds it
+    except Error:  # locked, as a rule: a later sweep finds it
         return False
     return True

@@ -141,6 +141,19 @@ def test_what_others_left_is_swept_after_a_day(staging):
     assert is_there(fresh)
 
 
+def test_a_table_that_cannot_be_dropped_does_not_make_a_write_fail_that_was_done(staging):
+    """Who is told that nothing was appended writes again, and every fact is there twice."""
+    kept, mine, old = staging(now=1), staging(a1=facts("a")), staging(now=2)
+    with connection.cursor() as cursor:
+        cursor.execute(f"CREATE VIEW of_kept AS SELECT * FROM {kept}; CREATE VIEW of_mine AS SELECT * FROM {mine}")
+    try:
+        assert append_staged(write(mine, (1, 1)), "default").facts == 1
+        assert sweep("default") == [old]
+    finally:
+        with connection.cursor() as cursor:
+            cursor.execute("DROP VIEW of_kept, of_mine")
+
+
 def test_a_table_that_a_task_writes_to_is_not_swept(staging):
     old = staging(now=1)
     written, done = threading.Event(), threading.Event()
