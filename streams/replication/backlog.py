@@ -7,6 +7,7 @@ Blocking; called by one thread at a time, but for ``hear``. Reading positions be
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import Counter
@@ -16,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from streams import database, epochs, liveness, registry
+from streams.conf import stream_settings
 from streams.declaration import StreamDeclaration
 from streams.pokes import Poke
 from streams.readers import StoredPosition, rows_that_are_there, stored_positions
@@ -23,6 +25,8 @@ from streams.replication.errors import DatabaseRestored
 from streams.replication.heard import HeardPositions
 from streams.replication.line_sql import can_write_lines, lines_sql, take_lines
 from streams.replication.rounds import Announce, Announcer, Lines, Move, Read, Step, encode_rows, position_line
+from streams.tokens import VectorToken
+from streams.trim_marks import lost_facts, trim_mark
 
 __all__ = ["Backlog", "Done", "Round", "read_lines"]
 
@@ -68,6 +72,8 @@ class Backlog:
         self._waiting: list[Poke | None] = []
         """What was heard since the last round or look; null: some may be lost."""
         self._hearing = threading.Lock()
+        self._current_at = -math.inf
+        """When everything that was announced had been read."""
         self._epoch = ""
         self._knows_epoch = False
         """Whether it is that of the database at the other end of the present connection."""
@@ -88,8 +94,11 @@ class Backlog:
 
     def snapshot(self) -> dict[str, dict[str, StoredPosition]]:
         """All stored positions at one moment."""
+        began = time.monotonic()
         with self._at_work() as cursor:
-            return self._positions(cursor, None)
+            found = self._positions(cursor, None)
+        self._current_at = began
+        return found
 
     def begin_anew(self) -> dict[str, dict[str, StoredPosition]]:
         """All stored positions of a database that was restored; from now on it is the one that is read."""
@@ -145,8 +154,9 @@ class Backlog:
         result = Round()
         pieces: list[bytes] = []
         cut: set[tuple[str, str]] = set()
+        began = time.monotonic()
         with self._at_work() as cursor:
-            for step in self._announcer.steps(self._positions(cursor, only), time.monotonic(), only):
+            for step in self._announcer.steps(self._positions(cursor, only), began, only):
                 if (step.stream, step.writer) in cut:
                     continue
                 lines, position = self._carry_out(cursor, step)
@@ -161,6 +171,8 @@ class Backlog:
                 result.done.append(Done(step.stream, step.writer, position))
         result.data = b"".join(pieces)
         result.has_more = {stream for stream, _ in cut}
+        if only is None and not cut:
+            self._current_at = began
         return result
 
     def resolve_dead_writers(self) -> None:
@@ -178,7 +190,21 @@ class Backlog:
                 return Lines(position_line(stream, writer, position, position), 1), position
             case Move(stream, writer, previous, new):
                 return Lines(position_line(stream, writer, previous, new), 1), new
-        return read_lines(cursor, registry.get(step.stream).declaration, step, self._line_limit_bytes)
+        declaration = registry.get(step.stream).declaration
+        lines, position = read_lines(cursor, declaration, step, self._line_limit_bytes)
+        if declaration.trimmable and self._is_behind() and _is_trimmed(cursor, declaration, step):
+            return Lines(position_line(step.stream, step.writer, position, position), 1), position
+        return lines, position
+
+    def _is_behind(self) -> bool:
+        """Whether facts that were not read yet may be trimmed: that begins three heartbeats after they could be."""
+        return time.monotonic() > self._current_at + 2 * stream_settings().heartbeat_seconds
+
+
+def _is_trimmed(cursor: Any, declaration: StreamDeclaration, step: Read) -> bool:
+    """Asked after the rows were read. Whoever follows must ask for them by itself then, and is told that they are gone."""
+    writer = None if declaration.announced_as else step.writer
+    return bool(lost_facts(trim_mark(cursor, declaration.name), VectorToken(step.after), writer))
 
 
 def is_standby(cursor: Any) -> bool:

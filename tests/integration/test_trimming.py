@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -11,11 +12,14 @@ import pytest
 from django.db import connection
 
 from streams import registry
+from streams.conf import stream_settings
 from streams.errors import NotTrimmable, ResyncNeeded, TrimBusy
 from streams.follow import Begin, Handler, Reader
 from streams.models import CacheInvalidation, LowWaterMark, StoredCursor, StreamPosition
 from streams.models import Reader as ReaderRow
 from streams.readers import rows_between, rows_that_are_there
+from streams.replication.broadcaster import Broadcaster
+from streams.replication.redis_publisher import RedisPeer
 from streams.stream import Stream
 from streams.testing import as_instance, forget_writers
 from streams.tokens import VectorToken
@@ -323,6 +327,26 @@ def test_the_follower_of_the_command_line_at_the_mark_goes_on(run_manage, start_
         "--until", f"caches={wanted[-1]}", "--timeout", "50",
     )  # fmt: skip
     assert (done.returncode, len(done.stdout.splitlines())) == (0, 2), done.stderr
+
+
+@pytest.mark.parametrize("is_behind", [False, True])
+def test_a_server_that_was_away_for_long_tells_its_clients_of_no_hole_as_of_nothing(is_behind):
+    """Who is told that a writer has nothing up to a position asks for nothing, and never hears that facts are gone."""
+    broadcaster = Broadcaster(stream_settings())
+    wanted = written(1)
+    broadcaster._announcer.start(broadcaster._backlog.snapshot())
+    peer = RedisPeer("here", "localhost")
+    broadcaster.join(peer)
+    wanted += written(5)
+    trimmed(Keep(facts=2 if is_behind else 5))
+    broadcaster._backlog._current_at = -math.inf
+    broadcaster._take_over(broadcaster._backlog.round())
+    broadcaster._backlog.close()
+    lines = [line for line in b"".join(peer.waiting.chunk()).splitlines() if b" caches " in line]
+    if is_behind:
+        assert lines == [b"POSITION caches master %d %d" % (wanted[-1], wanted[-1])]
+    else:
+        assert [line.split()[:4] for line in lines] == [[b"RDATA", b"caches", b"master", b"%d" % t] for t in wanted[1:]]
 
 
 @pytest.mark.parametrize("writer", [None, "master"])
