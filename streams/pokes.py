@@ -15,6 +15,7 @@ from streams.notifications import NotifyListener
 __all__ = ["CHANNEL", "Poke", "PokeListener", "poke"]
 
 CHANNEL = "replsite_streams"
+_MOST_DIGITS = 18  # a bigint holds each such number
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,8 @@ class Poke:
     def parse(cls, payload: str) -> Poke:
         """Read a NOTIFY payload; anything odd means "look at the table"."""
         parts = payload.split(" ")
-        position = int(parts[2]) if len(parts) == 3 and parts[2].isdecimal() else None
+        is_position = len(parts) == 3 and parts[2].isdecimal() and len(parts[2]) <= _MOST_DIGITS
+        position = int(parts[2]) if is_position else None
         return cls(parts[0], parts[1] if len(parts) > 1 else "", position)
 
 

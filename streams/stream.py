@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Stream"]
 
+#: A new life gives up when rows that it deletes are locked for so long: perhaps by who waits for it.
+LOCK_SECONDS = 10
+
 
 class Stream:
     """A declared stream with the models of its tables; one object per stream and process."""
@@ -150,7 +153,7 @@ class Stream:
         knows that lower positions are no mistake, also when the writer has come far already.
         """
         # A crash must not take back a life that others heard of: the next one would have its number, and its IDs again.
-        cursor.execute("SET LOCAL synchronous_commit = on")
+        cursor.execute(f"SET LOCAL synchronous_commit = on; SET LOCAL lock_timeout = '{LOCK_SECONDS}s'")
         for table in self.declaration.tables:
             cursor.execute(f"DELETE FROM {table.name}")
         cursor.execute("SELECT setval(%s, 1, false)", [self.declaration.sequence])

@@ -109,7 +109,12 @@ def test_notifications_that_came_with_an_answer_are_heard(idle):
     wait_until(lambda: "ghost" in writer.trackers["caches"].raw_positions, 1.0)
 
 
-@pytest.mark.parametrize("payload", ["", "caches", "caches x y", "caches master 1 2 3", "unknown a 7", "caches  -3"])
+@pytest.mark.parametrize(
+    "payload",
+    ["", "caches", "caches x y", "caches master 1 2 3", "unknown a 7", "caches  -3"]
+    + [f"caches north {'9' * digits}" for digits in (20, 5_000)],
+    ids=range(8),
+)
 def test_strange_notifications_are_survived(payload):
     append()
     with session() as cursor:

@@ -15,6 +15,9 @@ import pytest
 from django.db import connection, transaction
 
 from streams import appends, registry
+from streams.catalog import typing_users
+from streams.catalog.models import TypingUser
+from streams.errors import WriterFenced
 from streams.load import generator
 from streams.models import StreamPosition
 from streams.pokes import CHANNEL, Poke, poke
@@ -23,7 +26,7 @@ from streams.reservations import OpenTransaction
 from streams.writers import current_writer
 from tests.integration.test_catalog import _sequences_as_after_migrate
 from tests.waiting import wait_until
-from tests.writing import append, ids, in_thread, session, stored, wait_for_linear
+from tests.writing import append, ids, in_thread, session, stored, terminate, wait_for_linear
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("no_cached_functions")]
 
@@ -55,6 +58,39 @@ def test_word_of_another_writer_after_the_beginning_is_believed():
     with session() as cursor:
         poke(cursor, "typing", "other", 5)
     wait_until(lambda: writer.trackers["typing"].raw_positions.get("other") == 5, 10, "the other is heard")
+
+
+def test_a_new_life_does_not_wait_for_ever_for_a_transaction_that_waits_for_it(monkeypatch):
+    """The process lost its name between two steps of a transaction, which keeps a row that the new life is to delete."""
+    monkeypatch.setattr("streams.stream.LOCK_SECONDS", 1)
+    typing_users.set_typing("!r:x", "@a:x", True)
+    writer = current_writer()
+
+    def type_on() -> None:
+        with transaction.atomic():
+            TypingUser.objects.update(user_id="@b:x")
+            writer.fenced("test")
+            wait_until(waiting_sessions, 20, "the new life waits for the row")
+            with suppress(WriterFenced):
+                generator("typing", 0).append(1)
+
+    thread = in_thread(type_on)
+    thread.join(30)
+    is_stuck = thread.is_alive()
+    for process in waiting_sessions() if is_stuck else ():
+        terminate(process)
+    assert not is_stuck
+    wait_until(lambda: generation() == 1, 20, "the stream has begun anew")
+
+
+def waiting_sessions() -> list[int]:
+    with session() as cursor:
+        cursor.execute("SELECT DISTINCT pid FROM pg_locks WHERE NOT granted")
+        return [row[0] for row in cursor.fetchall()]
+
+
+def generation() -> int:
+    return max(at.generation for at in stored("typing").values())
 
 
 @pytest.fixture
