@@ -57,6 +57,7 @@ def stream_updates(question: Question, using: str | None = None) -> bytes:
         question = replace(question, after=0)  # it was asked from a former life of the stream: everything is new
     if question.after >= question.upto:
         return _body([], question.upto, is_limited=False)
+    instance = None if declaration.announced_as else question.instance  # told under one name, whoever wrote
     pace = _paces.setdefault(question.stream, RowPace())
     with closing(database.direct_connection(using, application_name="replsite http catch-up")) as connection:
         database.read_in_order(connection)
@@ -64,11 +65,12 @@ def stream_updates(question: Question, using: str | None = None) -> bytes:
         with connection.cursor() as cursor:
             cursor.execute(f"SET LOCAL statement_timeout = {STATEMENT_LIMIT_MS}")
             stored = stored_positions(cursor, [question.stream]).get(question.stream, {})
-            wanted = Wanted(question.after, question.upto, [question.instance] if question.instance else None)
+            wanted = Wanted(question.after, question.upto, [instance] if instance else None)
             rows, reached = table_rows(cursor, declaration, wanted, pace.limit(ROWS_PER_ANSWER))
-            check_not_trimmed(cursor, question.stream, VectorToken(max(question.after, 0)), question.instance)
+            check_not_trimmed(cursor, question.stream, VectorToken(max(question.after, 0)), instance)
     pace.learn(rows)
-    updates, cut_at = _encoded((row for row in rows if _is_complete(row, stored)), question.with_instances)
+    complete = (row for row in rows if _is_complete(row, stored))
+    updates, cut_at = _encoded(complete, declaration.announced_as, with_instances=question.with_instances)
     reached = min(reached, cut_at) if cut_at is not None else reached
     if reached < question.upto:
         return _body(updates, reached, is_limited=True)
@@ -87,7 +89,7 @@ def _told_position(question: Question, stored: Mapping[str, StoredPosition]) -> 
     return max(question.after, min(question.upto, head))
 
 
-def _encoded(rows: Iterable[FollowedRow], with_instances: bool) -> tuple[list[bytes], int | None]:
+def _encoded(rows: Iterable[FollowedRow], announced_as: str, *, with_instances: bool) -> tuple[list[bytes], int | None]:
     """The updates; and the token of the last one when the answer was cut at its size."""
     found: list[bytes] = []
     size = last = 0
@@ -95,7 +97,7 @@ def _encoded(rows: Iterable[FollowedRow], with_instances: bool) -> tuple[list[by
         if size > ANSWER_LIMIT_BYTES:
             return found, last
         for row in fact:
-            update: list[Any] = [token, row.row, row.instance] if with_instances else [token, row.row]
+            update: list[Any] = [token, row.row, *([announced_as or row.instance] if with_instances else [])]
             found.append(encode_json(update))
             size += len(found[-1])
         last = token

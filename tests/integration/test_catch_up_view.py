@@ -7,6 +7,7 @@ import json
 import pytest
 from django.test import Client
 
+from streams import registry
 from streams.models import StreamPosition
 from streams.replication import catch_up_view, stream_updates
 from streams.replication.catch_up_view import AnswerCache
@@ -84,8 +85,6 @@ def test_what_is_not_get_is_told_so_without_cookies(method):
 
 
 def test_every_stream_answers():
-    from streams import registry
-
     for name in registry.names():
         assert ask(name, 0, 10**6).json() == {"updates": [], "upto_token": ask_position(name), "limited": False}, name
 
@@ -122,6 +121,17 @@ def test_bad_questions_have_their_error_codes(url, status, code):
 
 def test_other_methods_are_refused():
     assert Client().post(f"{PATH}/caches/t?from_token=0&upto_token=5").status_code == 405
+
+
+def test_a_stream_that_is_told_under_one_name_is_asked_for_by_it_whoever_wrote():
+    """Who follows knows that name alone; the facts of all others would be missed."""
+    typing = registry.get("typing")
+    with as_instance("web-1"):
+        [token] = complete(typing.append(typing.models[0](**typing.sample(1, 1))), "typing", "web-1")
+        by_name = ask("typing", 0, token, query="&instance_name=master").json()["updates"]
+        with_names = ask("typing", 0, token, query="&with_instances=true").json()["updates"]
+    assert [update[0] for update in by_name] == [token]
+    assert [update[2] for update in with_names] == ["master"]
 
 
 # --- whole tokens, bounded answers --------------------------------------------------------------------------------
