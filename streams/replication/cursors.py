@@ -268,6 +268,8 @@ class Cursors:
         in_run = state.run_start is not None
         is_lowest = in_run and command.new < min(state.cursors.values())
         if not (is_known or is_lowest) or not self._can_reset(command.stream):
+            if not is_known:  # what it has pending, others are beyond already
+                state.cursors[command.instance] = command.new
             return self._ignore(Ignored.STALE)
         state.start_anew(command.instance, command.new)
         if in_run:

@@ -239,6 +239,16 @@ def test_a_writer_that_joins_later_starts_at_our_linear_position():
     assert take(cursors, "RDATA s b 15 []") == Fact("s", "b", 15, ([],))
 
 
+def test_a_writer_that_is_slow_to_name_itself_is_heard_from_where_it_is():
+    """Over Redis each process answers in its own time: what it had pending below the others comes after that."""
+    cursors = Cursors()
+    take(cursors, "POSITION s a 100 100", "RDATA s a 101 []")
+    assert take(cursors, "POSITION s slow 90 90") is None
+    assert take(cursors, "RDATA s slow 95 [1]") == Fact("s", "slow", 95, ([1],))
+    assert take(cursors, "RDATA s slow 95 [1]", "RDATA s slow 102 []") == Fact("s", "slow", 102, ([],))
+    assert cursors.linear("s") == 102
+
+
 def test_the_linear_position_is_the_minimum():
     cursors = at(10, a=10, b=10)
     take(cursors, "POSITION s a 10 40", "POSITION s b 10 30")
