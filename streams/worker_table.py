@@ -75,9 +75,12 @@ DELETE FROM streams_useraddress WHERE id IN (
     SELECT id FROM streams_useraddress WHERE last_seen_at < clock_timestamp() - make_interval(secs => %(seconds)s)
     ORDER BY last_seen_at LIMIT 1000)
 """
+#: Name: what is beyond the stream's position is of its last life, so the sender has nothing of this one yet.
 _ACKNOWLEDGEMENTS = """
 INSERT INTO streams_federationacknowledgement (instance_name, token, acknowledged_at)
-SELECT key, value::bigint, clock_timestamp() FROM jsonb_each_text(%(rows)s::jsonb)
+SELECT key, CASE WHEN value::bigint > announced.position THEN 0 ELSE value::bigint END, clock_timestamp()
+FROM jsonb_each_text(%(rows)s::jsonb),
+     (SELECT max(position) AS position FROM streams_streamposition WHERE stream = 'federation') AS announced
 ON CONFLICT (instance_name) DO UPDATE SET token = excluded.token, acknowledged_at = excluded.acknowledged_at
 """
 #: Name: where users were seen; never a time in the future, which nothing later could replace.

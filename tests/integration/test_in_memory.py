@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 from django.db import connection
 
-from streams import registry
+from streams import registry, worker_table
 from streams.catalog import queues, typing_users
 from streams.catalog.models import TypingUser
 from streams.errors import UnusableFact
 from streams.load import generator
 from streams.models import StreamPosition, WriterResolution
 from streams.testing import as_instance, forget_writers
+from streams.workers import federation_acknowledged
 from streams.writers import current_writer, retire_all
 from tests.integration.test_catalog import _sequences_as_after_migrate, rows
 from tests.waiting import wait_until
@@ -82,6 +83,16 @@ def test_acknowledgements_are_forgotten_with_the_stream():
     forget_writers()
     queues.send_federation([("e", {})])
     assert FederationAcknowledgement.objects.count() == 0
+
+
+def test_acknowledgement_of_the_last_life_frees_nothing_of_the_new_one():
+    """It came late: the sender says its last word again when it connects, or a server had not written it down yet."""
+    queues.send_federation([("e", {})])
+    wait_until(lambda: linear("federation") == 1, 20.0)
+    with session() as cursor:
+        worker_table.store_acknowledgements(cursor, {"sender": 500})
+        assert queues.free_acknowledged(cursor) == 0
+    assert federation_acknowledged() == {"sender": 0}
 
 
 # --- typing -------------------------------------------------------------------------------------------------------
