@@ -34,6 +34,10 @@ log = get_logger(__name__)
 
 RETRY_SECONDS = 1.0
 LOCK_CHECK_SECONDS = 1.0
+#: A session that the server does not hear of keeps its lock for longer than this (``database.SERVER_KEEPALIVES``).
+LOCK_ANSWER_SECONDS = 5.0
+#: Whoever had the lock before may only now find that it is lost, and stop.
+HAND_OVER_SECONDS = 1.5
 ANSWER_SECONDS = 10.0
 #: Bytes of whole writes that are turned into messages at a time.
 CHUNK_BYTES = 256 * 1024
@@ -253,15 +257,16 @@ class _Lock:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="redis-lock")
 
     async def acquire(self) -> None:
-        """Wait until it is ours, or still is; raises ``DatabaseError``."""
+        """Wait until it is ours, and nobody else can believe that it is his; raises ``DatabaseError``."""
         while not await self._in_thread(self._try):  # noqa: ASYNC110 - another server holds it
             await asyncio.sleep(LOCK_CHECK_SECONDS)
+        await asyncio.sleep(HAND_OVER_SECONDS)
 
     async def watch(self) -> None:
         """Ends with an error when the lock is lost."""
         while True:
             await asyncio.sleep(LOCK_CHECK_SECONDS)
-            if not await self._in_thread(self._holds):
+            if not await asyncio.wait_for(self._in_thread(self._holds), LOCK_ANSWER_SECONDS):
                 raise ConnectionError("the lock on the channel is lost: another server may publish now")
 
     async def release(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 from collections.abc import Iterator
@@ -9,11 +10,14 @@ from collections.abc import Iterator
 import pytest
 import redis
 
+from streams import database
+from streams.conf import stream_settings
 from streams.models import CacheInvalidation, Reader
+from streams.replication.redis_publisher import _Lock
 from tests.redis_server import RedisServer, redis_server
 from tests.waiting import wait_until
 from tests.wire_client import WireClient, ready_ports
-from tests.writing import append, fact, session, stored, stream
+from tests.writing import append, fact, session, stored, stream, terminate
 
 pytestmark = pytest.mark.django_db(transaction=True)
 CHANNEL = "localhost"
@@ -229,6 +233,22 @@ def test_a_redis_that_takes_nothing_is_cut_and_found_again(serve, server, watche
     is_publishing(watcher, times=2)
     again = append()[0]
     wait_until(lambda: str(again) in [token for token, _ in watcher.rows()], 30.0)
+
+
+async def test_whoever_takes_the_lock_over_begins_when_the_one_that_lost_it_has_stopped():
+    """Rows of one batch from both would be one fact with its rows twice."""
+    alias = stream_settings().database
+    one, two = _Lock(alias, "test"), _Lock(alias, "test")
+    await one.acquire()
+    watching = asyncio.create_task(one.watch())
+    await asyncio.sleep(0)
+    await asyncio.to_thread(terminate, one._connection._connection.get_backend_pid())
+    await two.acquire()
+    assert watching.done()
+    with pytest.raises((OSError, database.DatabaseError)):
+        await watching
+    await one.end()
+    await two.end()
 
 
 # --- the pieces ---------------------------------------------------------------------------------------------------
