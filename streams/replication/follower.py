@@ -350,11 +350,10 @@ class Follower:
     # --- handing out ----------------------------------------------------------------------------------------------
 
     async def _hand_out_linear(self) -> None:
-        """In the linear view: everything up to the linear position of each stream that moved."""
-        touched, self._touched = self._touched, set()
+        """In the linear view: everything up to the linear position of each stream that moved, or could not be read before."""
         if self.options.view is View.WRITER:
-            return
-        for stream in touched:
+            self._touched.clear()
+        for stream in sorted(self._touched):
             view, linear = self._views[stream], self._cursors.linear(stream)
             while due := view.due(linear):
                 async with aclosing(self._fetched(stream, None, due)) as batches:
@@ -362,6 +361,7 @@ class Follower:
                         self._pending += rows
                         await self._hand_out(partial(view.read, reached))
             self._pending += view.take(linear)
+            self._touched.discard(stream)
 
     async def _hand_out(self, move: Callable[[], None] = lambda: None) -> None:
         """Hand out what is pending, then `move` the cursor behind it, then tell.

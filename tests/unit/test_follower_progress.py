@@ -14,6 +14,7 @@ from streams.replication.catch_up import Writers
 from streams.replication.commands import Command, Position, RData
 from streams.replication.connections import Counters
 from streams.replication.cursors import Reset
+from streams.replication.errors import CatchUpError
 from streams.replication.follower import Follower, FollowerOptions
 from streams.replication.views import FollowedRow, View
 from streams.tokens import VectorToken
@@ -167,3 +168,32 @@ def test_what_came_before_a_stream_began_anew_is_handed_out(view):
     follower = Follower(options, handle, Memory())
     asyncio.run(asyncio.wait_for(follower.run(), 10))
     assert handed == [6, 1]
+
+
+class AwayOnce(Table):
+    """A table whose database is away when it is asked first."""
+
+    has_been_away = False
+
+    async def fetch(self, stream: str, writer: str | None, after: int, upto: int, limit: int):
+        if not self.has_been_away:
+            self.has_been_away = True
+            raise CatchUpError("away")
+        return await super().fetch(stream, writer, after, upto, limit)
+
+
+def test_what_could_not_be_fetched_is_not_forgotten_when_the_next_server_is_behind_us():
+    """It says nothing new of the stream, so only what we remember of it brings the facts."""
+    link = OneAnswer()
+    link._left = [[Position("s", "w", 4, 4)], [Position("s", "w", 5, 5)]]
+    handed: list[int] = []
+
+    def handle(rows: Sequence[FollowedRow]) -> None:
+        handed.extend(row.token for row in rows)
+        if rows[-1].token == 5:
+            follower.finish()
+
+    options = FollowerOptions(None, "test", start={"s": VectorToken(0)}, view=View.LINEAR, connector=link)
+    follower = Follower(options, handle, AwayOnce())
+    asyncio.run(asyncio.wait_for(follower.run(), 30))
+    assert handed == [1, 2, 3, 4, 5]
