@@ -29,17 +29,30 @@ import secrets
 from dataclasses import dataclass
 from typing import Any
 
+from streams import database
 from streams.conf import stream_settings
 from streams.errors import EpochChanged, TokenError
 from streams.logs import get_logger
 from streams.queries import NEWEST_EPOCH
 
-__all__ = ["Identity", "begin_epoch", "check_epoch", "current_epoch", "keep_epoch", "stamp", "unstamp", "why_new"]
+__all__ = [
+    "Identity",
+    "begin_epoch",
+    "check_epoch",
+    "current_epoch",
+    "epoch_to_see",
+    "keep_epoch",
+    "stamp",
+    "unstamp",
+    "why_new",
+]
 
 log = get_logger(__name__)
 _WORD_LETTERS = "abcdefghijkmnpqrstuvwxyz23456789"
 _WORD_LENGTH = 10
 _MARK = "@"
+#: insufficient_privilege, read_only_sql_transaction
+_NOT_ALLOWED = frozenset({"42501", "25006"})
 
 #: Name: where this database lives; without a timeline on a standby, which cannot tell it and begins no epoch.
 _IDENTITY = """
@@ -92,6 +105,19 @@ def current_epoch(cursor: Any) -> str:
         return _begin(cursor, None, "first start", now) if now.timeline is not None else ""
     reason = why_new(then, now, failover_keeps=stream_settings().failover_keeps_epoch)
     return word if reason is None else _begin(cursor, word, reason, now)
+
+
+def epoch_to_see(cursor: Any) -> str:
+    """``current_epoch`` for who may only read, perhaps not even this; empty where it is not told. In autocommit mode.
+
+    A restored database of which nobody has begun an epoch yet is told so, too: not by the word of before.
+    """
+    try:
+        return current_epoch(cursor)
+    except database.DatabaseError as error:
+        if error.pgcode not in _NOT_ALLOWED:
+            raise
+        return ""
 
 
 def begin_epoch(cursor: Any, reason: str) -> str:

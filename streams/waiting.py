@@ -252,7 +252,7 @@ class _View:
 
     def _look(self, streams: list[str] | None) -> None:
         with self._connection.cursor() as cursor:
-            epoch = self._epoch if streams is not None else epochs.current_epoch(cursor)
+            epoch = self._epoch if streams is not None else epochs.epoch_to_see(cursor)
             found = stored_positions(cursor, streams)
         with self._lock:
             if self._epoch not in ("", epoch):  # a restored database lacks what was seen

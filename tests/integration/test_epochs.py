@@ -36,6 +36,21 @@ def test_first_start_begins_an_epoch_and_later_ones_keep_it():
     assert (now(), now()) == (first.word, first.word)
 
 
+def test_who_may_not_read_or_not_begin_it_sees_none_and_no_error():
+    word = now()
+    with session() as cursor:
+        cursor.execute("CREATE ROLE sees_nothing; CREATE ROLE only_reads; GRANT SELECT ON streams_epoch TO only_reads")
+        try:
+            cursor.execute("SET ROLE sees_nothing")
+            assert epochs.epoch_to_see(cursor) == ""
+            cursor.execute("SET ROLE only_reads")
+            assert epochs.epoch_to_see(cursor) == word
+            cursor.execute("RESET ROLE; UPDATE streams_epoch SET database_oid = 1; SET ROLE only_reads")
+            assert epochs.epoch_to_see(cursor) == "", "another life, and it may not say so"
+        finally:
+            cursor.execute("RESET ROLE; DROP OWNED BY only_reads; DROP ROLE only_reads; DROP ROLE sees_nothing")
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
