@@ -139,8 +139,13 @@ class WriterProcess:
             with connections[self.using].wrap_database_errors:  # the caller's own statements raise Django's errors, too
                 taken = self._take(self.pattern)
             self._install(*taken)
-            self._background.start()
-            self._resume()
+            try:
+                self._background.start()
+                self._resume()
+            except BaseException:  # an interrupt: the background takes the name again, and enters what was left out
+                self.fenced("not all its streams were entered")
+                self._background.start()
+                raise
 
     def _refuse(self) -> None:
         """No reservation for a process that lost its name or leaves."""

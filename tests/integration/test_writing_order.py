@@ -23,7 +23,10 @@ from streams.models import StreamPosition
 from streams.pokes import CHANNEL, Poke, poke
 from streams.positions import RETIRED
 from streams.reservations import OpenTransaction
-from streams.writers import current_writer
+from streams.stream import Stream
+from streams.testing import forget_writers
+from streams.tracker import PositionTracker
+from streams.writers import WriterProcess, current_writer
 from tests.integration.test_catalog import _sequences_as_after_migrate
 from tests.waiting import wait_until
 from tests.writing import append, ids, in_thread, session, stored, terminate, wait_for_linear
@@ -130,6 +133,25 @@ def test_an_interrupted_append_that_is_rolled_back_holds_nothing_up():
     with pytest.raises(Interrupted), transaction.atomic():
         append()
     wait_for_linear(append()[0])
+
+
+def test_an_interrupt_on_the_way_in_leaves_no_stream_of_an_earlier_life_behind(monkeypatch):
+    """Nobody else moves its position on: the name is held, so it cannot be resolved."""
+    append()
+    generator("receipts", 0).append(1)
+    forget_writers()
+    real, done = WriterProcess._start, threading.Event()
+
+    def start(writer: WriterProcess, stream: Stream) -> PositionTracker:
+        if not done.is_set():
+            done.set()
+            raise Interrupted
+        return real(writer, stream)
+
+    monkeypatch.setattr(WriterProcess, "_start", start)
+    with pytest.raises(Interrupted):
+        append()
+    wait_until(lambda: current_writer().trackers.keys() >= {"caches", "receipts"}, 20, "both streams are entered")
 
 
 @pytest.fixture
