@@ -61,7 +61,10 @@ def served(transactional_db):
         write(position)
     with session() as cursor:
         epochs.current_epoch(cursor)
-    return Served(Broadcaster(stream_settings()))
+    found = Served(Broadcaster(stream_settings()))
+    yield found
+    found.broadcaster._reader_rows.close()
+    found.broadcaster._backlog.close()
 
 
 def got(peer: RedisPeer) -> list[bytes]:
@@ -116,4 +119,3 @@ async def test_what_began_on_a_standby_is_looked_at_again_when_it_is_none_any_mo
     for sure in (False, False, True, True):
         await in_thread(backlog.snapshot)
         assert backlog._knows_epoch is sure
-    await in_thread(backlog.close)
