@@ -16,7 +16,8 @@ import msgspec
 
 from streams import database, registry
 from streams.declaration import StreamDeclaration
-from streams.epochs import check_epoch
+from streams.epochs import check_epoch, epoch_to_see
+from streams.errors import EpochChanged
 from streams.positions import Stored, linear_position, positions_to_show
 from streams.readers import stored_positions, writer_names
 from streams.replication.errors import CatchUpError
@@ -129,10 +130,18 @@ class TableCatchUp:
         with self._connection.cursor() as cursor:
             check_epoch(cursor, epoch, what)
 
+    def _check_life(self, epoch: str) -> None:
+        if self._epoch not in ("", epoch):
+            raise EpochChanged(
+                f"The database is in another epoch than {self._epoch}, in which it was followed until now: it was restored, or "
+                f"another one took over. Facts that were handled may be gone, and others may stand under their IDs: follow anew."
+            )
+        self._epoch = epoch
+
     def _writers(self, streams: Collection[str] | None) -> dict[str, Writers]:
         wanted = registry.names() if streams is None else [name for name in streams if self.covers(name)]
         with self._connection.cursor() as cursor:
-            self._epoch = check_epoch(cursor, self._epoch, "What was followed until now")
+            self._check_life(epoch_to_see(cursor))
             found = stored_positions(cursor, wanted)
         return {name: _writers_of(found.get(name, {}), registry.get(name).declaration) for name in wanted}
 

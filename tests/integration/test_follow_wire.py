@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 
 import pytest
@@ -12,6 +13,7 @@ from streams.follow import Begin, Chunk, Handler, OnFailure, View, parked_facts
 from streams.follow.wire_lane import token_after
 from streams.models import StoredCursor
 from streams.replication.addresses import Address
+from streams.replication.catch_up import TableCatchUp
 from streams.replication.connections import TcpConnector
 from streams.replication.views import FollowedRow
 from streams.tokens import VectorToken
@@ -125,6 +127,19 @@ def test_after_a_restore_a_reader_that_lives_on_begins_again_or_says_why_not(por
         else:
             wait_until(lambda: runs.error or len(effects()) == 3, 60)
             assert isinstance(runs.error, EpochChanged)
+
+
+def test_missed_facts_are_told_to_who_may_not_see_the_epoch():
+    catch_up = TableCatchUp("default", "test")
+    with session() as cursor:
+        cursor.execute("CREATE ROLE sees_positions; GRANT SELECT ON streams_streamposition TO sees_positions")
+        try:
+            with catch_up._connection.cursor() as own:
+                own.execute("SET ROLE sees_positions")
+            assert set(asyncio.run(catch_up.writers(["caches"]))) == {"caches"}
+            asyncio.run(catch_up.close())
+        finally:
+            cursor.execute("DROP OWNED BY sees_positions; DROP ROLE sees_positions")
 
 
 def rows(*pairs: tuple[str, int]) -> list[FollowedRow]:
