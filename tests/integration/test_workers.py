@@ -13,7 +13,7 @@ from streams.models import SyncingUser, UserAddress, WireCount, WorkerConnection
 from streams.replication.errors import UnsendableCommand
 from tests.waiting import wait_until
 from tests.wire_client import WireClient, positioned, start_replication
-from tests.writing import session
+from tests.writing import linear, session
 
 pytestmark = pytest.mark.django_db(transaction=True)
 NOW_MS = int(time.time() * 1000)
@@ -129,6 +129,7 @@ def test_the_last_acknowledgement_of_each_sender_is_kept(port):
 
 def test_what_every_sender_acknowledged_is_freed(port):
     tokens = [queues.send_federation([("e", {"number": number})]) for number in range(3)]
+    wait_until(lambda: linear("federation") >= tokens[2], 20)  # nobody acknowledges what he was not told of
     with WireClient(port, f"FEDERATION_ACK slow {tokens[0]}") as client:
         wait_until(lambda: FederationItem.objects.count() == 2, 20)
         client.say(f"FEDERATION_ACK fast {tokens[2]}")
