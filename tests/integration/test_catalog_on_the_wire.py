@@ -103,6 +103,7 @@ def test_every_server_sends_what_is_in_memory(start_manage):
 
 def test_acknowledged_items_leave_the_table(start_manage):
     tokens = [queues.send_federation([("e", {"n": n})]) for n in range(3)]
+    wait_until(lambda: linear("federation") >= tokens[2], 30.0)
     with positioned(start_replication(start_manage, REPLSITE_SEND_FEDERATION="false")) as client:
         client.say(f"FEDERATION_ACK sender1 {tokens[1]}")
         wait_until(lambda: [token for token, _ in rows("federation")] == tokens[2:], 30.0)
