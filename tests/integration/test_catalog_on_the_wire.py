@@ -15,6 +15,7 @@ from streams.testing import forget_writers
 from tests.integration.test_catalog import NAMES, _sequences_as_after_migrate, rows
 from tests.waiting import wait_until
 from tests.wire_client import WireClient, positioned, start_replication
+from tests.writing import linear
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
