@@ -1,7 +1,7 @@
 """``purge history``, ``purge orphans`` and ``purge retention`` as jobs (``pipeline.purge_commands`` are the commands).
 
 The work is done in ``events.purging`` and ``events.group_purging``; here it is a row with progress and figures before and after.
-After each transaction the job rests nearly twice as long as that took (``pipeline.resting``).
+After each transaction the job rests longer than that took (``pipeline.resting``).
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 __all__ = ["resting"]
 
-_REST = 1.3
+_REST = 1.15
 """Seconds of rest for each second of work."""
 _LONGEST_REST = 1.5
 Step = TypeVar("Step")
