@@ -109,7 +109,7 @@ class CacheFeed:
     def _begin_epoch(self, cursor: Any) -> None:
         """A database that was restored may give out IDs again that were read, and values may be of facts that are gone."""
         found = epochs.epoch_to_see(cursor)
-        if self._epoch not in ("", found):
+        if epochs.is_another_life(self._epoch, found):
             self._cursors.clear()
             self._own.clear()
             for store in all_stores().values():

@@ -41,6 +41,7 @@ __all__ = [
     "check_epoch",
     "current_epoch",
     "epoch_to_see",
+    "is_another_life",
     "keep_epoch",
     "stamp",
     "unstamp",
@@ -118,6 +119,11 @@ def epoch_to_see(cursor: Any) -> str:
         if error.pgcode not in _NOT_ALLOWED:
             raise
         return ""
+
+
+def is_another_life(known: str, found: str) -> bool:
+    """Whether positions that were read in epoch ``known`` (empty: none were) mean nothing in ``found``, the present one."""
+    return known not in ("", found)
 
 
 def begin_epoch(cursor: Any, reason: str) -> str:

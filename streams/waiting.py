@@ -255,7 +255,7 @@ class _View:
             epoch = self._epoch if streams is not None else epochs.epoch_to_see(cursor)
             found = stored_positions(cursor, streams)
         with self._lock:
-            if self._epoch not in ("", epoch):  # a restored database lacks what was seen
+            if epochs.is_another_life(self._epoch, epoch):  # a restored database lacks what was seen
                 self._trackers.clear()
                 self._generations.clear()
             self._epoch = epoch

@@ -111,7 +111,7 @@ class Backlog:
             return
         standby = is_standby(cursor)  # it tells its primary's epoch, also when it is about to begin one of its own
         found = epochs.current_epoch(cursor)
-        if self._epoch not in ("", found):
+        if epochs.is_another_life(self._epoch, found):
             raise DatabaseRestored(
                 f"The database is in epoch {found}, and was in {self._epoch}: it was restored, or another one took over. "
                 f"Clients are told to come back, and begin at its positions."

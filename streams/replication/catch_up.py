@@ -16,7 +16,7 @@ import msgspec
 
 from streams import database, registry
 from streams.declaration import StreamDeclaration
-from streams.epochs import check_epoch, epoch_to_see
+from streams.epochs import check_epoch, epoch_to_see, is_another_life
 from streams.errors import EpochChanged
 from streams.positions import Stored, linear_position, positions_to_show
 from streams.readers import stored_positions, writer_names
@@ -131,7 +131,7 @@ class TableCatchUp:
             check_epoch(cursor, epoch, what)
 
     def _check_life(self, epoch: str) -> None:
-        if self._epoch not in ("", epoch):
+        if is_another_life(self._epoch, epoch):
             raise EpochChanged(
                 f"The database is in another epoch than {self._epoch}, in which it was followed until now: it was restored, or "
                 f"another one took over. Facts that were handled may be gone, and others may stand under their IDs: follow anew."
