@@ -88,7 +88,20 @@ def _database() -> dict[str, Any]:
             "keepalives_count": 3,
         }
         found["OPTIONS"] = keepalives | found.get("OPTIONS", {})
+    if direct := env.str("REPLSITE_DATABASE_DIRECT", ""):
+        found |= _behind_pooler(direct)
     return found
+
+
+def _behind_pooler(direct: str) -> dict[str, Any]:
+    """The entries of a database whose URL names a pooler in transaction mode, and the address of the server behind it."""
+    host, _, port = direct.rpartition(":")
+    if not (host and port.isdecimal() and 0 < int(port) < 2**16):
+        raise ImproperlyConfigured(
+            f"REPLSITE_DATABASE_DIRECT is {direct!r}: write HOST:PORT of the PostgreSQL server behind the pooler."
+        )
+    # A cursor that outlives its transaction would be looked for in another session.
+    return {"DIRECT": {"HOST": host.strip("[]"), "PORT": port}, "DISABLE_SERVER_SIDE_CURSORS": True}
 
 
 # --- where things are ---------------------------------------------------------------------------------------------

@@ -60,7 +60,7 @@ class WriterActions:
         if found.retired:
             self._say(f"{writer} is retired: it holds nothing back.")
             return
-        if not found.transactions and not found.stuck_facts:
+        if not found.transactions and not found.stuck_facts and not found.is_silent:
             self._say(f"{writer} holds nothing back: no transaction of it is open for long, nothing is pending.")
             return
         for line in _described(found):
@@ -115,7 +115,9 @@ def _described(found: Holding) -> list[str]:
             lines.append(f"  {row.stream}: {counted(row.pending_facts, 'fact')} pending{since}{number}")
     for session in found.transactions:
         lines.append(f"  {session}, for {duration(session.open_seconds or 0.0)}; last: {session.query}")
-    if not found.transactions:
+    if found.is_silent:
+        lines.append(f"  no sign of life for {duration(found.silent_seconds)}, but {found.lock} still holds its name")
+    elif not found.transactions:
         lines.append("  no transaction of it is open: its process does not tell that they ended")
     return lines
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = [
     "LOCK_HOLDERS",
     "SERVER_KEEPALIVES",
+    "BehindPooler",
     "DatabaseError",
     "KeptConnection",
     "OperationalError",
@@ -49,6 +50,12 @@ __all__ = [
 
 DatabaseError = psycopg2.Error
 OperationalError = psycopg2.OperationalError
+
+
+class BehindPooler(psycopg2.OperationalError):
+    """A connection that was to be direct leads to a connection pooler."""
+
+
 #: What the driver raises when a connection is no longer there.
 connection_gone = (psycopg2.OperationalError, psycopg2.InterfaceError)
 
@@ -78,6 +85,8 @@ def explain(error: BaseException) -> str:
     cause = error if isinstance(error, psycopg2.Error) else error.__cause__
     if isinstance(cause, psycopg2.errors.UndefinedTable | psycopg2.errors.UndefinedColumn):
         return f"{text}. The database lacks tables of this version: run manage.py migrate."
+    if isinstance(cause, BehindPooler):
+        return text
     if isinstance(cause, connection_gone):
         return f"The database cannot be reached: {text.rstrip('.?')}. Start it, or correct DATABASE_URL."
     return text
@@ -96,7 +105,8 @@ def direct_connection(using: str | None = None, *, application_name: str) -> Any
 
     Either side notices within seconds when the other's host is lost.
 
-    Raises ``OperationalError`` when the server cannot be reached. ``application_name`` shows in ``pg_stat_activity``.
+    Raises ``OperationalError`` when the server cannot be reached, and ``BehindPooler`` when a pooler answers in its place.
+    ``application_name`` shows in ``pg_stat_activity``.
     """
     try:
         found = _parameters(using)
@@ -107,11 +117,27 @@ def direct_connection(using: str | None = None, *, application_name: str) -> Any
     connection.autocommit = True
     try:
         with connection.cursor() as cursor:
-            cursor.execute(SERVER_KEEPALIVES)
+            cursor.execute(f"{SERVER_KEEPALIVES}, pg_backend_pid()")
+            _refuse_pooler(connection, session=cursor.fetchone()[-1])
     except BaseException:
         connection.close()
         raise
     return connection
+
+
+def _refuse_pooler(connection: Any, session: int) -> None:
+    """Raise ``BehindPooler`` unless the session that answers is the one that the connection was greeted by.
+
+    A pooler greets its clients with a number of its own, and hands each transaction to another session. A writer would take
+    its lock in one session and lose it to the next client, and LISTEN would hear nothing: both without an error.
+    """
+    if connection.info.backend_pid != session:
+        where = f"{connection.info.host}:{connection.info.port}"
+        raise BehindPooler(
+            f"A connection pooler answers at {where}, but locks and LISTEN need a session of their own. "
+            "Name the PostgreSQL server behind it: REPLSITE_DATABASE_DIRECT=HOST:PORT "
+            "(in a project's own settings: the DIRECT entry of the database)."
+        )
 
 
 @contextmanager

@@ -37,7 +37,10 @@ SELECT a.pid, a.application_name, coalesce(host(a.client_addr), 'local'), coales
 {database.LOCK_HOLDERS}
 ORDER BY a.xact_start NULLS LAST
 """
-_INSTANCE = "SELECT state, host, process_id, command, heartbeat_at FROM streams_instance WHERE name = %s"
+_INSTANCE = """
+SELECT state, host, process_id, command, heartbeat_at, extract(epoch FROM clock_timestamp() - heartbeat_at)::float8
+FROM streams_instance WHERE name = %s
+"""
 _ROWS = """
 SELECT stream, abs(position), state, pending_facts, oldest_pending_at, oldest_pending_transaction,
        extract(epoch FROM clock_timestamp() - oldest_pending_at)::float8
@@ -93,6 +96,8 @@ class Holding:
     process_id: int | None
     command: str
     heartbeat_at: datetime | None
+    silent_seconds: float
+    """Seconds since its last sign of life."""
     lock: OpenSession | None
     """The session that holds its name; None: the process is gone."""
     transactions: tuple[OpenSession, ...]
@@ -116,6 +121,14 @@ class Holding:
         return sum(row.pending_facts for row in self.rows if (row.pending_seconds or 0.0) >= news)
 
     @property
+    def is_silent(self) -> bool:
+        """Whether a session holds its name, but its process shows no sign of life: stopped, hanging, or a host that is lost.
+
+        Such a writer holds linear readers back with nothing pending: its position stays, and others go on.
+        """
+        return self.lock is not None and not self.retired and self.silent_seconds > patience_seconds()
+
+    @property
     def process(self) -> str:
         """Its process in words."""
         return f"process {self.process_id} on host {self.host} ({self.command})" if self.process_id else "its process"
@@ -130,11 +143,12 @@ def holding(cursor: Any, writer: str) -> Holding:
         known = ", ".join(row[0] for row in cursor.fetchall())
         raise UnknownWriter(f"There is no writer {writer!r}. Writers: {known or 'none yet'}.")
     cursor.execute(_INSTANCE, [writer])
-    _, host, process_id, command, heartbeat_at = cursor.fetchone() or ("", "", None, "", None)
+    _, host, process_id, command, heartbeat_at, silent_seconds = cursor.fetchone() or ("", "", None, "", None, 0.0)
     held = _sessions(cursor, database.writer_key(writer))
     found = _sessions(cursor, database.append_key(writer))
     old = tuple(one for one in found if (one.open_seconds or 0.0) >= YOUNG_SECONDS)
-    return Holding(writer, host, process_id, command, heartbeat_at, held[0] if held else None, old, rows)
+    lock = held[0] if held else None
+    return Holding(writer, host, process_id, command, heartbeat_at, silent_seconds, lock, old, rows)
 
 
 def _sessions(cursor: Any, key: int) -> list[OpenSession]:

@@ -185,6 +185,30 @@ def test_hanging_process_loses_its_lock_and_is_resolved_by_evidence(start_manage
         os.kill(victim.pid, signal.SIGCONT)
 
 
+def test_stopped_process_with_nothing_pending_is_aborted_as_the_page_advises(start_manage, monkeypatch):
+    monkeypatch.setattr(ending, "patience_seconds", lambda: 3.0)
+    victim = start_manage(
+        "shell", "-v", "0", "-c", _APPEND_AND_HANG.replace("    print", "print").replace("    time", "time")
+    )
+    assert victim.stdout.readline() == "open\n"
+    wait_until(lambda: not stored()["victim"].pending)
+    os.kill(victim.pid, signal.SIGSTOP)
+    try:
+        number = append()[0]
+        with session() as cursor:
+            wait_until(lambda: ending.holding(cursor, "victim").is_silent)
+        assert linear() < number
+        with pytest.raises(CommandError, match="streams abort victim"):
+            Session().retire("victim", seconds=0.1)
+        said = Session()
+        said.abort("victim", yes=True)
+        assert "no sign of life for" in said.said[1]
+        assert stored()["victim"].state == "retired"
+        wait_for_linear(number)
+    finally:
+        os.kill(victim.pid, signal.SIGCONT)
+
+
 def test_command_asks_nobody_in_a_pipe(run_manage, blocked):
     # The command is a process of its own: for it a transaction is young for as long as the code says.
     wait_until(lambda: any((one.open_seconds or 0.0) >= COMMAND_YOUNG_SECONDS for one in look()))
