@@ -2,40 +2,26 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import psycopg2
 import pytest
-from django.db import connection
 from django.test import override_settings
 
-from replsite.postgres.account import Account, choose_account
-from replsite.postgres.folder import Folder
 from streams import epochs, inspection, registry
 from streams.errors import EpochChanged
 from tests.deployment.conftest import made_by_the_page
+from tests.deployment.copied import PAGE, Copy, line
 from tests.deployment.places import FILES, postgres_program
-from tests.deployment.proxied import free_ports
-from tests.session import PROJECT
 from tests.waiting import wait_until
 from tests.writing import append, session
 
-PAGE = (PROJECT / "docs/how-to/back-up-and-restore.md").read_text()
 WAL = "/var/lib/postgresql/wal"
-
-
-def line(start: str, text: str = PAGE) -> list[str]:
-    """The words of the one command of the page that begins so."""
-    found = [one for one in text.splitlines() if one.startswith(start)]
-    assert len(found) == 1, (start, found)
-    return re.findall(r'"[^"]*"|\S+', found[0])
 
 
 # --- a dump -------------------------------------------------------------------------------------------------------
@@ -100,66 +86,6 @@ def test_a_dump_without_its_sequences_is_found_and_mended(site):
 
 
 # --- base backups -------------------------------------------------------------------------------------------------
-
-
-class Copy:
-    """A base backup of the session's server, made by the page's command, that is started as a server of its own."""
-
-    def __init__(self, folder: Path, *options: str) -> None:
-        self.where = {**connection.settings_dict}
-        self.data = folder / "base"
-        self.port = free_ports(1)[0]
-        folder.chmod(0o755)
-        programs = Path(postgres_program("postgres")).parent
-        self.account: Account = choose_account(Folder(folder), programs)
-        self.account.own(folder)
-        words = [{"/var/lib/postgresql/base": str(self.data)}.get(word, word) for word in line("pg_basebackup ")[1:-2]]
-        where = f"host={self.where['HOST']} port={self.where['PORT']} user={self.where['USER']}"
-        self.run("pg_basebackup", *words, "--no-sync", *options, "-d", where)
-        self.process: subprocess.Popen[bytes] | None = None
-
-    def run(self, program: str, *words: str) -> None:
-        environment = {**os.environ, "PGPASSWORD": self.where["PASSWORD"]}
-        command = self.account.command(postgres_program(program), *words)
-        subprocess.run(command, env=environment, cwd="/", check=True, timeout=120, capture_output=True)
-
-    def say(self, text: str) -> None:
-        with (self.data / "postgresql.auto.conf").open("a") as file:
-            file.write(text)
-
-    def start(self) -> None:
-        options = ["listen_addresses=127.0.0.1", f"port={self.port}", "unix_socket_directories=", "fsync=off"]
-        options += ["shared_buffers=32MB", "logging_collector=off"]
-        words = [part for option in options for part in ("-c", option)]
-        command = self.account.command(postgres_program("postgres"), "-D", str(self.data), *words)
-        with (self.data.parent / "log").open("wb") as log:
-            self.process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd="/")
-        wait_until(self.answers, 60, "the copy answers")
-
-    def stop(self) -> None:
-        if self.process is not None:
-            self.process.terminate()
-            self.process.wait(60)
-
-    def answers(self) -> bool:
-        assert self.process is not None and self.process.poll() is None, (self.data.parent / "log").read_text()
-        try:
-            with self.session():
-                return True
-        except psycopg2.OperationalError:
-            return False
-
-    @contextmanager
-    def session(self) -> Iterator[Any]:
-        where = connection.get_connection_params() | {"port": self.port}
-        with closing(psycopg2.connect(**where)) as opened:
-            opened.autocommit = True
-            yield opened.cursor()
-
-    def ask(self, query: str) -> Any:
-        with self.session() as cursor:
-            cursor.execute(query)
-            return cursor.fetchone()[0]
 
 
 @pytest.fixture
@@ -235,11 +161,7 @@ def test_a_promoted_standby_keeps_the_epoch_only_if_it_is_told_that_nothing_was_
         wait_until(lambda: copy.ask("SELECT max(stream_id) FROM streams_cacheinvalidation") == last, 60)
         with copy.session() as cursor:
             assert epochs.current_epoch(cursor) == old, "a standby begins none"
-            promote = [
-                {"/var/lib/postgresql/base": str(copy.data)}.get(word, word) for word in line("pg_ctl promote")[1:]
-            ]
-            copy.run("pg_ctl", *promote)
-            wait_until(lambda: not copy.ask("SELECT pg_is_in_recovery()"), 60)
+            copy.promote()
             with override_settings(REPLSITE_FAILOVER_KEEPS_EPOCH=True):
                 assert epochs.current_epoch(cursor) == old
             assert epochs.current_epoch(cursor) != old

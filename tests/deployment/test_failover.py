@@ -1,0 +1,192 @@
+"""A server, a follower, a handler and pages that append are attached while the database fails over to a standby."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from django.db import connection
+
+from tests.conftest import end_process
+from tests.deployment.copied import Copy
+from tests.deployment.followed import Followed
+from tests.effects import TABLE, effects_table
+from tests.proxy import Proxy
+from tests.waiting import wait_until
+from tests.warm_start import WARM
+from tests.wire_client import ready_ports
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+class Appending(threading.Thread):
+    """Asks a page again and again to append; keeps the tokens that were acknowledged."""
+
+    def __init__(self, port: int) -> None:
+        super().__init__(daemon=True)
+        self.tokens: list[int] = []
+        self._going, self._resting, self._ended = threading.Event(), threading.Event(), threading.Event()
+        self._going.set()
+        self._url = f"http://127.0.0.1:{port}/append?name=n"
+
+    def run(self) -> None:
+        while not self._ended.wait(0.01):
+            if not self._going.is_set():
+                self._resting.set()
+                continue
+            try:
+                with urllib.request.urlopen(urllib.request.Request(self._url, method="POST"), timeout=30) as answer:
+                    self.tokens.append(int(json.load(answer)["token"]))
+            except (urllib.error.URLError, OSError, ValueError):
+                continue  # the database is away, or the answer was lost: nothing is known of that fact
+
+    def pause(self) -> None:
+        """Wait until no request is under way, and send none."""
+        self._resting.clear()
+        self._going.clear()
+        assert self._resting.wait(60)
+
+    def go_on(self) -> None:
+        """Send requests again."""
+        self._going.set()
+
+    def end(self) -> None:
+        """Send no more, for good."""
+        self._ended.set()
+        self.join(60)
+
+
+class Scene:
+    """Processes that reach the database by one address; behind it first the primary, then a promoted standby."""
+
+    def __init__(self, folder: Path, database_url: str, env: dict[str, str]) -> None:
+        where = connection.settings_dict
+        self.folder = folder
+        self.address, self.replication = Proxy(int(where["PORT"])), Proxy(int(where["PORT"]))
+        self.address.start()
+        self.replication.start()
+        self.standby = Copy(folder, "-R")
+        self.standby.say(
+            f"primary_conninfo = 'host=127.0.0.1 port={self.replication.port} user={where['USER']} "
+            f"password={where['PASSWORD']}'\n"
+        )
+        self.env = {
+            **os.environ, "DATABASE_URL": database_url.replace(f":{where['PORT']}/", f":{self.address.port}/"),
+            "DJANGO_SETTINGS_MODULE": "tests.deployment.writing_site", "REPLSITE_INSTANCE": "page-{n}", **env,
+        }  # fmt: skip
+        self.started: list[subprocess.Popen[str]] = []
+
+    def begin(self) -> None:
+        """Start the standby and all processes, and wait until they serve."""
+        self.standby.start()
+        self.ports = ready_ports(self.start("serve", "--http", "127.0.0.1:0", "--replication", "127.0.0.1:0"))
+        self.start("-m", "tests.handler_process", "never", str(self.folder), "runhandlers", "r")
+        self.followed = self.follow()
+        self.appending = Appending(self.ports["http"])
+        self.appending.start()
+
+    def follow(self) -> Followed:
+        """Start a follower from the beginning."""
+        where = f"tcp://127.0.0.1:{self.ports['replication']}"
+        self.follower = self.start("follow", where, "--streams", "caches", "--from", "caches=1", "--json")
+        return Followed(self.follower)
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        process = WARM.popen(arguments, self.env, stdout=subprocess.PIPE)
+        self.started.append(process)
+        return process
+
+    def standby_has(self, token: int) -> bool:
+        with self.standby.session() as cursor:
+            cursor.execute("SELECT max(stream_id) FROM streams_cacheinvalidation")
+            return (cursor.fetchone()[0] or 0) >= token
+
+    def fail_over(self) -> None:
+        """The primary's host is lost; the standby is promoted, and the address leads to it."""
+        self.address.refuse()
+        self.address.cut()
+        self.replication.refuse()
+        self.replication.cut()
+        self.standby.promote()
+        self.address.send_to(self.standby.port)
+        self.address.refuse(False)
+
+    def goes_on(self) -> None:
+        """Wait until pages append again, then let them end."""
+        before = len(self.appending.tokens)
+        wait_until(lambda: len(self.appending.tokens) >= before + 40, 90, "pages append again")
+        self.appending.end()
+
+    def facts(self) -> list[int]:
+        with self.standby.session() as cursor:
+            cursor.execute("SELECT stream_id FROM streams_cacheinvalidation ORDER BY 1")
+            return [row[0] for row in cursor.fetchall()]
+
+    def effects(self) -> list[int]:
+        with self.standby.session() as cursor:
+            cursor.execute(f"SELECT token FROM {TABLE} WHERE reader = 'r' ORDER BY number")
+            return [row[0] for row in cursor.fetchall()]
+
+    def end(self) -> None:
+        self.appending.end()
+        for process in self.started:
+            end_process(process)
+        self.standby.stop()
+        self.replication.stall(False)
+        self.address.stop()
+        self.replication.stop()
+
+
+@pytest.fixture
+def make_scene(tmp_path: Path, database_url: str) -> Iterator[Callable[..., Scene]]:
+    """``make_scene(**environment)``: a scene, ended with the test."""
+    with effects_table(), ExitStack() as until_the_end:
+        until_the_end.callback(shutil.rmtree, tmp_path, ignore_errors=True)
+
+        def make(**env: str) -> Scene:
+            scene = Scene(tmp_path, database_url, env)
+            until_the_end.callback(scene.end)
+            scene.begin()
+            return scene
+
+        yield make
+
+
+def test_with_a_synchronous_standby_everything_goes_on_by_itself(make_scene):
+    scene = make_scene(REPLSITE_FAILOVER_KEEPS_EPOCH="true")
+    wait_until(lambda: len(scene.effects()) >= 20, 90, "the handler works, and the standby has it")
+    scene.appending.pause()  # what is acknowledged has reached the standby, as a synchronous one promises
+    wait_until(lambda: scene.standby_has(scene.appending.tokens[-1]), 60)
+    scene.appending.go_on()
+    scene.fail_over()
+    scene.goes_on()
+    facts = scene.facts()
+    wait_until(lambda: scene.effects() == facts, 60, "each fact has one effect, in order")
+    wait_until(lambda: scene.followed.tokens == facts, 60, "the follower has each fact, once and in order")
+
+
+def test_ids_that_are_given_out_again_reach_everybody_as_the_new_facts(make_scene):
+    scene = make_scene()
+    wait_until(lambda: len(scene.effects()) >= 10, 90)
+    scene.replication.stall()
+    kept = len(scene.appending.tokens)
+    wait_until(lambda: len(scene.appending.tokens) >= kept + 200, 90)
+    reached = scene.appending.tokens[-1]
+    wait_until(lambda: scene.followed.tokens and scene.followed.tokens[-1] >= reached, 60)
+    scene.fail_over()
+    scene.goes_on()
+    assert scene.appending.tokens[-30] <= reached, "IDs are given out again"
+    facts = scene.facts()
+    wait_until(lambda: scene.effects() == facts, 60, "each fact has one effect, in order")
+    assert scene.follower.wait(60) == 2, "a follower that keeps its place ends: it has to begin anew"
+    anew = scene.follow()
+    wait_until(lambda: anew.tokens == facts, 60, "a follower that begins anew has each fact")
