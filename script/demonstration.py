@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -29,6 +29,7 @@ ROOMS = PROJECT / "tests" / "data" / "rooms"
 STREAMS = ("events", "backfill", "caches")
 LIVE_EVENTS, LIVE_INVALIDATIONS = 1_500, 1_500
 STEP_SECONDS = 240
+STOP_SECONDS = 20
 
 _begun = time.monotonic()
 
@@ -68,13 +69,16 @@ class Demo:
     # --- processes ------------------------------------------------------------------------------------------------
 
     def manage(self, *arguments: str, **more: Any) -> subprocess.Popen[str]:
-        """Start ``manage.py`` with its complaints in a file of the log folder."""
+        """Start ``manage.py`` with its complaints in a file of the log folder; it ends with the demo at the latest."""
         log = self.stack.enter_context((self.log_folder / f"{arguments[0]}.log").open("a"))
         command = [sys.executable, "manage.py", *arguments]
         more.setdefault("stdout", subprocess.PIPE)
-        return subprocess.Popen(
-            command, cwd=PROJECT, env={**self.environment, **more.pop("env", {})}, stderr=log, text=True, **more
-        )
+        with _uninterrupted():  # a signal between the two would leave a process that nobody ends
+            process = subprocess.Popen(
+                command, cwd=PROJECT, env={**self.environment, **more.pop("env", {})}, stderr=log, text=True, **more
+            )
+            self.stack.callback(_end, process)
+        return process
 
     def finished(self, process: subprocess.Popen[str], what: str, allowed: Sequence[int] = (0,)) -> str:
         """Wait for a part to end well; returns what it printed."""
@@ -91,22 +95,6 @@ class Demo:
         path = self.log_folder / f"{what.split(maxsplit=1)[0]}.log"
         return "\n" + "".join(path.read_text().splitlines(keepends=True)[-15:]) if path.exists() else ""
 
-    @contextmanager
-    def running(self, process: subprocess.Popen[str]) -> Iterator[subprocess.Popen[str]]:
-        """End the process with the block: politely, then not."""
-        try:
-            yield process
-        finally:
-            if process.poll() is None:
-                process.send_signal(signal.SIGTERM)
-                try:
-                    process.wait(timeout=10)
-                except subprocess.TimeoutExpired:
-                    process.kill()
-                    process.wait()
-            if process.stdout is not None:
-                process.stdout.close()
-
     # --- steps ----------------------------------------------------------------------------------------------------
 
     def prepare(self) -> None:
@@ -118,7 +106,7 @@ class Demo:
         arguments = ("createsuperuser", "--noinput", "--username", "admin", "--email", "admin@localhost")
         self.finished(self.manage(*arguments, env=user), "createsuperuser")
 
-    def serve(self) -> subprocess.Popen[str]:
+    def serve(self) -> None:
         """Start the site; returns when it accepts."""
         process = self.manage("serve", "--http", self.http, "--replication", self.replication)
         line = process.stdout.readline() if process.stdout else ""
@@ -127,12 +115,11 @@ class Demo:
             raise DemoError(f"serve did not start.{self._last_words('serve')}")
         self.addresses = dict(part.split("=", 1) for part in line.split()[1:])
         say(f"site: http://{self.addresses['http']}/admin/ and replication on {self.addresses['replication']}")
-        return process
 
-    def follow(self, output: IO[str]) -> subprocess.Popen[str]:
+    def follow(self, output: IO[str]) -> None:
         """Connect a follower that writes every fact it sees into a file."""
         begins = [argument for stream in STREAMS for argument in ("--from", f"{stream}=1")]
-        return self.manage(
+        self.manage(
             "follow", f"tcp://{self.addresses['replication']}", "--name", "demo-follower", "--view", "linear",
             "--streams", ",".join(STREAMS), "--json", *begins, stdout=output,
         )  # fmt: skip
@@ -157,6 +144,19 @@ class Demo:
         ]
         for process in writers:
             self.finished(process, "append")
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """End a process: politely, then not."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+    if process.stdout is not None:
+        process.stdout.close()
 
 
 # --- checks --------------------------------------------------------------------------------------------------------
@@ -253,13 +253,13 @@ def positions() -> dict[str, int]:
 def run(demo: Demo) -> None:
     """All steps and checks; the site and the follower are running afterwards, until the stack is closed."""
     demo.prepare()
-    demo.stack.enter_context(demo.running(demo.serve()))
+    demo.serve()
     path = demo.log_folder / "facts.jsonl"
     output = demo.stack.enter_context(path.open("w"))
-    demo.stack.enter_context(demo.running(demo.follow(output)))
+    demo.follow(output)
     imported = demo.import_rooms()
     say("counts: a Spark streaming query counts events per room")
-    counting = demo.stack.enter_context(demo.running(demo.manage("pipeline", "run", "--until-idle", "3")))
+    counting = demo.manage("pipeline", "run", "--until-idle", "3")
     demo.live()
     expected = table_facts()
     check_follower(expected, wait_for_follower(path, expected))
@@ -296,20 +296,17 @@ def stay(demo: Demo) -> None:
     """Keep a trickle of facts flowing until somebody ends the demo."""
     sys.stdout.write(f"  log in as  admin / {demo.password}   (shown once)\n\n  Ctrl-C ends the demo.\n")
     sys.stdout.flush()
-    trickle = [
+    for stream, rate, name in (("events", "2", "writer-1"), ("caches", "5", "writer-2")):
         demo.manage("append", stream, "--count", "1000000000", "--rate", rate, "--instance", name)
-        for stream, rate, name in (("events", "2", "writer-1"), ("caches", "5", "writer-2"))
-    ]
-    for process in trickle:
-        demo.stack.enter_context(demo.running(process))
-    signal.pause()
+    with suppress(KeyboardInterrupt):
+        signal.pause()
 
 
 def _folder(once: bool, stack: ExitStack) -> Path:
     """An empty data directory: a temporary one, or the demo's own, emptied unless another demo runs in it."""
     if once:
         folder = Path(tempfile.mkdtemp(prefix="replsite-demo-"))
-        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        stack.callback(_remove, folder)
         return folder
     home = Path(os.environ.get("REPLSITE_DATA_DIR", PROJECT / ".data")).absolute()
     home.mkdir(parents=True, exist_ok=True)
@@ -326,8 +323,45 @@ def _folder(once: bool, stack: ExitStack) -> Path:
     return folder
 
 
+def _remove(folder: Path) -> None:
+    """Remove the temporary data directory, once its database has stopped writing into it."""
+    from django.conf import settings  # noqa: PLC0415
+    from django.db import connections  # noqa: PLC0415
+
+    from replsite.postgres.launcher import release  # noqa: PLC0415
+
+    if settings.configured:  # not so when the demo was interrupted at its very beginning
+        connections.close_all()
+        release(folder)
+    deadline = time.monotonic() + STOP_SECONDS
+    while folder.exists() and time.monotonic() < deadline:
+        shutil.rmtree(folder, ignore_errors=True)  # a server that is stopping may still make a file
+        time.sleep(0.1)
+
+
+def _interrupt(*_: Any) -> None:
+    """Take SIGTERM as Ctrl-C, and neither a second time: the processes of the demo are ended first."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Put an interrupt off to the end of the block."""
+    met: list[int] = []
+    before = {one: signal.signal(one, lambda number, _: met.append(number)) for one in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
+    if met:
+        _interrupt()
+
+
 def main() -> int:
-    """Run the demo; 0 when everything agreed."""
+    """Run the demo; 0 when everything agreed, 1 when something did not, 130 when it was interrupted before that."""
     parser = argparse.ArgumentParser(
         prog="script/demo", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -339,7 +373,8 @@ def main() -> int:
         "--replication", default=None, metavar="HOST:PORT", help="(127.0.0.1:9092; --once: a free port)"
     )
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGINT, _interrupt)
     try:
         with ExitStack() as stack:
             _demonstrate(options, _folder(options.once, stack), stack)
@@ -347,7 +382,9 @@ def main() -> int:
         say(f"error: {error}")
         return 1
     except KeyboardInterrupt:
-        say("ended")
+        say("interrupted: not everything was checked")
+        return 130
+    say("ended")
     return 0
 
 
