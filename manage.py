@@ -6,8 +6,10 @@ import errno
 import gc
 import os
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NoReturn
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management import execute_from_command_line
@@ -25,25 +27,51 @@ def main() -> None:
         sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115 - open as long as the process
     if sys.argv[1:2] in (["serve"], ["runreplication"]):
         _take_the_fast_event_loop()
+    with _output_written():
+        _run()
+
+
+def _run() -> None:
     try:
         execute_from_command_line(sys.argv)
     except OperationalError as error:
         if "--traceback" in sys.argv:
             raise
         cure = "" if getattr(error.__cause__, "pgcode", None) else ". Start it, or correct DATABASE_URL."
-        sys.exit(f"error: the database cannot be used: {' '.join(str(error).split()).rstrip('.?')}{cure}")
+        _fail(f"error: the database cannot be used: {' '.join(str(error).split()).rstrip('.?')}{cure}")
     except ProgrammingError as error:
         if "--traceback" in sys.argv or getattr(error.__cause__, "pgcode", None) not in _MISSING:
             raise
         reason = str(error).strip().splitlines()[0]
-        sys.exit(f"error: the database lacks tables of this version ({reason}): run manage.py migrate")
+        _fail(f"error: the database lacks tables of this version ({reason}): run manage.py migrate")
     except (ImproperlyConfigured, EnvError) as error:
         if "--traceback" in sys.argv:
             raise
-        sys.stderr.write(f"error: a setting cannot be used: {' '.join(str(error).split())}\n")
-        sys.exit(2)
+        _fail(f"error: a setting cannot be used: {' '.join(str(error).split())}", 2)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _fail(said: str, status: int = 1) -> NoReturn:
+    """Say why at once: the output may turn out to be unwritable on the way out, and that error would take this one's place."""
+    sys.stderr.write(f"{said}\n")
+    sys.exit(status)
+
+
+@contextmanager
+def _output_written() -> Iterator[None]:
+    """Writes what the command printed before Python ends.
+
+    Python's buffer holds up to 8 kB. Flushed only by the interpreter's own end, output that cannot be written would make the exit
+    status 120, with a complaint of the interpreter, whatever the command wanted to return.
+    """
+    try:
+        try:
+            yield
+        except SystemExit:
+            sys.stdout.flush()
+            raise
+        sys.stdout.flush()
     except OSError as error:
         if error.errno not in (errno.EPIPE, errno.ENOSPC):
             raise

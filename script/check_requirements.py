@@ -4,12 +4,14 @@
 It asks no registry, so a new release of some package never changes the answer: every pin of ``pyproject.toml`` must stand
 in ``requirements.txt``, every installed package must have the version that is pinned there, and the pins must be exactly
 what the requirements need, directly or not. The extra ``java`` stays outside: set-up installs it where Java is missing.
+Pins whose marker does not hold for this Python are left out: a check under each Python sees them all.
 """
 
 from __future__ import annotations
 
 import sys
 import tomllib
+from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
@@ -20,8 +22,8 @@ from packaging.utils import canonicalize_name
 PROJECT = Path(__file__).resolve().parent.parent
 OUTSIDE = {"java"}
 REMEDY = (
-    "Make it anew: uv pip compile --python-version 3.11 --extra embedded --extra spark --extra dev --extra redis"
-    " --no-emit-index-url --no-emit-find-links --no-annotate pyproject.toml -o requirements.txt"
+    "Make it anew: uv pip compile --python-version 3.11 --no-strip-markers --extra embedded --extra spark --extra dev"
+    " --extra redis --no-emit-index-url --no-emit-find-links --no-annotate pyproject.toml -o requirements.txt"
 )
 
 
@@ -29,19 +31,23 @@ def wanted(project: dict[str, Any]) -> list[Requirement]:
     """The direct requirements, all extras but those that stay outside."""
     extras = project["optional-dependencies"]
     lines = [*project["dependencies"], *(line for name in extras if name not in OUTSIDE for line in extras[name])]
-    return [Requirement(line) for line in lines]
+    return _for_this_python(lines)
 
 
 def pins(text: str) -> dict[str, str]:
-    """Name -> version of a requirements file that holds nothing but pins."""
-    lines = [line.split("#")[0].strip() for line in text.splitlines()]
-    pairs = (line.partition("==")[::2] for line in lines if line)
-    return {canonicalize_name(name): version for name, version in pairs}
+    """Name -> version of a requirements file that holds nothing but pins, those for this Python."""
+    lines = (line.split("#")[0].strip() for line in text.splitlines())
+    found = _for_this_python(line for line in lines if line)
+    return {canonicalize_name(one.name): str(one.specifier).removeprefix("==") for one in found}
+
+
+def _for_this_python(lines: Iterable[str]) -> list[Requirement]:
+    found = (Requirement(line) for line in lines)
+    return [one for one in found if one.marker is None or one.marker.evaluate()]
 
 
 def closure(direct: list[Requirement]) -> set[str]:
-    """Names of everything that the requirements need on Python 3.11, themselves included."""
-    environment = {"python_version": "3.11", "python_full_version": "3.11.0"}
+    """Names of everything that the requirements need on this Python, themselves included."""
     seen: set[tuple[str, str]] = set()
     todo = [(canonicalize_name(one.name), extra) for one in direct for extra in ("", *one.extras)]
     while todo:
@@ -53,7 +59,7 @@ def closure(direct: list[Requirement]) -> set[str]:
             need = Requirement(line)
             if need.marker is None and extra:
                 continue
-            if need.marker is None or need.marker.evaluate({**environment, "extra": extra}):
+            if need.marker is None or need.marker.evaluate({"extra": extra}):
                 todo += [(canonicalize_name(need.name), more) for more in ("", *need.extras)]
     return {name for name, _ in seen}
 

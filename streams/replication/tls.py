@@ -24,6 +24,7 @@ __all__ = [
     "TlsFiles",
     "add_client_arguments",
     "add_server_arguments",
+    "checking_context",
     "client_context",
     "explain",
     "refusal_of",
@@ -148,10 +149,21 @@ def server_context(files: TlsFiles) -> ssl.SSLContext:
     return context
 
 
+def checking_context(authorities: str | None = None) -> ssl.SSLContext:
+    """Returns a context that checks a server's name and certificate, by the same rules on every Python.
+
+    Since Python 3.13 the default also refuses certificates without key identifiers, which openssl 3.0 makes and the servers of a
+    site may have for years to come, and takes an intermediate authority for a root. Neither holds before.
+    """
+    context = ssl.create_default_context(cafile=authorities)
+    context.verify_flags &= ~(ssl.VERIFY_X509_STRICT | ssl.VERIFY_X509_PARTIAL_CHAIN)
+    return context
+
+
 def client_context(files: TlsFiles) -> ssl.SSLContext:
     """A context that checks the server's name and certificate, and shows our own where there is one."""
     try:
-        context = ssl.create_default_context(cafile=files.authorities or None)
+        context = checking_context(files.authorities or None)
     except (OSError, ssl.SSLError) as error:
         raise BadCertificate(f"The authorities {files.authorities} cannot be read: {_words(error)}.") from error
     context.minimum_version = ssl.TLSVersion.TLSv1_2

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 
-from tests.browsing import ARGUMENTS, CHROMIUM, PASSWORD, Site
+from tests.browsing import ARGUMENTS, CHROMIUM, PASSWORD, Site, driver_fault
+from tests.session import FOLDER_VARIABLE
 
 #: Pictures are no test: ``script/screenshot`` asks for them.
 collect_ignore = [] if "REPLSITE_SCREENSHOTS" in os.environ else ["test_pictures.py"]
@@ -18,10 +20,19 @@ collect_ignore = [] if "REPLSITE_SCREENSHOTS" in os.environ else ["test_pictures
 def browser() -> Iterator[Any]:
     """Chromium, driven by Playwright."""
     playwright_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    if fault := driver_fault():
+        pytest.skip(f"Playwright's driver does not run here (Debian: apt-get install libatomic1): {fault}")
     # Playwright's loop runs in this thread, and Django looks for one.
     os.environ.setdefault("DJANGO_ALLOW_ASYNC_UNSAFE", "true")
-    with playwright_api.sync_playwright() as playwright:
-        found = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+    # Chromium's processes hold files that have a name for a moment only. One that is killed just then, or ends after the browser
+    # is closed, leaves its file: in a folder of its own, not in that of the tests, where nothing may be left.
+    where = os.environ[FOLDER_VARIABLE]
+    with (
+        TemporaryDirectory(dir=where, ignore_cleanup_errors=True) as own,
+        playwright_api.sync_playwright() as playwright,
+    ):
+        environment = {**os.environ, "TMPDIR": own}
+        found = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS, env=environment)
         yield found
         found.close()
 

@@ -22,4 +22,7 @@ LEAVES = {
 def unpack(folder: Path) -> None:
     """Put its code into the folder."""
     with tarfile.open(CODE) as packed:
-        packed.extractall(folder, filter="data")
+        packed.extraction_filter = getattr(
+            tarfile, "data_filter", None
+        )  # Python 3.11.2 has no filters, newer ones want one
+        packed.extractall(folder)

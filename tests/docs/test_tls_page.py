@@ -28,6 +28,8 @@ def test_the_page_works_as_it_stands(tmp_path, start_manage, run_manage):
         env=dict(os.environ),
     )
     assert done.returncode == 0, done.stderr
+    strictly = ["openssl", "verify", "-x509_strict", "-CAfile", "ca.pem", "server.crt", "worker1.crt"]
+    assert subprocess.run(strictly, cwd=tmp_path, check=False, capture_output=True, text=True).returncode == 0
     serve = place(blocks[1], tmp_path)
     serve[serve.index("--replication") + 1] = "127.0.0.1:0"
     port = ready_ports(start_manage(*serve, "--http", "127.0.0.1:0"))["replication"]

@@ -178,8 +178,8 @@ def test_a_lost_lease_writes_nothing_and_breaks_nothing():
 
 @pytest.fixture
 def beside() -> Iterator[CuttingProxy]:
-    """A proxy to the server; nobody is sent through it yet."""
-    append()
+    """A proxy to the server; nobody is sent through it yet. What was appended before is announced."""
+    wait_for_linear(append()[0])
     given = connection.get_connection_params()
     with CuttingProxy(given["host"], int(given["port"]), at=b"INSERT INTO") as proxy:
         yield proxy

@@ -127,12 +127,12 @@ def test_long_transaction_is_shown_with_its_age_and_number():
     append()
     with transaction.atomic():
         taken = append(3)
-        wait_until(lambda: stored()["master"].pending == 3, 3.0)
+        wait_until(lambda: stored()["master"].pending == 3)
         row = in_own_thread(lambda: StreamPosition.objects.get(instance_name="master"))
         assert row.oldest_pending_id == taken[0]
         assert row.oldest_pending_at is not None
         assert row.oldest_pending_transaction > 0
-    wait_until(lambda: stored()["master"].pending == 0, 3.0)
+    wait_until(lambda: stored()["master"].pending == 0)
 
 
 def in_own_thread(work: Callable[[], StreamPosition]) -> StreamPosition:
@@ -146,7 +146,7 @@ def test_counts_of_facts_are_kept():
     with transaction.atomic():
         append(2)
         transaction.set_rollback(True)
-    wait_until(lambda: StreamPosition.objects.get().facts_rolled_back == 2, 3.0)
+    wait_until(lambda: StreamPosition.objects.get().facts_rolled_back == 2)
     assert StreamPosition.objects.get().facts_written == 3
 
 

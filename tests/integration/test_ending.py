@@ -64,7 +64,7 @@ class Session:
 def blocked(monkeypatch) -> Iterator[threading.Event]:
     """This process as a living writer with a fact that another thread keeps open; set the event to roll it back."""
     monkeypatch.setattr(ending, "YOUNG_SECONDS", 0.2)
-    append()
+    wait_for_linear(append()[0])
     release = threading.Event()
 
     def hold_open() -> None:

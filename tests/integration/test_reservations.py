@@ -139,7 +139,7 @@ def test_manual_commit_is_noticed():
     try:
         first = append()
         connection.commit()
-        wait_until(lambda: linear() == first[0], 1.0)
+        wait_until(lambda: linear() == first[0])
         second = append()
         connection.rollback()
         third = append()
@@ -158,7 +158,7 @@ def test_manual_rollback_right_after_a_commit_is_noticed():
         connection.commit()
         second = append()
         connection.rollback()
-        wait_until(lambda: linear() == second[0], 2.0)
+        wait_until(lambda: linear() == second[0])
         nothing_pending()
         assert ids() == first
     finally:
@@ -173,7 +173,7 @@ def test_blocks_inside_manual_management_complete():
             taken = append()
         assert linear() < taken[0]
         connection.commit()
-        wait_until(lambda: linear() == taken[0], 1.0)
+        wait_until(lambda: linear() == taken[0])
     finally:
         connection.set_autocommit(True)
 
@@ -447,7 +447,7 @@ def test_ended_transactions_are_forgotten():
     for _ in range(50):
         append()
     background = current_writer()._background
-    wait_until(lambda: len(background._open) == 0, 3.0)
+    wait_until(lambda: len(background._open) == 0)
     assert not background._asked
 
 

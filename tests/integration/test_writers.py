@@ -139,6 +139,7 @@ def test_appending_while_fenced_is_refused(monkeypatch):
 def test_open_transaction_of_the_old_lease_is_neither_lost_nor_passed():
     """Taking the name again waits for it, and appends in it are refused at once meanwhile."""
     first = append()[0]
+    wait_for_linear(first)  # else the writer may lose its name between its commit and the announcement
     writer = current_writer()
     with transaction.atomic():
         append()
@@ -256,6 +257,7 @@ def test_retiring_waits_for_open_transactions():
 
 def test_writer_with_an_open_transaction_does_not_retire():
     before = append()
+    wait_for_linear(before[0])
     with transaction.atomic():
         append()
         assert not current_writer().retire(timeout_seconds=0.1)

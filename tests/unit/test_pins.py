@@ -28,3 +28,16 @@ def test_pins_that_are_needed_and_installed_pass():
 )
 def test_each_kind_of_difference_is_named(text, complaint):
     assert complaint in check.problems(PROJECT_TABLE, text)
+
+
+def test_a_pin_for_another_python_is_left_out():
+    table = {
+        "dependencies": ["django==5.2.19", "no-such-thing==1; python_version < '3.0'"],
+        "optional-dependencies": {},
+    }
+    assert check.problems(table, GOOD + "no-such-thing==1 ; python_version < '3.0'\n") == []
+
+
+def test_a_pin_for_this_python_alone_is_looked_at():
+    text = GOOD.replace("3.13.0", "3.12.0 ; python_version > '3.0'")
+    assert "asgiref==3.12.0 is pinned, 3.13.0 is installed" in check.problems(PROJECT_TABLE, text)

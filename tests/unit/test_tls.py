@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import ssl
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from streams.conf import StreamSettings
 from streams.replication import tls
 from streams.replication.errors import BadCertificate
-from streams.replication.tls import Certificates, TlsFiles, client_context
+from streams.replication.tls import Certificates, TlsFiles, client_context, server_context
 from tests.certificates import Authority
 
 
@@ -94,3 +95,31 @@ def test_a_client_checks_the_server(authority):
     assert context.check_hostname
     assert context.verify_mode is ssl.CERT_REQUIRED
     assert context.minimum_version is ssl.TLSVersion.TLSv1_2
+
+
+def handshake(server: ssl.SSLContext, client: ssl.SSLContext) -> None:
+    """Both sides in memory; raises what either does."""
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    sides = [
+        client.wrap_bio(to_client, to_server, server_hostname="localhost"),
+        server.wrap_bio(to_server, to_client, server_side=True),
+    ]
+    while sides:
+        for side in list(sides):
+            with suppress(ssl.SSLWantReadError):
+                side.do_handshake()
+                sides.remove(side)
+
+
+def test_a_server_whose_certificate_has_no_key_identifiers_is_trusted_on_every_python(tmp_path):
+    """Python 3.13 refuses such by default; they are what openssl 3.0 makes."""
+    authority = Authority(tmp_path, bare=True)
+    files = TlsFiles(*authority.sign("server", server=True), str(authority.file))
+    handshake(server_context(files), client_context(TlsFiles(authorities=str(authority.file))))
+
+
+def test_a_stranger_is_trusted_on_no_python(tmp_path):
+    authority, stranger = Authority(tmp_path), Authority(tmp_path, "stranger")
+    files = TlsFiles(*stranger.sign("server", server=True), str(stranger.file))
+    with pytest.raises(ssl.SSLCertVerificationError):
+        handshake(server_context(files), client_context(TlsFiles(authorities=str(authority.file))))
