@@ -22,6 +22,7 @@ from events.purge_batch import GOES, LOWEST, PURGED, HistoryPurged, PurgeRequest
 from events.questions import can_be_stored
 from events.reading import timeline_place
 from streams import database
+from streams.schema_mark import marked_lock
 
 __all__ = [
     "HistoryPurged",
@@ -54,7 +55,7 @@ _ROOM = "SELECT FROM events_room WHERE room_id = %s"
 _DEEPEST_LEAF = """
 SELECT max(topological_ordering) FROM events_forwardextremity leaf JOIN events_event e USING (event_id) WHERE leaf.room_id = %s
 """
-_ONLY_ONE = "SELECT pg_try_advisory_lock(hashtextextended('replsite.purge:' || %s, 0))"
+_ONLY_ONE = "SELECT pg_try_advisory_lock(" + marked_lock("'replsite.purge:' || %s") + ")"
 
 #: Counting a large room may take its time, but not the cores of others.
 _ON_ONE_CORE = "SET LOCAL max_parallel_workers_per_gather = 0"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TextIO
 
 from django.db import Error as DjangoError
@@ -33,6 +33,8 @@ MOST_ATTEMPTS = 3
 #: A killed job is noticed after so long; a queued one at once.
 _LOOK_SECONDS = 10.0
 _AWAY_SECONDS = 1.0
+#: The queue is looked at no more often than this, whatever is heard: every role that may connect can say that there is a job.
+_LOOK_GAP_SECONDS = 0.2
 _REMOVE_SECONDS = 3_600.0
 
 
@@ -52,6 +54,14 @@ def requeue_killed(lock: JobLock, using: str) -> list[int]:
             found.append(job)
         lock.give_back(job)
     return found
+
+
+class _QueueListener(NotifyListener[None]):
+    """Hears that there may be a job; which one is the table's to tell."""
+
+    def take(self, heard: Sequence[tuple[int, str]]) -> list[None]:
+        """One for all."""
+        return [None] if heard else []
 
 
 class JobServer:
@@ -77,7 +87,7 @@ class JobServer:
 
         Raises database errors at the beginning, and with ``once``; later ones are waited out.
         """
-        listener = NotifyListener(QUEUE_CHANNEL, str, lambda _: self._heard.set(), self._using, "jobs")
+        listener = _QueueListener(QUEUE_CHANNEL, lambda _: self._heard.set(), self._using, "jobs")
         listener.start()
         try:
             while not self._serve_while_it_lasts(once=once):
@@ -87,10 +97,14 @@ class JobServer:
             listener.stop()
 
     def _serve(self, lock: JobLock, *, once: bool) -> None:
+        look_due = 0.0
         while not self._stopping:
+            time.sleep(max(0.0, look_due - time.monotonic()))
+            look_due = time.monotonic() + _LOOK_GAP_SECONDS
             self._heard.clear()
             requeue_killed(lock, self._using)
             if self._serve_next(lock):
+                look_due = 0.0
                 continue
             self._remove_old_jobs(lock)
             if once:

@@ -37,6 +37,7 @@ from pipeline.models import Job, JobState
 from pipeline.progress import Progress
 from pipeline.spark_steps import spark_steps
 from streams.conf import stream_settings
+from streams.database import channel
 from streams.logs import get_logger
 
 if TYPE_CHECKING:
@@ -259,7 +260,7 @@ def queue_job(
     with transaction.atomic(using=alias):
         job = _queued(Job(kind=name, arguments=dict(checked), asked_by=by, confirmed_from=confirmed_from), alias)
         with connections[alias].cursor() as cursor:
-            cursor.execute("SELECT pg_notify(%s, %s)", [QUEUE_CHANNEL, str(job.pk)])
+            cursor.execute("SELECT pg_notify(%s, %s)", [channel(cursor, QUEUE_CHANNEL), str(job.pk)])
     return job
 
 
@@ -310,7 +311,7 @@ def _put_back(job: Job, using: str) -> None:
     """Queue a job again that did not fail; being told to end is no attempt."""
     with transaction.atomic(using=using), connections[using].cursor() as cursor:
         end_run(job, using, state=JobState.QUEUED, stage="", attempts=F("attempts") - 1)
-        cursor.execute("SELECT pg_notify(%s, %s)", [QUEUE_CHANNEL, str(job.pk)])
+        cursor.execute("SELECT pg_notify(%s, %s)", [channel(cursor, QUEUE_CHANNEL), str(job.pk)])
 
 
 def _fail(job: Job, using: str, error: BaseException, keeper: Keeper) -> None:

@@ -20,6 +20,7 @@ from pipeline.job_sql import KILLED_JOBS
 from pipeline.models import Job, JobState
 from streams.database import DatabaseError, direct_connection
 from streams.maintenance import asked_by
+from streams.schema_mark import marked_lock
 
 __all__ = [
     "CancelOutcome",
@@ -38,8 +39,9 @@ __all__ = [
     "storable_arguments",
 ]
 
-_LOCK = "SELECT pg_try_advisory_lock(hashtextextended('replsite.job:' || %s::text, 0))"
-_UNLOCK = "SELECT pg_advisory_unlock(hashtextextended('replsite.job:' || %s::text, 0))"
+_KEY = marked_lock("'replsite.job:' || %s::text")
+_LOCK = f"SELECT pg_try_advisory_lock({_KEY})"
+_UNLOCK = f"SELECT pg_advisory_unlock({_KEY})"
 _ASK_TO_END = """
 UPDATE pipeline_job SET cancel_asked_by = %(by)s, updated_at = clock_timestamp(),
     state = CASE WHEN state = 'queued' THEN 'cancelled' ELSE state END,

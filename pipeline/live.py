@@ -29,6 +29,7 @@ from streams.database import DatabaseError, direct_connection, dsn, explain
 from streams.errors import ReaderNameTaken
 from streams.logs import get_logger
 from streams.readers import stored_positions
+from streams.schema_mark import marked_lock
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -39,7 +40,7 @@ __all__ = ["TABLES", "LiveOptions", "run"]
 log = get_logger(__name__)
 TABLES = (STATISTICS, FeedsTable.name)
 """What can be kept current."""
-_LOCK = "SELECT pg_try_advisory_lock(hashtextextended('replsite.pipeline:live', 0))"
+_LOCK = "SELECT pg_try_advisory_lock(" + marked_lock("'replsite.pipeline:live'") + ")"
 _HOLDER = "SELECT address, process_id FROM streams_reader WHERE name = %s ORDER BY heartbeat_at DESC LIMIT 1"
 _POLL_SECONDS = 0.2
 _BEAT_SECONDS = 1.0

@@ -23,6 +23,7 @@ from replsite.snapshot_views import Snapshot
 from streams import database
 from streams.conf import stream_settings
 from streams.logs import Condition, get_logger
+from streams.schema_mark import marked_lock
 
 __all__ = ["CHANGES_KEPT", "Sampler", "write_step"]
 
@@ -30,7 +31,7 @@ log = get_logger(__name__)
 STEP_SECONDS = min(span.step_seconds for span in SPANS.values())
 CHANGES_KEPT = 100_000
 _KEPT_DAYS = 30
-_LOCK = "SELECT pg_try_advisory_lock(hashtextextended('replsite.sampler', 0))"
+_LOCK = "SELECT pg_try_advisory_lock(" + marked_lock("'replsite.sampler'") + ")"
 _PUT = """
 INSERT INTO streams_sample (step_seconds, stream, reader, at, position, waiting, seconds, severity, word)
 SELECT step, stream, reader, to_timestamp(floor(extract(epoch FROM %(at)s::timestamptz) / step) * step),

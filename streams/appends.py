@@ -252,7 +252,7 @@ class _Appending:
         sql = _sql(self.stream, message.model, message.columns, message.count, alone=bool(lock_of_message))
         again = bool(self.beside) and message.count == 1  # whoever appends so does it often
         values = [*message.values, self.tenure.name, self.tenure.lease, *lock_of_message]
-        lock = database.Statement(_LOCK, [database.append_key(self.tenure.name)], again)
+        lock = database.Statement(_LOCK, [self.tenure.append_key], again)
         return database.send_together(self.connection, [*self.beside, lock, database.Statement(sql, values, again)])
 
     def _in_callers_transaction(self, message: _Message) -> list[int]:

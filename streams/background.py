@@ -14,19 +14,21 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from streams import cache_feed, crowded, database, heartbeat, liveness, registry
 from streams.conf import stream_settings
 from streams.errors import StreamError
 from streams.logs import get_logger
-from streams.pokes import CHANNEL, Poke
-from streams.positions import active_and_retired
-from streams.readers import stored_positions
+from streams.pokes import CHANNEL, Poke, PokeJudge
+from streams.positions import ACTIVE, active_and_retired
+from streams.possible_positions import possible_positions
 
 if TYPE_CHECKING:
     from streams.appends import Doubt
+    from streams.readers import StoredPosition
     from streams.reservations import OpenTransaction
     from streams.tracker import PositionTracker
     from streams.writers import WriterProcess
@@ -48,8 +50,9 @@ ANNOUNCE_GAP_SECONDS = 0.005
 
 _ANNOUNCE = """
 WITH given AS (
-    SELECT * FROM unnest(%(streams)s::text[], %(positions)s::bigint[], %(last_writes)s::bigint[])
-        AS given (stream, position, last_write)
+    SELECT *, greatest(pg_sequence_last_value(to_regclass(sequence)), 1) AS given_out
+    FROM unnest(%(streams)s::text[], %(positions)s::bigint[], %(last_writes)s::bigint[], %(sequences)s::text[])
+        AS given (stream, position, last_write, sequence)
 ), moved AS (
     UPDATE streams_streamposition p SET
         position = given.position,
@@ -57,6 +60,7 @@ WITH given AS (
         last_advance_at = clock_timestamp(), updated_at = clock_timestamp()
     FROM given, streams_instance i
     WHERE p.stream = given.stream AND p.instance_name = %(name)s AND abs(given.position) > abs(p.position)
+      AND abs(given.position) <= given.given_out
       AND i.name = %(name)s AND i.lease = %(lease)s
     RETURNING p.stream, p.position
 )
@@ -81,6 +85,8 @@ class Background:
         self._hooks_lost: set[int] = set()
         self._doubts: list[Doubt] = []
         self._locks_kept = 0
+        self._judge = PokeJudge()
+        self._looked: dict[str, dict[str, StoredPosition]] = {}
         self._announced: dict[str, tuple[int, int]] = {}
         self._idle_due = self._beat_due = self._ask_due = self._turn_due = 0.0
         self._signalled = False
@@ -203,6 +209,8 @@ class Background:
         due = [self._beat_due]
         if self._writer.control.notifies:
             due.append(now)  # they came with the answer to something else, so the socket is silent
+        if (looks := self._judge.due_seconds) is not None:
+            due.append(now + looks)
         if self._asked:
             due.append(self._ask_due)
         if self._doubts:
@@ -235,30 +243,59 @@ class Background:
     def _hear(self, cursor: Any) -> None:
         control = self._writer.control
         control.poll()
-        while control.notifies:
-            own = control.notifies[0].pid == control.get_backend_pid()
-            self._take_over(cursor, Poke.parse(control.notifies[0].payload), own=own)
-            del control.notifies[0]  # not before: what an error has cut short is taken over again
+        heard = [(notify.pid, notify.payload) for notify in control.notifies]
+        own = (control.get_backend_pid(), self._writer.name)
+        if self._judge.own != own:
+            self._judge, self._looked = PokeJudge(own), {}
+        pokes = self._judge.judge(heard, lambda: nullcontext(cursor))
+        looks = {poke.stream for poke in pokes if poke.position is None}
+        try:
+            self._take_over(cursor, heard, pokes, looks)
+        except BaseException:
+            self._judge.look_again(looks)
+            raise
+        del control.notifies[: len(heard)]  # not before: what an error has cut short is taken over again
 
-    def _take_over(self, cursor: Any, poke: Poke, *, own: bool) -> None:
-        if poke.position is None and poke.writer == self._writer.name:
-            self._beat_due = 0.0  # somebody changed our own row: perhaps we are asked to leave
-        cache_feed.before_advance([poke.stream], cursor, self._writer.using, [poke])
-        if poke.position is not None and (stream := registry.find(poke.stream)) is not None:
-            for other in registry.sharing(stream):
-                if (sister := self._writer.trackers.get(other.name)) is not None:
-                    sister.observe(poke.position)
-        tracker = self._writer.trackers.get(poke.stream)
-        if tracker is None:
-            return
-        if poke.position is not None:
-            entering = self._writer.tenure.entering
-            if own and poke.writer == self._writer.name:
-                entering.discard(poke.stream)
-            if poke.stream not in entering:
-                tracker.advance(poke.writer, poke.position)
-        else:  # a writer came or went: look at the whole set
-            tracker.learn(*active_and_retired(stored_positions(cursor, [poke.stream]).get(poke.stream, {})))
+    def _take_over(
+        self, cursor: Any, heard: Sequence[tuple[int, str]], pokes: Sequence[Poke], looks: Collection[str]
+    ) -> None:
+        """Looks first: what is read now covers everything that was heard, and who came is known before others move on."""
+        found = self._look(cursor, looks)
+        if pokes:
+            cache_feed.before_advance({poke.stream for poke in pokes}, cursor, self._writer.using, pokes)
+        for stream, stored in found.items():
+            self._writer.trackers[stream].learn(*active_and_retired(stored))
+        came: set[str] = set()
+        for poke in pokes:
+            if poke.position is not None:
+                if poke.writer == self._writer.name:
+                    came.add(poke.stream)
+                self._advance(poke.stream, poke.writer, poke.position, came)
+        said = [Poke.parse(payload) for session, payload in heard if (session, self._writer.name) == self._judge.own]
+        came |= {poke.stream for poke in said if poke.writer == self._writer.name and poke.position is not None}
+        self._writer.tenure.entering -= came  # not before: what comes again after an error meets the same
+
+    def _advance(self, stream: str, writer: str, position: int, came: Collection[str]) -> None:
+        """``came`` are streams whose entry came back by now."""
+        for other in registry.sharing(registry.get(stream)):
+            if (sister := self._writer.trackers.get(other.name)) is not None:
+                sister.observe(position)
+        tracker = self._writer.trackers.get(stream)
+        if tracker is not None and (stream in came or stream not in self._writer.tenure.entering):
+            tracker.advance(writer, position)
+
+    def _look(self, cursor: Any, streams: Collection[str]) -> dict[str, dict[str, StoredPosition]]:
+        """What the table says of those that this process writes; also whether somebody changed its own row."""
+        trackers = self._writer.trackers
+        wanted = [stream for stream in streams if stream in trackers]
+        if not wanted:
+            return {}
+        found = possible_positions(cursor, wanted, self._looked)
+        self._looked.update(found)
+        own = [stored[self._writer.name] for stored in found.values() if self._writer.name in stored]
+        if any(at.state != ACTIVE for at in own):
+            self._beat_due = 0.0  # perhaps we are asked to leave
+        return found
 
     def _share_positions(self) -> None:
         """What this process wrote to one stream of a sequence moves the others: an ID of one is none of theirs."""
@@ -374,16 +411,31 @@ class Background:
             {
                 "streams": list(due),
                 "positions": [at * sign for (at, _), sign in zip(due.values(), signs, strict=True)],
+                "sequences": [registry.get(stream).declaration.sequence for stream in due],
                 "last_writes": [last * sign for (_, last), sign in zip(due.values(), signs, strict=True)],
                 "name": self._writer.name,
                 "lease": self._writer.lease,
-                "channel": CHANNEL,
+                "channel": database.channel(cursor, CHANNEL),
                 "lasting": self._may_be_forgotten(due),
             },
         )
+        if cursor.rowcount < len(due):
+            self._check_sequences(cursor, due)
         self._announced.update(due)
         self._turn_due = now + ANNOUNCE_GAP_SECONDS
         self._idle_due = now + stream_settings().announce_interval_seconds
+
+    def _check_sequences(self, cursor: Any, due: Mapping[str, tuple[int, int]]) -> None:
+        """Not all was stored: the table may have it already; or this process has a position whose ID was never given out.
+
+        What else such a tracker says cannot be right either, so the process begins anew, by what the tables say.
+        """
+        for stream, (position, _) in due.items():
+            given_out = registry.get(stream).sequence_value(cursor)
+            if position > max(given_out, 1):
+                self._writer.fenced(
+                    f"its position {position} on {stream} is above the sequence, which is at {given_out}"
+                )
 
     def _may_be_forgotten(self, due: Mapping[str, tuple[int, int]]) -> bool:
         """Whether a crash could have the server give out one of these IDs again: no commit wrote it to the disk."""

@@ -19,6 +19,7 @@ from django.db import OperationalError as DjangoOperationalError
 from django.db import connections
 
 from streams.conf import stream_settings
+from streams.schema_mark import SCHEMA_MARK, marked_channel
 
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
@@ -32,6 +33,7 @@ __all__ = [
     "OperationalError",
     "Statement",
     "append_key",
+    "channel",
     "connection_gone",
     "direct_connection",
     "dsn",
@@ -42,6 +44,7 @@ __all__ = [
     "read_in_order",
     "reader_key",
     "recorder_key",
+    "schema_mark",
     "send_together",
     "start_key",
     "trim_key",
@@ -304,10 +307,34 @@ def dsn(using: str | None = None) -> str:
     return str(psycopg2.extensions.make_dsn(**_parameters(using)))
 
 
-def _key(kind: str, name: str) -> int:
-    """64 bits for an advisory lock: two names share one with a chance of 1 in 10^19."""
-    digest = hashlib.blake2b(f"replsite.{kind}:{name}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big", signed=True)
+#: Connection -> the mark of the schema in which its site's tables are.
+_marks: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+
+
+def schema_mark(cursor: Any) -> str:
+    """What channels and locks of this site carry (``streams.schema_mark``); asked once for each connection."""
+    connection = cursor.connection
+    mark = _marks.get(connection)
+    if mark is None:
+        with connection.cursor() as asking:
+            asking.execute(f"SELECT {SCHEMA_MARK}")
+            mark = _marks[connection] = str(asking.fetchone()[0])
+    return mark
+
+
+def channel(cursor: Any, name: str) -> str:
+    """The site's channel of that name, for LISTEN and NOTIFY."""
+    return marked_channel(name, schema_mark(cursor))
+
+
+def _key(cursor: Any, kind: str, name: str) -> int:
+    """64 bits for an advisory lock of this site: two names share one with a chance of 1 in 10^19."""
+    mark = schema_mark(cursor)
+    return _key_of(f"replsite.{kind}@{mark}:{name}" if mark else f"replsite.{kind}:{name}")
+
+
+def _key_of(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big", signed=True)
 
 
 #: Part of a statement: sessions ``a`` that hold an advisory lock, which is the parameter; other sessions than our own.
@@ -319,36 +346,36 @@ WHERE l.locktype = 'advisory' AND l.objsubid = 1 AND l.granted AND a.pid <> pg_b
 """
 
 
-def writer_key(instance: str) -> int:
+def writer_key(cursor: Any, instance: str) -> int:
     """Held by the process that owns the writer name, for its life, as a session lock."""
-    return _key("writer", instance)
+    return _key(cursor, "writer", instance)
 
 
-def append_key(instance: str) -> int:
+def append_key(cursor: Any, instance: str) -> int:
     """Held, shared, by every transaction that appends as this writer; whoever gets it exclusively knows none is open."""
-    return _key("append", instance)
+    return _key(cursor, "append", instance)
 
 
-def reader_key(reader: str) -> int:
+def reader_key(cursor: Any, reader: str) -> int:
     """Held by the process that runs the named reader, as a session lock."""
-    return _key("reader", reader)
+    return _key(cursor, "reader", reader)
 
 
-def recorder_key(name: str) -> int:
+def recorder_key(cursor: Any, name: str) -> int:
     """Held by the process that records a foreign server under a name, as a session lock."""
-    return _key("recorder", name)
+    return _key(cursor, "recorder", name)
 
 
 def publisher_key(channel: str) -> int:
-    """Held by the server that publishes on a Redis channel, as a session lock."""
-    return _key("publisher", channel)
+    """Held by the server that publishes on a Redis channel, as a session lock: one, whatever schema its site is in."""
+    return _key_of(f"replsite.publisher:{channel}")
 
 
-def trim_key(stream: str) -> int:
+def trim_key(cursor: Any, stream: str) -> int:
     """Held while a stream is trimmed, as a session lock."""
-    return _key("trim", stream)
+    return _key(cursor, "trim", stream)
 
 
-def start_key(stream: str) -> int:
+def start_key(cursor: Any, stream: str) -> int:
     """Held while a writer enters a stream or its sequence is repaired."""
-    return _key("start", stream)
+    return _key(cursor, "start", stream)

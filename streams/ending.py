@@ -144,8 +144,8 @@ def holding(cursor: Any, writer: str) -> Holding:
         raise UnknownWriter(f"There is no writer {writer!r}. Writers: {known or 'none yet'}.")
     cursor.execute(_INSTANCE, [writer])
     _, host, process_id, command, heartbeat_at, silent_seconds = cursor.fetchone() or ("", "", None, "", None, 0.0)
-    held = _sessions(cursor, database.writer_key(writer))
-    found = _sessions(cursor, database.append_key(writer))
+    held = _sessions(cursor, database.writer_key(cursor, writer))
+    found = _sessions(cursor, database.append_key(cursor, writer))
     old = tuple(one for one in found if (one.open_seconds or 0.0) >= YOUNG_SECONDS)
     lock = held[0] if held else None
     return Holding(writer, host, process_id, command, heartbeat_at, silent_seconds, lock, old, rows)

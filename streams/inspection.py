@@ -68,6 +68,6 @@ def repair(cursor: Any, stream: Stream) -> int:
     Safe beside live writers. Raises ``SequenceBusy`` when they do not let go of it for a long jump. No row is removed.
     """
     with database.in_transaction(cursor):
-        cursor.execute("SELECT pg_advisory_xact_lock(%s)", [database.start_key(stream.name)])
+        cursor.execute("SELECT pg_advisory_xact_lock(%s)", [database.start_key(cursor, stream.name)])
         stream.set_sequence(cursor, _inspect(cursor, stream).wanted_sequence)
         return stream.sequence_value(cursor)

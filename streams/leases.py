@@ -59,6 +59,8 @@ class Held:
 
     name: str
     lease: int
+    append_key: int
+    """Locked, shared, by each transaction that appends under it."""
 
 
 def take(cursor: Any, pattern: str, identity: Identity, timeout_seconds: float) -> Held:
@@ -83,19 +85,19 @@ def take(cursor: Any, pattern: str, identity: Identity, timeout_seconds: float) 
     )
     lease = cursor.fetchone()[0]
     wait_for_open_transactions(cursor, name, timeout_seconds)
-    return Held(name, lease)
+    return Held(name, lease, database.append_key(cursor, name))
 
 
 def _lock_free_name(cursor: Any, pattern: str) -> str:
     candidates = [numbered_name(pattern, n) for n in range(1, _MOST_NUMBERS)] if is_pattern(pattern) else [pattern]
     for name in candidates:
-        cursor.execute("SELECT pg_try_advisory_lock(%s)", [database.writer_key(name)])
+        cursor.execute("SELECT pg_try_advisory_lock(%s)", [database.writer_key(cursor, name)])
         if cursor.fetchone()[0]:
             return name
     # A session of a process just gone may still be ending, or somebody may be looking at whether it is dead.
-    if not is_pattern(pattern) and _lock_in_time(cursor, database.writer_key(pattern), _ENDING_SECONDS):
+    if not is_pattern(pattern) and _lock_in_time(cursor, database.writer_key(cursor, pattern), _ENDING_SECONDS):
         return pattern
-    holder = describe_lock_holder(cursor, database.writer_key(candidates[0]))
+    holder = describe_lock_holder(cursor, database.writer_key(cursor, candidates[0]))
     raise WriterNameTaken(
         f"Writer name {pattern!r} is taken: {_describe_instance(cursor, candidates[0])}{holder}. Stop that process, or give "
         f"this one another name with REPLSITE_INSTANCE (a pattern such as web-{{n}} takes the lowest free number)."
@@ -124,7 +126,7 @@ def describe_lock_holder(cursor: Any, key: int) -> str:
 
 def wait_for_open_transactions(cursor: Any, name: str, timeout_seconds: float) -> None:
     """Get the append lock exclusively once: it proves that no transaction of an earlier holder is open."""
-    key = database.append_key(name)
+    key = database.append_key(cursor, name)
     if _lock_in_time(cursor, key, timeout_seconds):
         cursor.execute("SELECT pg_advisory_unlock(%s)", [key])
         return
@@ -200,7 +202,7 @@ def mark_draining(cursor: Any, name: str, asked_by: str) -> list[str]:
         )
         SELECT stream, pg_notify(%(channel)s, stream || ' ' || %(name)s) FROM marked ORDER BY stream
         """,
-        {"name": name, "by": asked_by, "channel": CHANNEL},
+        {"name": name, "by": asked_by, "channel": database.channel(cursor, CHANNEL)},
     )
     return [row[0] for row in cursor.fetchall()]
 

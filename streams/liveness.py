@@ -88,7 +88,7 @@ def resolve_dead_writers(cursor: Any, resolved_by: str) -> list[Resolution]:
 
 def resolve_writer(cursor: Any, name: str, resolved_by: str) -> list[Resolution]:
     """Retire one writer if it is proven dead; an empty list means that it lives, or that a transaction of it is open."""
-    keys = database.writer_key(name), database.append_key(name)
+    keys = database.writer_key(cursor, name), database.append_key(cursor, name)
     held = []
     try:
         for key in keys:

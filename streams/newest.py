@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from streams.database import schema_mark
+
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
 
@@ -37,7 +39,11 @@ def keep_newest(connection: BaseDatabaseWrapper, table: FactTable, facts: Sequen
 
 def keep_newest_of(cursor: Any, table: FactTable, values: Sequence[str]) -> None:
     """Delete all but the newest row for each of these values; in the transaction that inserted rows with them."""
-    parameters: dict[str, Any] = {"table": f"replsite.newest:{table.name}", "mask": _LOCKS - 1, "values": list(values)}
+    parameters: dict[str, Any] = {
+        "table": f"replsite.newest:{table.name}{schema_mark(cursor)}",
+        "mask": _LOCKS - 1,
+        "values": list(values),
+    }
     cursor.execute(_LOCK, parameters)
     cursor.execute(
         f"""

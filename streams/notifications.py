@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import select
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
@@ -26,15 +26,12 @@ RETRY_SECONDS = 0.2
 class NotifyListener(Generic[T]):
     """Calls ``on_heard`` with what was heard, and with an empty list after each (re)connection ("look at everything").
 
-    ``parse`` makes something of a payload; it must not fail. The callback runs in the listener's thread and must be quick.
-    ``start`` raises when the first connection fails.
+    A subclass says in ``take`` what notifications mean: every role that may connect can send them. The callback runs in the
+    listener's thread and must be quick. ``start`` raises when the first connection fails.
     """
 
-    def __init__(
-        self, channel: str, parse: Callable[[str], T], on_heard: Callable[[list[T]], None], using: str | None, name: str
-    ) -> None:
+    def __init__(self, channel: str, on_heard: Callable[[list[T]], None], using: str | None, name: str) -> None:
         self._channel = channel
-        self._parse = parse
         self._on_heard = on_heard
         self._using = using
         self._name = name
@@ -51,6 +48,17 @@ class NotifyListener(Generic[T]):
         self._connect()
         self._wake_read, self._wake_write = os.pipe()
         self._thread.start()
+
+    def take(self, heard: Sequence[tuple[int, str]]) -> list[T]:
+        """What notifications, as (sending session, payload), mean; in the listener's thread, which may use its connection."""
+        raise NotImplementedError
+
+    def due_seconds(self) -> float | None:
+        """When ``take`` is to be called though nothing is heard; None: never."""
+        return None
+
+    def connected(self) -> None:
+        """A (new) connection listens: what was heard on an earlier one is covered by the look at everything."""
 
     def lost(self) -> None:
         """The connection was lost: nothing is heard until ``on_heard`` is called with an empty list."""
@@ -80,7 +88,8 @@ class NotifyListener(Generic[T]):
     def _connect(self) -> None:
         self._connection = database.direct_connection(self._using, application_name=f"replsite {self._name}")
         with self._connection.cursor() as cursor:
-            cursor.execute(f"LISTEN {self._channel}")
+            cursor.execute(f"LISTEN {database.channel(cursor, self._channel)}")
+        self.connected()
 
     def _run(self) -> None:
         connected = True
@@ -102,16 +111,18 @@ class NotifyListener(Generic[T]):
                     self._take_nudge()
 
     def _hear(self) -> None:
-        ready, _, _ = select.select(
-            [self._connection, self._wake_read], [], [], RETRY_SECONDS if self._missed else None
-        )
+        waits = RETRY_SECONDS if self._missed else self.due_seconds()
+        if self._connection.notifies:
+            waits = 0.0  # they came with the answer to a question, so the socket is silent
+        ready, _, _ = select.select([self._connection, self._wake_read], [], [], waits)
         if self._wake_read in ready and self._take_nudge():
             self._call(self.nudged)
         if self._stopping.is_set():
             return
         self._connection.poll()
-        heard = [self._parse(notify.payload) for notify in self._connection.notifies]
+        given = [(notify.pid, notify.payload) for notify in self._connection.notifies]
         self._connection.notifies.clear()
+        heard = self.take(given)
         if heard or self._missed:
             self._tell(heard)
 

@@ -2,17 +2,23 @@
 
 A poke says ``stream writer position`` at most, and may be lost: whoever listens also looks at the table of positions after
 each (re)connection and now and then. It never carries facts.
+
+Every role that may connect can say one. ``PokeJudge`` lets a position pass that the session of its writer's lock has said; all
+else means "look at the table", a bounded number of times (``streams.trust``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from streams import database, registry
 from streams.notifications import NotifyListener
+from streams.trust import LOOK_GAP_SECONDS, Cursor, WriterSessions
 
-__all__ = ["CHANNEL", "Poke", "PokeListener", "poke"]
+__all__ = ["CHANNEL", "Poke", "PokeJudge", "PokeListener", "poke"]
 
 CHANNEL = "replsite_streams"
 _MOST_DIGITS = 18  # a bigint holds each such number
@@ -38,11 +44,88 @@ class Poke:
 def poke(cursor: Any, stream: str, writer: str, position: int | None = None) -> None:
     """Tell everybody, once the cursor's transaction is committed; without a position: the set of writers changed."""
     payload = f"{stream} {writer}" if position is None else f"{stream} {writer} {position}"
-    cursor.execute("SELECT pg_notify(%s, %s)", [CHANNEL, payload])
+    cursor.execute("SELECT pg_notify(%s, %s)", [database.channel(cursor, CHANNEL), payload])
+
+
+class PokeJudge:
+    """What notifications tell, whoever sent them; for one thread at a time.
+
+    Positions that are handed out were said by the session of their writer's lock. A stream of which something else was said is
+    handed out once, without writer and position, and nothing else of it. A enters the stream at 5 and takes 6, B says 7: taken
+    over without A's word, which could not be proved yet, B's would have the linear position pass 6. ``own`` is the session
+    and the name of the caller, if it is a writer itself.
+    """
+
+    def __init__(self, own: tuple[int, str] | None = None) -> None:
+        self.own = own
+        self._sessions = WriterSessions()
+        self._look_due = 0.0
+        self._waiting: set[str] = set()
+
+    def forget(self) -> None:
+        """The caller looks at everything: nothing that was heard so far has to be looked up any more."""
+        self._waiting = set()
+        self._sessions.forget()
+
+    def look_again(self, streams: set[str]) -> None:
+        """The caller could not look at these streams."""
+        self._waiting |= streams
+
+    @property
+    def due_seconds(self) -> float | None:
+        """When there is something to hand out though nothing is heard; None: never."""
+        return max(0.0, self._look_due - time.monotonic()) if self._waiting else None
+
+    def judge(self, heard: Sequence[tuple[int, str]], cursor: Cursor) -> list[Poke]:
+        """What is to be done about notifications, given as (session, payload) in the order in which they came.
+
+        Of streams that this program does not know nothing is kept. Raises what a lost connection does.
+        """
+        given = [(session, Poke.parse(payload)) for session, payload in heard]
+        given = [(session, poke) for session, poke in given if registry.find(poke.stream) is not None]
+        now = time.monotonic()
+        is_due = now >= self._look_due
+        looked = not self._sessions.is_fresh(now) and any(self._may_be_proved(*one) for one in given)
+        if looked:
+            self._sessions.look(cursor)
+        unclear = self._unclear(given)
+        if is_due and not looked and any(self._may_be_proved(*one) and not self._is_proved(*one) for one in given):
+            self._sessions.look(cursor)  # a writer came, or took its name again in another session
+            unclear = self._unclear(given)
+        proved = [poke for _, poke in given if poke.stream not in unclear]
+        if not unclear or not is_due:
+            self._waiting = unclear
+            return proved
+        self._look_due, self._waiting = now + LOOK_GAP_SECONDS, set()
+        return [Poke(stream, "", None) for stream in sorted(unclear)] + proved
+
+    def _unclear(self, given: Sequence[tuple[int, Poke]]) -> set[str]:
+        return self._waiting | {poke.stream for session, poke in given if not self._is_proved(session, poke)}
+
+    def _may_be_proved(self, session: int, poke: Poke) -> bool:
+        return poke.position is not None and (session, poke.writer) != self.own
+
+    def _is_proved(self, session: int, poke: Poke) -> bool:
+        if poke.position is None:
+            return False
+        return (session, poke.writer) == self.own or self._sessions.speaks_for(session, poke.writer)
 
 
 class PokeListener(NotifyListener[Poke]):
     """Calls ``on_pokes`` with what was heard, and with an empty list after each (re)connection ("look at everything")."""
 
     def __init__(self, on_pokes: Callable[[list[Poke]], None], using: str | None = None, name: str = "reader") -> None:
-        super().__init__(CHANNEL, Poke.parse, on_pokes, using, f"pokes {name}")
+        super().__init__(CHANNEL, on_pokes, using, f"pokes {name}")
+        self._judge = PokeJudge()
+
+    def take(self, heard: Sequence[tuple[int, str]]) -> list[Poke]:
+        """Only what is proved, and what has to be looked up."""
+        return self._judge.judge(heard, self._connection.cursor)
+
+    def due_seconds(self) -> float | None:
+        """Streams may wait for their look."""
+        return self._judge.due_seconds
+
+    def connected(self) -> None:
+        """Everything is going to be looked at."""
+        self._judge.forget()

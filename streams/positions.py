@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 __all__ = [
+    "ACTIVE",
     "DRAINING",
     "RETIRED",
     "Stored",
@@ -19,6 +20,8 @@ __all__ = [
     "positions_to_show",
 ]
 
+#: State of a writer that writes (``streams.models.WriterState``).
+ACTIVE = "active"
 #: State of a writer that takes no part in the linear position any more (``streams.models.WriterState``).
 RETIRED = "retired"
 #: State of a writer on its way out: it counts until what it has open is complete.

@@ -147,7 +147,7 @@ class Recorder:
 
     def _open(self, cursor: Any) -> dict[str, dict[str, int]]:
         name = self._about["name"]
-        cursor.execute("SELECT pg_try_advisory_lock(%s)", [database.recorder_key(name)])
+        cursor.execute("SELECT pg_try_advisory_lock(%s)", [database.recorder_key(cursor, name)])
         if not cursor.fetchone()[0]:
             cursor.execute("SELECT host, process_id FROM streams_recordedserver WHERE name = %s", [name])
             host, process_id = cursor.fetchone() or ("?", "?")
@@ -188,7 +188,7 @@ class Recorder:
     def _transaction(self) -> Any:
         """On the session that holds the name; a new one has to take it first."""
         with self._connection.cursor() as cursor:
-            cursor.execute("SELECT pg_try_advisory_lock(%s)", [database.recorder_key(self._about["name"])])
+            cursor.execute("SELECT pg_try_advisory_lock(%s)", [database.recorder_key(cursor, self._about["name"])])
             if not cursor.fetchone()[0]:
                 raise RecorderBusy(f"Another process took over the record {self._about['name']!r}.")
             with database.in_transaction(cursor):

@@ -205,7 +205,7 @@ class Reservation:
 
     def _take_ids(self, writer: WriterProcess, tenure: Tenure) -> tuple[int, bool, list[int]]:
         values = {
-            "key": database.append_key(tenure.name),
+            "key": tenure.append_key,
             "lease": tenure.lease,
             "name": tenure.name,
             "sequence": self.stream.declaration.sequence,
@@ -326,7 +326,7 @@ class Reservation:
     def _hold_append_lock(self) -> None:
         """Take the append lock again: rolling back to a savepoint, perhaps one made by hand, gives back what came after it."""
         with self._connection.cursor() as cursor:
-            cursor.execute(_LOCK_AGAIN, {"key": database.append_key(self._tenure.name), "name": self._tenure.name})
+            cursor.execute(_LOCK_AGAIN, {"key": self._tenure.append_key, "name": self._tenure.name})
             fresh, lease = cursor.fetchone()
         if not fresh:
             self._check_lease(self._record.writer)

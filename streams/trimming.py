@@ -269,7 +269,7 @@ def trim(cursor: Any, request: TrimRequest, pause: Callable[[float], object] = t
 
 @contextmanager
 def _only_one(cursor: Any, stream: Stream) -> Iterator[None]:
-    key = database.trim_key(stream.name)
+    key = database.trim_key(cursor, stream.name)
     cursor.execute("SELECT pg_try_advisory_lock(%s)", [key])
     if not cursor.fetchone()[0]:
         raise TrimBusy(

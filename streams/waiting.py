@@ -24,7 +24,7 @@ from streams.conf import stream_settings
 from streams.errors import TokenError, WaitTimedOut
 from streams.pokes import Poke, PokeListener
 from streams.positions import active_and_retired, linear_position
-from streams.readers import stored_positions, writer_names
+from streams.readers import StoredPosition, stored_positions, writer_names
 from streams.tokens import VectorToken
 from streams.tracker import PositionTracker, TrackerState
 from streams.waiters import Waiter, WaitingRoom, has_reached
@@ -37,6 +37,7 @@ __all__ = ["DEFAULT_SECONDS", "Token", "await_for", "forget_views", "timed_out",
 #: A position, a vector, or a token in text form, perhaps with its epoch.
 Token = int | VectorToken | str
 DEFAULT_SECONDS = 5.0
+_Found = dict[str, dict[str, StoredPosition]]
 
 #: Stream -> waits that timed out in this process, for metrics.
 timed_out: Counter[str] = Counter()
@@ -226,10 +227,11 @@ class _View:
 
     def _heard(self, pokes: list[Poke]) -> None:
         """In the listener's thread; none: look at everything."""
-        cache_feed.before_advance({poke.stream for poke in pokes} or None, using=self._using, pokes=pokes)
         look = {poke.stream for poke in pokes if poke.position is None or self._may_start_anew(poke.stream)}
-        if look or not pokes:
-            self._look(sorted(look) if pokes else None)
+        looked = self._look(sorted(look) if pokes else None) if look or not pokes else None
+        cache_feed.before_advance({poke.stream for poke in pokes} or None, using=self._using, pokes=pokes)
+        if looked is not None:
+            self._learn(*looked)
         with self._lock:
             for poke in pokes:
                 if poke.position is not None and poke.stream not in look:
@@ -250,10 +252,13 @@ class _View:
             with self._connection.cursor() as cursor:
                 crowded.look_after(cursor, dropped)
 
-    def _look(self, streams: list[str] | None) -> None:
+    def _look(self, streams: list[str] | None) -> tuple[str, _Found]:
+        """The epoch and the stored positions; before caches drop what these make old."""
         with self._connection.cursor() as cursor:
             epoch = self._epoch if streams is not None else epochs.epoch_to_see(cursor)
-            found = stored_positions(cursor, streams)
+            return epoch, stored_positions(cursor, streams)
+
+    def _learn(self, epoch: str, found: _Found) -> None:
         with self._lock:
             if epochs.is_another_life(self._epoch, epoch):  # a restored database lacks what was seen
                 self._trackers.clear()

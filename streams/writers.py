@@ -81,6 +81,8 @@ class Tenure:
 
     name: str
     lease: int
+    append_key: int = 0
+    """Locked, shared, by each transaction that appends under the lease."""
     trackers: dict[str, PositionTracker] = field(default_factory=dict)
     entering: set[str] = field(default_factory=set)
 
@@ -189,7 +191,7 @@ class WriterProcess:
             with control.cursor() as cursor:
                 epochs.current_epoch(cursor)  # a restored database is noticed before anything is written to it
                 held = leases.take(cursor, pattern, _identity(), stream_settings().lease_timeout_seconds)
-                cursor.execute(f"LISTEN {CHANNEL}")
+                cursor.execute(f"LISTEN {database.channel(cursor, CHANNEL)}")
                 cursor.execute(_ANNOUNCEMENTS_WAIT_LESS)
         except BaseException:
             control.close()
@@ -197,7 +199,7 @@ class WriterProcess:
         return control, held
 
     def _install(self, control: Any, held: leases.Held) -> None:
-        self.control, self.tenure = control, Tenure(held.name, held.lease)
+        self.control, self.tenure = control, Tenure(held.name, held.lease, held.append_key)
         self.condition = Condition.HOLDING
         log.info("writer.holds_name", writer=self.name, lease=self.lease)
 
@@ -281,7 +283,7 @@ class WriterProcess:
             liveness.resolve_writer(cursor, writer, self.name)
 
     def _start_on(self, cursor: Any, stream: Stream) -> PositionTracker:
-        cursor.execute("SELECT pg_advisory_xact_lock(%s)", [database.start_key(stream.name)])
+        cursor.execute("SELECT pg_advisory_xact_lock(%s)", [database.start_key(cursor, stream.name)])
         stored = stored_positions(cursor, [stream.name]).get(stream.name, {})
         if stream.declaration.in_memory and all(w == self.name or at.state == RETIRED for w, at in stored.items()):
             stream.begin_anew(cursor)

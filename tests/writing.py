@@ -9,7 +9,7 @@ from typing import Any
 
 from django.db import connection, connections
 
-from streams import database, registry
+from streams import database, leases, registry
 from streams.models import CacheInvalidation
 from streams.readers import StoredPosition, linear_position, stored_positions
 from tests.waiting import wait_until
@@ -56,6 +56,14 @@ def wait_for_linear(position: int, seconds: float = 5.0) -> None:
 def session() -> Iterator[Any]:
     """A cursor on a connection of its own, in autocommit mode."""
     with closing(database.direct_connection(application_name="test")) as own, own.cursor() as cursor:
+        yield cursor
+
+
+@contextmanager
+def other_writer(name: str) -> Iterator[Any]:
+    """A cursor of a session that holds the name of a writer, as another process would: what it says of that writer counts."""
+    with session() as cursor:
+        leases.take(cursor, name, leases.Identity("far", 1, "x"), 1.0)
         yield cursor
 
 

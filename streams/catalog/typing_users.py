@@ -20,6 +20,7 @@ from streams.catalog.models import Typing
 from streams.conf import stream_settings
 from streams.errors import StreamError, UnusableFact
 from streams.logs import Condition, get_logger
+from streams.schema_mark import marked_lock
 from streams.writers import before_leaving, current_writer
 
 __all__ = ["expire_typing", "set_typing", "stop_expiry", "typing_in"]
@@ -29,7 +30,7 @@ _NOT_EXPIRED = Condition(log, "typing.not_expired", "typing.expired_again")
 LONGEST_TIMEOUT_SECONDS = 120.0
 _RETRY_SECONDS = 1.0
 
-_LOCK_ROOM = "SELECT pg_advisory_xact_lock(hashtextextended('replsite.typing:' || %s, 0))"
+_LOCK_ROOM = "SELECT pg_advisory_xact_lock(" + marked_lock("'replsite.typing:' || %s") + ")"
 _START = """
 INSERT INTO streams_typinguser AS t (room_id, user_id, since, until)
 VALUES (%(room)s, %(user)s, clock_timestamp(), clock_timestamp() + make_interval(secs => %(seconds)s))

@@ -115,7 +115,7 @@ class ReaderLock:
 
 def hold_name(cursor: Any, reader: str) -> None:
     """Lock a reader's name for the life of the cursor's session; raises ``ReaderNameTaken``, which names the holder."""
-    key = database.reader_key(reader)
+    key = database.reader_key(cursor, reader)
     cursor.execute("SELECT pg_try_advisory_lock(%s)", [key])
     if cursor.fetchone()[0]:
         return

@@ -20,7 +20,8 @@ from streams import database, epochs, liveness, registry
 from streams.conf import stream_settings
 from streams.declaration import StreamDeclaration
 from streams.pokes import Poke
-from streams.readers import StoredPosition, rows_that_are_there, stored_positions
+from streams.possible_positions import possible_positions
+from streams.readers import StoredPosition, rows_that_are_there
 from streams.replication.errors import DatabaseRestored
 from streams.replication.heard import HeardPositions
 from streams.replication.line_sql import can_write_lines, lines_sql, take_lines
@@ -142,7 +143,7 @@ class Backlog:
         return self._heard.of(only)
 
     def _look(self, cursor: Any, only: Collection[str] | None) -> dict[str, dict[str, StoredPosition]]:
-        found = stored_positions(cursor, None if only is None else list(only))
+        found = possible_positions(cursor, None if only is None else sorted(only), self._heard.known)
         self._heard.looked(found, only)
         return found
 

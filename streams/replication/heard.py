@@ -1,9 +1,10 @@
 """Stored positions as the last look at their table and the pokes since then tell them.
 
-A poke is sent by the commit that stores a position, and pokes come in the order of commits. So the position of a known
-writer need not be read again when a poke has brought it: a round trip less between a commit and its followers. Whatever else
-happened (a writer came or went) comes as a poke without a position, of an unknown or retired writer, or below what is known,
-and is looked up. So is every poke of a stream that may begin anew: a late one could be of its last life.
+A poke with a position was said by the session of its writer's lock (``streams.pokes.PokeJudge``), in the commit that stores
+it, and pokes come in the order of commits. So the position of a known writer need not be read again when a poke has brought
+it: a round trip less between a commit and its followers. Whatever else happened (a writer came or went) comes as a poke without
+a position, of an unknown or retired writer, or below what is known, and is looked up. So is every poke of a stream that may
+begin anew: a late one could be of its last life.
 
 Assumes that pokes are given in the order in which they came, and none is left out: one of a writer that came back, believed
 after one of a later commit, would find followers told already that this writer has nothing up to there. Whoever may have
@@ -28,6 +29,11 @@ class HeardPositions:
     def __init__(self, may_begin_anew: Collection[str] = ()) -> None:
         self._may_begin_anew = frozenset(may_begin_anew)
         self._known: dict[str, dict[str, StoredPosition]] = {}
+
+    @property
+    def known(self) -> Mapping[str, Mapping[str, StoredPosition]]:
+        """All that is known."""
+        return self._known
 
     def forget(self) -> None:
         """A poke may be lost, or a look has failed: nothing is known any more."""

@@ -1,8 +1,10 @@
 """What one worker tells all others is passed on: to every other connection here, and by NOTIFY to those of other servers.
 
-Such commands are hints, not facts: losing one is harmless, and none is stored. Lines travel as base64 in pieces, since a
-payload of NOTIFY holds no NUL and fewer than 8,000 bytes. Commands that 1.43 does not know go only to clients that said one
-themselves: others would end the connection. Assumes a single event loop.
+Such commands are hints, not facts: losing one is harmless, and none is stored. Only those in ``RELAYED`` are passed on, on
+either side, and from other servers only what a session said whose role may write (``streams.trust``): NOTIFY is free to every
+role that may connect. Lines travel as base64 in pieces, since a payload of NOTIFY holds no NUL and fewer than 8,000 bytes.
+Commands that 1.43 does not know go only to clients that said one themselves: others would end the connection. Assumes a
+single event loop.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import base64
 import binascii
 import uuid
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from streams import database
@@ -33,6 +35,7 @@ from streams.replication.errors import CommandError
 from streams.replication.flushing import Flusher
 from streams.replication.hearing import tell
 from streams.replication.peers import Peer
+from streams.trust import TrustedSessions
 
 __all__ = ["CHANNEL", "RELAYED", "Part", "Relay", "notify_all", "parts_of"]
 
@@ -45,6 +48,11 @@ PART_BYTES = 7_000
 #: Lines that wait for the database, and unfinished messages of other servers; more is dropped and counted.
 WAITING_LIMIT_BYTES = 256 * 1024
 GAP_SECONDS = 0.05
+#: A message of one server has no more parts than this, and its names are no longer.
+_MOST_PARTS = 2 * WAITING_LIMIT_BYTES // PART_BYTES
+_MOST_NAME = 64
+#: Unfinished messages of other servers.
+_MOST_UNFINISHED = 1_000
 
 
 class Part(NamedTuple):
@@ -60,9 +68,12 @@ class Part(NamedTuple):
     def parse(cls, payload: str) -> Part | None:
         """Read a payload; None for what is none of ours."""
         fields = payload.split(" ")
-        if len(fields) != 5 or not (fields[2].isdecimal() and fields[3].isdecimal()):
+        if len(fields) != 5 or max(len(fields[0]), len(fields[1])) > _MOST_NAME:
             return None
-        return cls(fields[0], fields[1], int(fields[2]), int(fields[3]), fields[4])
+        if not all(text.isdecimal() and len(text) < 5 for text in fields[2:4]):
+            return None
+        number, parts = int(fields[2]), int(fields[3])
+        return cls(fields[0], fields[1], number, parts, fields[4]) if number < parts <= _MOST_PARTS else None
 
 
 def parts_of(server: str, data: bytes) -> list[str]:
@@ -75,7 +86,25 @@ def parts_of(server: str, data: bytes) -> list[str]:
 
 def notify_all(cursor: Any, server: str, data: bytes) -> None:
     """Tell the lines to every server; the parts of a message stay together, since they come from one transaction."""
-    cursor.execute("SELECT pg_notify(%s, part) FROM unnest(%s::text[]) AS part", [CHANNEL, parts_of(server, data)])
+    channel = database.channel(cursor, CHANNEL)
+    cursor.execute("SELECT pg_notify(%s, part) FROM unnest(%s::text[]) AS part", [channel, parts_of(server, data)])
+
+
+class _Listener(NotifyListener[Part]):
+    """Hears what other servers say."""
+
+    def __init__(self, relay: Relay, using: str) -> None:
+        super().__init__(CHANNEL, relay.heard_in_thread, using, "relay")
+        self._relay = relay
+        self._trusted = TrustedSessions()
+
+    def take(self, heard: Sequence[tuple[int, str]]) -> list[Part]:
+        """Parts that a server's session sent; the rest is counted and dropped."""
+        trusted = self._trusted.of({session for session, _ in heard}, self._connection.cursor) if heard else set()
+        parts = [Part.parse(payload) for session, payload in heard if session in trusted]
+        known = [part for part in parts if part is not None]
+        self._relay.dropped["relay"] += len(heard) - len(known)
+        return known
 
 
 class Relay:
@@ -88,10 +117,11 @@ class Relay:
         self._waiting: dict[bytes, None] = {}
         self._waiting_bytes = 0
         self._unfinished: dict[tuple[str, str], list[str]] = {}
+        self._unfinished_bytes = 0
         using = broadcaster.settings.database
         self._connection = database.KeptConnection(using, "replsite relay")
         self._flusher: Flusher[bytes] | None = None
-        self._listener = NotifyListener(CHANNEL, Part.parse, self._heard_in_thread, using, "relay")
+        self._listener = _Listener(self, using)
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def start(self) -> None:
@@ -119,17 +149,24 @@ class Relay:
         if any(command.WORD in LATER_WORDS for command in commands):
             sender.knows_later_commands = True
         self._tell_here(commands, sender)
-        for command in commands:
+        for command in self._only_relayed(commands):
             self._wait(command)
         if self._flusher is not None:
             self._flusher.wake()
 
     # --- here -----------------------------------------------------------------------------------------------------
 
+    def _only_relayed(self, commands: Iterable[Command]) -> Iterator[Command]:
+        for command in commands:
+            if isinstance(command, RELAYED):
+                yield command
+            else:
+                self.dropped["relay"] += 1
+
     def _tell_here(self, commands: Iterable[Command], sender: Peer | None) -> None:
         known: list[Command] = []
         later: list[Command] = []
-        for command in commands:
+        for command in self._only_relayed(commands):
             (later if command.WORD in LATER_WORDS else known).append(command)
             tell(command)
         if known:
@@ -161,27 +198,34 @@ class Relay:
 
     # --- from other servers ---------------------------------------------------------------------------------------
 
-    def _heard_in_thread(self, parts: list[Part | None]) -> None:
+    def heard_in_thread(self, parts: list[Part]) -> None:
+        """In the listener's thread."""
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._heard, parts)
 
-    def _heard(self, parts: list[Part | None]) -> None:
+    def _heard(self, parts: list[Part]) -> None:
         if not parts:
-            self._unfinished.clear()  # a new connection: the rest of what was under way will not come
+            self._forget_unfinished()  # a new connection: the rest of what was under way will not come
         for part in parts:
-            if part is not None and part.server != self._key:
+            if part.server != self._key:
                 self._take(part)
+
+    def _forget_unfinished(self) -> None:
+        self._unfinished.clear()
+        self._unfinished_bytes = 0
 
     def _take(self, part: Part) -> None:
         key = part.server, part.message
         pieces = self._unfinished.setdefault(key, [])
         pieces.append(part.text)
+        self._unfinished_bytes += len(part.text)
         if len(pieces) < part.parts:
-            if sum(len(text) for others in self._unfinished.values() for text in others) > 2 * WAITING_LIMIT_BYTES:
-                self._unfinished.clear()
+            if len(self._unfinished) > _MOST_UNFINISHED or self._unfinished_bytes > 2 * WAITING_LIMIT_BYTES:
+                self._forget_unfinished()
                 self.dropped["relay"] += 1
             return
         del self._unfinished[key]
+        self._unfinished_bytes -= sum(map(len, pieces))
         try:
             lines = base64.b64decode("".join(pieces), validate=True).decode("utf-8").split("\n")
             self._tell_here([parse_line(line) for line in lines if line], None)

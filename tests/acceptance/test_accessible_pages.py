@@ -39,7 +39,7 @@ def holding(transactional_db):
     holder = database.direct_connection(application_name="test")
     with holder, holder.cursor() as cursor:
         for name in ("web-1", "web-3"):
-            cursor.execute("SELECT pg_advisory_lock(%s)", [database.writer_key(name)])
+            cursor.execute("SELECT pg_advisory_lock(%s)", [database.writer_key(cursor, name)])
     yield
     holder.close()
 

@@ -14,7 +14,7 @@ from streams import background
 from streams.models import StreamPosition
 from streams.writers import Condition, WriterProcess, current_writer
 from tests.waiting import wait_until
-from tests.writing import append, in_thread, linear, session, stored, stream, wait_for_linear
+from tests.writing import append, in_thread, linear, other_writer, session, stored, stream, wait_for_linear
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -101,7 +101,7 @@ def test_notifications_that_came_with_an_answer_are_heard(idle):
     writer = current_writer()
     writer._background._beat_due = time.monotonic() + 60
     position = stored()["master"].position
-    with writer.control_cursor() as cursor, session() as other:
+    with other_writer("ghost") as other, writer.control_cursor() as cursor:
         other.execute("SELECT pg_notify('replsite_streams', %s)", [f"caches ghost {position + 5}"])
         cursor.execute("SELECT pg_sleep(0.05)")
         assert writer.control.notifies

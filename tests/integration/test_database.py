@@ -84,9 +84,9 @@ def test_dsn_is_enough_to_connect():
 
 
 def test_lock_keys_differ_by_kind_and_name_and_fit():
-    keys = {
-        make(name) for make in (database.writer_key, database.append_key, database.start_key) for name in ("a", "b")
-    }
+    kinds = (database.writer_key, database.append_key, database.start_key)
+    with connection.cursor() as cursor:
+        keys = {make(cursor, name) for make in kinds for name in ("a", "b")}
     assert len(keys) == 6
     assert all(-(2**63) <= key < 2**63 for key in keys)
 

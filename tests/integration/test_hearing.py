@@ -8,7 +8,7 @@ from streams import cache_feed
 from streams.pokes import poke
 from streams.writers import current_writer
 from tests.waiting import wait_until
-from tests.writing import append, session
+from tests.writing import append, other_writer
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -25,7 +25,7 @@ def test_a_poke_that_met_an_error_is_taken_over_again(monkeypatch):
         real(streams, cursor, using, pokes)
 
     monkeypatch.setattr(cache_feed, "before_advance", fail_once)
-    with session() as cursor:
+    with other_writer("late") as cursor:
         poke(cursor, "caches", "late", 1_000)
-    wait_until(lambda: tracker.raw_positions.get("late") == 1_000, 10, "the writer that came late is known")
+        wait_until(lambda: tracker.raw_positions.get("late") == 1_000, 10, "the writer that came late is known")
     assert failed

@@ -18,7 +18,9 @@ ME = leases.Identity("here", 4711, "manage.py serve")
 def test_each_holder_gets_a_new_lease():
     for expected in (1, 2, 3):
         with session() as cursor:
-            assert leases.take(cursor, "north", ME, 1.0) == leases.Held("north", expected)
+            assert leases.take(cursor, "north", ME, 1.0) == leases.Held(
+                "north", expected, database.append_key(cursor, "north")
+            )
 
 
 def test_place_of_the_holder_is_kept():
@@ -40,7 +42,7 @@ def test_refusal_names_the_holder_and_its_session():
 
 def test_lock_of_a_stranger_is_named_too():
     with session() as first, session() as second:
-        first.execute("SELECT pg_advisory_lock(%s)", [database.writer_key("north")])
+        first.execute("SELECT pg_advisory_lock(%s)", [database.writer_key(first, "north")])
         with pytest.raises(WriterNameTaken, match="it is locked"):
             leases.take(second, "north", ME, 1.0)
 
@@ -48,7 +50,7 @@ def test_lock_of_a_stranger_is_named_too():
 def test_open_transaction_of_an_earlier_holder_is_named():
     with session() as ghost, session() as cursor:
         ghost.execute("BEGIN")
-        ghost.execute("SELECT pg_advisory_xact_lock_shared(%s)", [database.append_key("north")])
+        ghost.execute("SELECT pg_advisory_xact_lock_shared(%s)", [database.append_key(ghost, "north")])
         with pytest.raises(WriterBusy) as error:
             leases.take(cursor, "north", ME, 0.05)
         assert f"database session {ghost.connection.info.backend_pid}" in str(error.value)
@@ -60,7 +62,7 @@ def test_open_transaction_of_an_earlier_holder_is_named():
 def test_taking_waits_for_the_end_of_an_open_transaction():
     with session() as ghost, session() as cursor:
         ghost.execute("BEGIN")
-        ghost.execute("SELECT pg_advisory_xact_lock_shared(%s)", [database.append_key("north")])
+        ghost.execute("SELECT pg_advisory_xact_lock_shared(%s)", [database.append_key(ghost, "north")])
         timer = threading.Timer(0.1, lambda: ghost.execute("ROLLBACK"))
         timer.start()
         assert leases.take(cursor, "north", ME, 5.0).lease == 1

@@ -46,7 +46,7 @@ def ghost() -> Iterator[Any]:
         leases.store_entry(entering, registry.get("caches"), "dead", 1)
     with session() as cursor:
         cursor.execute("BEGIN")
-        cursor.execute("SELECT pg_advisory_xact_lock_shared(%s)", [database.append_key("dead")])
+        cursor.execute("SELECT pg_advisory_xact_lock_shared(%s)", [database.append_key(cursor, "dead")])
         cursor.execute("SELECT nextval('streams_cacheinvalidation_seq')")
         number = cursor.fetchone()[0]
         cursor.execute(
@@ -97,7 +97,7 @@ def test_locks_are_given_back(ghost):
     ghost.execute("ROLLBACK")
     with session() as cursor, session() as other:
         resolve_writer(cursor, "dead", "test")
-        other.execute("SELECT pg_try_advisory_lock(%s)", [database.writer_key("dead")])
+        other.execute("SELECT pg_try_advisory_lock(%s)", [database.writer_key(other, "dead")])
         assert other.fetchone() == (True,)
 
 

@@ -273,7 +273,7 @@ def append_lock_holders() -> bool:
     from streams import database
 
     with session() as cursor:
-        cursor.execute("SELECT pg_try_advisory_lock(%s)", [database.append_key("master")])
+        cursor.execute("SELECT pg_try_advisory_lock(%s)", [database.append_key(cursor, "master")])
         return not cursor.fetchone()[0]
 
 

@@ -121,7 +121,7 @@ def test_retire_refuses_while_a_transaction_is_open(run_manage, ghost):
     from streams.database import append_key
 
     with transaction.atomic(), connection.cursor() as cursor:
-        cursor.execute("SELECT pg_advisory_xact_lock_shared(%s)", [append_key("ghost")])
+        cursor.execute("SELECT pg_advisory_xact_lock_shared(%s)", [append_key(cursor, "ghost")])
         done = run_manage("streams", "retire", "ghost")
     assert done.returncode == 1
     assert "a transaction of it is still open (database session" in done.stderr

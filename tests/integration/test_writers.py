@@ -78,7 +78,7 @@ def test_pattern_takes_the_lowest_free_number(another):
 
 def test_a_session_that_is_just_ending_does_not_take_the_name():
     holder = database.direct_connection(application_name="test")
-    holder.cursor().execute("SELECT pg_advisory_lock(%s)", [database.writer_key("master")])
+    holder.cursor().execute("SELECT pg_advisory_lock(%s)", [database.writer_key(holder.cursor(), "master")])
     threading.Timer(0.2, holder.close).start()
     assert append()
 
@@ -415,7 +415,7 @@ def test_naive_reading_by_id_loses_what_ours_does_not():
 def test_session_sees_the_lock():
     append()
     with session() as cursor:
-        cursor.execute("SELECT pg_try_advisory_lock(%s)", [database.writer_key("master")])
+        cursor.execute("SELECT pg_try_advisory_lock(%s)", [database.writer_key(cursor, "master")])
         assert cursor.fetchone() == (False,)
 
 

@@ -3,6 +3,8 @@
 
 -- Where the writers are, and the epoch that tokens belong to.
 GRANT SELECT ON streams_streamposition, streams_epoch TO replsite_reader;
+-- Which session speaks for which writer: saves whoever waits for positions a look at the table after each notification.
+GRANT SELECT (name, state, lock_backend_pid) ON streams_instance TO replsite_reader;
 -- Events, their bytes and graph.
 GRANT SELECT ON events_event, events_eventjson, events_eventedge, events_eventauth, events_room, events_timelinegap
     TO replsite_reader;

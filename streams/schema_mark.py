@@ -1,0 +1,32 @@
+"""What tells sites in different schemas of one database apart (pure).
+
+Tables, sequences and rows belong to a schema; channels of NOTIFY and advisory locks belong to the whole database. So their
+names carry the schema in which the site has its tables. In ``public`` they carry nothing: processes of a version that
+knew no mark meet those of this one there.
+"""
+
+from __future__ import annotations
+
+__all__ = ["SCHEMA_MARK", "marked_channel", "marked_lock"]
+
+#: An expression: empty for a site in ``public``, else a short word for its schema. Before the first migration the schema in
+#: which the tables are going to be made.
+SCHEMA_MARK = """(
+    SELECT CASE WHEN name = 'public' THEN '' ELSE to_hex(hashtextextended(name, 0)) END FROM (
+        SELECT coalesce(
+            (SELECT n.nspname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+             WHERE c.oid = to_regclass('streams_streamposition')),
+            current_schema(), 'public'
+        )::text AS name
+    ) AS site
+)"""
+
+
+def marked_channel(channel: str, mark: str) -> str:
+    """The channel of a site with that mark."""
+    return f"{channel}_{mark}" if mark else channel
+
+
+def marked_lock(name: str) -> str:
+    """An expression: the key of the site's lock on ``name``, an expression of type text."""
+    return f"hashtextextended({name} || {SCHEMA_MARK}, 0)"
