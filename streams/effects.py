@@ -6,14 +6,16 @@ transaction itself computes them anew each time (``is_changed_here``), and every
 
 from __future__ import annotations
 
+import json
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from django.db.models.expressions import DatabaseDefault
+from django.db.models.expressions import BaseExpression
 
 from streams import cache_feed
+from streams.declaration import ColumnKind
 from streams.invalidations import Drop, all_stores, apply_drops, drops_nothing
 from streams.newest import keep_newest
 
@@ -81,8 +83,16 @@ def _may_drop_here(stream: Stream, facts: Sequence[Fact]) -> bool:
 
 
 def _values(table: FactTable, fact: Fact) -> list[Any]:
-    attributes = {field.column: field.attname for field in fact._meta.concrete_fields}
-    return [getattr(fact, attributes[column.name]) for column in table.columns]
+    """The values of the columns as they are stored: JSON as other processes are going to read it."""
+    fields = {field.column: field for field in fact._meta.concrete_fields}
+    values: list[Any] = []
+    for column in table.columns:
+        field = fields[column.name]
+        value = getattr(fact, field.attname)
+        if column.kind is ColumnKind.JSON and value is not None and not isinstance(value, BaseExpression):
+            value = json.loads(json.dumps(value, cls=getattr(field, "encoder", None)))
+        values.append(value)
+    return values
 
 
 def _drops(stream: Stream, connection: BaseDatabaseWrapper, by_table: Mapping[str, Sequence[Fact]]) -> frozenset[Drop]:
@@ -91,7 +101,7 @@ def _drops(stream: Stream, connection: BaseDatabaseWrapper, by_table: Mapping[st
     for table in stream.declaration.tables:
         for fact in by_table[table.name]:
             values = _values(table, fact)
-            if stream.dropped_caches and any(isinstance(value, DatabaseDefault) for value in values):
+            if stream.dropped_caches and any(isinstance(value, BaseExpression) for value in values):
                 # The key may be what only the database knows.
                 drops |= {Drop(cache, None) for cache in stream.dropped_caches}
             else:
