@@ -98,7 +98,8 @@ def rows_sql(
 
     Columns: token, writer, received_at (``with_times``), then those that travel, or all (``stored``), as ``row_of`` takes
     them. The limit is applied in the order of the ID alone, which the index gives: asked for more, PostgreSQL may sort all
-    rows there are to hand out a thousand. The order within a token is made afterwards; a token that the limit cuts is never used (`cut_whole_tokens`).
+    rows there are to hand out a thousand. The order within a token is made afterwards; a token that the limit cuts is never
+    used (`cut_whole_tokens`).
     """
     token = token_sql(declaration, table)
     times = [table.received_column] if with_times else []
