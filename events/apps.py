@@ -12,9 +12,13 @@ class EventsConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        """Offer made-up events to the load generator."""
+        """Offer made-up events to the load generator; say which rows change the state of rooms."""
+        from events.catalog import BACKFILL, EVENTS  # noqa: PLC0415
         from events.load import BackfillLoad, EventLoad  # noqa: PLC0415 - needs the models
-        from streams import load  # noqa: PLC0415
+        from events.state_changes import BackfillStateChanges, EventsStateChanges  # noqa: PLC0415
+        from streams import load, registry  # noqa: PLC0415
 
         load.register("events", EventLoad)
         load.register("backfill", BackfillLoad)
+        registry.get(EVENTS.name).state_changes = EventsStateChanges()
+        registry.get(BACKFILL.name).state_changes = BackfillStateChanges()

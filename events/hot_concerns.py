@@ -71,7 +71,7 @@ def _of_events(row: Any) -> Iterable[Concern]:
 
 
 def _of_caches(row: Any) -> Iterable[Concern]:
-    """The marks that ask for a whole answer, and users whose membership changed without an event (``invalidate_room_state``)."""
+    """The marks that ask for a whole answer, and users whose membership changed, with or without an event."""
     if row[0] == RESYNC_USER:
         yield from ((Kind.USER, user) for user in row[1] or ())
     elif row[0] == ROOM_STATE:

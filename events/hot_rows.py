@@ -12,7 +12,7 @@ from typing import Any
 from events.hot_stream import ONE_LANE, Lane
 from streams.declaration import FactTable, StreamDeclaration
 from streams.positions import linear_position
-from streams.queries import FactRow, order_sql, token_sql
+from streams.queries import FactRow, column_sql, order_sql, row_of, token_sql
 from streams.readers import StoredPosition, rows_between, rows_that_are_there
 from streams.trim_marks import trim_mark
 
@@ -65,7 +65,8 @@ def newest_rows(cursor: Any, declaration: StreamDeclaration, upto: Mapping[str, 
         found = cursor.fetchall()
         if len(found) >= limit:
             below = max(below, found[-1][0])  # of its last fact there may be more rows
-        rows += [FactRow(row[0], row[1], table.row(row[2:]), None) for row in found]  # type: ignore[arg-type]
+        make = row_of(table)
+        rows += [FactRow(row[0], row[1], make(row[2:]), None) for row in found]  # type: ignore[arg-type]
     covered = [row for row in rows if row.token <= upto.get(ONE_LANE if declaration.in_memory else row.writer, -1)]
     gone = trim_mark(cursor, declaration.name).writers
     lost = {ONE_LANE: max(gone.values(), default=0)} if declaration.in_memory else gone
@@ -75,7 +76,7 @@ def newest_rows(cursor: Any, declaration: StreamDeclaration, upto: Mapping[str, 
 
 def _newest_sql(declaration: StreamDeclaration, table: FactTable) -> str:
     token = token_sql(declaration, table)
-    columns = ", ".join([token, table.writer_column, *(column.name for column in table.columns)])
+    columns = ", ".join([token, table.writer_column, *map(column_sql, table.columns)])
     where = f"{table.id_column} <= %(high)s::bigint" + (f" AND ({table.where})" if table.where else "")
     order = order_sql(declaration, table, newest_first=True)
     return f"SELECT {columns} FROM {table.name} WHERE {where} ORDER BY {order} LIMIT %(limit)s::bigint"

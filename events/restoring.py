@@ -23,11 +23,13 @@ from events.errors import PositionsTaken
 from events.models import Event, EventVisibility
 from events.purge_batch import settle_state
 from events.redaction_rules import may_redact
+from events.state_changes import users_of
 from events.stored_states import StoredStates
 from events.visibility_rebuild import rebuild_visibility
 from state.auth_rules import AuthRules
 from state.room_versions import room_version
 from streams import registry
+from streams.caching import invalidate_room_state
 from streams.models import CacheInvalidation
 
 __all__ = [
@@ -274,7 +276,8 @@ def restore_events(room_id: str, mapping: str, using: str, done: EventsRestored,
         ):
             cursor.execute(statement.format(mapping=mapping), names)
         leaves = cursor.rowcount
-        done.redacted += _redact_late(cursor, room_id, using)
+        redacted = _redact_late(cursor, room_id, using)
+        done.redacted += len(redacted)
         cursor.execute(_COUNTS)
         new, placed = cursor.fetchone()
         if leaves and not whole:
@@ -282,6 +285,9 @@ def restore_events(room_id: str, mapping: str, using: str, done: EventsRestored,
         cursor.execute("DROP TABLE restored_fate, restored_below; TRUNCATE restored_event")
     if not whole:
         tell_of_restored()
+        states = [(event.type, event.state_key) for event in redacted if event.state_key is not None]
+        if states:
+            invalidate_room_state(room_id, [user for entry in states for user in users_of(*entry)])
     done.restored += new
     done.placed += placed
     done.here += given - new - placed
@@ -301,12 +307,12 @@ def _check_positions(cursor: Any) -> None:
         )
 
 
-def _redact_late(cursor: Any, room_id: str, using: str) -> int:
-    """Flag targets whose redaction came while they were away."""
+def _redact_late(cursor: Any, room_id: str, using: str) -> list[Event]:
+    """Flag targets whose redaction came while they were away; returns those."""
     cursor.execute(_LATE_REDACTIONS, {"room": room_id})
     pairs: Sequence[tuple[str, str]] = cursor.fetchall()
     if not pairs:
-        return 0
+        return []
     cursor.execute("SELECT room_version FROM events_room WHERE room_id = %s", [room_id])
     version = room_version(cursor.fetchone()[0])
     events = {
@@ -315,14 +321,14 @@ def _redact_late(cursor: Any, room_id: str, using: str) -> int:
     }
     keys = [("m.room.create", ""), ("m.room.power_levels", "")]
     states = StoredStates((e.state_group for e in events.values() if e.state_group is not None), keys, using)
-    flagged = 0
+    flagged: list[Event] = []
     for redaction_id, target_id in pairs:
         redaction, target = events[redaction_id], events[target_id]
         before = states.state(redaction.state_group)
         levels = AuthRules(version).levels(before, before.get(keys[0])) if before is not None else None
         if may_redact(redaction, target, version, levels):
             cursor.execute(_REDACTED, [redaction_id, target_id])
-            flagged += cursor.rowcount
+            flagged += [target] * cursor.rowcount
     return flagged
 
 

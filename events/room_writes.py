@@ -17,6 +17,7 @@ from django.db.models import Model
 from events.catalog import BACKFILL, EVENTS
 from events.gap_filling import write_filled
 from events.models import (
+    CurrentState,
     CurrentStateDelta,
     Event,
     EventAuth,
@@ -29,12 +30,14 @@ from events.models import (
 from events.parsing import ParsedEvent
 from events.room_batch import RoomChanges
 from events.room_history import EVENT_COLUMNS, event_row
+from events.state_changes import users_of
 from events.stored_room import StoredRoom
 from events.visibility_rebuild import rebuild_visibility
 from state.models import StateGroup, StateGroupDelta
 from state.store import reserve_group_ids
 from streams import registry
 from streams.appends import append_facts
+from streams.caching import invalidate_room_states
 from streams.database import Statement, send_together
 from streams.facts import Fact
 from streams.inserts import insert_statements
@@ -170,9 +173,12 @@ def write_rooms(
         writers = [_Room(writing, *room, positions, groups_of) for room, groups_of in zip(rooms, groups, strict=True)]
         for writer in writers:
             writer.collect(stored_outliers)
+        told = [(writer.room_id, users) for writer in writers if (users := writer.changed_members()) is not None]
         writing.send(_shares(writing.facts, lives, olds), using)
         for writer in writers:
             writer.finish(using)
+    if told:  # late: readers of the stream ``caches`` wait for its position until the transaction ends
+        invalidate_room_states(told, using)
     return positions
 
 
@@ -326,6 +332,32 @@ class _Room:
 
     def _say_after(self, text: str, *values: Any) -> None:
         self._writing.after.append(Statement(text, values))
+
+    @property
+    def room_id(self) -> str:
+        """The room."""
+        return self._room.room_id
+
+    def changed_members(self) -> list[str] | None:
+        """The users whose membership in the current state changes; None when that state stays as it is.
+
+        Processes of this program learn of most changes from the rows of ``events``. Workers of 1.43 drop their cached
+        values for the row of ``caches`` that goes with every change. Called before the rows are written.
+        """
+        changes, known = self._changes, self._stored.events
+        if changes.current_unresolved and not self._room.current_state_unresolved:
+            members = CurrentState.objects.using(self._stored.using).filter(room_id=self.room_id, type="m.room.member")
+            return list(members.values_list("state_key", flat=True))
+        users = {user for _, kind, key, _, _ in changes.state_changes for user in users_of(kind, key)}
+        # A redaction that has a row itself tells of its target; those that came earlier count, or count no longer, since now.
+        new = {event.event_id for event in changes.events}
+        rejected = set(changes.filled.rejected)
+        unflagged = [event.redacts or "" for event in changes.filled.events if event.event_id in rejected]
+        late = [target for target, redaction in changes.redacted.items() if not new.intersection((target, redaction))]
+        targets = [event for event_id in (*late, *unflagged) if (event := known.get(event_id)) is not None]
+        states = [event for event in targets if event.is_state]
+        users.update(user for event in states for user in users_of(event.type, event.state_key or ""))
+        return sorted(users) if changes.state_changes or states else None
 
     # --- what makes way, and what is added ----------------------------------------------------------------------
     def _make_way(self, stored_outliers: Collection[str]) -> None:

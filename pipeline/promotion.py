@@ -19,6 +19,7 @@ from django.db import connections, transaction
 from events.catalog import BACKFILL, EVENTS
 from pipeline.staging import OWN_COLUMNS, ROOMY, table_name
 from streams import registry
+from streams.caching import invalidate_room_states
 from streams.writers import current_writer
 
 __all__ = ["EVENTS_PER_BATCH", "LoadedRoom", "batches", "promote", "ready_rooms"]
@@ -161,6 +162,14 @@ WHERE {_of_batch("b")} AND {_of_batch("r")} AND e.stream_ordering > 0 GROUP BY r
 """
 
 
+#: The rooms that have a current state, with their members.
+_MEMBERS = f"""
+SELECT r.room_id, coalesce(array_agg(c.state_key) FILTER (WHERE c.type = 'm.room.member'), '{{{{}}}}')
+FROM {{result_current}} c JOIN {{result_room}} r USING (room_no)
+WHERE {_of_batch("c")} AND {_of_batch("r")} GROUP BY r.room_id ORDER BY r.room_id
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class LoadedRoom:
     """A room whose rows are staged and ready: its number and how many IDs it needs of each stream."""
@@ -252,6 +261,11 @@ class _Batch:
         writer = {"writer": current_writer(self._using).name}
         self._join(_ORDERED, writer)
         self._run(_GAPS, writer)
+        self._run(_MEMBERS)
+        if (
+            rooms := self._cursor.fetchall()
+        ):  # late: readers of ``caches`` wait for its position until the transaction ends
+            invalidate_room_states(rooms, self._using)
 
     def _reserve(self, stream: str, count: int) -> list[int]:
         ids: list[int] = []

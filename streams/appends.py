@@ -82,7 +82,7 @@ def append_facts(
     """
     check_new_facts(stream, facts)
     alias = using or stream_settings().database
-    message = None if has_effects(stream) else _message(facts, connections[alias])
+    message = None if has_effects(stream, facts) else _message(facts, connections[alias])
     if message is None and beside:
         database.send_together(connections[alias], beside)
     elif message is not None:

@@ -19,7 +19,7 @@ from typing import Any
 from streams import database, epochs, registry
 from streams.conf import stream_settings
 from streams.errors import ResyncNeeded
-from streams.invalidations import all_stores, apply_drops, drops_nothing
+from streams.invalidations import all_stores, apply_drops
 from streams.logs import get_logger
 from streams.pokes import Poke, PokeListener
 from streams.positions import linear_position
@@ -118,7 +118,8 @@ class CacheFeed:
 
     def before_advance(self, streams: Collection[str] | None, cursor: Any = None) -> None:
         """Drop what everything that is announced of these streams makes old."""
-        names = {stream.name for stream in _dropping() if streams is None or stream.name in streams}
+        found = (stream for stream in _dropping() if stream.drops_now())
+        names = {stream.name for stream in found if streams is None or stream.name in streams}
         if not names or not self.is_hearing:
             return
         with self._lock:
@@ -142,7 +143,13 @@ class CacheFeed:
         self._own.difference_update([(stream, number) for number in ids])
 
     def _catch_up(self, cursor: Any, names: Collection[str] | None) -> None:
+        """Read on. A stream whose rows drop nothing in this process yet gets its cursor, and is read from there later.
+
+        A function that depends on rooms' state may be declared at any time. Its values are computed after that, so a change
+        that one of them lacks lies above the cursor.
+        """
         streams = [stream for stream in _dropping() if names is None or stream.name in names]
+        streams = [stream for stream in streams if stream.name not in self._cursors or stream.drops_now()]
         if not streams:
             return
         found = stored_positions(cursor, [stream.name for stream in streams])
@@ -171,9 +178,8 @@ class CacheFeed:
             while after < upto and count < MOST_ROWS:
                 rows, after = rows_that_are_there(cursor, stream.declaration, writer, after, upto, ROWS_PER_READ)
                 count += len(rows)
-                for row in rows:
-                    if (stream.name, row.token) not in self._own:
-                        apply_drops(stream.drops(row.row))
+                others = [row.row for row in rows if (stream.name, row.token) not in self._own]
+                apply_drops(stream.drops_of(cursor, others))
                 self._own.difference_update([(stream.name, row.token) for row in rows])
             check_not_trimmed(cursor, stream.name, VectorToken(begin), writer)
             if after >= upto:
@@ -191,8 +197,8 @@ class CacheFeed:
 
 
 def _dropping() -> list[Stream]:
-    """The streams whose rows drop cached values."""
-    return [stream for stream in registry.all_streams() if stream.drops is not drops_nothing]
+    """The streams whose rows can drop cached values."""
+    return [stream for stream in registry.all_streams() if stream.may_drop()]
 
 
 _feeds: dict[str, CacheFeed] = {}

@@ -10,7 +10,7 @@
 
 Keys are strings, values anything that nobody changes in place. ``async def`` functions are awaited, and have ``ainvalidate``
 and ``ainvalidate_all``. Another stream can drop values with its own rows: ``caches={"get_order_status": ["order_id"]}`` on its
-declaration. Values that depend on a room's current state say so with ``room_state=``, and ``invalidate_room_state`` drops them.
+declaration. Values that depend on a room's current state say so with ``room_state=``: each change of that state drops them.
 
 What is promised: a value that was dropped is never served again, though a computation of before may still be under way;
 nothing is kept while this process cannot hear of other processes' changes; a transaction sees what it has changed itself.
@@ -40,7 +40,7 @@ from streams.invalidations import ROOM_STATE, StateRule, depends_on_room_state, 
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
 
-__all__ = ["AsyncCachedFunction", "CachedFunction", "cached", "invalidate_room_state"]
+__all__ = ["AsyncCachedFunction", "CachedFunction", "cached", "invalidate_room_state", "invalidate_room_states"]
 
 T = TypeVar("T")
 _FROZEN = (ISOLATION_LEVEL_REPEATABLE_READ, ISOLATION_LEVEL_SERIALIZABLE)
@@ -74,9 +74,17 @@ def cached(name: str, *, max_entries: int = 10_000, room_state: StateRule | None
     return _Decorate(name, max_entries, room_state)
 
 
-def invalidate_room_state(room_id: str, user_ids: Iterable[str] = ()) -> list[int]:
-    """The current state of a room changed, and the membership of these users: drop all that depends on it, everywhere."""
-    return _append([(ROOM_STATE, keys) for keys in room_state_keys(room_id, user_ids)])
+def invalidate_room_state(room_id: str, user_ids: Iterable[str] = (), using: str | None = None) -> list[int]:
+    """The current state of a room changed, and the membership of these users: drop all that depends on it, everywhere.
+
+    ``events`` does this for every change that it stores.
+    """
+    return invalidate_room_states([(room_id, user_ids)], using)
+
+
+def invalidate_room_states(rooms: Iterable[tuple[str, Iterable[str]]], using: str | None = None) -> list[int]:
+    """``invalidate_room_state`` of several rooms, in one go; late in a transaction, because readers wait for its end."""
+    return _append([(ROOM_STATE, keys) for room, users in rooms for keys in room_state_keys(room, users)], using)
 
 
 class _Cached(Generic[T]):
@@ -208,10 +216,11 @@ class _Fill:
             self._store.finish(self._ticket, self._value)
 
 
-def _append(rows: list[tuple[str, list[str] | None]]) -> list[int]:
+def _append(rows: list[tuple[str, list[str] | None]], using: str | None = None) -> list[int]:
     from streams.models import CacheInvalidation  # noqa: PLC0415 - functions are decorated before Django's apps are loaded
 
-    return registry.get("caches").append(*(CacheInvalidation(cache_name=name, keys=keys) for name, keys in rows))
+    facts = [CacheInvalidation(cache_name=name, keys=keys) for name, keys in rows]
+    return registry.get("caches").append(*facts, using=using)
 
 
 def _connection() -> BaseDatabaseWrapper:

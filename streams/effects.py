@@ -6,14 +6,16 @@ transaction itself computes them anew each time (``is_changed_here``), and every
 
 from __future__ import annotations
 
+import json
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from django.db.models.expressions import DatabaseDefault
+from django.db.models.expressions import BaseExpression
 
 from streams import cache_feed
+from streams.declaration import ColumnKind
 from streams.invalidations import Drop, all_stores, apply_drops, drops_nothing
 from streams.newest import keep_newest
 
@@ -40,9 +42,9 @@ class _Pending:
 _pending: weakref.WeakKeyDictionary[BaseDatabaseWrapper, list[_Pending]] = weakref.WeakKeyDictionary()
 
 
-def has_effects(stream: Stream) -> bool:
-    """Whether inserting facts of the stream has to be followed by something."""
-    return _drops_here(stream) or any(table.newest_per for table in stream.declaration.tables)
+def has_effects(stream: Stream, facts: Sequence[Fact]) -> bool:
+    """Whether inserting these facts has to be followed by something."""
+    return _may_drop_here(stream, facts) or any(table.newest_per for table in stream.declaration.tables)
 
 
 def take_effect(
@@ -50,15 +52,12 @@ def take_effect(
 ) -> None:
     """What follows from these facts, in the transaction that has just inserted them."""
     by_table = {table.name: [f for f in facts if f._meta.db_table == table.name] for table in stream.declaration.tables}
-    drops: set[Drop] = set()
     for table in stream.declaration.tables:
         if table.newest_per and by_table[table.name]:
             keep_newest(connection, table, by_table[table.name])
-        if _drops_here(stream):
-            for fact in by_table[table.name]:
-                drops |= _drops(stream, table, fact)
-    if _drops_here(stream):
-        _drop_at_end(stream, connection, record, frozenset(drops), [abs(getattr(f, f.id_field)) for f in facts])
+    if _may_drop_here(stream, facts):
+        drops = _drops(stream, connection, by_table)
+        _drop_at_end(stream, connection, record, drops, [abs(getattr(f, f.id_field)) for f in facts])
 
 
 def is_changed_here(connection: BaseDatabaseWrapper, cache: str, key: Key) -> bool:
@@ -70,16 +69,45 @@ def is_changed_here(connection: BaseDatabaseWrapper, cache: str, key: Key) -> bo
     return any(Drop(cache, key) in pending.drops or Drop(cache, None) in pending.drops for pending in waiting)
 
 
-def _drops_here(stream: Stream) -> bool:
-    return stream.drops is not drops_nothing and bool(all_stores())
+def _may_drop_here(stream: Stream, facts: Sequence[Fact]) -> bool:
+    """Whether these facts may make values of this process old; most events change no room's state."""
+    if not (all_stores() and stream.drops_now()):
+        return False
+    if stream.drops is not drops_nothing or stream.state_changes is None:
+        return True
+    tables = {table.name: table for table in stream.declaration.tables}
+    may_change = stream.state_changes.may_change
+    return any(
+        may_change(table.row(_values(table, fact))) for fact in facts if (table := tables.get(fact._meta.db_table))
+    )
 
 
-def _drops(stream: Stream, table: FactTable, fact: Fact) -> set[Drop]:
-    attributes = {field.column: field.attname for field in fact._meta.concrete_fields}
-    values: list[Any] = [getattr(fact, attributes[column.name]) for column in table.columns]
-    if stream.dropped_caches and any(isinstance(value, DatabaseDefault) for value in values):
-        return {Drop(cache, None) for cache in stream.dropped_caches}  # the key may be what only the database knows
-    return set(stream.drops(table.row(values)))
+def _values(table: FactTable, fact: Fact) -> list[Any]:
+    """The values of the columns as they are stored: JSON as other processes are going to read it."""
+    fields = {field.column: field for field in fact._meta.concrete_fields}
+    values: list[Any] = []
+    for column in table.columns:
+        field = fields[column.name]
+        value = getattr(fact, field.attname)
+        if column.kind is ColumnKind.JSON and value is not None and not isinstance(value, BaseExpression):
+            value = json.loads(json.dumps(value, cls=getattr(field, "encoder", None)))
+        values.append(value)
+    return values
+
+
+def _drops(stream: Stream, connection: BaseDatabaseWrapper, by_table: Mapping[str, Sequence[Fact]]) -> frozenset[Drop]:
+    drops: set[Drop] = set()
+    rows: list[Sequence[Any]] = []
+    for table in stream.declaration.tables:
+        for fact in by_table[table.name]:
+            values = _values(table, fact)
+            if stream.dropped_caches and any(isinstance(value, BaseExpression) for value in values):
+                # The key may be what only the database knows.
+                drops |= {Drop(cache, None) for cache in stream.dropped_caches}
+            else:
+                rows.append(table.row(values))
+    with connection.cursor() as cursor:
+        return frozenset(drops | stream.drops_of(cursor, rows))
 
 
 def _drop_at_end(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from streams.cache_store import CacheStore, Key
 
@@ -20,13 +20,16 @@ __all__ = [
     "Drop",
     "Drops",
     "KeyRule",
+    "StateChanges",
     "StateRule",
     "all_stores",
+    "any_depends_on_room_state",
     "apply_drops",
     "depends_on_room_state",
     "drops_nothing",
     "drops_of_caches_row",
     "drops_of_columns",
+    "drops_of_room_state",
     "register",
     "room_state_keys",
 ]
@@ -53,6 +56,16 @@ KeyRule = Sequence[str] | Callable[[Sequence[Any]], Iterable[Key] | None]
 StateRule = Callable[[str, Sequence[str]], Iterable[Key] | None]
 
 
+class StateChanges(Protocol):
+    """The rooms whose current state rows of a stream change."""
+
+    def may_change(self, row: Sequence[Any]) -> bool:
+        """Whether a row can change the state of a room; only such rows are given to ``changed``."""
+
+    def changed(self, cursor: Any, rows: Sequence[Sequence[Any]]) -> Iterable[tuple[str, Sequence[str]]]:
+        """Rooms, each with the users whose membership changed. ``cursor`` sees the rows as they are stored."""
+
+
 def drops_nothing(row: Sequence[Any]) -> Iterable[Drop]:
     """No cached value depends on the rows."""
     return ()
@@ -77,6 +90,11 @@ def all_stores() -> Mapping[str, CacheStore]:
 def depends_on_room_state(cache: str, rule: StateRule) -> None:
     """That cache's values depend on rooms' current state."""
     _state_rules[cache] = rule
+
+
+def any_depends_on_room_state() -> bool:
+    """Whether a cache of this process depends on rooms' current state."""
+    return bool(_state_rules)
 
 
 def drops_of_columns(names: Sequence[str], caches: Mapping[str, KeyRule]) -> Drops:
@@ -109,8 +127,16 @@ def drops_of_caches_row(row: Sequence[Any]) -> Iterable[Drop]:
     if name != ROOM_STATE:
         yield Drop(name, None if keys is None else tuple(keys))
         return
+    if keys:
+        yield from drops_of_room_state(keys[0], keys[1:])
+    else:
+        yield from (Drop(cache, None) for cache in _state_rules)
+
+
+def drops_of_room_state(room_id: str, user_ids: Sequence[str]) -> Iterable[Drop]:
+    """What drops when the state of the room changed, and the membership of these users."""
     for cache, rule in _state_rules.items():
-        found = rule(keys[0], keys[1:]) if keys else None
+        found = rule(room_id, user_ids)
         if found is None:
             yield Drop(cache, None)
         else:

@@ -6,24 +6,28 @@ Names of tables and columns come from declarations, never from input.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cache
 from typing import Any, TypeVar
 
-from streams.declaration import FactTable, StreamDeclaration
+from streams.declaration import Column, ColumnKind, FactTable, StreamDeclaration
 
 __all__ = [
     "NEWEST_EPOCH",
     "STORED_POSITIONS",
     "FactRow",
     "bounds_sql",
+    "column_sql",
     "cut_whole_tokens",
     "ids_between_sql",
     "ids_sql",
     "maximum_sql",
     "order_sql",
     "read_whole",
+    "row_of",
     "rows_sql",
     "sequence_sql",
     "token_sql",
@@ -92,14 +96,15 @@ def rows_sql(
 ) -> str:
     """Rows of one table with ``after < token <= upto`` (of ``writer``, or of ``writers``), ascending, at most ``limit``.
 
-    Columns: token, writer, received_at (``with_times``), then those that travel, or all (``stored``). The limit is applied in the
-    order of the ID alone, which the index gives: asked for more, PostgreSQL may sort all rows there are to hand out a thousand.
-    The order within a token is made afterwards; a token that the limit cuts is never used (`cut_whole_tokens`).
+    Columns: token, writer, received_at (``with_times``), then those that travel, or all (``stored``), as ``row_of`` takes
+    them. The limit is applied in the order of the ID alone, which the index gives: asked for more, PostgreSQL may sort all
+    rows there are to hand out a thousand. The order within a token is made afterwards; a token that the limit cuts is never
+    used (`cut_whole_tokens`).
     """
     token = token_sql(declaration, table)
     times = [table.received_column] if with_times else []
     own = table.stored if stored else table.columns
-    columns = ", ".join([token, table.writer_column, *times, *(column.name for column in own)])
+    columns = ", ".join([token, table.writer_column, *times, *map(column_sql, own)])
     condition = bounds_sql(declaration, table)
     condition += f" AND {table.writer_column} = %(writer)s" if of_writer else ""
     condition += f" AND {table.writer_column} = ANY(%(writers)s)" if of_writers else ""
@@ -107,6 +112,31 @@ def rows_sql(
     order = order_sql(declaration, table)
     order += f", {table.then_by}" if table.then_by else ""
     return f"SELECT {columns} FROM ({limited}) AS limited ORDER BY {order}"
+
+
+def column_sql(column: Column) -> str:
+    """A column as ``row_of`` takes it: JSON as text.
+
+    Connections differ in what they make of ``jsonb``: Django's leave it as text, direct ones decode it.
+    """
+    return f"{column.name}::text" if column.kind is ColumnKind.JSON else column.name
+
+
+@cache
+def row_of(table: FactTable) -> Callable[[Sequence[Any]], Any]:
+    """Makes the row that travels from the values of a table's columns, read with ``column_sql``."""
+    places = [place for place, column in enumerate(table.columns) if column.kind is ColumnKind.JSON]
+    if not places:
+        return table.row
+
+    def row(values: Sequence[Any]) -> Any:
+        decoded = list(values)
+        for place in places:
+            if decoded[place] is not None:
+                decoded[place] = json.loads(decoded[place])
+        return table.row(decoded)
+
+    return row
 
 
 def ids_sql(declaration: StreamDeclaration) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 from streams.declaration import FactTable, StreamDeclaration
 from streams.positions import linear_position
-from streams.queries import STORED_POSITIONS, FactRow, read_whole, rows_sql
+from streams.queries import STORED_POSITIONS, FactRow, read_whole, row_of, rows_sql
 from streams.tokens import VectorToken
 from streams.trim_marks import check_not_trimmed
 
@@ -89,8 +89,8 @@ def rows_that_are_there(
 
     reached, whole = read_whole(declaration, fetch, (after, upto), limit)
     streams = [
-        [FactRow(row[0], row[1], table.row(row[3:]), row[2]) for row in batch]
-        for table, batch in zip(declaration.tables, whole, strict=True)
+        [FactRow(row[0], row[1], make(row[3:]), row[2]) for row in batch]
+        for make, batch in zip(map(row_of, declaration.tables), whole, strict=True)
     ]
     rows = streams[0] if len(streams) == 1 else list(heapq.merge(*streams, key=lambda fact: fact.token))
     return rows, reached

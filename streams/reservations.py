@@ -300,7 +300,7 @@ class Reservation:
             fact.instance_name = self._tenure.name
             by_model.setdefault(type(fact), []).append(fact)
         insert(by_model)
-        if has_effects(self.stream):
+        if has_effects(self.stream, facts):
             take_effect(self.stream, self._connection, self._record, facts)
 
     def _give_id(self, fact: Fact) -> None:

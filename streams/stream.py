@@ -6,14 +6,24 @@ for async code. Reading goes through ``streams.readers``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import sync_to_async
 
 from streams.declaration import StreamDeclaration
 from streams.errors import ForeignFact
-from streams.invalidations import Drops, KeyRule, drops_nothing, drops_of_caches_row, drops_of_columns
+from streams.invalidations import (
+    Drop,
+    Drops,
+    KeyRule,
+    StateChanges,
+    any_depends_on_room_state,
+    drops_nothing,
+    drops_of_caches_row,
+    drops_of_columns,
+    drops_of_room_state,
+)
 from streams.queries import ids_between_sql, ids_sql, maximum_sql, sequence_sql
 from streams.sequences import move_forward
 
@@ -43,6 +53,8 @@ class Stream:
         #: Which cached values a row makes old, and the caches that it may concern.
         self.drops: Drops = drops_of_caches_row if declaration.name == "caches" else drops_nothing
         self.dropped_caches: frozenset[str] = frozenset()
+        #: Which rooms' current state the rows change.
+        self.state_changes: StateChanges | None = None
         #: Called with the cursor when a stream in memory begins anew, in the same transaction.
         self.when_begun_anew: list[Callable[[Any], None]] = []
 
@@ -65,6 +77,23 @@ class Stream:
         names = [column.name for column in declared.columns] if declared.row is list else []
         self.drops = drops_of_columns(names, caches)
         self.dropped_caches = frozenset(caches)
+
+    def may_drop(self) -> bool:
+        """Whether rows of the stream can make cached values old, those of functions that are declared later included."""
+        return self.drops is not drops_nothing or self.state_changes is not None
+
+    def drops_now(self) -> bool:
+        """Whether rows of the stream can make values of the functions of this process old."""
+        return self.drops is not drops_nothing or (self.state_changes is not None and any_depends_on_room_state())
+
+    def drops_of(self, cursor: Any, rows: Sequence[Sequence[Any]]) -> set[Drop]:
+        """The cached values that these rows make old."""
+        found = {drop for row in rows for drop in self.drops(row)}
+        if self.state_changes is not None and any_depends_on_room_state():
+            telling = [row for row in rows if self.state_changes.may_change(row)]
+            for room_id, users in self.state_changes.changed(cursor, telling) if telling else ():
+                found.update(drops_of_room_state(room_id, users))
+        return found
 
     def check_model(self, fact: Fact) -> None:
         """Raise ``ForeignFact`` for a row of a table that is none of the stream's."""

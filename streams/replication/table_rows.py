@@ -15,7 +15,7 @@ from typing import Any
 
 from streams.collector_pause import collector_paused
 from streams.declaration import FactTable, StreamDeclaration
-from streams.queries import read_whole, rows_sql
+from streams.queries import read_whole, row_of, rows_sql
 from streams.replication.row_size import row_size
 from streams.replication.views import FollowedRow
 
@@ -66,7 +66,7 @@ def _fetch(
 
 
 def _followed(declaration: StreamDeclaration, table: FactTable, batch: Sequence[Sequence[Any]]) -> list[FollowedRow]:
-    name, shape = declaration.name, table.row
+    name, shape = declaration.name, row_of(table)
     if shape is list:
         return [FollowedRow(name, writer, token, row) for token, writer, *row in batch]
     return [FollowedRow(name, writer, token, shape(row)) for token, writer, *row in batch]

@@ -178,12 +178,12 @@ def test_followers_are_told_in_the_same_transaction(monkeypatch):
     monkeypatch.setattr(censoring, "_MARK", "SELECT 1 / 0, %s")
     with pytest.raises(Exception, match="division by zero"):
         list(censor(NOW, "default"))
-    assert not CacheInvalidation.objects.exists()
+    assert not CacheInvalidation.objects.filter(cache_name=CACHE_NAME).exists()
     assert Room.objects.get().content_generation == before
     assert stored_content(messages[0]) != {}
     monkeypatch.undo()
     list(censor(NOW, "default"))
-    told = CacheInvalidation.objects.values_list("cache_name", "keys")
+    told = CacheInvalidation.objects.exclude(cache_name="cs_cache_fake").values_list("cache_name", "keys")
     assert sorted(told) == sorted((CACHE_NAME, [message.event_id]) for message in messages)
     assert Room.objects.get().content_generation == before + 1
 

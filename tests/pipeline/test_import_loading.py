@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import time
 from functools import partial
 
 import pytest
 
+from events.models import Event
 from pipeline import promotion
 from pipeline.models import Job, JobState
 from pipeline.spark_tasks import run_tasks, stage_rooms
 from pipeline.stage_rooms import RoomWork
+from streams import registry
+from streams.models import CacheInvalidation
 from tests.emptying import empty_tables
+from tests.integration.cached_topics import membership_of, topic_of
+from tests.made_rooms import ALICE, public_room
 from tests.pipeline.imports import bare_room, content, run_import, write_lines
 from tests.room_data import ROOMS
 
@@ -40,6 +46,22 @@ def test_rooms_that_are_read_in_chunks_are_what_they_are_as_a_whole(spark, own_w
     monkeypatch.setattr("pipeline.import_history.RoomWork", partial(RoomWork, chunk=50))
     run_import(*files)
     assert content() == whole and whole["visibility"]
+
+
+def test_loaded_rooms_drop_what_was_cached_of_them(spark, own_writer, tmp_path):
+    """A function that depends on a room's state was asked before the room was there."""
+    rooms = [public_room(room_id=f"!made{n}:a.test") for n in range(2)]
+    rooms[0].topic("imported")
+    assert [topic_of(room.room_id) for room in rooms] == [None, None]
+    assert membership_of(rooms[0].room_id, ALICE) is None
+    lines = [{"json": json.loads(event.json), "room_version": "10"} for room in rooms for event in room.events]
+    run_import(write_lines(tmp_path / "rooms.jsonl", *lines))
+    position = Event.objects.filter(stream_ordering__gt=0).latest("stream_ordering").stream_ordering
+    registry.get("events").wait_for(position, 30.0)
+    assert [topic_of(room.room_id) for room in rooms] == ["imported", None]
+    assert membership_of(rooms[0].room_id, ALICE) == "join"
+    keys = CacheInvalidation.objects.order_by("stream_id").values_list("cache_name", "keys")
+    assert list(keys) == [("cs_cache_fake", [room.room_id, ALICE]) for room in rooms]
 
 
 def test_a_loader_that_fails_ends_what_spark_is_at(spark, own_writer, tmp_path, monkeypatch):
