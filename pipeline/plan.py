@@ -40,12 +40,13 @@ ROOM_KNOWN = "room-known"
 ROOM_PURGED = "room-purged"
 VERSION_DIFFERS = "room-version-differs"
 MOST_QUARANTINED = 1_000_000
-_CREATED = "created, format 2"
+_CREATED = "created, format 3"
 """With the format of what is staged (``packed`` and the columns): count it up when that changes, so that a job which an
 earlier version staged begins anew instead of being misread."""
 _PLANNED = "planned"
 
-#: Each event once: of equal IDs the first that is no outlier, and none that the site has already, unless as an outlier.
+#: Each event once: of equal IDs the first that is no outlier, rather one whose content is that of its hash, and none that
+#: the site has already, unless as an outlier.
 _KEEP_NEW = """
 CREATE UNLOGGED TABLE {new} AS
 SELECT DISTINCT ON (e.event_id) e.seq, e.event_id, e.room_id, e.room_version, e.type, e.stream_ordering
@@ -54,7 +55,7 @@ WHERE NOT EXISTS (
     SELECT FROM events_event known
     WHERE known.event_id = e.event_id AND (e.outlier OR NOT known.outlier OR known.room_id <> e.room_id)
 )
-ORDER BY e.event_id, e.outlier, e.seq
+ORDER BY e.event_id, e.outlier, NOT e.fits, e.seq
 """
 #: A room has one version: that of its create event, else the one that most of its events name.
 _OTHER_VERSIONS = """

@@ -156,6 +156,7 @@ def _row(place: int, event: ParsedEvent) -> Sequence[Any]:
         event.event_id,
         event.type,
         event.outlier,
+        event.content_hash_matches,
         event.stream_ordering,
         pack(event),
         event.json,

@@ -7,10 +7,9 @@ from django.db import connections
 from msgspec.structs import replace
 
 from events.models import Event
-from events.persist import persist
 from events.room_history import EVENT_COLUMNS, room_history
 from tests.made_rooms import ALICE, BOB, EVE, MadeRoom
-from tests.persisted_rooms import incoming, persist_all
+from tests.persisted_rooms import incoming, persist, persist_all
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
