@@ -137,12 +137,14 @@ def _named(sql: str, job: int) -> str:
     return sql.format(**tables)
 
 
-def create_staging(cursor: Any, job: int) -> None:
+def create_staging(cursor: Any, job: int, signatures: str = "trusted") -> None:
     """Make the job's staging tables, unless they are there with their ledger.
 
-    They are made anew after a crash of PostgreSQL, and when another version of this program filled them.
+    They are made anew after a crash of PostgreSQL, and when another version of this program filled them, or other keys verified
+    what is in them (``signatures``).
     """
-    if _step_done(cursor, job, _CREATED):
+    created = f"{_CREATED}, signatures {signatures}"
+    if _step_done(cursor, job, created):
         return
     drop_staging(cursor, [job])
     for table in STAGED_TABLES:
@@ -150,7 +152,7 @@ def create_staging(cursor: Any, job: int) -> None:
     for table in RESULT_TABLES[1:]:
         name = table_name(job, table.name)
         cursor.execute(f"CREATE INDEX {name}_room ON {name} (room_no)")
-    _step(cursor, job, _CREATED)
+    _step(cursor, job, created)
 
 
 def drop_staging(cursor: Any, jobs: Sequence[int]) -> None:
