@@ -22,7 +22,7 @@ from events.decoding import decode_event
 from events.errors import EventRefused, NotCanonical, Reason, SignaturesUnchecked
 from events.fields import storable
 from events.measures import count_stored
-from events.models import EventJson, Room
+from events.models import Event, EventJson, Room
 from events.parsing import ParsedEvent, parse_event
 from events.room_batch import RoomBatch, RoomChanges
 from events.room_reading import RoomReading, lock_and_read
@@ -307,13 +307,20 @@ def _store(parsed: Sequence[_Placed], outcome: PersistOutcome, using: str) -> No
 def _with_stored_content(
     parsed: Sequence[_Placed], reading: RoomReading, outcome: PersistOutcome, using: str
 ) -> tuple[list[_Placed], dict[str, bytes]]:
-    """Outliers that come with their place keep what is stored of them, unless that was redacted and this is whole.
+    """Outliers that come with their place keep what is stored of them, unless that fits no hash and this is whole.
 
-    Returns the batch, and the JSON of those that are whole now.
+    What was censored stays so. Returns the batch, and the JSON of those that are whole now.
     """
     known = reading.events
     moved = [p for p in parsed if not p.event.outlier and (f := known.get(p.event.event_id)) and f.outlier]
     stored = parsed_events([p.event.event_id for p in moved], using) if moved else {}
+    censored = set(
+        Event.objects.using(using)
+        .filter(event_id__in=stored, redacted_by__isnull=False)
+        .values_list("event_id", flat=True)
+        if stored
+        else ()
+    )
     found: list[_Placed] = []
     whole: dict[str, bytes] = {}
     for placed in parsed:
@@ -326,7 +333,8 @@ def _with_stored_content(
             outcome.refused.append(RefusedEvent(placed.place, EventRefused(Reason.WRONG_EVENT_ID, detail)))
         elif event.content_hash_matches and not kept.content_hash_matches:
             found.append(placed)
-            whole[event.event_id] = event.json
+            if event.event_id not in censored:
+                whole[event.event_id] = event.json
         else:
             found.append(replace_field(placed, event=_at_place_of(event, kept)))
     return found, whole
