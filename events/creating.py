@@ -199,7 +199,7 @@ def _begin(creator: str, version: RoomVersion, setup: RoomSetup, key: SigningKey
 
 def _is_stored(create: ParsedEvent, using: str) -> bool:
     """Stores the create event; false: somebody else has stored the same one in the meantime."""
-    outcome = persist([_incoming(create)], using)
+    outcome = persist([_incoming(create)], using, verified=True)
     if outcome.refused:
         raise outcome.refused[0].error
     return not outcome.duplicates
@@ -330,7 +330,7 @@ class _Speech:
 
 def _stored(made: Sequence[ParsedEvent], using: str, *, late: bool = False) -> list[Persisted]:
     """The events as stored; unless they may be ``late``, those that fail the current state are not."""
-    outcome = persist([_incoming(event) for event in made], using)
+    outcome = persist([_incoming(event) for event in made], using, verified=True)
     if outcome.refused:
         raise outcome.refused[0].error
     found = {stored.event_id: stored for stored in outcome.stored}

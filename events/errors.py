@@ -4,6 +4,8 @@
     ├── NotCanonical         a value that canonical JSON cannot express
     ├── EventRefused         a line or an event that cannot be stored: ``reason`` is one stable word of ``Reason``
     ├── EventNotAllowed      a local event that the auth rules refuse
+    ├── SignaturesUnchecked  nothing says who checks the signatures of events that are to be stored
+    ├── UnusableKeys         keys of servers that cannot be read
     ├── HistoryError         a room's events that contradict each other
     ├── CannotForget         a room that the user has not left
     ├── TooManyWaiters       as many callers wait in this process as may
@@ -44,10 +46,12 @@ __all__ = [
     "PurgeWentWrong",
     "ReadingError",
     "Reason",
+    "SignaturesUnchecked",
     "StateUnresolved",
     "TooManyWaiters",
     "UnknownEvent",
     "UnknownRoom",
+    "UnusableKeys",
 ]
 
 
@@ -101,6 +105,7 @@ class Reason(StrEnum):
     MISSING_PREV_EVENTS = "missing-prev-events"
     BAD_STATE = "bad-state"
     CYCLE = "cycle"
+    BAD_SIGNATURE = "bad-signature"
 
 
 class NotCanonical(EventsError, ValueError):
@@ -133,6 +138,14 @@ class EventNotAllowed(EventsError):
 
 class HistoryError(EventsError, ValueError):
     """The events of a room contradict each other, for instance two create events or two room versions."""
+
+
+class SignaturesUnchecked(EventsError, TypeError):
+    """Events are to be stored, and nothing says who checks their signatures."""
+
+
+class UnusableKeys(EventsError, ValueError):
+    """Keys of servers that cannot be read."""
 
 
 class CannotForget(EventsError):

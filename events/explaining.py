@@ -16,7 +16,7 @@ from events.errors import StateUnresolved, UnknownEvent
 from events.models import ErasedUser, Event, IgnoredUser, Room
 from events.on_read import Access, Reach, read_access
 from events.questions import can_be_stored
-from events.redaction_rules import may_redact
+from events.redaction_rules import REDACTION, may_redact
 from events.room_visibility import HISTORY_VISIBILITY, Viewer, history_visibility, membership, sight_of
 from events.stored_states import StoredStates
 from events.visibility_rules import Answer, Rule, Verdict, for_client, known_visibility
@@ -138,7 +138,7 @@ class _Round:
         before = after
         if event.state_key is not None and event.state_group is not None:
             before = self._states.state(self._below[event.state_group])
-        if event.redacts is not None and not self._redacts_something(event, before):
+        if event.type == REDACTION and not self._redacts_something(event, before):
             return Verdict(Answer.HIDDEN, Rule.REDACTION_WITHOUT_EFFECT)
         viewer = Viewer(self._user_id, access.peeking, self._ignored, self._erased)
         sight = sight_of(event, viewer, before, after)

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from events.arrivals import EventArrivals, old_below
 from events.graph import Leaves, causal_order, is_accepted
 from events.parsing import ParsedEvent
-from events.redaction_rules import may_redact
+from events.redaction_rules import REDACTION, may_redact
 from events.room_states import RoomStates
 from events.visibility_ranges import Step, VisibilityRanges, VisibilityRow, in_order
 from state.deltas import GroupBuilder
@@ -175,11 +175,11 @@ class GraphRanges:
         return Step(event.stream_ordering, event, before, after, after if line is None else line)
 
     def _withheld(self) -> list[VisibilityRow]:
-        """Redactions that redact nothing."""
+        """Redactions that redact nothing, as those that name nothing."""
         found = []
         for event in self._graph:
             place = event.stream_ordering
-            if place is None or event.redacts is None or not is_accepted(event):
+            if place is None or event.type != REDACTION or not is_accepted(event):
                 continue
             if not self.redacts_something(event):
                 found.append(VisibilityRow(None, "withheld", place, place))

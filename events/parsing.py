@@ -4,6 +4,10 @@ A line is a bare federation event, or a wrapper ``{"json": {event}, "room_versio
 ``outlier``, ``rejected_reason``, ``soft_failed`` and ``stream_ordering`` are honoured and whose other keys are
 ignored. The stored bytes of an event are its exact substring of the line. Every line is judged by itself, in time
 linear in its length.
+
+An event whose content does not fit its hash was redacted or tampered with on the way: no signature covers what it says. It is
+redacted here, before anything looks at it, so what is stored and told of it is what a redaction leaves. One that was redacted
+before it came has no more than that, and keeps its bytes.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ from events.canonical import encode_examined, examine
 from events.decoding import decode_event, decode_plain
 from events.errors import EventRefused, NotCanonical, Reason
 from events.fields import boolean, identifier, integer, optional_identifier, references, required, shown, storable
+from events.redaction_rules import pruned_fields
 from state.errors import UnknownRoomVersion
 from state.room_versions import RoomVersion, room_version
 
@@ -50,9 +55,10 @@ class ParsedEvent(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """Everything that storage and the room's graph need to know of one event, checked.
 
     ``prev_event_ids`` and ``auth_event_ids`` are in the event's order without repetitions. ``content`` is kept only
-    where rules look at it later (``events.parsing.ruled_content``), else it is empty. ``json`` may be emptied by
-    whoever sends the object to ``room_history``, which does not read it. ``rejection_given`` and ``soft_failure_given`` say
-    that it was told whether the event was rejected or soft-failed, so that the rules are not asked.
+    where rules look at it later (``events.parsing.ruled_content``), else it is empty. ``json`` is what is stored: the bytes that
+    came, or the redacted form where ``content_hash_matches`` is false. It may be emptied for ``room_history``, which does not
+    read it. ``rejection_given`` and ``soft_failure_given`` say that it was told whether the event was rejected or soft-failed, so
+    that the rules are not asked.
     """
 
     event_id: str
@@ -119,25 +125,33 @@ class Verdict(NamedTuple):
 def parse_stored(
     json: bytes, version: RoomVersion, event_id: str, verdict: Verdict, kept: dict[Any, Any]
 ) -> ParsedEvent:
-    """A stored event with what became of it; its text is not kept. Raises ``EventRefused`` and ``ValueError``.
+    """A stored event with what became of it. Raises ``EventRefused`` and ``ValueError``.
 
-    An ID that is the hash of the event proves that its fields are those that were examined when it was stored, so they are
-    taken as they are. What the hash does not cover is looked at, and so is everything where it proves nothing. Nobody asks
-    for the content hash, which pruned events do not have. ``kept`` is what equal values of the room's events are shared in.
+    ``json`` of the outcome is empty, unless other bytes should be stored: the redacted form, where the content does not fit its
+    hash. An ID that is the hash of the event, and a content hash that fits, prove that its fields are those that were examined
+    when it was stored, so they are taken as they are. What the hashes do not cover is looked at, and so is everything where they
+    prove nothing. ``kept`` is what equal values of the room's events are shared in.
     """
     if version.ids_are_hashes:
         try:
-            return _proven(orjson.loads(json), version, event_id, verdict, kept.setdefault)
+            return _proven(json, orjson.loads(json), version, event_id, verdict, kept.setdefault)
         except (EventRefused, ValueError, TypeError, AttributeError, KeyError, RecursionError):
             pass  # the slow way has the reason
     parsed = parse_event(json, decode_event(json), version.name, event_id)
-    return replace(parsed, json=b"", **verdict._asdict())
+    return replace(parsed, json=b"" if parsed.json == json else parsed.json, **verdict._asdict())
 
 
 def _proven(
-    event: dict[str, Any], version: RoomVersion, given_id: str, verdict: Verdict, one: Callable[[Any, Any], Any]
+    json: bytes,
+    event: dict[str, Any],
+    version: RoomVersion,
+    given_id: str,
+    verdict: Verdict,
+    one: Callable[[Any, Any], Any],
 ) -> ParsedEvent:
     _, room_id = _ids(event, version, True, given_id)
+    if not hashes.content_hash_matches(event, version) and _redacted(json, event, version)[0] != json:
+        raise ValueError("another form of it is to be stored")
     event_type, state_key, content = event["type"], event.get("state_key"), required(event, "content", dict)
     sender, auth = event["sender"], tuple(dict.fromkeys(event["auth_events"]))
     relation = content.get("m.relates_to")
@@ -239,6 +253,10 @@ def _checked(json: bytes, event: Mapping[str, Any], version_name: Any, plain: bo
     version = _version(version_name)
     plain = (plain and len(json) <= SIZE_LIMIT_BYTES) or _examined(json, event, version)
     content = required(event, "content", dict)
+    fits = hashes.content_hash_matches(event, version, plain=plain)
+    if not fits:
+        json, event = _redacted(json, event, version, plain=plain)
+        content = event["content"]
     event_type = identifier(event, "type")
     event_id, room_id = _ids(event, version, plain, wrapper.event_id)
     state_key = storable(event["state_key"], "state_key") if "state_key" in event else None
@@ -258,11 +276,23 @@ def _checked(json: bytes, event: Mapping[str, Any], version_name: Any, plain: bo
         optional_identifier(membership),
         _redacts(event, content, version),
         optional_identifier(relation.get("event_id")) if isinstance(relation, dict) else None,
-        hashes.content_hash_matches(event, version, plain=plain),
+        fits,
         json,
         ruled_content(event_type, content),
         *_verdict(wrapper),
     )
+
+
+def _redacted(
+    json: bytes, event: Mapping[str, Any], version: RoomVersion, *, plain: bool | None = None
+) -> tuple[bytes, Mapping[str, Any]]:
+    """What is kept of an event whose content does not fit its hash: the same where a redaction takes nothing away."""
+    pruned = pruned_fields(event, version)
+    if len(pruned) == len(event) - ("unsigned" in event) and pruned["content"] == event["content"]:
+        return json, event
+    if plain is None:
+        plain = examine(pruned, strict=version.strict_json)
+    return encode_examined(pruned, plain=plain), pruned
 
 
 def _parse_wrapped(raw: bytes, wrapper: _Line, versions: Mapping[str, str]) -> ParsedEvent:

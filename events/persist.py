@@ -8,24 +8,33 @@ other in a circle, and positions of a room ascend as its events build on each ot
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from dataclasses import replace as replace_field
 from typing import Any
 
 from django.db import transaction
 from msgspec.structs import replace
 
+from events import hashes
+from events.censoring import CACHE_NAME
 from events.decoding import decode_event
-from events.errors import EventRefused, Reason
+from events.errors import EventRefused, NotCanonical, Reason, SignaturesUnchecked
 from events.fields import storable
 from events.measures import count_stored
-from events.models import Room
+from events.models import Event, EventJson, Room
 from events.parsing import ParsedEvent, parse_event
 from events.room_batch import RoomBatch, RoomChanges
 from events.room_reading import RoomReading, lock_and_read
 from events.room_writes import write_rooms
 from events.stored_room import StoredRoom
+from events.stored_states import parsed_events
+from events.verifying import KeysOf, check_signatures
+from state.errors import UnknownRoomVersion
+from state.room_versions import ROOM_VERSIONS, RoomVersion, room_version
+from streams import registry
 from streams.conf import stream_settings
+from streams.models import CacheInvalidation
 
 __all__ = ["Incoming", "PersistOutcome", "Persisted", "RefusedEvent", "persist"]
 
@@ -79,16 +88,26 @@ class PersistOutcome:
     """A gap was filled below more events than are resolved at once: call ``resolve_room``."""
 
 
-def persist(events: Iterable[Incoming], using: str | None = None) -> PersistOutcome:
+def persist(
+    events: Iterable[Incoming], using: str | None = None, *, verifier: KeysOf | None = None, verified: bool = False
+) -> PersistOutcome:
     """Store a batch; see the module. Events that are stored already change nothing, so a batch may be repeated.
 
-    Raises errors of the stream engine (``WriterFenced``, …) and of the database, and then nothing was stored; a transaction
-    of the caller can then only be rolled back.
+    Signatures are checked with the keys that ``verifier`` tells (``events.verifying``), before anything is locked; an event that
+    a server did not sign is refused as ``bad-signature``. Or the caller says that all are ``verified``, as those made here are.
+
+    Raises ``SignaturesUnchecked`` where neither is said, what ``verifier`` raises, errors of the stream engine (``WriterFenced``,
+    …) and of the database, and then nothing was stored; a transaction of the caller can then only be rolled back.
     """
+    if (verifier is None) is not verified:
+        raise SignaturesUnchecked(
+            "Say who checks the signatures of these events: verifier=KEYS, a callable that tells the keys of a server "
+            "(events.verifying), or verified=True where they are checked, or were made here; not both."
+        )
     alias = using or stream_settings().database
     batch = list(events)
     outcome = PersistOutcome()
-    parsed = _parse(batch, outcome, alias)
+    parsed = _parse(batch, outcome, alias, verifier)
     if parsed:
         with transaction.atomic(using=alias, savepoint=False):
             _store(parsed, outcome, alias)
@@ -106,11 +125,11 @@ class _Placed:
     state_before: Sequence[str] | None
 
 
-def _parse(batch: Sequence[Incoming], outcome: PersistOutcome, using: str) -> list[_Placed]:
+def _parse(batch: Sequence[Incoming], outcome: PersistOutcome, using: str, verifier: KeysOf | None) -> list[_Placed]:
     """The events, each once.
 
-    Of several with one ID, room and room version the first, but rather one as its sender made it (pruned and tampered ones have
-    the same ID), and rather one with a place in the graph.
+    Of several with one ID, room and room version the first, but rather one with a place in the graph, and the content of one as
+    its sender made it (pruned and tampered ones have the same ID).
     """
     decoded: list[tuple[int, Incoming, dict[str, Any]]] = []
     for place, incoming in enumerate(batch):
@@ -119,23 +138,52 @@ def _parse(batch: Sequence[Incoming], outcome: PersistOutcome, using: str) -> li
         except EventRefused as error:
             outcome.refused.append(RefusedEvent(place, error))
     versions = _versions(decoded, using)
-    found: dict[tuple[str, str, str], _Placed] = {}
+    parsed: list[_Placed] = []
     for place, incoming, event in decoded:
         try:
-            parsed = _parsed(incoming, event, versions)
+            parsed.append(_Placed(place, _parsed(incoming, event, versions), incoming.state_before))
         except EventRefused as error:
             outcome.refused.append(RefusedEvent(place, error))
-            continue
-        key = parsed.event_id, parsed.room_version, parsed.room_id
+    found: dict[tuple[str, str, str], _Placed] = {}
+    for placed in parsed if verifier is None else _signed(parsed, outcome, verifier):
+        event_id, room_id = placed.event.event_id, placed.event.room_id
+        key = event_id, placed.event.room_version, room_id
         if key in found:
-            outcome.duplicates.append(parsed.event_id)
-        if key not in found or _worth(parsed) > _worth(found[key].event):
-            found[key] = _Placed(place, parsed, incoming.state_before)
+            outcome.duplicates.append(event_id)
+        found[key] = _of_both(found[key], placed) if key in found else placed
     return list(found.values())
 
 
-def _worth(event: ParsedEvent) -> tuple[bool, bool]:
-    return not event.outlier, event.content_hash_matches
+def _signed(parsed: Sequence[_Placed], outcome: PersistOutcome, verifier: KeysOf) -> list[_Placed]:
+    """Those that are signed; of every copy, since signatures are no part of an event's ID."""
+    refusals = check_signatures([placed.event for placed in parsed], verifier)
+    found = list(zip(parsed, refusals, strict=True))
+    outcome.refused += [RefusedEvent(placed.place, refusal) for placed, refusal in found if refusal is not None]
+    return [placed for placed, refusal in found if refusal is None]
+
+
+def _of_both(first: _Placed, other: _Placed) -> _Placed:
+    """One of two copies of an event: the place of one in the graph, the content of one that fits its hash."""
+    copies = sorted((first, other), key=lambda copy: (copy.event.outlier, not copy.event.content_hash_matches))
+    kept, left = copies
+    if kept.event.content_hash_matches or not left.event.content_hash_matches:
+        return kept
+    return replace_field(kept, event=_at_place_of(kept.event, left.event)) if _is_same(kept.event, left.event) else kept
+
+
+def _at_place_of(placed: ParsedEvent, content: ParsedEvent) -> ParsedEvent:
+    """The event ``content`` with what is known about the other copy."""
+    return replace(content, outlier=placed.outlier, stream_ordering=placed.stream_ordering)
+
+
+def _is_same(event: ParsedEvent, other: ParsedEvent) -> bool:
+    """Whether two of one ID are one event: before room version 3 senders choose the IDs."""
+    version = room_version(event.room_version)
+    return version.ids_are_hashes or _reference_hash(event, version) == _reference_hash(other, version)
+
+
+def _reference_hash(event: ParsedEvent, version: RoomVersion) -> str:
+    return hashes.reference_hash(decode_event(event.json), version)
 
 
 def _versions(decoded: Sequence[tuple[int, Incoming, dict[str, Any]]], using: str) -> dict[str, str]:
@@ -149,9 +197,18 @@ def _versions(decoded: Sequence[tuple[int, Incoming, dict[str, Any]]], using: st
         content = event.get("content")
         if event.get("type") == "m.room.create" and isinstance(content, dict) and _is_room_id(event.get("room_id")):
             told = incoming.room_version or content.get("room_version", "1")
-            if isinstance(told, str):
+            if isinstance(told, str) and (incoming.room_version or _announces(event, told)):
                 versions.setdefault(event["room_id"], told)
     return versions
+
+
+def _announces(create: dict[str, Any], name: str) -> bool:
+    """Whether a create event tells the room's version: not where nobody signed that part of it."""
+    try:
+        version = room_version(name)
+        return version.newer_redactions or hashes.content_hash_matches(create, version)
+    except (UnknownRoomVersion, NotCanonical):
+        return False
 
 
 def _is_room_id(value: Any) -> bool:
@@ -171,6 +228,9 @@ def _parsed(incoming: Incoming, event: dict[str, Any], versions: dict[str, str])
     if version is None:
         content = event.get("content")
         version = content.get("room_version", "1") if isinstance(content, dict) else "1"
+        if version in ROOM_VERSIONS and not _announces(event, version):
+            detail = "a create event that does not fit its hash tells no version: tell the room_version with it"
+            raise EventRefused(Reason.UNKNOWN_ROOM_VERSION, detail)
     parsed = parse_event(incoming.json, event, version, incoming.event_id)
     _check_given(incoming.state_before)
     if not (incoming.outlier or incoming.backfilled):
@@ -218,6 +278,7 @@ class _Work:
 def _store(parsed: Sequence[_Placed], outcome: PersistOutcome, using: str) -> None:
     building = any(_may_build(placed) for placed in parsed)
     reading = lock_and_read([placed.event for placed in parsed], using, building=building)
+    parsed, whole = _with_stored_content(parsed, reading, outcome, using)
     work, rooms, known = _work(parsed, reading, outcome), reading.rooms, reading.events
     batches = [
         (rooms[room_id], RoomBatch(reading, rooms[room_id], work.by_room[room_id], using, work.given.get(room_id)))
@@ -227,6 +288,8 @@ def _store(parsed: Sequence[_Placed], outcome: PersistOutcome, using: str) -> No
     positions = write_rooms(
         worked_out, {event_id for event_id in reading.own & known.keys() if known[event_id].outlier}, using
     )
+    if whole := {event_id: json for event_id, json in whole.items() if event_id in positions}:
+        _store_whole(whole, using)
     transaction.on_commit(lambda: _keep(worked_out), using=using)
     for room, _, changes in worked_out:
         if changes.filled.more:
@@ -239,6 +302,49 @@ def _store(parsed: Sequence[_Placed], outcome: PersistOutcome, using: str) -> No
                     event.event_id, event.room_id, positions[event.event_id], event.rejected_reason, event.soft_failed
                 )
             )
+
+
+def _with_stored_content(
+    parsed: Sequence[_Placed], reading: RoomReading, outcome: PersistOutcome, using: str
+) -> tuple[list[_Placed], dict[str, bytes]]:
+    """Outliers that come with their place keep what is stored of them, unless that fits no hash and this is whole.
+
+    What was censored stays so. Returns the batch, and the JSON of those that are whole now.
+    """
+    known = reading.events
+    moved = [p for p in parsed if not p.event.outlier and (f := known.get(p.event.event_id)) and f.outlier]
+    stored = parsed_events([p.event.event_id for p in moved], using) if moved else {}
+    censored = set(
+        Event.objects.using(using)
+        .filter(event_id__in=stored, redacted_by__isnull=False)
+        .values_list("event_id", flat=True)
+        if stored
+        else ()
+    )
+    found: list[_Placed] = []
+    whole: dict[str, bytes] = {}
+    for placed in parsed:
+        event = placed.event
+        kept = None if event.outlier else stored.get(event.event_id)
+        if kept is None or kept.room_id != event.room_id:
+            found.append(placed)
+        elif not _is_same(kept, event):
+            detail = f"{event.event_id} is the ID of another event that is stored"
+            outcome.refused.append(RefusedEvent(placed.place, EventRefused(Reason.WRONG_EVENT_ID, detail)))
+        elif event.content_hash_matches and not kept.content_hash_matches:
+            found.append(placed)
+            if event.event_id not in censored:
+                whole[event.event_id] = event.json
+        else:
+            found.append(replace_field(placed, event=_at_place_of(event, kept)))
+    return found, whole
+
+
+def _store_whole(texts: Mapping[str, bytes], using: str) -> None:
+    """Events that were stored redacted, because the copy that came first did not fit its hash."""
+    for event_id, json in texts.items():
+        EventJson.objects.using(using).filter(pk=event_id).update(json=json)
+    registry.get("caches").append(*(CacheInvalidation(cache_name=CACHE_NAME, keys=[event_id]) for event_id in texts))
 
 
 def _work(parsed: Sequence[_Placed], reading: RoomReading, outcome: PersistOutcome) -> _Work:

@@ -12,8 +12,10 @@ from typing import Any, Protocol
 from state.power_levels import PowerLevels
 from state.room_versions import RoomVersion
 
-__all__ = ["may_redact", "prune", "prune_content", "pruned_fields"]
+__all__ = ["REDACTION", "may_redact", "prune", "prune_content", "pruned_fields"]
 
+REDACTION = "m.room.redaction"
+"""Clients are given no event of this type that redacts nothing, such as one that was redacted itself and names no target."""
 _KEPT_TOP_LEVEL = frozenset(
     {"event_id", "type", "room_id", "sender", "state_key", "content", "hashes", "signatures", "depth"}
     | {"prev_events", "auth_events", "origin_server_ts"}

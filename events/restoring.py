@@ -1,9 +1,10 @@
 """Putting archived events of a room back where they were, some thousand in each transaction, from the latest down.
 
 The events come in a temporary table with the columns of an archive. They get their old stream positions back, so nobody takes
-them for new and the ranges of visibility fit them as before; their JSON is what was archived. What is stored stays as it is,
-because it was redacted or censored since, or came back by backfill; only an outlier that had a place gets it again. A
-redaction that came since applies. After every transaction the room is one whose history begins a little lower, as if purged less.
+them for new and the ranges of visibility fit them as before; their JSON is what was archived, redacted where it does not fit its
+hash. What is stored stays as it is, because it was redacted or censored since, or came back by backfill; only an outlier that had
+a place gets it again. A redaction that came since applies. After every transaction the room is one whose history begins a little
+lower, as if purged less.
 
 State groups come first, with new IDs: an archive has all that its events' groups build on, so nothing that is stored is touched.
 Assumes a transaction of the caller's for each call, and that nobody purges the room meanwhile (``events.purging.only_purge``).
@@ -19,8 +20,9 @@ from typing import Any
 from django.db import connections
 
 from events.censoring import CACHE_NAME
-from events.errors import PositionsTaken
+from events.errors import EventRefused, PositionsTaken
 from events.models import Event, EventVisibility
+from events.parsing import Verdict, parse_stored
 from events.purge_batch import settle_state
 from events.redaction_rules import may_redact
 from events.state_changes import users_of
@@ -188,6 +190,8 @@ WHERE redaction.redacts = ANY(ARRAY(SELECT event_id FROM restored_fate WHERE is_
 ORDER BY redaction.stream_ordering
 """
 _REDACTED = "UPDATE events_event SET redacted_by = %s WHERE event_id = %s AND redacted_by IS NULL"
+_REDACT = "UPDATE restored_event SET json = %s, redacts = %s, relates_to = %s WHERE event_id = %s"
+_NO_VERDICT = Verdict(False, None, False, None, True, True)
 _COUNTS = "SELECT count(*) FILTER (WHERE is_new), count(*) FILTER (WHERE NOT is_new) FROM restored_fate"
 
 #: A room that is not here comes back: its generation is another one than it ever had, so that nobody uses what they kept of it.
@@ -259,6 +263,7 @@ def restore_events(room_id: str, mapping: str, using: str, done: EventsRestored,
         _check_positions(cursor)
         cursor.execute("SELECT count(*) FROM restored_event")
         (given,) = cursor.fetchone()
+        _redact_misfits(cursor)
         cursor.execute(_FATES, names)
         cursor.execute("ANALYZE restored_event; ANALYZE restored_fate")
         for statement in (
@@ -291,6 +296,19 @@ def restore_events(room_id: str, mapping: str, using: str, done: EventsRestored,
     done.restored += new
     done.placed += placed
     done.here += given - new - placed
+
+
+def _redact_misfits(cursor: Any) -> None:
+    """Content that does not fit its hash is not stored, whoever archived it."""
+    cursor.execute("SELECT event_id, room_version, json FROM restored_event WHERE json IS NOT NULL")
+    for event_id, version, text in cursor.fetchall():
+        json = bytes(text)
+        try:
+            kept = parse_stored(json, room_version(version), event_id, _NO_VERDICT, {})
+        except (EventRefused, ValueError):
+            continue  # as it was archived: ``check_room`` has a word for it
+        if kept.json:
+            cursor.execute(_REDACT, [kept.json, kept.redacts, kept.relates_to, event_id])
 
 
 def tell_of_restored() -> None:

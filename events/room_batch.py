@@ -22,7 +22,7 @@ from events.graph import causal_order, is_accepted
 from events.judging import PRUNED_TYPES
 from events.models import CurrentState, Room
 from events.parsing import ParsedEvent
-from events.redaction_rules import may_redact
+from events.redaction_rules import REDACTION, may_redact
 from events.room_reading import RoomReading
 from events.room_states import CYCLE, RoomStates, is_create
 from events.room_visibility import HISTORY_VISIBILITY, history_visibility, membership
@@ -422,7 +422,7 @@ class RoomBatch:
         stored = dict.fromkeys([*earlier, *(event.event_id for event in self.changes.filled.events)])
         self.changes.now_shown = [event_id for event_id in stored if event_id in effective]
         for number, event in enumerate(self.changes.events):
-            if _redacts(event) and event.event_id not in effective:
+            if event.type == REDACTION and is_accepted(event) and event.event_id not in effective:
                 self.changes.ranges.append(VisibilityRow(None, "withheld", number, number))
 
     def _effective(self, new: Mapping[str, ParsedEvent]) -> tuple[set[str], list[str]]:

@@ -148,6 +148,9 @@ def _events(rows: RoomRows, should: Computed) -> Iterator[Difference]:
             yield Difference("state", "events_eventjson", row.event_id, "json", row.problem, None, mendable=False)
             continue
         event = should.events[row.event_id]
+        if event.json:
+            stored, right = "content that does not fit its hash", "the redacted form"
+            yield Difference("state", "events_eventjson", row.event_id, "json", stored, right)
         if event.room_id != rows.room_id:
             yield Difference("state", "events_event", row.event_id, "room_id", rows.room_id, event.room_id, False)
         if row.columns is not None:

@@ -85,7 +85,8 @@ class Found:
 class Mended:
     """What was found of a room under its lock, and mended.
 
-    ``moved``: users whose membership in the current state was wrong; null: nothing of the current state was.
+    ``moved``: users whose membership in the current state was wrong; null: nothing of the current state was, nor the text of an
+    event, so that nobody has to be told.
     """
 
     before: RoomReport
@@ -137,6 +138,7 @@ class _Repair:
             "events_room": self._room,
             "events_event": self._event,
             "events_eventedge": self._edge,
+            "events_eventjson": self._json,
             "events_eventauth": self._auth,
             "events_currentstate": self._state_entry,
             "events_forwardextremity": self._extremity,
@@ -175,6 +177,11 @@ class _Repair:
             self._state(found)
         else:
             self._set(found, "event_id", found.key)
+
+    def _json(self, found: Difference) -> None:
+        json = self._computed.events[found.key].json
+        self._current_state = True  # so that others are told
+        self._run("UPDATE events_eventjson SET json = %s WHERE event_id = %s", json, found.key)
 
     def _state(self, found: Difference) -> None:
         self._wrong_states.add(found.key)

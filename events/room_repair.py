@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from django.db import connections, transaction
 
+from events.restoring import tell_of_restored
 from events.room_comparison import RoomReport
 from events.room_mending import find_damage, mend_room
 from events.stored_room import forget_kept
@@ -43,6 +44,7 @@ def resync_room(room_id: str, subject: str, using: str = "default", *, dry_run: 
         mended = mend_room(cursor, room_id, subject, found)
         if mended is not None and mended.moved is not None:
             invalidate_room_state(room_id, mended.moved)
+            tell_of_restored()
     del found  # it may be large
     forget_kept()
     after = check_room(room_id, using)

@@ -26,7 +26,7 @@ from events.errors import HistoryError
 from events.graph import numbers_in_order, on_cycles
 from events.judging import is_asked_by_sender
 from events.parsing import ParsedEvent
-from events.redaction_rules import may_redact
+from events.redaction_rules import REDACTION, may_redact
 from events.room_numbers import EventNumbers, Links
 from events.room_states import CYCLE, RoomStates, Stored, is_create
 from state.deltas import GroupBuilder
@@ -258,7 +258,7 @@ class RoomWalk:
                 self.prevs.put(number, [self._prev_number(chunk, prev) for prev in event.prev_event_ids])
             if event.rejected_reason is not None:
                 self.reasons[number] = event.rejected_reason
-            elif event.redacts is not None and not event.outlier:
+            elif event.type == REDACTION and not event.outlier:
                 self._note_redaction(chunk, number, event)
 
     def _note(self, chunk: _Chunk) -> None:
@@ -273,7 +273,7 @@ class RoomWalk:
                 self.reasons[number] = sys.intern(event.rejected_reason)
             if not event.outlier:
                 self.prevs.put(number, [self._prev_number(chunk, prev) for prev in event.prev_event_ids])
-            if event.redacts is not None and not (event.outlier or event.rejected_reason is not None):
+            if event.type == REDACTION and not (event.outlier or event.rejected_reason is not None):
                 self._note_redaction(chunk, number, event)
             if event.state_key is not None or event_id in chunk.named or event_id in self._held:
                 self._keep(number, event)
@@ -376,7 +376,7 @@ class RoomWalk:
 
     def _redacts_by_level(self, event: PlainEvent) -> bool:
         """True for a redaction whose target matters only where it is applied: not in room versions 1 and 2."""
-        return event.type == "m.room.redaction" and self.source.version.ids_are_hashes
+        return event.type == REDACTION and self.source.version.ids_are_hashes
 
     def _fetched(self, number: int) -> ParsedEvent:
         return self._with_verdict(number, self.source.fetch([number])[0])

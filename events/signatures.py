@@ -19,7 +19,15 @@ from events.errors import NotCanonical
 from events.redaction_rules import prune
 from state.room_versions import RoomVersion
 
-__all__ = ["SigningKey", "event_is_signed", "is_signed", "signed_by"]
+__all__ = [
+    "SigningKey",
+    "event_is_signed",
+    "is_public_key",
+    "is_signed",
+    "signatures_of",
+    "signed_by",
+    "verify_keys",
+]
 
 _ALGORITHM = "ed25519:"
 
@@ -57,12 +65,13 @@ class SigningKey:
 
 def is_signed(value: Mapping[str, Any], server: str, keys: Mapping[str, str]) -> bool:
     """Whether ``server`` signed the object with one of its keys (key ID -> public key in base64)."""
-    message = _message(value)
-    return message is not None and any(
-        _verifies(keys[key_id], signature, message)
-        for key_id, signature in _signatures(value, server)
-        if key_id in keys
-    )
+    return verify_keys(value, [(keys[key_id], text) for key_id, text in signatures_of(value, server) if key_id in keys])
+
+
+def verify_keys(value: Mapping[str, Any], signatures: Sequence[tuple[str, str]]) -> bool:
+    """Whether one of these signatures, each with its public key before it, is of the object."""
+    message = _message(value) if signatures else None
+    return message is not None and any(_verifies(key, signature, message) for key, signature in signatures)
 
 
 def event_is_signed(event: Mapping[str, Any], version: RoomVersion, server: str, keys: Mapping[str, str]) -> bool:
@@ -75,7 +84,7 @@ def signed_by(value: Mapping[str, Any], public_keys: Sequence[str]) -> bool:
     message, signatures = _message(value), value.get("signatures")
     if message is None or not isinstance(signatures, dict):
         return False
-    found = [signature for server in signatures for _, signature in _signatures(value, server)]
+    found = [signature for server in signatures for _, signature in signatures_of(value, server)]
     return any(_verifies(key, signature, message) for key in public_keys for signature in found)
 
 
@@ -90,7 +99,17 @@ def _covered(value: Mapping[str, Any]) -> dict[str, Any]:
     return {key: part for key, part in value.items() if key not in ("signatures", "unsigned")}
 
 
-def _signatures(value: Mapping[str, Any], server: str) -> list[tuple[str, str]]:
+def is_public_key(key_id: str, key: str) -> bool:
+    """Whether this can verify anything."""
+    try:
+        Ed25519PublicKey.from_public_bytes(_decoded(key))
+    except ValueError:
+        return False
+    return key_id.startswith(_ALGORITHM)
+
+
+def signatures_of(value: Mapping[str, Any], server: str) -> list[tuple[str, str]]:
+    """(key ID, signature) of what a server signed with a key of the known algorithm, whether it verifies or not."""
     servers = value.get("signatures")
     found = servers.get(server) if isinstance(servers, dict) else None
     entries = found.items() if isinstance(found, dict) else ()

@@ -27,6 +27,7 @@ from django.db import connections, transaction
 from pipeline.conf import pipeline_settings
 from pipeline.disk import disk_full
 from pipeline.errors import JobCancelled, LoaderFailed, SourceChanged
+from pipeline.import_keys import TRUSTED, VERIFIED, Signatures, read_keys
 from pipeline.inputs import Input, check_unchanged, input_names, open_inputs, parts_of_inputs, unchanged
 from pipeline.job_runs import JobRun, Keeper, carry_out
 from pipeline.jobs import JobLock, abandoned_jobs, begin_job, hold_lock, resumable_job
@@ -62,16 +63,24 @@ __all__ = ["KIND", "ImportOptions", "Outcome", "import_history", "import_in"]
 
 KIND = "import_events"
 PART_BYTES = 16 * 1024 * 1024
+_SAID = {
+    TRUSTED: "Signatures: trusted, as the sources have them; --keys FILE verifies them.",
+    VERIFIED: "Signatures: verified with the keys that were named.",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class ImportOptions:
-    """What to import and how; ``pause`` is called with the name of each finished step, for tests that end it there."""
+    """What to import and how; ``pause`` is called with the name of each finished step, for tests that end it there.
+
+    ``keys``: a file with the keys of servers, which verify all signatures; null: they are trusted.
+    """
 
     sources: Sequence[str | Path]
     as_history: bool = False
     resume: bool = False
     master: str | None = None
+    keys: str | Path | None = None
     events_per_batch: int = EVENTS_PER_BATCH
     pause: Callable[[str], None] = field(default=lambda step: None)
 
@@ -89,6 +98,7 @@ class Outcome:
     unresolved: int
     spark_seconds: float
     job: int
+    signatures: str
 
     @property
     def duplicates(self) -> int:
@@ -107,20 +117,25 @@ class Outcome:
             "seconds": round(self.seconds, 3),
         }
 
+    def record(self) -> dict[str, Any]:
+        """What is kept of it: the summary, and whether signatures were verified."""
+        return {**self.summary(), "signatures": self.signatures}
+
 
 def import_history(options: ImportOptions, stream: TextIO | None = None) -> Outcome:
     """Import as a job of this process, with its progress on ``stream``.
 
-    Raises ``UnusableSource`` before anything is begun; later ``PipelineError`` and database errors, with the job marked as failed
-    and resumable.
+    Raises ``UnusableArguments`` before anything is begun; later ``PipelineError`` and database errors, with the job marked as
+    failed and resumable.
     """
     using = stream_settings().database
+    signatures = read_keys(options.keys)
     inputs = open_inputs([str(name) for name in options.sources])
     found: list[Outcome] = []
 
     def work(run: JobRun) -> Mapping[str, Any]:
-        found.append(import_in(run, options, inputs))
-        return found[0].summary()
+        found.append(import_in(run, options, inputs, signatures))
+        return found[0].record()
 
     use_instance("import_events-{n}")
     try:
@@ -134,24 +149,27 @@ def import_history(options: ImportOptions, stream: TextIO | None = None) -> Outc
 def _job(options: ImportOptions, lock: JobLock, using: str) -> Job:
     names = input_names([str(name) for name in options.sources])
     arguments = {"sources": names, "as_history": options.as_history}
+    if options.keys is not None:
+        arguments["keys"] = str(Path(options.keys).absolute())
     job = resumable_job(lock, KIND, arguments, using) if options.resume else None
     return job or begin_job(lock, KIND, arguments, using)
 
 
-def import_in(run: JobRun, options: ImportOptions, inputs: Sequence[Input]) -> Outcome:
+def import_in(run: JobRun, options: ImportOptions, inputs: Sequence[Input], signatures: Signatures) -> Outcome:
     """The same in a job that runs already; its process has a writer."""
-    return _Import(run, options, inputs).run()
+    return _Import(run, options, inputs, signatures).run()
 
 
 class _Import:
     """One run of one job."""
 
-    def __init__(self, run: JobRun, options: ImportOptions, inputs: Sequence[Input]) -> None:
+    def __init__(self, run: JobRun, options: ImportOptions, inputs: Sequence[Input], signatures: Signatures) -> None:
         self._run = run
         self._job = run.id
         self._using = run.using
         self._options = options
         self._given = inputs
+        self._signatures = signatures
         self._begun = time.monotonic()
         self._parts: list[Part] = []
         self._ready = ReadyRooms(self._look, options.events_per_batch)
@@ -161,6 +179,7 @@ class _Import:
         self._inputs = self._remember_sources()
         self._drop_leftovers()
         self._run.note_before(self._figures())
+        self._run.say(_SAID[self._signatures.word])
         try:
             with disk_full():
                 outcome = self._steps()
@@ -173,7 +192,7 @@ class _Import:
 
     def _steps(self) -> Outcome:
         with transaction.atomic(using=self._using), self._cursor() as cursor:
-            create_staging(cursor, self._job)
+            create_staging(cursor, self._job, self._signatures.name)
         with Loading(self._job, self._ready, self._using, usual_loaders()) as loading:
             try:
                 return self._steps_with(loading)
@@ -248,10 +267,10 @@ class _Import:
         with self._spark_reads(), parts_of_inputs(self._inputs, PART_BYTES) as parts:
             self._parts = parts
             with self._run.watch("scan", len(parts), "parts", lambda: finished_tasks(spark)):
-                scans = scan_parts(spark, parts, limit)
+                scans = scan_parts(spark, parts, limit, self._signatures.keys)
             self._note_rows(scans)
             self._store_versions(scans)
-            work = LineWork(self._job, dsn(self._using), limit)
+            work = LineWork(self._job, dsn(self._using), limit, self._signatures.keys)
             total = sum(scan.lines for scan in scans)
             with self._run.watch("read", total, "lines", self._counter(STEPS.name, "sum(lines)")):
                 stage_parts(spark, work, parts)
@@ -343,6 +362,7 @@ class _Import:
             unresolved=sum(room.unresolved for room in loaded),
             spark_seconds=spark_seconds,
             job=self._job,
+            signatures=self._signatures.word,
         )
 
     def _counter(self, table: str, what: str) -> Callable[[], int]:

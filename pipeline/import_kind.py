@@ -33,8 +33,8 @@ class ImportKind:
     )
 
     def check(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        """``sources``: a list of names; ``as_history``: on the backward stream."""
-        only(arguments, "sources", "as_history")
+        """``sources``: a list of names; ``as_history``: on the backward stream; ``keys``: the name of a file."""
+        only(arguments, "sources", "as_history", "keys")
         names = arguments.get("sources")
         if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
             raise UnusableArguments('sources must be a list of names, such as ["rooms.jsonl.gz"].')
@@ -45,16 +45,25 @@ class ImportKind:
         as_history = arguments.get("as_history", False)
         if not isinstance(as_history, bool):
             raise UnusableArguments(f"as_history must be true or false, not {as_history!r:.100}.")
-        return {"sources": [_checked(name) for name in names], "as_history": as_history}
+        checked = {"sources": [_checked(name) for name in names], "as_history": as_history}
+        keys = arguments.get("keys")
+        if keys is None:
+            return checked
+        if not isinstance(keys, str) or "://" in keys:
+            raise UnusableArguments(f"keys must be the name of a file below the import folder, not {keys!r:.100}.")
+        return {**checked, "keys": _checked(keys)}
 
     def run(self, run: JobRun) -> Mapping[str, Any]:
         """The same import as the command's."""
         from pipeline.import_history import ImportOptions, import_in  # noqa: PLC0415 - needs pyspark
+        from pipeline.import_keys import read_keys  # noqa: PLC0415
         from pipeline.inputs import open_inputs  # noqa: PLC0415
 
-        names = [_opened(name) for name in self.check(run.arguments)["sources"]]
-        options = ImportOptions(names, as_history=run.arguments["as_history"])
-        return import_in(run, options, open_inputs(names)).summary()
+        checked = self.check(run.arguments)
+        names = [_opened(name) for name in checked["sources"]]
+        keys = _opened(checked["keys"]) if "keys" in checked else None
+        options = ImportOptions(names, as_history=run.arguments["as_history"], keys=keys)
+        return import_in(run, options, open_inputs(names), read_keys(keys)).record()
 
 
 def _checked(name: str) -> str:

@@ -98,6 +98,7 @@ FIELDS: Mapping[str, tuple[JobField, ...]] = {
     "import_events": (
         JobField("sources", Entry.LINES, "files and folders below the import folder, one a line", required=True),
         JobField("as_history", Entry.FLAG, "on the backward stream, below everything that is there"),
+        JobField("keys", Entry.TEXT, "file with the keys of servers, which verify signatures; none: they are trusted"),
     ),
     "purge history": (_ROOM, *_CUTS, _DELETE_LOCAL, *_ARCHIVE),
     "purge orphans": (JobField("room", Entry.TEXT, "its ID; none: all rooms"),),

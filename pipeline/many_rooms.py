@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.db import connections, transaction
 
+from events.restoring import tell_of_restored
 from events.room_repair import resync_room
 from events.stored_room import forget_kept
 from pipeline import resync_rooms as on_executors
@@ -83,6 +84,8 @@ def tell_mended(using: str) -> int:
             found = cursor.fetchall()
             for room_id, user_ids in found:
                 invalidate_room_state(room_id, user_ids)
+            if found:
+                tell_of_restored()
         told += len(found)
         if not found:
             break

@@ -40,12 +40,13 @@ ROOM_KNOWN = "room-known"
 ROOM_PURGED = "room-purged"
 VERSION_DIFFERS = "room-version-differs"
 MOST_QUARANTINED = 1_000_000
-_CREATED = "created, format 2"
+_CREATED = "created, format 3"
 """With the format of what is staged (``packed`` and the columns): count it up when that changes, so that a job which an
 earlier version staged begins anew instead of being misread."""
 _PLANNED = "planned"
 
-#: Each event once: of equal IDs the first that is no outlier, and none that the site has already, unless as an outlier.
+#: Each event once: of equal IDs the first that is no outlier, rather one whose content is that of its hash, and none that
+#: the site has already, unless as an outlier.
 _KEEP_NEW = """
 CREATE UNLOGGED TABLE {new} AS
 SELECT DISTINCT ON (e.event_id) e.seq, e.event_id, e.room_id, e.room_version, e.type, e.stream_ordering
@@ -54,7 +55,7 @@ WHERE NOT EXISTS (
     SELECT FROM events_event known
     WHERE known.event_id = e.event_id AND (e.outlier OR NOT known.outlier OR known.room_id <> e.room_id)
 )
-ORDER BY e.event_id, e.outlier, e.seq
+ORDER BY e.event_id, e.outlier, NOT e.fits, e.seq
 """
 #: A room has one version: that of its create event, else the one that most of its events name.
 _OTHER_VERSIONS = """
@@ -136,12 +137,14 @@ def _named(sql: str, job: int) -> str:
     return sql.format(**tables)
 
 
-def create_staging(cursor: Any, job: int) -> None:
+def create_staging(cursor: Any, job: int, signatures: str = "trusted") -> None:
     """Make the job's staging tables, unless they are there with their ledger.
 
-    They are made anew after a crash of PostgreSQL, and when another version of this program filled them.
+    They are made anew after a crash of PostgreSQL, and when another version of this program filled them, or other keys verified
+    what is in them (``signatures``).
     """
-    if _step_done(cursor, job, _CREATED):
+    created = f"{_CREATED}, signatures {signatures}"
+    if _step_done(cursor, job, created):
         return
     drop_staging(cursor, [job])
     for table in STAGED_TABLES:
@@ -149,7 +152,7 @@ def create_staging(cursor: Any, job: int) -> None:
     for table in RESULT_TABLES[1:]:
         name = table_name(job, table.name)
         cursor.execute(f"CREATE INDEX {name}_room ON {name} (room_no)")
-    _step(cursor, job, _CREATED)
+    _step(cursor, job, created)
 
 
 def drop_staging(cursor: Any, jobs: Sequence[int]) -> None:

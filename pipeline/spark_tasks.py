@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from events.verifying import KeyRing
 from pipeline import stage_rooms as on_executors
 from pipeline.errors import SparkFailed
 from pipeline.parts import Part
@@ -27,11 +28,13 @@ _ERROR_NAMED = re.compile(r"[\w.]+(Error|Exception|Refused|Missing)\b|psycopg2\.
 EVENTS_PER_TASK = 20_000
 
 
-def scan_parts(spark: SparkSession, parts: Sequence[Part], limit_bytes: int) -> list[PartScan]:
+def scan_parts(
+    spark: SparkSession, parts: Sequence[Part], limit_bytes: int, keys: KeyRing | None = None
+) -> list[PartScan]:
     """Look at every part once; the answers are in the order of the parts."""
 
     def scan(number: int) -> str:
-        found = scan_part(parts[number], limit_bytes)
+        found = scan_part(parts[number], limit_bytes, keys)
         return json.dumps([found.lines, dict(found.versions)])
 
     return [PartScan(*json.loads(answer)) for answer in run_tasks(spark, len(parts), scan)]

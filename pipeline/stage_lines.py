@@ -10,12 +10,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from events.errors import EventRefused
+from events.errors import EventRefused, Reason
 from events.parsing import ParsedEvent, announced_version, parse_line, parse_row
+from events.verifying import KeyRing, check_signatures
 from pipeline.inputs import announcing_rows, read_part
 from pipeline.packed_events import pack
 from pipeline.parts import HEAD_BYTES, BrokenLine, Line, Part
 from pipeline.staging import BROKEN, STAGED_EVENTS, STEPS, VERSIONS, copy_rows, staging_connection, table_name
+from state.room_versions import room_version
 
 __all__ = ["LINES_PER_PART", "LineWork", "PartScan", "StoredVersions", "scan_part", "sequence_number", "stage_part"]
 
@@ -25,11 +27,15 @@ _ROWS_PER_COPY = 2_000
 
 @dataclass(frozen=True, slots=True)
 class LineWork:
-    """What a task needs to stage a part; the same for all tasks of a job. A task looks ``versions`` up by itself."""
+    """What a task needs to stage a part; the same for all tasks of a job. A task looks ``versions`` up by itself.
+
+    With ``keys`` an event has to be signed, else signatures are not looked at.
+    """
 
     job: int
     dsn: str
     limit_bytes: int
+    keys: KeyRing | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -76,13 +82,13 @@ def sequence_number(part: int, line: int) -> int:
     return part * LINES_PER_PART + line
 
 
-def scan_part(part: Part, limit_bytes: int) -> PartScan:
-    """Count the lines and collect versions, which bare events of other lines need."""
+def scan_part(part: Part, limit_bytes: int, keys: KeyRing | None = None) -> PartScan:
+    """Count the lines and collect versions, which bare events of other lines need; with ``keys`` from signed ones only."""
     last = 0
     versions: dict[str, str] = {}
     for line in announcing_rows(part, limit_bytes):
         last = line.number
-        if isinstance(line, Line) and (announced := announced_version(line.content, line.told)):
+        if isinstance(line, Line) and (announced := _announced(line, keys)):
             versions.setdefault(*announced)
     return PartScan(last if part.rows is None else part.rows, versions)
 
@@ -119,7 +125,7 @@ def _batches(work: LineWork, part: int, lines: Iterable[Line | BrokenLine]) -> I
     for line in lines:
         if isinstance(line, Line):
             try:
-                event = _parse(line, work.versions)
+                event = _parse(line, work.versions, work.keys)
             except EventRefused as refused:
                 detail = _detail(refused, line)
                 broken.append((first + line.number, str(refused.reason), detail, line.content[:HEAD_BYTES]))
@@ -133,8 +139,37 @@ def _batches(work: LineWork, part: int, lines: Iterable[Line | BrokenLine]) -> I
     yield events, broken
 
 
-def _parse(line: Line, versions: Mapping[str, str]) -> ParsedEvent:
-    return parse_line(line.content, versions) if line.told is None else parse_row(line.content, line.told, versions)
+def _parse(line: Line, versions: Mapping[str, str], keys: KeyRing | None) -> ParsedEvent:
+    told = line.told
+    event = parse_line(line.content, versions) if told is None else parse_row(line.content, told, versions)
+    if keys is not None:
+        _check(event, keys)
+    return event
+
+
+def _check(event: ParsedEvent, keys: KeyRing) -> None:
+    """Raises ``EventRefused`` for what its servers did not sign."""
+    (refusal,) = check_signatures([event], keys)
+    if refusal is not None:
+        raise refusal
+    if (
+        event.type == "m.room.create"
+        and not event.content_hash_matches
+        and not room_version(event.room_version).newer_redactions
+    ):
+        detail = f"{event.event_id} does not fit its hash, so nobody signed what it says of the room's version"
+        raise EventRefused(Reason.UNKNOWN_ROOM_VERSION, detail)
+
+
+def _announced(line: Line, keys: KeyRing | None) -> tuple[str, str] | None:
+    """The room and version of a create event that is to be believed."""
+    announced = announced_version(line.content, line.told)
+    if announced is not None and keys is not None:
+        try:
+            _parse(line, {}, keys)
+        except EventRefused:
+            return None
+    return announced
 
 
 def _detail(refused: EventRefused, line: Line) -> str:
@@ -156,6 +191,7 @@ def _row(place: int, event: ParsedEvent) -> Sequence[Any]:
         event.event_id,
         event.type,
         event.outlier,
+        event.content_hash_matches,
         event.stream_ordering,
         pack(event),
         event.json,

@@ -107,14 +107,15 @@ STAGED_EVENTS = _table(
     event_id="text",
     type="text",
     outlier="boolean",
+    fits="boolean",
     stream_ordering="bigint",
     packed="bytea",
     json="bytea",
 )
 """Events as parsed; ``seq`` is the place in the input: part number and line number within the part.
 
-The columns are what the plan needs, ``packed`` is for the rules of the room. Rooms are mixed in an input, so whoever reads a
-room here reads a page for every event: it is done once for ``packed`` and once for ``json``.
+The columns are what the plan needs (``fits``: the content does its hash), ``packed`` is for the rules of the room. Rooms are
+mixed in an input, so a room is read with a page for every event: it is done once for ``packed`` and once for ``json``.
 """
 VERSIONS = _table("version", room_id="text PRIMARY KEY", room_version="text")
 """Room versions that create events announce to bare events of other lines."""

@@ -36,6 +36,8 @@ class RoomVersion:
     name: str
     resolution: Resolution = Resolution.V1
     event_id_form: EventIdForm = EventIdForm.CHOSEN
+    enforces_key_validity: bool = False
+    """A signature counts only while its key holds."""
     strict_json: bool = False
     """Numbers are integers within ±(2^53 - 1)."""
     aliases_are_special: bool = True
@@ -63,7 +65,7 @@ def _versions() -> dict[str, RoomVersion]:
     v2 = replace(v1, name="2", resolution=Resolution.V2)
     v3 = replace(v2, name="3", event_id_form=EventIdForm.HASH)
     v4 = replace(v3, name="4", event_id_form=EventIdForm.URLSAFE_HASH)
-    v5 = replace(v4, name="5")
+    v5 = replace(v4, name="5", enforces_key_validity=True)
     v6 = replace(v5, name="6", strict_json=True, aliases_are_special=False, checks_notification_levels=True)
     v7 = replace(v6, name="7", knocking=True)
     v8 = replace(v7, name="8", restricted_joins=True)

@@ -106,7 +106,8 @@ def chatter(seed: str, count: int) -> int:
 
 def persist_file(path: str, size: int) -> int:
     """Store the events of a file, of rooms that are stored; returns how many were."""
-    from events.persist import Incoming, persist
+    from events.persist import Incoming
+    from tests.persisted_rooms import persist
 
     lines = Path(path).read_bytes().splitlines()
     batches = [[Incoming(line) for line in lines[n : n + size]] for n in range(0, len(lines), size)]

@@ -140,7 +140,7 @@ def stored(batches: Sequence[Sequence[ParsedEvent]]) -> Callable[[], None]:
 
     def work() -> None:
         for batch in incoming:
-            outcome = persist(batch)
+            outcome = persist(batch, verified=True)
             if len(outcome.stored) < len(batch) or any(event.rejected_reason for event in outcome.stored):
                 raise RuntimeError(f"a message was not stored: {outcome}")
 

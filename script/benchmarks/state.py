@@ -57,7 +57,7 @@ def count_rows(report: Report, events: Sequence[ParsedEvent]) -> None:
     result = room_history(events)
     _add_rows(report, "import", len(events), len(result.group_deltas), len(result.groups))
     for start in range(0, len(events), BATCH):
-        persist([Incoming(event.json, event.room_version) for event in events[start : start + BATCH]])
+        persist([Incoming(event.json, event.room_version) for event in events[start : start + BATCH]], verified=True)
     stored = Event.objects.filter(state_group__isnull=False).count()
     _add_rows(
         report, f"persist, batches of {BATCH}", stored, StateGroupDelta.objects.count(), StateGroup.objects.count()

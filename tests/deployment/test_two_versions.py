@@ -27,7 +27,7 @@ sys.path.insert(0, "")
 import django
 django.setup()
 from django.core.management import call_command
-from events.persist import persist
+from tests.persisted_rooms import persist
 from streams import registry, writers
 from streams.models import CacheInvalidation
 from tests.made_rooms import MadeRoom

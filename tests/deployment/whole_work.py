@@ -22,11 +22,10 @@ from django.core.management import call_command  # noqa: E402
 from django.db import connection  # noqa: E402
 
 from events.pages import timeline  # noqa: E402
-from events.persist import persist  # noqa: E402
 from pipeline.plan import create_staging, drop_staging  # noqa: E402
 from streams import epochs, writers  # noqa: E402
 from tests.made_rooms import ALICE, MadeRoom  # noqa: E402
-from tests.persisted_rooms import incoming  # noqa: E402
+from tests.persisted_rooms import incoming, persist  # noqa: E402
 
 _A_JOB = 10**9
 

@@ -11,10 +11,9 @@ import pytest
 from django.core.management import call_command
 
 from events.models import Event
-from events.persist import persist
 from events.stored_room import forget_kept
 from tests.made_rooms import ALICE, MadeRoom
-from tests.persisted_rooms import incoming
+from tests.persisted_rooms import incoming, persist
 from tests.session import PROJECT
 
 PAGE = (PROJECT / "docs" / "how-to" / "my-database-is-too-big.md").read_text()

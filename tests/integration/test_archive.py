@@ -10,7 +10,6 @@ from django.core.management import CommandError, call_command
 from django.db import connection
 
 from events.models import Event, EventJson, ForwardExtremity
-from events.persist import persist
 from pipeline import archive, archive_parts
 from pipeline.archive import partial_archives
 from pipeline.archive_folders import any_folder
@@ -24,7 +23,7 @@ from state.models import StateGroup
 from streams.database import dsn
 from tests.integration.test_purging import middle, talked_room
 from tests.oracle.answers import parsed
-from tests.persisted_rooms import incoming
+from tests.persisted_rooms import incoming, persist
 from tests.stored_rooms import store_room
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -14,14 +14,13 @@ from msgspec.structs import replace
 from events import censoring
 from events.censoring import CACHE_NAME, censor, due
 from events.models import Event, EventJson, Room
-from events.persist import persist
 from events.serving import load_events
 from events.stored_room import StoredEvents
 from streams.caching import cached
 from streams.models import CacheInvalidation
 from tests.made_rooms import ALICE, MadeRoom
 from tests.oracle.answers import parsed
-from tests.persisted_rooms import incoming, persist_all
+from tests.persisted_rooms import incoming, persist, persist_all
 from tests.stored_rooms import store_room
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -10,11 +10,10 @@ import pytest
 from msgspec.structs import replace
 
 from events.models import Event, EventAuth, EventEdge, EventJson, EventVisibility
-from events.persist import persist
 from events.reading import state_at, timeline
 from events.user_timeline import timeline_of
 from tests.made_rooms import ALICE, BOB, EVE, MadeRoom
-from tests.persisted_rooms import current_state, gaps, incoming, leaves, ranges, replayed_state
+from tests.persisted_rooms import current_state, gaps, incoming, leaves, persist, ranges, replayed_state
 
 pytestmark = pytest.mark.django_db
 

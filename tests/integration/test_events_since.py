@@ -10,12 +10,13 @@ from events.creating import RoomSetup, create_room
 from events.errors import BadQuestion
 from events.events_since import events_since
 from events.models import Event, IgnoredUser
-from events.persist import Incoming, persist
+from events.persist import Incoming
 from events.sync_token import SyncToken
 from events.sync_windows import looked_at
 from streams.errors import TokenError
 from streams.tokens import VectorToken
 from tests.made_rooms import ALICE, MadeRoom
+from tests.persisted_rooms import persist
 from tests.syncing import here, ids, talk
 
 pytestmark = pytest.mark.django_db

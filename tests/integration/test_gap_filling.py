@@ -8,7 +8,6 @@ from msgspec.structs import replace
 from events.errors import NotReadable, Reason, StateUnresolved
 from events.explaining import Explanation, explain_visibility
 from events.models import Event, Room
-from events.persist import persist
 from events.reading import state_at
 from events.resolving import resolve_room
 from events.room_states import RoomStates
@@ -16,7 +15,7 @@ from events.user_timeline import timeline_of
 from state.room_versions import room_version
 from tests.integration.test_given_states import told, verdict
 from tests.made_rooms import ALICE, BOB, EVE, MadeRoom
-from tests.persisted_rooms import current_state, gaps, incoming, leaves, persist_all, ranges, replayed_state
+from tests.persisted_rooms import current_state, gaps, incoming, leaves, persist, persist_all, ranges, replayed_state
 from tests.stored_rooms import store_room
 
 pytestmark = pytest.mark.django_db

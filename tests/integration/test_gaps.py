@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 
 from events.models import Event, TimelineGap
-from events.persist import persist
 from events.receiving import with_state
 from streams.tokens import VectorToken
 from tests.made_rooms import ALICE, BOB, MadeRoom
-from tests.persisted_rooms import incoming
+from tests.persisted_rooms import incoming, persist
 from tests.syncing import here, ids, only, since
 
 pytestmark = pytest.mark.django_db

@@ -11,7 +11,6 @@ from events import states_at as states_at_module
 from events.errors import CompressionRefused, CompressionWentWrong
 from events.group_compressing import RoomCompression, group_rows
 from events.models import Event
-from events.persist import persist
 from events.room_history import room_history
 from events.room_repair import check_room
 from events.server_view import server_verdicts
@@ -22,7 +21,7 @@ from tests.foreign_groups import store_as
 from tests.integration.test_purging import check_groups, states
 from tests.made_rooms import BOB, public_room
 from tests.oracle.answers import parsed
-from tests.persisted_rooms import incoming, persist_all
+from tests.persisted_rooms import incoming, persist, persist_all
 from tests.room_data import ROOM_NAMES
 from tests.stored_rooms import store_room
 

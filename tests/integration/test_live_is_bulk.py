@@ -5,7 +5,6 @@ import random
 import pytest
 
 from events.models import Event
-from events.persist import persist
 from events.reading import state_at
 from events.receiving import with_state
 from events.room_history import EVENT_COLUMNS, room_history
@@ -14,7 +13,17 @@ from state.room_versions import room_version
 from tests.integration.test_gap_filling import assert_ranges_tell_what_the_rule_tells
 from tests.made_rooms import ALICE, BOB, EVE, MadeRoom
 from tests.oracle.answers import OurStates
-from tests.persisted_rooms import current_state, gaps, incoming, leaves, persist_all, ranges, replayed_state, verdicts
+from tests.persisted_rooms import (
+    current_state,
+    gaps,
+    incoming,
+    leaves,
+    persist,
+    persist_all,
+    ranges,
+    replayed_state,
+    verdicts,
+)
 
 pytestmark = pytest.mark.django_db
 

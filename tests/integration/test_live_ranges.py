@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from events.models import Event, EventVisibility, Room
 from events.parsing import ParsedEvent
-from events.persist import persist
 from events.room_history import room_history
 from events.stored_room import forget_kept
 from events.visibility_ranges import in_order
@@ -18,7 +17,7 @@ from tests.effort import examples
 from tests.generated_rooms import USERS, forked_rooms
 from tests.integration.test_visible_sql import STRANGER, by_join, compare
 from tests.made_rooms import ALICE, BOB, MadeRoom
-from tests.persisted_rooms import incoming, persist_all
+from tests.persisted_rooms import incoming, persist, persist_all
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -10,7 +10,6 @@ from django.db.utils import OperationalError
 from django.test.utils import CaptureQueriesContext
 from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
 
-from events.persist import persist
 from pipeline.job_counts import changed_rows, count_rows
 from pipeline.models import Job, JobState
 from replsite import metrics, process_metrics
@@ -24,7 +23,7 @@ from streams.follow import delays
 from streams.follow.delays import DelaySamples, age_sql
 from streams.models import CacheInvalidation, Reader, WireCount
 from tests.made_rooms import BOB, public_room
-from tests.persisted_rooms import incoming
+from tests.persisted_rooms import incoming, persist
 from tests.writing import append
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -9,10 +9,10 @@ from django.db import connection, connections
 
 from events.errors import Reason
 from events.models import Event, EventJson, EventVisibility, Room
-from events.persist import Incoming, persist
+from events.persist import Incoming
 from events.reading import state_at
 from tests.made_rooms import ALICE, BOB, EVE, public_room
-from tests.persisted_rooms import current_state, gaps, incoming, leaves, persist_all, ranges, replayed_state
+from tests.persisted_rooms import current_state, gaps, incoming, leaves, persist, persist_all, ranges, replayed_state
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -12,10 +12,10 @@ from events.building import finish_event
 from events.errors import Reason
 from events.models import Event, EventJson, Room
 from events.parsing import SIZE_LIMIT_BYTES
-from events.persist import Incoming, persist
+from events.persist import Incoming
 from events.stored_room import forget_kept
 from tests.made_rooms import ALICE, BOB, MadeRoom, public_room
-from tests.persisted_rooms import current_state, incoming, leaves, persist_all
+from tests.persisted_rooms import current_state, incoming, leaves, persist, persist_all
 
 pytestmark = pytest.mark.django_db
 

@@ -21,13 +21,12 @@ from events.models import (
     Room,
 )
 from events.parsing import parse_event
-from events.persist import persist
 from events.reading import state_at
 from events.room_history import room_history
 from state.models import StateGroup
 from streams.database import Statement, send_together
 from tests.made_rooms import ALICE, BOB, public_room
-from tests.persisted_rooms import current_state, incoming, leaves, persist_all, ranges, replayed_state
+from tests.persisted_rooms import current_state, incoming, leaves, persist, persist_all, ranges, replayed_state
 from tests.room_talker import talkers
 
 pytestmark = pytest.mark.django_db(transaction=True)

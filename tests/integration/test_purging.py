@@ -30,7 +30,6 @@ from events.models import (
     Room,
     TimelineGap,
 )
-from events.persist import persist
 from events.purge_rules import PurgedEvent, purge_plan
 from events.purging import PurgeRequest, cut_at_event, cut_at_time, only_purge, purge_events, room_figures
 from events.reading import timeline
@@ -49,7 +48,7 @@ from tests.effort import examples
 from tests.generated_rooms import forked_rooms
 from tests.made_rooms import ALICE, BOB, MadeRoom
 from tests.oracle.answers import parsed
-from tests.persisted_rooms import current_state, gaps, incoming, leaves, persist_all, replayed_state
+from tests.persisted_rooms import current_state, gaps, incoming, leaves, persist, persist_all, replayed_state
 from tests.room_data import ROOM_NAMES
 from tests.stored_rooms import store_room
 from tests.syncing import ids, only, since

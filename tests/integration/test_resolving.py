@@ -8,12 +8,11 @@ from django.core.management import CommandError, call_command
 
 from events.errors import UnknownRoom
 from events.models import Event
-from events.persist import persist
 from events.reading import state_at
 from events.resolving import resolve_room
 from tests.integration.test_gap_filling import backfill, closed_room, unresolved
 from tests.integration.test_given_states import told
-from tests.persisted_rooms import persist_all
+from tests.persisted_rooms import persist, persist_all
 
 pytestmark = pytest.mark.django_db
 

@@ -27,7 +27,6 @@ from events.models import (
     ForwardExtremity,
     TimelineGap,
 )
-from events.persist import persist
 from events.reading import timeline
 from events.room_repair import check_room
 from events.signatures import event_is_signed
@@ -45,7 +44,7 @@ from tests.integration.test_archive import purge
 from tests.integration.test_purging import check_groups, middle, states, talked_room, visible
 from tests.made_rooms import ALICE, BOB
 from tests.oracle.answers import parsed
-from tests.persisted_rooms import incoming
+from tests.persisted_rooms import incoming, persist
 from tests.stored_rooms import store_room
 from tests.syncing import ids, only, since
 from tests.waiting import wait_until

@@ -8,11 +8,10 @@ import pytest
 from django.core.management import call_command
 
 from events.models import Event
-from events.persist import persist
 from events.purging import only_purge
 from events.stored_room import forget_kept
 from tests.made_rooms import ALICE, MadeRoom
-from tests.persisted_rooms import incoming
+from tests.persisted_rooms import incoming, persist
 
 pytestmark = pytest.mark.django_db(transaction=True)
 DAY = 86_400_000

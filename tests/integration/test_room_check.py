@@ -7,7 +7,6 @@ from django.db import connection
 
 from events.group_purging import GroupPurge, plan_groups
 from events.models import Event
-from events.persist import persist
 from events.purging import PurgeRequest, purge_events
 from events.room_comparison import compare
 from events.room_repair import resync_room
@@ -17,7 +16,7 @@ from tests.integration.test_gap_filling import backfill, with_gap
 from tests.integration.test_live_is_bulk import arrive_with_gaps, generated, states_of
 from tests.oracle.answers import parsed
 from tests.oracle.test_live_path import SMALL_ROOMS, arriving
-from tests.persisted_rooms import incoming, persist_all
+from tests.persisted_rooms import incoming, persist, persist_all
 from tests.stored_rooms import store_room
 
 pytestmark = pytest.mark.django_db

@@ -14,7 +14,6 @@ from django.db import connection
 from events import room_purging
 from events.errors import UnknownRoom
 from events.models import CurrentState, Event, EventAuth, EventEdge, EventJson, Feed, FeedEntry, PurgedRoom, Room
-from events.persist import persist
 from events.purging import only_purge
 from events.reading import timeline
 from pipeline import restore_kind
@@ -27,7 +26,7 @@ from tests.integration.test_archive import purge
 from tests.integration.test_purging import check_groups, states, talked_room
 from tests.integration.test_restore import assert_same, everything, found_wrong, restore, stored
 from tests.made_rooms import BOB, MadeRoom
-from tests.persisted_rooms import current_state, incoming, persist_all
+from tests.persisted_rooms import current_state, incoming, persist, persist_all
 
 pytestmark = pytest.mark.django_db(transaction=True)
 _COLUMNS = """

@@ -86,7 +86,7 @@ def test_an_event_in_a_large_room_that_comes_twice_puts_the_room_aside(planned, 
     rows(
         f"WITH one AS (SELECT * FROM {kept} WHERE room_no = %s LIMIT 1), "
         f"twice AS (INSERT INTO {kept} (seq, {columns}) SELECT -1, {columns} FROM one) "
-        f"INSERT INTO {event} SELECT -1, e.room_id, e.room_version, e.event_id, e.type, e.outlier, e.stream_ordering, "
+        f"INSERT INTO {event} SELECT -1, e.room_id, e.room_version, e.event_id, e.type, e.outlier, e.fits, e.stream_ordering, "
         f"e.packed, e.json FROM {event} e JOIN one USING (seq) RETURNING 1",
         number,
     )

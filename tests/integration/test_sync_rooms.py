@@ -11,7 +11,7 @@ from events.creating import NewEvent, RoomSetup, create_room
 from events.errors import BadQuestion
 from events.models import CurrentState, Event, IgnoredUser, TimelineGap
 from events.on_read import forget_room
-from events.persist import Incoming, persist
+from events.persist import Incoming
 from events.reading import state_at
 from events.sync_answers import RoomsSince
 from events.sync_rooms import initial_sync
@@ -21,6 +21,7 @@ from streams.epochs import current_epoch
 from streams.errors import TokenError
 from streams.tokens import VectorToken
 from tests.made_rooms import ALICE, MadeRoom
+from tests.persisted_rooms import persist
 from tests.syncing import first, here, ids, only, since, talk
 
 pytestmark = pytest.mark.django_db

@@ -1,13 +1,18 @@
 """A line becomes an event, or a reason."""
 
+import base64
 import json
+from contextlib import suppress
 
 import pytest
 from msgspec.structs import replace
 
-from events.errors import EventRefused, Reason
+from events.canonical import encode
+from events.errors import EventRefused, NotCanonical, Reason
+from events.hashes import content_hash
 from events.parsing import LINE_LIMIT_BYTES, Verdict, announced_version, parse_line, parse_row, parse_stored
-from state.room_versions import room_version
+from events.redaction_rules import pruned_fields
+from state.room_versions import ROOM_VERSIONS, room_version
 from tests.room_data import ROOM_NAMES, event_lines, stored_events
 
 
@@ -25,7 +30,11 @@ def event(**changes):
         "hashes": {"sha256": "x"},
         "signatures": {},
     }
-    return {key: value for key, value in {**whole, **changes}.items() if value is not ...}
+    found = {key: value for key, value in {**whole, **changes}.items() if value is not ...}
+    if found.get("hashes") == {"sha256": "x"}:
+        with suppress(NotCanonical, RecursionError):
+            found["hashes"] = {"sha256": content_hash(found, room_version("1"))}
+    return found
 
 
 def line(wrapper=None, version="10", **changes):
@@ -92,8 +101,10 @@ def test_content_is_kept_where_rules_look_at_it(parts, kept):
 
 def test_spaces_and_order_of_the_line_survive_in_the_stored_bytes():
     text = b' { "room_version" : "10" , "json" : { "type":"m.x" ,"content":{ "b":1, "a":"\\u0041" }' + (
-        b',"room_id":"!r:a","sender":"@u:a","depth":1,"origin_server_ts":1,"prev_events":[],"auth_events":[]}} \r\n'
+        b',"room_id":"!r:a","sender":"@u:a","depth":1,"origin_server_ts":1,"prev_events":[],"auth_events":[],'
+        b' "hashes":{"sha256":"HASH"}}} \r\n'
     )
+    text = text.replace(b"HASH", content_hash(json.loads(text)["json"], room_version("10")).encode())
     assert parse_line(text).json.startswith(b'{ "type":"m.x" ,"content":{ "b":1, "a":"\\u0041" },')
 
 
@@ -309,6 +320,101 @@ def test_refusal_survives_pickling_with_its_reason():
     assert (again.reason, again.detail) == (refused.reason, refused.detail)
 
 
+# --- events whose content does not fit their hash ------------------------------------------------------------------------
+
+LIE = "I owe you 1000000"
+MISFITS = {
+    "another hash": {"sha256": base64.b64encode(b"x" * 32).decode().rstrip("=")},
+    "none": ...,
+    "no sha256": {},
+    "other algorithms only": {"sha512": "x", "md5": "y"},
+    "no string": {"sha256": 1},
+    "a list": {"sha256": ["x"]},
+    "null": None,
+    "no object": "x",
+    "no base64": {"sha256": "!!!"},
+}
+
+
+def misfit(version="10", hashes=MISFITS["another hash"], **changes):
+    """The bytes of an event that says more than its hash does."""
+    whole = event(hashes=hashes, content={"body": LIE, "m.relates_to": {"event_id": "$t"}}, **changes)
+    if version in ("1", "2"):
+        whole |= {"event_id": "$chosen:a.test", "prev_events": [["$p:a", {}]], "auth_events": []}
+    return json.dumps(whole | {"unsigned": {"age": 1}, "more": LIE}).encode()
+
+
+def read(text, version="10", told=None):
+    return parse_row(text, {"room_version": version, **(told or {})})
+
+
+@pytest.mark.parametrize("hashes", MISFITS.values(), ids=MISFITS)
+@pytest.mark.parametrize("version", ROOM_VERSIONS)
+def test_what_does_not_fit_its_hash_is_redacted_before_anything_looks_at_it(version, hashes):
+    text = misfit(version, hashes)
+    parsed = read(text, version)
+    assert LIE.encode() not in parsed.json and parsed.relates_to is None and not parsed.content_hash_matches
+    rules = room_version(version)
+    assert parsed.json == encode(pruned_fields(json.loads(text), rules), strict=rules.strict_json)
+    assert json.loads(parsed.json)["content"] == {} and "unsigned" not in json.loads(parsed.json)
+
+
+def test_its_id_is_that_of_the_event_as_it_was_made():
+    made = event()
+    text = json.dumps(made | {"content": {"body": LIE}}).encode()
+    assert read(text).event_id == read(json.dumps(made).encode()).event_id
+
+
+def test_what_is_kept_of_it_is_kept_as_it_is_when_it_comes_again():
+    kept = read(misfit()).json
+    again = read(b" " + kept.replace(b",", b" , ") + b"\n")
+    assert again.json == kept.replace(b",", b" , ") and not again.content_hash_matches
+
+
+@pytest.mark.parametrize("form", ["padded", "urlsafe", "padded and urlsafe", "beside others"])
+def test_a_hash_counts_by_its_bytes(form):
+    for number in range(64):  # some have the characters that differ
+        made = event(content={"n": number})
+        told = made["hashes"]["sha256"]
+        told += "=" if "padded" in form else ""
+        told = told.translate(str.maketrans("+/", "-_")) if "urlsafe" in form else told
+        made["hashes"] = {"sha256": told} | ({"sha3": "x"} if "beside" in form else {})
+        text = json.dumps(made).encode()
+        assert read(text).json == text and read(text).content_hash_matches
+
+
+@pytest.mark.parametrize("told", ["{}==", "{}A", "A{}", " {}", "{}\n", "{}!"])
+def test_a_hash_with_more_to_it_does_not_fit(told):
+    made = event()
+    made["hashes"] = {"sha256": told.format(made["hashes"]["sha256"])}
+    assert read(json.dumps(made).encode()).content_hash_matches is False
+
+
+def test_what_rules_ask_for_is_that_of_the_redacted_form():
+    invite = {"membership": "invite", "third_party_invite": {"signed": {"token": "t"}, "display_name": LIE}}
+    parts = {"type": "m.room.member", "state_key": "@v:b", "hashes": {}, "content": invite}
+    old, new = (read(json.dumps(event(**parts)).encode(), version) for version in ("10", "11"))
+    assert old.content == {} and old.membership == new.membership == "invite"
+    assert new.content == {"third_party_invite": {"signed": {"token": "t"}}} and LIE.encode() not in new.json
+    redaction = event(type="m.room.redaction", redacts="$t", hashes={}, content={"redacts": "$t", "reason": LIE})
+    old, new = (read(json.dumps(redaction).encode(), version) for version in ("10", "11"))
+    assert (old.redacts, new.redacts) == (None, "$t")
+
+
+def test_numbers_of_old_versions_stay_as_they_are_in_it():
+    levels = {"users": {"@u:a.test": 100.0}, "users_default": 2**60, "notifications": {"room": LIE}}
+    text = json.dumps(event(type="m.room.power_levels", state_key="", hashes={}, content=levels)).encode()
+    assert json.loads(read(text, "5").json)["content"] == {"users": {"@u:a.test": 100.0}, "users_default": 2**60}
+
+
+def test_a_stored_event_that_should_be_redacted_tells_its_form():
+    text = misfit()
+    right = read(text)
+    found = stored(text, "10", right.event_id)
+    assert found.json == right.json and found.relates_to is None
+    assert stored(right.json, "10", right.event_id).json == b""
+
+
 # --- stored events ----------------------------------------------------------------------------------------------------
 
 TOLD = Verdict(False, None, True, 7, True, True)
@@ -360,9 +466,10 @@ def test_stored_text_that_is_no_event_is_refused(text):
 
 
 def test_what_the_hash_does_not_cover_is_looked_at():
-    parsed = parse_line(line(type="m.room.redaction", redacts="$target"))
-    text = json.dumps(event(type="m.room.redaction", redacts=["nothing"], content={"m.relates_to": 3})).encode()
-    found = stored(text, "10", parsed.event_id)
+    text = line(type="m.room.redaction", redacts=["nothing"], content={"m.relates_to": 3})
+    parsed = parse_line(text)
+    assert parsed.json in text and parsed.content_hash_matches
+    found = stored(parsed.json, "10", parsed.event_id)
     assert (found.redacts, found.relates_to) == (None, None)
 
 

@@ -14,6 +14,7 @@ def having(feature):
     "feature, first",
     [
         ("ids_are_hashes", 3),
+        ("enforces_key_validity", 5),
         ("strict_json", 6),
         ("checks_notification_levels", 6),
         ("knocking", 7),

@@ -160,6 +160,19 @@ def test_redaction_without_effect_is_withheld():
     assert [row for row in rows_of(made, None) if row[0] == "withheld"] == [("withheld", 4, 4)]
 
 
+@pytest.mark.parametrize("version", ["1", "10", "11"])
+@pytest.mark.parametrize("size", [2, 100])
+def test_redaction_that_names_nothing_is_withheld(version, size):
+    """As one that was redacted itself: before version 11 nothing is left of what it named."""
+    made = MadeRoom(version)
+    made.redaction(made.message())
+    for content in ({}, {"redacts": 5}, {"reason": "x"}):
+        made.send({"type": "m.room.redaction", "redacts": None, "content": content})
+    made.send({"type": "m.room.redaction"}, rejected_reason="x")
+    found = room_history(made.events, size).visibility
+    assert [(row.kind, row.first) for row in found if row.kind == "withheld"] == [("withheld", n) for n in (4, 5, 6)]
+
+
 def test_invite_shows_what_invited_members_may_read_and_the_own_leave():
     made = MadeRoom()
     made.state("m.room.history_visibility", "", {"history_visibility": "invited"})

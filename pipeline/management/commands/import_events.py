@@ -39,6 +39,7 @@ class Command(SiteCommand):
         ("import_events data/rooms/*/events.jsonl.gz", "files of JSON Lines"),
         ("import_events /data/rooms.parquet --as-history", "never new to anybody"),
         ("import_events postgresql://reader@db.example.org/synapse", "a Synapse database"),
+        ("import_events /data/rooms.parquet --keys keys.json", "only what its servers signed"),
         ("import_events /data/rooms.parquet --resume", "go on where it ended early"),
     )
 
@@ -50,13 +51,26 @@ class Command(SiteCommand):
         parser.add_argument("--as-history", action="store_true", help="on the backward stream: never new to anybody")
         parser.add_argument("--resume", action="store_true", help="continue the import of these that ended early")
         parser.add_argument("--master", type=given_master, metavar="URL", help="Spark master (default: the setting)")
+        signatures = parser.add_mutually_exclusive_group()
+        signatures.add_argument(
+            "--trust-signatures",
+            action="store_true",
+            help="look at no signature: the sources are trusted (the default)",
+        )
+        signatures.add_argument(
+            "--keys",
+            metavar="FILE",
+            help='verify signatures: {"SERVER": {"ed25519:ID": "KEY"}}; unsigned events are put aside',
+        )
         parser.add_argument("--json", action="store_true", help="only the summary line on stdout, no report on stderr")
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Import, print the summary, and end with the status that the module tells."""
         from pipeline.import_history import ImportOptions, import_history  # noqa: PLC0415 - needs pyspark
 
-        wanted = ImportOptions(options["paths"], options["as_history"], options["resume"], options["master"])
+        wanted = ImportOptions(
+            options["paths"], options["as_history"], options["resume"], options["master"], options["keys"]
+        )
         try:
             outcome = import_history(wanted)
         except UnusableArguments as error:

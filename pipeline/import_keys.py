@@ -1,0 +1,46 @@
+"""The keys of servers that an import verifies signatures with, from a file (driver, no Django)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+from events.errors import UnusableKeys
+from events.verifying import KeyRing
+from pipeline.errors import UnusableArguments
+
+__all__ = ["TRUSTED", "VERIFIED", "Signatures", "read_keys"]
+
+TRUSTED, VERIFIED = "trusted", "verified"
+_MOST_BYTES = 256 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Signatures:
+    """How an import treats signatures: with these keys, or not at all. ``name`` differs for other keys."""
+
+    keys: KeyRing | None = None
+    name: str = TRUSTED
+
+    @property
+    def word(self) -> str:
+        """``trusted`` or ``verified``."""
+        return TRUSTED if self.keys is None else VERIFIED
+
+
+def read_keys(path: str | Path | None) -> Signatures:
+    """The keys of a file as ``KeyRing`` reads them; null: signatures are trusted. Raises ``UnusableArguments``."""
+    if path is None:
+        return Signatures()
+    file = Path(path)
+    try:
+        if not file.is_file():
+            raise UnusableArguments(f"{file} is no file: name one with the keys of servers.")
+        if file.stat().st_size > _MOST_BYTES:
+            raise UnusableArguments(f"{file} has more than {_MOST_BYTES:,} bytes; so many keys are not read.")
+        text = file.read_bytes()
+        return Signatures(KeyRing.from_json(text), f"{VERIFIED} {sha256(text).hexdigest()}")
+    except (OSError, ValueError) as error:
+        why = "the keys cannot be used" if isinstance(error, UnusableKeys) else "it cannot be read"
+        raise UnusableArguments(f"{file}: {why}: {error}.") from error

@@ -1,0 +1,174 @@
+"""Events of other servers are stored when the servers that have to have signed them; the caller says who looks."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from django.db import connection
+
+from events.creating import create_room
+from events.errors import Reason, SignaturesUnchecked
+from events.models import Event, EventJson
+from events.parsing import parse_event
+from events.persist import Incoming, persist
+from events.receiving import with_state
+from events.room_repair import check_room
+from events.signatures import SigningKey
+from events.verifying import KeyRing, PublicKey
+from state.room_versions import room_version
+from tests.made_rooms import BOB, MadeRoom, public_room
+from tests.room_data import ROOMS, event_lines
+
+pytestmark = pytest.mark.django_db
+KEYS = {f"{name}.test": SigningKey.from_seed(f"{name}.test", "ed25519:1", name.upper() * 43) for name in "abe"}
+RING = KeyRing({server: {key.key_id: PublicKey(key.public)} for server, key in KEYS.items()})
+
+
+def signed(event, key=None):
+    """The event as its sender's server sends it, or with another one's signature only."""
+    whole = json.loads(event.json)
+    key = key or KEYS[whole["sender"].partition(":")[2]]
+    return json.dumps(key.sign_event(whole, room_version(event.room_version))).encode()
+
+
+def sent(event, key=None, **about):
+    """The same as it comes in."""
+    known = {"outlier": event.outlier, "backfilled": event.backfilled}
+    return Incoming(signed(event, key), event.room_version, event.event_id, **{**known, **about})
+
+
+def reasons(outcome):
+    return {refused.place: refused.error.reason for refused in outcome.refused}
+
+
+@pytest.mark.parametrize("said", [{}, {"verifier": RING, "verified": True}, {"verified": False}, {"verifier": None}])
+def test_nobody_who_looks_is_an_error_that_tells_the_way_out(said):
+    made = public_room()
+    persist([sent(event) for event in made.events], verified=True)
+    message = sent(made.message())
+    with pytest.raises(SignaturesUnchecked, match=r"verifier=KEYS.*verified=True"):
+        persist([message], **said)
+    assert Event.objects.count() == len(made.events) - 1
+
+
+@pytest.mark.parametrize("version", ["1", "2", "5", "10", "12"])
+def test_signed_events_are_stored_and_others_refused_alone(version):
+    made = public_room(version)
+    bob = made.member(BOB, "join")
+    base = made.message()
+    bad = made.message(prev=[base], sender=BOB)
+    above = made.message(prev=[bad])
+    beside = made.message(prev=[base], sender=BOB)
+    keys = {bad.event_id: KEYS["a.test"]}
+    if version in ("1", "2"):  # IDs of the room are those of a.test
+        for event in (bob, beside):
+            keys[event.event_id] = None
+    batch = [sent(event, keys.get(event.event_id)) for event in made.events]
+    if version in ("1", "2"):
+        for place, event in enumerate(made.events):
+            if event in (bob, beside):
+                both = KEYS["a.test"].sign_event(json.loads(batch[place].json), room_version(version))
+                batch[place] = replace(batch[place], json=json.dumps(both).encode())
+    outcome = persist(batch, verifier=RING)
+    assert reasons(outcome) == {
+        made.events.index(bad): Reason.BAD_SIGNATURE,
+        made.events.index(above): Reason.MISSING_PREV_EVENTS,
+    }
+    assert {stored.event_id for stored in outcome.stored} == {e.event_id for e in made.events} - {
+        bad.event_id,
+        above.event_id,
+    }
+    assert check_room(made.room_id).clean
+    assert not persist([batch[made.events.index(bad)], batch[made.events.index(above)]], verified=True).refused
+
+
+def test_a_real_room_is_stored_with_the_keys_of_its_servers():
+    ring = KeyRing.from_json((ROOMS / "server_keys.json").read_bytes())
+    lines = [json.loads(line) for line in event_lines("v9_restricted")]
+    batch = [Incoming(json.dumps(line["json"]).encode(), "9", line["event_id"]) for line in lines]
+    outcome = persist(batch, verifier=ring)
+    assert reasons(outcome) == {} and len(outcome.stored) == len(lines)
+    assert set(reasons(persist(batch, verifier=KeyRing({}))).values()) == {Reason.BAD_SIGNATURE}
+
+
+def test_told_state_is_looked_at_like_all_else():
+    made = public_room()
+    topic = made.topic("a lie")
+    last = made.message()
+    state = [signed(event, KEYS["b.test"] if event is topic else None) for event in made.events if event.is_state]
+    outcome = persist(with_state(sent(last), state), verifier=RING)
+    assert reasons(outcome) == {len(state) - 1: Reason.BAD_SIGNATURE, len(state): Reason.BAD_STATE}
+    assert not Event.objects.filter(event_id__in=[topic.event_id, last.event_id]).exists()
+
+
+def test_a_backfilled_event_that_nobody_signed_leaves_its_gap():
+    made = public_room()
+    below = made.message()
+    old = made.message()
+    batch = [sent(event) for event in made.events[:-2]]
+    assert not persist(batch, verifier=RING).refused
+    outcome = persist([sent(below, KEYS["b.test"], backfilled=True), sent(old, backfilled=True)], verifier=RING)
+    assert reasons(outcome) == {0: Reason.BAD_SIGNATURE}
+    assert Event.objects.get(event_id=old.event_id).state_unresolved
+    assert not persist([sent(below, backfilled=True)], verifier=RING).refused
+    assert not Event.objects.get(event_id=old.event_id).state_unresolved
+
+
+@pytest.mark.parametrize("bad_first", [True, False])
+def test_a_copy_without_signature_does_not_keep_a_signed_one_out(bad_first):
+    made = public_room()
+    message = made.message()
+    copies = [sent(message, KEYS["b.test"]), sent(message)]
+    batch = [*(sent(event) for event in made.events[:-1]), *(copies if bad_first else copies[::-1])]
+    outcome = persist(batch, verifier=RING)
+    assert list(reasons(outcome).values()) == [Reason.BAD_SIGNATURE] and outcome.duplicates == []
+    assert bytes(EventJson.objects.get(pk=message.event_id).json) == signed(message)
+
+
+def test_a_stored_event_that_comes_again_unsigned_is_refused_and_stays():
+    made = public_room()
+    persist([sent(event) for event in made.events], verifier=RING)
+    again = persist([sent(made.events[-1], KEYS["b.test"])], verifier=RING)
+    assert list(reasons(again).values()) == [Reason.BAD_SIGNATURE]
+    assert bytes(EventJson.objects.get(pk=made.events[-1].event_id).json) == signed(made.events[-1])
+
+
+def test_keys_are_asked_for_before_anything_is_locked(transactional_db):
+    made = public_room()
+    asked = []
+
+    def keys_of(server, wanted):
+        asked.append(server)
+        assert not connection.in_atomic_block
+        return RING(server, wanted)
+
+    made.member(BOB, "join")
+    assert not persist([sent(event) for event in made.events], verifier=keys_of).refused
+    assert asked == ["a.test", "b.test"]
+
+
+def test_what_the_callable_raises_passes_and_nothing_is_stored():
+    made = public_room()
+
+    def keys_of(server, wanted):
+        raise ConnectionError(server)
+
+    with pytest.raises(ConnectionError, match=r"a\.test"):
+        persist([sent(event) for event in made.events], verifier=keys_of)
+    assert not Event.objects.exists()
+
+
+def test_what_is_made_here_needs_none():
+    room = create_room("@alice:a.test")
+    assert room.send("@alice:a.test", "m.room.message", {"body": "x"}).rejected_reason is None
+
+
+def test_a_misfit_is_judged_by_what_is_kept_of_it():
+    made = MadeRoom("10", ruled=True)
+    message = made.message()
+    lie = json.loads(signed(message)) | {"content": {"body": "I owe you 1000000"}}
+    batch = [*(sent(event) for event in made.events[:-1]), Incoming(json.dumps(lie).encode())]
+    outcome = persist(batch, verifier=RING)
+    assert outcome.refused == [] and outcome.bad_content_hashes == 1
+    kept = bytes(EventJson.objects.get(pk=message.event_id).json)
+    assert parse_event(kept, json.loads(kept), "10").event_id == message.event_id and b"1000000" not in kept
