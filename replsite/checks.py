@@ -66,7 +66,11 @@ def _wrong() -> Iterator[str]:
         networks_of(getattr(settings, "REPLSITE_PROXY_NETWORKS", ()))
     except ImproperlyConfigured as error:
         yield str(error)
-    for name in ("REPLSITE_BLOCKED_AFTER_SECONDS", "REPLSITE_STUCK_AFTER_SECONDS"):
+    for name in (
+        "REPLSITE_BLOCKED_AFTER_SECONDS",
+        "REPLSITE_STUCK_AFTER_SECONDS",
+        "REPLSITE_LEFT_BEHIND_AFTER_SECONDS",
+    ):
         if not getattr(settings, name, 10.0) > 0:
             yield f"{name} is {getattr(settings, name)}: everything would be trouble at once. Write seconds above 0."
     yield from _wrong_periods(getattr(settings, "REPLSITE_JOB_PERIODS", {}))

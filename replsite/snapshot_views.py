@@ -115,6 +115,13 @@ class ReaderStreamView:
     """At the present rate; None: it has no lag, or its lag does not fall."""
     recent: tuple[float | None, ...] = ()
     """Highest lag in facts in the last five minutes, by steps, oldest first; empty: there was none."""
+    error: str = ""
+    """What stopped a named reader here, until its cursor moves again."""
+    parked_facts: int = 0
+    """Facts that its handler could not take and that were put aside."""
+    parked_exact: bool = True
+    """False: there are more."""
+    parked_since: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +168,10 @@ class ReaderView:
     seconds_to_overflow: float | None = None
     """Until its unsent bytes reach the limit and it is closed as slow, if they grow as they do; None: they do not."""
     waiting: WaitingView = WaitingView()
+    runs: bool = True
+    """False: a named reader that has stored cursors, and that no process runs now."""
+    has_row: bool = True
+    """It has a row in ``streams_reader``; otherwise only its cursors are known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ __all__ = [
     "JobSeen",
     "JobWord",
     "Limits",
+    "NamedReader",
     "Problem",
     "ReaderOnStream",
     "ReaderWord",
@@ -42,6 +43,8 @@ __all__ = [
 #: A queued job that nobody has begun for so long needs somebody.
 JOB_WAITS_SECONDS = 60.0
 _MOST_OF_ERROR = 300
+#: The way out of an error of trimmed facts, which the error names itself.
+RESYNC = "manage.py resync reader"
 
 
 class Severity(IntEnum):
@@ -78,6 +81,11 @@ class ReaderWord(StrEnum):
     GONE = "gone"
     WENT_BACK = "went back"
     NEVER_SEEN = "never seen"
+    WAITING = "waiting"
+    FAILED = "failed"
+    LEFT_BEHIND = "left behind"
+    STOPPED = "stopped"
+    PARKED = "parked facts"
 
 
 class JobWord(StrEnum):
@@ -118,9 +126,11 @@ class Limits:
     """A reader that does not move for this long, with facts unread for this long, is stuck."""
     falling_floor_facts: int = 100
     falling_floor_seconds: float = 5.0
+    """Lag below either floor is not called falling behind, however it moves."""
     went_back_shown_seconds: float = 60.0
     """How long it is told of a reader that it went back."""
-    """Lag below either floor is not called falling behind, however it moves."""
+    left_behind_after_seconds: float = 60.0
+    """A named reader that nobody runs is left behind when facts were unread for this long meanwhile."""
 
     @property
     def gone_after_seconds(self) -> float:
@@ -177,6 +187,32 @@ class ReaderOnStream:
     """Why the connection was closed; None: it is open."""
     went_back_seconds: float | None = None
     """How long ago its position was seen to become lower; None: it was not."""
+    waits_for: str = ""
+    """What a linear reader waits for that has read all that it may: the writer and its status; empty: nothing."""
+    named: NamedReader | None = None
+    """None: it has no stored cursor."""
+
+
+@dataclass(frozen=True, slots=True)
+class NamedReader:
+    """What the rules see of a reader with a stored cursor, besides where it is."""
+
+    name: str
+    runs: bool = True
+    """A living process follows this stream as this reader."""
+    unrun_seconds: float = 0.0
+    """How long nobody has, if nobody does."""
+    has_ended: bool = False
+    """Its process let it go; otherwise it was killed, or hangs."""
+    error: str = ""
+    """What stopped it here, until its cursor moves again."""
+    is_wanted: bool = False
+    """REPLSITE_READERS names it."""
+    parked_facts: int = 0
+    parked_exact: bool = True
+    parked_seconds: float = 0.0
+    """Age of the first one's parking."""
+    parked_error: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,19 +320,79 @@ def _blocked_writer(seen: WriterOnStream) -> Verdict:
 
 
 def judge_reader(seen: ReaderOnStream, limits: Limits) -> Verdict:
-    """The status of a reader on a stream."""
-    if seen.close_reason is not None:
-        reason = seen.close_reason or "no reason given"
-        return Verdict(ReaderWord.GONE, Severity.FINE, f"Connection closed: {reason}.")
-    if seen.heartbeat_age > limits.gone_after_seconds:
-        text = f"No sign of life for {duration(seen.heartbeat_age)}. Start it again; it goes on where it was."
-        return Verdict(ReaderWord.GONE, Severity.WARNING, text)
+    """The status of a reader on a stream; parked facts are told of where nothing worse is."""
+    verdict = _judge_following(seen, limits)
+    if seen.named is not None and seen.named.parked_facts and verdict.severity < Severity.WARNING:
+        return _parked(seen.named)
+    return verdict
+
+
+def _judge_following(seen: ReaderOnStream, limits: Limits) -> Verdict:
+    if (absent := _absent_reader(seen, limits)) is not None:
+        return absent
     if seen.went_back_seconds is not None and seen.went_back_seconds <= limits.went_back_shown_seconds:
         text = f"Its position became lower {duration(seen.went_back_seconds)} ago: it handles facts again that it had handled."
         return Verdict(ReaderWord.WENT_BACK, Severity.WARNING, text)
     if seen.lag_facts == 0 or seen.lag_seconds <= limits.current_within_seconds:
         return _reader_without_lag(seen, limits)
     return _reader_with_lag(seen, limits)
+
+
+def _absent_reader(seen: ReaderOnStream, limits: Limits) -> Verdict | None:
+    """The status of a reader that is not there, or was stopped by an error; None: it is at work."""
+    if (named := seen.named) is not None:
+        if named.error and not (named.runs and seen.lag_facts == 0):
+            return _failed_reader(seen, named)
+        return None if named.runs else _reader_that_nobody_runs(seen, named, limits)
+    if seen.close_reason is not None:
+        reason = seen.close_reason or "no reason given"
+        return Verdict(ReaderWord.GONE, Severity.FINE, f"Connection closed: {reason}.")
+    if seen.heartbeat_age > limits.gone_after_seconds:
+        text = f"No sign of life for {duration(seen.heartbeat_age)}. Start it again; it goes on where it was."
+        return Verdict(ReaderWord.GONE, Severity.WARNING, text)
+    return None
+
+
+def _failed_reader(seen: ReaderOnStream, named: NamedReader) -> Verdict:
+    error = named.error if len(named.error) <= _MOST_OF_ERROR else f"{named.error[:_MOST_OF_ERROR]}..."
+    how = "Runs again, and has not got beyond what stopped it" if named.runs else "Ended with an error"
+    behind = f" {_capital(_behind(seen))}." if seen.lag_facts else ""
+    if RESYNC in named.error:
+        command = f"{RESYNC} {quote(named.name)}"
+        cure = f"If those facts may be missed: {command}."
+    else:
+        command = f"manage.py runhandlers {quote(named.name)}"
+        cure = f"Mend its cause, then start it again: {command}."
+    return Verdict(ReaderWord.FAILED, Severity.WRONG, f"{how}: {error}{behind} {cure}", command)
+
+
+def _reader_that_nobody_runs(seen: ReaderOnStream, named: NamedReader, limits: Limits) -> Verdict:
+    since = f"Nobody runs it for {duration(named.unrun_seconds)}"
+    command = f"manage.py runhandlers {quote(named.name)}"
+    too_long = limits.left_behind_after_seconds
+    if seen.lag_facts and min(named.unrun_seconds, seen.lag_seconds) > too_long:
+        forget = f"manage.py streams forget {quote(named.name)}"
+        text = f"{since}, and it is {_behind(seen)}. Start it: {command}. If it is not wanted any more: {forget}."
+        return Verdict(ReaderWord.LEFT_BEHIND, Severity.WRONG, text, command)
+    read = f"{_capital(_behind(seen))}" if seen.lag_facts else "It has read everything"
+    if not named.has_ended:
+        text = f"No sign of life for {duration(named.unrun_seconds)}. {read}. Start it again; it goes on where it was."
+        return Verdict(ReaderWord.GONE, Severity.WARNING, text)
+    if named.is_wanted and named.unrun_seconds > too_long:
+        text = f"REPLSITE_READERS names it. {since}. {read}. Start it: {command}."
+        return Verdict(ReaderWord.STOPPED, Severity.WARNING, text, command)
+    return Verdict(ReaderWord.STOPPED, Severity.NOTE if seen.lag_facts else Severity.FINE, f"{since}. {read}.")
+
+
+def _parked(named: NamedReader) -> Verdict:
+    number = counted(named.parked_facts, "fact")
+    more = "" if named.parked_exact else "More than "
+    command = f"manage.py parked list {quote(named.name)}"
+    text = (
+        f"{more}{number} put aside, the first {duration(named.parked_seconds)} ago; the last error: "
+        f"{named.parked_error[:_MOST_OF_ERROR]} See {command}, then retry or drop them."
+    )
+    return Verdict(ReaderWord.PARKED, Severity.WARNING, text, command)
 
 
 def judge_missing_reader(name: str) -> Verdict:
@@ -313,7 +409,10 @@ def _reader_without_lag(seen: ReaderOnStream, limits: Limits) -> Verdict:
 
 
 def _reader_with_lag(seen: ReaderOnStream, limits: Limits) -> Verdict:
-    behind = f"{counted(seen.lag_facts, 'fact')}, {duration(seen.lag_seconds)} behind"
+    behind = _behind(seen)
+    if seen.waits_for:
+        text = f"Has read everything up to the linear position; {seen.waits_for}. {_capital(behind)}."
+        return Verdict(ReaderWord.WAITING, Severity.NOTE, text)
     unmoved = seen.unmoved_seconds or 0.0
     if unmoved >= limits.stuck_after_seconds <= seen.lag_seconds:
         cure = "It lives but does not move: look at its log, then restart it or disconnect it."
@@ -328,6 +427,10 @@ def _reader_with_lag(seen: ReaderOnStream, limits: Limits) -> Verdict:
         return Verdict(ReaderWord.FALLING_BEHIND, Severity.WARNING, text)
     eta = f"; current in about {duration(seen.lag_facts / -change)}" if change < 0 else ""
     return Verdict(ReaderWord.CATCHING_UP, Severity.NOTE, f"{_capital(behind)}{eta}.")
+
+
+def _behind(seen: ReaderOnStream) -> str:
+    return f"{counted(seen.lag_facts, 'fact')}, {duration(seen.lag_seconds)} behind"
 
 
 def judge_job(seen: JobSeen) -> Verdict:

@@ -270,14 +270,15 @@ def _reader_group(reader: ReaderView) -> Group:
     cells = [
         _who(reader),
         _position(only, reader.kind) if only else text_cell(NOTHING),
-        lag_cell(reader.lag_facts, reader.lag_seconds, all(stream.lag_exact for stream in reader.streams)),
+        _lag(reader.streams, lag_cell(reader.lag_facts, reader.lag_seconds, all(s.lag_exact for s in reader.streams))),
         _trend(reader.streams),
         _sent(reader),
         _unsent(reader),
-        moment_cell(reader.connected_at),
+        moment_cell(reader.connected_at) if reader.runs else text_cell(NOTHING),
     ]
     about = f"{reader.streams[0].stream}: " if reader.streams else ""
-    head = head_row(reader.status, about + reader.status.sentence, cells, quoted_key(reader.key))
+    page = quoted_key(reader.key) if reader.has_row else ""
+    head = head_row(reader.status, about + reader.status.sentence, cells, page)
     return {"key": reader.key, "head": head, "rows": [_reader_row(view, reader.kind) for view in reader.streams]}
 
 
@@ -293,6 +294,14 @@ def _position(view: ReaderStreamView, kind: str) -> Cell:
     lowest = "lowest of " + counted(len(view.positions), "writer") if len(view.positions) > 1 else ""
     said = "sent" if kind == "connection" else "handled"
     return text_cell(count(view.position), " · ".join(part for part in (said, lowest) if part))
+
+
+def _lag(streams: Sequence[ReaderStreamView], cell: Cell) -> Cell:
+    """The lag, and what was put aside on the way."""
+    if parked := sum(view.parked_facts for view in streams):
+        more = "" if all(view.parked_exact for view in streams) else "more than "
+        cell["sub"] = " · ".join(part for part in (cell.get("sub", ""), f"{more}{count(parked)} parked") if part)
+    return cell
 
 
 def _trend(streams: Sequence[ReaderStreamView]) -> Cell:
@@ -337,7 +346,7 @@ def _reader_row(view: ReaderStreamView, kind: str) -> Row:
     cells = [
         text_cell(view.stream),
         _position(view, kind),
-        lag_cell(view.lag_facts, view.lag_seconds, view.lag_exact),
+        _lag([view], lag_cell(view.lag_facts, view.lag_seconds, view.lag_exact)),
         _trend([view]),
         *_blank(3),
     ]

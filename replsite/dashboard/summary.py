@@ -61,7 +61,9 @@ def _readers(readers: list[ReaderView]) -> Tile:
     bad = sum(reader.status.severity >= Severity.WARNING for reader in readers)
     said = f"{counted(bad, 'reader')} to look at" if bad else "all are fine"
     return _tile(
-        "Readers", text_cell(count(len(readers)), said if readers else "nobody follows"), (r.status for r in readers)
+        "Readers",
+        text_cell(count(sum(reader.runs for reader in readers)), said if readers else "nobody follows"),
+        (r.status for r in readers),
     )
 
 
