@@ -297,10 +297,11 @@ def stay(demo: Demo) -> None:
     sys.stdout.write(f"  log in as  admin / {demo.password}   (shown once)\n\n  Ctrl-C ends the demo.\n")
     sys.stdout.flush()
     trickle = [
-        demo.manage("append", stream, "--count", "1000000000", "--rate", rate, "--instance", name)
+        demo.manage("append", stream, "--count", "1000000000", "--rate", rate, "--instance", name, "--patient")
         for stream, rate, name in (("events", "2", "writer-1"), ("caches", "5", "writer-2"))
     ]
-    for process in trickle:
+    # What is kept of the facts stays current: without it the feeds and the counts would be left behind from now on.
+    for process in (*trickle, demo.manage("pipeline", "run")):
         demo.stack.enter_context(demo.running(process))
     signal.pause()
 
