@@ -52,6 +52,12 @@ WRITER_STATUS = MetricName(
     "replsite_writer_status", ("stream", "writer", "status"), "1 for the status word that applies to the writer"
 )
 
+EXPECTED_WELL = MetricName(
+    "replsite_expected_writer_well",
+    ("stream", "writer"),
+    "1 if a writer of this name or pattern of REPLSITE_EXPECTED_WRITERS is there and writes as much as is expected; else 0",
+)
+
 # --- readers and connections ------------------------------------------------------------------------------------------
 READER_POSITION = MetricName(
     "replsite_reader_position", ("reader", "stream", "writer"), "Position of a reader for each writer of a stream"
@@ -141,7 +147,7 @@ QUERY_LAST = MetricName(
 )
 OWN = (
     UP, DURATION, AS_OF, BUILD, POSITION, LINEAR, SEQUENCE, PENDING, OLDEST_PENDING, COMPLETED, KNOWN_DONE, LAST_ADVANCE,
-    UPDATES_SENT, HEARTBEAT, WRITER_STATUS, READER_POSITION, READER_LAG_FACTS, READER_LAG_SECONDS, READER_STATUS,
+    UPDATES_SENT, HEARTBEAT, WRITER_STATUS, EXPECTED_WELL, READER_POSITION, READER_LAG_FACTS, READER_LAG_SECONDS, READER_STATUS,
     READER_PARKED,
     CONNECTIONS, CLOSED, REFUSED, RECEIVED, SENT, RDATA_RECEIVED, QUEUE, PENDING_COMMANDS, SEND_BUFFER, KERNEL_BUFFER,
     SYNCING_USERS, WORKER_USERS, ACKNOWLEDGED, ADDRESSES, DROPPED, GROUPS, GROUP_ROWS, UNREFERENCED, JOBS, JOB_SUCCESS,

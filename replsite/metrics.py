@@ -39,7 +39,7 @@ from replsite.snapshot_views import (
     StreamView,
     WorkersView,
 )
-from replsite.status import JobWord, ReaderWord, WriterWord
+from replsite.status import JobWord, ReaderWord, Severity, WriterWord
 from replsite.synapse_metrics import SynapseNames, add_synapse, synapse_names_are_wanted
 from streams.conf import stream_settings
 from streams.labels import OTHER, plain_label
@@ -103,6 +103,8 @@ def _add_stream(page: _Page, stream: StreamView) -> None:
         page.add(names.LAST_ADVANCE, writer.last_advance_at.timestamp(), *who)
         for word in WriterWord:
             page.add(names.WRITER_STATUS, float(word == writer.status.word), *who, word)
+    for expected in stream.expected:
+        page.add(names.EXPECTED_WELL, float(expected.status.severity == Severity.FINE), stream.name, expected.writer)
 
 
 def _add_workers(page: _Page, workers: WorkersView) -> None:

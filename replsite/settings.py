@@ -247,6 +247,7 @@ REPLSITE_HEALTH_SECONDS = env.float("REPLSITE_HEALTH_SECONDS", 5.0)
 REPLSITE_DISK_RESERVE_BYTES = env.int("REPLSITE_DISK_RESERVE_BYTES", 1_000_000_000)
 REPLSITE_METRICS_HOST = env.str("REPLSITE_METRICS_HOST", "127.0.0.1")
 REPLSITE_METRICS_PORTS = _ports(env.str("REPLSITE_METRICS_PORTS", ""))
+REPLSITE_EXPECTED_WRITERS: Any = env.json("REPLSITE_EXPECTED_WRITERS", {})
 REPLSITE_JOB_PERIODS: Any = env.json("REPLSITE_JOB_PERIODS", {})
 
 # --- logging ------------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from typing import Any
 from django.conf import settings
 
 from replsite import snapshot_rows as rows
+from replsite.expected_writers import Expected, expected_writers
 from replsite.job_rows import read_jobs
 from replsite.lag import EMPTY, Unread, Window, unread
 from replsite.recent import Series
@@ -23,6 +24,7 @@ from replsite.snapshot_cursors import with_cursors
 from replsite.snapshot_recorded import RecordedRow, read_recorded, recorded_streams
 from replsite.snapshot_rows import FarBehind, PositionRow, ReaderRow
 from replsite.snapshot_views import (
+    ExpectedView,
     JobsView,
     ReaderStreamView,
     ReaderView,
@@ -33,6 +35,7 @@ from replsite.snapshot_views import (
     WriterView,
 )
 from replsite.status import (
+    ExpectedSeen,
     Health,
     Limits,
     NamedReader,
@@ -43,6 +46,7 @@ from replsite.status import (
     Verdict,
     WriterOnStream,
     WriterWord,
+    judge_expected,
     judge_health,
     judge_missing_reader,
     judge_reader,
@@ -58,6 +62,7 @@ from streams import registry
 from streams.conf import stream_settings
 from streams.declaration import StreamDeclaration
 from streams.labels import shown
+from streams.names import matches_pattern
 from streams.one_view import one_view
 from streams.positions import DRAINING, RETIRED, linear_position, lowest_unread
 from streams.program_version import program_version
@@ -231,6 +236,8 @@ class _Assembly:
             row.key: (row.bytes_in, row.bytes_out, row.buffer_bytes) for row in reading.readers
         }
         self.moved = history.moved.add(self.at, moved)
+        self.expected = expected_writers(getattr(settings, "REPLSITE_EXPECTED_WRITERS", {}))
+        self.hours = history.hours.add(self.at, self._written_by_the_expected())
 
     def _recent_facts(self, written: Mapping[tuple[str, str], int]) -> dict[Hashable, Series]:
         """Facts per second of streams, by their name, and of active writers, by stream and name."""
@@ -243,6 +250,19 @@ class _Assembly:
         found = self.history.facts.rates(self.at, counters)
         self.history.facts.forget_others(counters)
         return found
+
+    def _written_by_the_expected(self) -> dict[Hashable, int]:
+        """Facts of the writers of each expected name that has a least number of them."""
+        return {
+            (one.stream, one.writer): sum(row.facts_written for row in self._rows_of(one))
+            for found in self.expected.values()
+            for one in found
+            if one.least_per_hour is not None
+        }
+
+    def _rows_of(self, expected: Expected) -> list[PositionRow]:
+        rows = self.reading.writers_of(expected.stream)
+        return [row for row in rows if matches_pattern(row.writer, expected.writer)]
 
     def snapshot(self) -> Snapshot:
         own = [self._stream(name) for name in self.reading.stream_names()]
@@ -274,7 +294,8 @@ class _Assembly:
         empty = declared.empty_position if declared is not None else 1
         head = max((row.position for row in found), default=empty)
         sequence = self.reading.sequences.get(name)
-        verdict = judge_sequence(name, sequence, head) or _stream_status(writers)
+        expected = _worst_first([self._expected(one) for one in self.expected.get(name, ())])
+        verdict = judge_sequence(name, sequence, head) or _stream_status(writers, expected)
         return StreamView(
             name=name,
             head=head,
@@ -285,7 +306,26 @@ class _Assembly:
             writers=writers,
             retired_before=len(found) - len(listed),
             recent=_unless_nothing(self.facts.get(name, ())),
+            expected=expected,
         )
+
+    def _is_alive(self, row: PositionRow) -> bool:
+        age = self._age(row.heartbeat_at)
+        return age is not None and age <= self.limits.gone_after_seconds
+
+    def _expected(self, one: Expected) -> ExpectedView:
+        rows = self._rows_of(one)
+        ages = [age for row in rows if (age := self._age(row.heartbeat_at)) is not None]
+        living = [row for row in rows if row.state != RETIRED and self._is_alive(row)]
+        seen = ExpectedSeen(
+            writer=one.writer,
+            living=len(living),
+            gone_seconds=min(ages, default=None),
+            least_per_hour=one.least_per_hour,
+            facts_last_hour=self.hours.get((one.stream, one.writer)),
+        )
+        verdict = judge_expected(seen, self.limits)
+        return ExpectedView(one.stream, one.writer, len(living), seen.facts_last_hour, one.least_per_hour, verdict)
 
     def _listed(self, found: Sequence[PositionRow]) -> list[PositionRow]:
         """All that are active, and of the retired ones those that left not long ago, the last ones if they are many."""
@@ -345,6 +385,7 @@ class _Assembly:
             known_done_ids=row.known_done_ids,
             row_id=row.row_id,
             version=row.version,
+            lease=row.lease,
             started_at=row.started_at,
             oldest_pending_query_at=row.session_query_at if row.pending_facts else None,
             recent=_unless_nothing(self.facts.get((row.stream, row.writer), ())),
@@ -503,7 +544,12 @@ class _Assembly:
             behind = judge_sequence(stream.name, stream.sequence_value, stream.head)
             problems += [Problem(f"Stream {stream.name}", behind)] if behind else []
             problems += [
-                Problem(f"Writer {w.writer} of {stream.name}", w.status) for w in stream.writers if _worth(w.status)
+                Problem(f"Writer {name} of {stream.name}", status)
+                for name, status in (
+                    *((one.writer, one.status) for one in stream.expected),
+                    *((writer.writer, writer.status) for writer in stream.writers),
+                )
+                if _worth(status)
             ]
         held = {stream.name for stream in streams if (w := _holder(stream)) is not None and _worth(w.status)}
         for reader in readers:
@@ -519,9 +565,10 @@ class _Assembly:
         return judge_health(problems, ", ".join(parts))
 
 
-def _stream_status(writers: Sequence[WriterView]) -> Verdict:
-    """That of its worst active writer; among good ones, of one that writes."""
+def _stream_status(writers: Sequence[WriterView], expected: Sequence[ExpectedView]) -> Verdict:
+    """That of its worst active writer, or of one that is missing; among good ones, of one that writes."""
     active = [writer.status for writer in writers if writer.state != RETIRED]
+    active += [one.status for one in expected if _worth(one.status)]
     return worst(sorted(active, key=lambda status: status.word != WriterWord.WRITING), _QUIET)
 
 
@@ -561,7 +608,7 @@ def _worst_first(views: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def _is_left(stream: StreamView) -> bool:
-    """Whether nobody writes the stream; such ones come after others that are as well."""
+    """Whether nobody writes the stream; such ones come after others that do as well."""
     return all(writer.state == RETIRED for writer in stream.writers)
 
 

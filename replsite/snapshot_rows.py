@@ -50,7 +50,7 @@ _POSITIONS = """
 SELECT p.stream, p.instance_name, abs(p.position), p.state, p.pending_facts, p.oldest_pending_at, p.oldest_pending_transaction,
        abs(p.last_write_position), p.last_advance_at, p.facts_written, p.facts_rolled_back, p.facts_resolved,
        i.heartbeat_at, i.host, i.process_id, i.command, a.pid, a.application_name, a.state, p.known_done_ids,
-       p.id, coalesce(i.version, ''), i.started_at, a.query_start
+       p.id, coalesce(i.version, ''), i.started_at, a.query_start, coalesce(i.lease, 0)
 FROM streams_streamposition p
 LEFT JOIN streams_instance i ON i.name = p.instance_name
 LEFT JOIN pg_stat_activity a ON a.backend_xid = (p.oldest_pending_transaction & 4294967295)::text::xid
@@ -115,6 +115,7 @@ class PositionRow:
     version: str = ""
     started_at: datetime | None = None
     session_query_at: datetime | None = None
+    lease: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,8 @@ from shlex import quote
 from replsite.wording import counted, duration
 
 __all__ = [
+    "ExpectedSeen",
+    "ExpectedWord",
     "Health",
     "HealthWord",
     "JobSeen",
@@ -29,6 +31,7 @@ __all__ = [
     "Verdict",
     "WriterOnStream",
     "WriterWord",
+    "judge_expected",
     "judge_health",
     "judge_job",
     "judge_missing_reader",
@@ -68,6 +71,14 @@ class WriterWord(StrEnum):
     RETIRED = "retired"
     RECORDED = "recorded"
     RECORDING_STOPPED = "recording stopped"
+
+
+class ExpectedWord(StrEnum):
+    """How a writer does that has to be there."""
+
+    THERE = "there"
+    MISSING = "missing"
+    TOO_FEW = "too few facts"
 
 
 class ReaderWord(StrEnum):
@@ -129,6 +140,8 @@ class Limits:
     """Lag below either floor is not called falling behind, however it moves."""
     went_back_shown_seconds: float = 60.0
     """How long it is told of a reader that it went back."""
+    missing_after_seconds: float = 30.0
+    """An expected writer may be away for so long, as while it is restarted, before that is wrong."""
     left_behind_after_seconds: float = 60.0
     """A named reader that nobody runs is left behind when facts were unread for this long meanwhile."""
 
@@ -168,6 +181,21 @@ class WriterOnStream:
     process: str = ""
     """Its process and host, in words."""
     draining: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedSeen:
+    """What the rules see of writers that have to be there."""
+
+    writer: str
+    """Name or pattern."""
+    living: int = 0
+    """Writers of that name that are alive and have not left the stream."""
+    gone_seconds: float | None = None
+    """How long ago one of that name was last heard of; None: never."""
+    least_per_hour: float | None = None
+    facts_last_hour: int | None = None
+    """None: it was not watched for an hour."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,6 +308,20 @@ def judge_recording(seen: RecordingSeen, limits: Limits) -> Verdict:
         return Verdict(WriterWord.RECORDING_STOPPED, severity, text, command)
     severity = Severity.NOTE if seen.ranges_missed else Severity.FINE
     return Verdict(WriterWord.RECORDED, severity, f"A writer of {seen.server_name}, recorded from there.{missed}")
+
+
+def judge_expected(seen: ExpectedSeen, limits: Limits) -> Verdict:
+    """The status of a writer that REPLSITE_EXPECTED_WRITERS names."""
+    if not seen.living:
+        heard = "it never wrote" if seen.gone_seconds is None else f"last heard of {duration(seen.gone_seconds)} ago"
+        text = f"REPLSITE_EXPECTED_WRITERS wants it here, and no living process writes as it ({heard}). Start it."
+        is_new = seen.gone_seconds is not None and seen.gone_seconds <= limits.missing_after_seconds
+        return Verdict(ExpectedWord.MISSING, Severity.WARNING if is_new else Severity.WRONG, text)
+    written, least = seen.facts_last_hour, seen.least_per_hour
+    if least is not None and written is not None and written < least:
+        text = f"{_capital(counted(written, 'fact'))} in the last hour; REPLSITE_EXPECTED_WRITERS wants {least:,g}. Read its log."
+        return Verdict(ExpectedWord.TOO_FEW, Severity.WRONG, text)
+    return Verdict(ExpectedWord.THERE, Severity.FINE, "As expected.")
 
 
 def _living_writer(seen: WriterOnStream, limits: Limits) -> Verdict:

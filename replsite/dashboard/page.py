@@ -32,6 +32,7 @@ from replsite.dashboard.storage_table import ROOMS, STORAGE, storage_groups
 from replsite.dashboard.summary import summary_tiles
 from replsite.recent import Series
 from replsite.snapshot_views import (
+    ExpectedView,
     JobStatusView,
     ReaderStreamView,
     ReaderView,
@@ -164,11 +165,25 @@ def _stream_group(stream: StreamView) -> Group:
         number_cell(sum(writer.pending_facts for writer in stream.writers)),
         moment_cell(stream.last_fact_at),
     ]
-    culprit = next((writer for writer in stream.writers if writer.status == stream.status), None)
+    culprits: tuple[WriterView | ExpectedView, ...] = (*stream.writers, *stream.expected)
+    culprit = next((writer for writer in culprits if writer.status == stream.status), None)
     sentence = f"{culprit.writer} is {culprit.status.word}." if culprit else stream.status.sentence
     head = head_row(stream.status, sentence, cells)
-    rows = [_writer_row(writer, is_one_of_several=len(active) > 1) for writer in stream.writers]
+    missed = [one for one in stream.expected if one.status.severity >= Severity.WARNING]
+    rows = [_expected_row(one) for one in missed]
+    rows += [_writer_row(writer, is_one_of_several=len(active) > 1) for writer in stream.writers]
     return {"key": stream.name, "head": head, "rows": rows}
+
+
+def _expected_row(one: ExpectedView) -> Row:
+    """A writer that has to be there and is not, or that writes too little."""
+    living = f"{count(one.living)} alive" if one.living else "expected"
+    written = text_cell(NOTHING) if one.facts_last_hour is None else text_cell(count(one.facts_last_hour), "last hour")
+    return row_of(
+        f"{one.writer} (expected)",
+        one.status,
+        [text_cell(one.writer, living), *_blank(2, NOTHING), written, *_blank(2, NOTHING)],
+    )
 
 
 def _waited_for(active: Sequence[WriterView]) -> Cell:
