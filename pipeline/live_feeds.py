@@ -11,12 +11,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from django.db import Error as DjangoDatabaseError
 from django.db import transaction
 
 from events.feeds import FEEDS
 from pipeline.feeds import Stretch, write_feeds
 from pipeline.ledger import BatchOffsets, Vectors, hold_ledger, set_ledger
 from streams.conf import stream_settings
+from streams.database import DatabaseError
 from streams.epochs import current_epoch
 from streams.follow.cursor_table import Owner, adopt_epoch, begin_cursor, move_cursor, read_cursor
 from streams.follow.reader_lock import ReaderLock
@@ -62,8 +64,16 @@ class FeedsTable:
         self._owner = self._lock.take()
         try:
             yield
-        finally:
+        except (DatabaseError, DjangoDatabaseError):  # waited for; the reader goes on by itself
             self._lock.release()
+            raise
+        except Exception as error:
+            self._lock.release({_STREAM: error})
+            raise
+        except BaseException:
+            self._lock.release()
+            raise
+        self._lock.release()
 
     @property
     def is_lost(self) -> bool:

@@ -18,7 +18,9 @@ from django.core.checks import CheckMessage, Error, Warning
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 
+from replsite.expected_writers import wrong_expectations
 from replsite.forwarded import networks_of
+from streams import registry
 
 __all__ = ["check_databases", "check_https", "check_settings"]
 
@@ -66,9 +68,14 @@ def _wrong() -> Iterator[str]:
         networks_of(getattr(settings, "REPLSITE_PROXY_NETWORKS", ()))
     except ImproperlyConfigured as error:
         yield str(error)
-    for name in ("REPLSITE_BLOCKED_AFTER_SECONDS", "REPLSITE_STUCK_AFTER_SECONDS"):
+    for name in (
+        "REPLSITE_BLOCKED_AFTER_SECONDS",
+        "REPLSITE_STUCK_AFTER_SECONDS",
+        "REPLSITE_LEFT_BEHIND_AFTER_SECONDS",
+    ):
         if not getattr(settings, name, 10.0) > 0:
             yield f"{name} is {getattr(settings, name)}: everything would be trouble at once. Write seconds above 0."
+    yield from _wrong_writers(getattr(settings, "REPLSITE_EXPECTED_WRITERS", {}))
     yield from _wrong_periods(getattr(settings, "REPLSITE_JOB_PERIODS", {}))
     seconds = getattr(settings, "REPLSITE_HEALTH_SECONDS", 5.0)
     if not seconds > 0:  # not a number, too
@@ -76,6 +83,14 @@ def _wrong() -> Iterator[str]:
     reserve = getattr(settings, "REPLSITE_DISK_RESERVE_BYTES", 0)
     if reserve < 0:
         yield f"REPLSITE_DISK_RESERVE_BYTES is {reserve}: write 0 or more."
+
+
+def _wrong_writers(expected: Any) -> Iterator[str]:
+    wrong = list(wrong_expectations(expected))
+    yield from wrong
+    if not wrong and (unknown := sorted(set(expected) - set(registry.names()))):
+        text = f"REPLSITE_EXPECTED_WRITERS names {', '.join(unknown)}, no stream: nobody would ever be missed there."
+        yield f"{text} There are: {', '.join(registry.names())}."
 
 
 def _wrong_periods(periods: Any) -> Iterator[str]:

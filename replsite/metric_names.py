@@ -52,6 +52,12 @@ WRITER_STATUS = MetricName(
     "replsite_writer_status", ("stream", "writer", "status"), "1 for the status word that applies to the writer"
 )
 
+EXPECTED_WELL = MetricName(
+    "replsite_expected_writer_well",
+    ("stream", "writer"),
+    "1 if a writer of this name or pattern of REPLSITE_EXPECTED_WRITERS is there and writes as much as is expected; else 0",
+)
+
 # --- readers and connections ------------------------------------------------------------------------------------------
 READER_POSITION = MetricName(
     "replsite_reader_position", ("reader", "stream", "writer"), "Position of a reader for each writer of a stream"
@@ -64,6 +70,11 @@ READER_LAG_SECONDS = MetricName(
 )
 READER_STATUS = MetricName(
     "replsite_reader_status", ("reader", "stream", "status"), "1 for the status word that applies to the reader"
+)
+READER_PARKED = MetricName(
+    "replsite_reader_parked_facts",
+    ("reader", "stream"),
+    "Facts that the reader's handler could not take and that were put aside; at most 10,000 are counted",
 )
 CONNECTIONS = MetricName(
     "replsite_replication_connections",
@@ -136,7 +147,8 @@ QUERY_LAST = MetricName(
 )
 OWN = (
     UP, DURATION, AS_OF, BUILD, POSITION, LINEAR, SEQUENCE, PENDING, OLDEST_PENDING, COMPLETED, KNOWN_DONE, LAST_ADVANCE,
-    UPDATES_SENT, HEARTBEAT, WRITER_STATUS, READER_POSITION, READER_LAG_FACTS, READER_LAG_SECONDS, READER_STATUS,
+    UPDATES_SENT, HEARTBEAT, WRITER_STATUS, EXPECTED_WELL, READER_POSITION, READER_LAG_FACTS, READER_LAG_SECONDS, READER_STATUS,
+    READER_PARKED,
     CONNECTIONS, CLOSED, REFUSED, RECEIVED, SENT, RDATA_RECEIVED, QUEUE, PENDING_COMMANDS, SEND_BUFFER, KERNEL_BUFFER,
     SYNCING_USERS, WORKER_USERS, ACKNOWLEDGED, ADDRESSES, DROPPED, GROUPS, GROUP_ROWS, UNREFERENCED, JOBS, JOB_SUCCESS,
     JOB_FAILURE, JOB_PROGRESS, JOB_PERIOD, JOB_ROWS, QUERY_BATCHES, QUERY_LAST,

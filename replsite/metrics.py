@@ -39,7 +39,7 @@ from replsite.snapshot_views import (
     StreamView,
     WorkersView,
 )
-from replsite.status import JobWord, ReaderWord, WriterWord
+from replsite.status import JobWord, ReaderWord, Severity, WriterWord
 from replsite.synapse_metrics import SynapseNames, add_synapse, synapse_names_are_wanted
 from streams.conf import stream_settings
 from streams.labels import OTHER, plain_label
@@ -103,6 +103,8 @@ def _add_stream(page: _Page, stream: StreamView) -> None:
         page.add(names.LAST_ADVANCE, writer.last_advance_at.timestamp(), *who)
         for word in WriterWord:
             page.add(names.WRITER_STATUS, float(word == writer.status.word), *who, word)
+    for expected in stream.expected:
+        page.add(names.EXPECTED_WELL, float(expected.status.severity == Severity.FINE), stream.name, expected.writer)
 
 
 def _add_workers(page: _Page, workers: WorkersView) -> None:
@@ -124,7 +126,7 @@ def _add_workers(page: _Page, workers: WorkersView) -> None:
 
 def _add_wire(page: _Page, all_readers: Iterable[ReaderView], readers: dict[str, list[ReaderView]]) -> None:
     """Connections, and what waits in them."""
-    open_kinds = [reader.kind for reader in all_readers if reader.closed_at is None]
+    open_kinds = [reader.kind for reader in all_readers if reader.closed_at is None and reader.runs]
     page.add(names.CONNECTIONS, open_kinds.count("connection"), "inbound")
     page.add(names.CONNECTIONS, open_kinds.count("follower"), "outbound")
     queued: Counter[str] = Counter()
@@ -226,6 +228,7 @@ def _add_reader(page: _Page, label: str, stream: str, views: list[ReaderStreamVi
         page.add(names.READER_POSITION, at, label, stream, writer)
     page.add(names.READER_LAG_FACTS, max(view.lag_facts for view in views), label, stream)
     page.add(names.READER_LAG_SECONDS, max(view.lag_seconds for view in views), label, stream)
+    page.add(names.READER_PARKED, sum(view.parked_facts for view in views), label, stream)
     status = max(views, key=lambda view: view.status.severity).status.word
     for word in ReaderWord:
         page.add(names.READER_STATUS, float(word == status), label, stream, word)

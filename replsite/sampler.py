@@ -17,9 +17,20 @@ from typing import Any
 from django.db import Error as DjangoDatabaseError
 from django.db import connections
 
-from replsite.samples import SPANS, Change, Subject, changes_between, samples_of, verdicts_of
+from replsite.samples import (
+    SPANS,
+    Change,
+    Subject,
+    Tenure,
+    changes_between,
+    new_tenures,
+    samples_of,
+    tenures_of,
+    verdicts_of,
+)
 from replsite.shared_snapshot import SHARED
 from replsite.snapshot_views import Snapshot
+from replsite.status import Verdict, WriterWord
 from streams import database
 from streams.conf import stream_settings
 from streams.logs import Condition, get_logger
@@ -60,6 +71,14 @@ INSERT INTO streams_statuschange (at, stream, writer, reader, was, word, severit
 SELECT %(at)s, * FROM unnest(%(streams)s::text[], %(writers)s::text[], %(readers)s::text[], %(was)s::text[],
                              %(words)s::text[], %(severities)s::int[], %(sentences)s::text[])
 """
+#: Stream, writer: what was done to it just now.
+_RESOLVED = """
+SELECT action, evidence, resolved_by FROM streams_writerresolution
+WHERE stream = %(stream)s AND instance_name = %(writer)s AND resolved_at > clock_timestamp() - make_interval(secs => %(seconds)s)
+ORDER BY id DESC LIMIT 1
+"""
+#: A step may be late, as while the database was away.
+_RESOLVED_SECONDS = 600
 _FORGET_CHANGES = """
 DELETE FROM streams_statuschange
 WHERE at < %(at)s::timestamptz - %(days)s * interval '1 day'
@@ -67,8 +86,13 @@ WHERE at < %(at)s::timestamptz - %(days)s * interval '1 day'
 """
 
 
-def write_step(cursor: Any, snapshot: Snapshot, before: dict[Subject, tuple[str, int]]) -> list[Change]:
-    """Write one moment, in the caller's transaction; ``before`` is brought up to date and what changed returned."""
+def write_step(
+    cursor: Any,
+    snapshot: Snapshot,
+    before: dict[Subject, tuple[str, int]],
+    tenures: dict[Subject, Tenure] | None = None,
+) -> list[Change]:
+    """Write one moment, in the caller's transaction; ``before`` and ``tenures`` are brought up to date, what changed returned."""
     at, steps = snapshot.as_of, list(SPANS.values())
     rows = samples_of(snapshot)
     cursor.execute(
@@ -84,12 +108,31 @@ def write_step(cursor: Any, snapshot: Snapshot, before: dict[Subject, tuple[str,
     kept = {"steps": [span.step_seconds for span in steps], "kept": [span.kept_seconds for span in steps]}
     cursor.execute(_FORGET, {"at": at, **kept})
     now = verdicts_of(snapshot)
-    changes = changes_between(before, now)
+    known = {} if tenures is None else tenures
+    changes = new_tenures(known, snapshot, before)
+    changes += [_how_it_ended(cursor, change) for change in changes_between(before, now)]
+    known.clear()
+    known.update(tenures_of(snapshot))
     if changes:
         _tell(cursor, at, changes)
     before.clear()
     before.update((subject, (str(verdict.word), int(verdict.severity))) for subject, verdict in now.items())
     return changes
+
+
+def _how_it_ended(cursor: Any, change: Change) -> Change:
+    """Of a writer that ended: whether others took it out, on what evidence, or it left in order."""
+    stream, writer, _ = change.subject
+    if change.now.word != WriterWord.RETIRED:
+        return change
+    cursor.execute(_RESOLVED, {"stream": stream, "writer": writer, "seconds": _RESOLVED_SECONDS})
+    row = cursor.fetchone()
+    if row is None:
+        return change
+    said = f"Left as {row[2]} asked: {row[1]}."
+    if row[0] != "drained":
+        said = f"Its process ended or was cut off; {row[2]} took it out: {row[1]}."
+    return Change(change.subject, change.was, Verdict(change.now.word, change.now.severity, said))
 
 
 def _tell(cursor: Any, at: datetime, changes: list[Change]) -> None:
@@ -122,6 +165,7 @@ class Sampler:
         self._stopping = threading.Event()
         self._connection: Any = None
         self._before: dict[Subject, tuple[str, int]] = {}
+        self._tenures: dict[Subject, Tenure] = {}
         self._since: dict[Subject, float] = {}
         self._paused = Condition(log, "history.paused", "history.goes_on")
         self._thread = threading.Thread(target=self._run, name="replsite-sampler", daemon=True)
@@ -150,7 +194,7 @@ class Sampler:
             if self._may_write():
                 snapshot = self._get()
                 with self._connection.cursor() as cursor, database.in_transaction(cursor):
-                    for change in write_step(cursor, snapshot, self._before):
+                    for change in write_step(cursor, snapshot, self._before, self._tenures):
                         stream, writer, reader = change.subject
                         name = {"writer": writer} if writer else {"reader": reader}
                         since, self._since[change.subject] = self._since.get(change.subject), time.monotonic()

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from replsite.snapshot_views import Snapshot
-from replsite.status import Severity, Verdict
+from replsite.status import Severity, Verdict, WriterWord
 from streams.labels import plain_label
 
 __all__ = [
@@ -20,8 +20,11 @@ __all__ = [
     "SampleRow",
     "Span",
     "Subject",
+    "Tenure",
     "changes_between",
+    "new_tenures",
     "samples_of",
+    "tenures_of",
     "verdicts_of",
 ]
 
@@ -46,6 +49,8 @@ SPANS = {
 _NOT_THERE = Verdict("not there", Severity.FINE, "It is not listed any more.")
 Subject = tuple[str, str, str]
 """(stream, writer, reader): one of the last two is empty."""
+Word = tuple[str, int]
+"""(status word, severity)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +64,20 @@ class SampleRow:
     seconds: float
     severity: int
     word: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tenure:
+    """Who holds a writer's name: the number of the lease, and the process."""
+
+    lease: int
+    host: str
+    process_id: int | None
+
+    @property
+    def process(self) -> tuple[str, int | None]:
+        """The process, to compare."""
+        return self.host, self.process_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +151,10 @@ def verdicts_of(snapshot: Snapshot) -> dict[Subject, Verdict]:
     for stream in snapshot.streams:
         for writer in stream.writers:
             found[stream.name, writer.writer, ""] = writer.status
+        for one in stream.expected:
+            known = found.get((stream.name, one.writer, ""))
+            if one.status.severity >= Severity.WARNING and (known is None or one.status.severity > known.severity):
+                found[stream.name, one.writer, ""] = one.status
     names: set[str] = set()
     for reader in snapshot.readers:
         label = plain_label(reader.name, names)
@@ -144,12 +167,51 @@ def verdicts_of(snapshot: Snapshot) -> dict[Subject, Verdict]:
     return found
 
 
+def tenures_of(snapshot: Snapshot) -> dict[Subject, Tenure]:
+    """Who holds each writer's name, and under which lease."""
+    return {
+        (stream.name, writer.writer, ""): Tenure(writer.lease, writer.host, writer.process_id)
+        for stream in snapshot.streams
+        for writer in stream.writers
+        if writer.lease
+    }
+
+
+def new_tenures(before: Mapping[Subject, Tenure], snapshot: Snapshot, was: Mapping[Subject, Word]) -> list[Change]:
+    """Writers whose process lost its lock and is back, or ended and has a successor; ``was``: their status before."""
+    found = []
+    now = tenures_of(snapshot)
+    for stream in snapshot.streams:
+        for writer in stream.writers:
+            subject = stream.name, writer.writer, ""
+            then, at = before.get(subject), now.get(subject)
+            if then is None or at is None or then == at or writer.status.word == WriterWord.RETIRED:
+                continue
+            if then.process == at.process:
+                text = f"Its {_process(at)} lost its lock on the name, and holds it again under lease {at.lease}."
+                verdict = Verdict("fenced", Severity.FINE, text)
+            else:
+                verdict = Verdict(
+                    "restarted", Severity.FINE, f"Its {_process(then)} ended; {_process(at)} holds the name."
+                )
+            found.append(Change(subject, was[subject][0] if subject in was else "", verdict))
+    return found
+
+
+def _process(tenure: Tenure) -> str:
+    return f"process {tenure.process_id} on {tenure.host}" if tenure.process_id else "process"
+
+
 def changes_between(before: Mapping[Subject, tuple[str, int]], now: Mapping[Subject, Verdict]) -> list[Change]:
-    """What became better or worse; ``before`` tells (word, severity). What comes and goes in good health is no news."""
+    """What became better or worse, and writers that ended; ``before`` tells (word, severity).
+
+    What else comes and goes in good health is no news.
+    """
     found = []
     for subject, verdict in now.items():
         was = before.get(subject)
-        if verdict.severity != (was[1] if was else 0):
+        has_ended = verdict.word == WriterWord.RETIRED and was is not None and was[0] != WriterWord.RETIRED
+        if has_ended or verdict.severity != (was[1] if was else 0):
             found.append(Change(subject, was[0] if was else "", verdict))
     lost = [(subject, word) for subject, (word, severity) in before.items() if severity and subject not in now]
     return found + [Change(subject, word, _NOT_THERE) for subject, word in lost]

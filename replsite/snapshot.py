@@ -9,19 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from django.conf import settings
 
 from replsite import snapshot_rows as rows
+from replsite.expected_writers import Expected, expected_writers
 from replsite.job_rows import read_jobs
 from replsite.lag import EMPTY, Unread, Window, unread
 from replsite.recent import Series
 from replsite.sample_rows import read_samples, warm
+from replsite.snapshot_cursors import with_cursors
 from replsite.snapshot_recorded import RecordedRow, read_recorded, recorded_streams
 from replsite.snapshot_rows import FarBehind, PositionRow, ReaderRow
 from replsite.snapshot_views import (
+    ExpectedView,
     JobsView,
     ReaderStreamView,
     ReaderView,
@@ -32,14 +35,18 @@ from replsite.snapshot_views import (
     WriterView,
 )
 from replsite.status import (
+    ExpectedSeen,
     Health,
     Limits,
+    NamedReader,
     Problem,
     ReaderOnStream,
+    ReaderWord,
     Severity,
     Verdict,
     WriterOnStream,
     WriterWord,
+    judge_expected,
     judge_health,
     judge_missing_reader,
     judge_reader,
@@ -55,6 +62,7 @@ from streams import registry
 from streams.conf import stream_settings
 from streams.declaration import StreamDeclaration
 from streams.labels import shown
+from streams.names import matches_pattern
 from streams.one_view import one_view
 from streams.positions import DRAINING, RETIRED, linear_position, lowest_unread
 from streams.program_version import program_version
@@ -73,6 +81,7 @@ def limits() -> Limits:
         heartbeat_seconds=stream_settings().heartbeat_seconds,
         blocked_after_seconds=getattr(settings, "REPLSITE_BLOCKED_AFTER_SECONDS", 10.0),
         stuck_after_seconds=getattr(settings, "REPLSITE_STUCK_AFTER_SECONDS", 10.0),
+        left_behind_after_seconds=getattr(settings, "REPLSITE_LEFT_BEHIND_AFTER_SECONDS", 60.0),
     )
 
 
@@ -87,12 +96,17 @@ def take_snapshot(history: History | None = None, using: str | None = None) -> S
     with one_view(using or stream_settings().database) as cursor:
         positions = rows.read_positions(cursor)
         as_of, sequences = rows.read_sequences(cursor, declarations)
+        writers: dict[str, list[str]] = {}
+        for row in positions:
+            writers.setdefault(row.stream, []).append(row.writer)
+        silent_since = as_of - timedelta(seconds=limits().gone_after_seconds)
+        readers = with_cursors(rows.read_readers(cursor), rows.read_cursors(cursor), writers, silent_since)
         reading = _Reading(
             as_of=as_of,
             declarations={stream.name: stream for stream in declarations},
             positions=positions,
             sequences=sequences,
-            readers=rows.read_readers(cursor),
+            readers=readers,
             last_writes=rows.read_last_writes(cursor, declarations, positions),
             recorded=read_recorded(cursor),
             workers=read_workers(cursor, stream_settings().worker_silence_seconds),
@@ -222,6 +236,8 @@ class _Assembly:
             row.key: (row.bytes_in, row.bytes_out, row.buffer_bytes) for row in reading.readers
         }
         self.moved = history.moved.add(self.at, moved)
+        self.expected = expected_writers(getattr(settings, "REPLSITE_EXPECTED_WRITERS", {}))
+        self.hours = history.hours.add(self.at, self._written_by_the_expected())
 
     def _recent_facts(self, written: Mapping[tuple[str, str], int]) -> dict[Hashable, Series]:
         """Facts per second of streams, by their name, and of active writers, by stream and name."""
@@ -235,9 +251,23 @@ class _Assembly:
         self.history.facts.forget_others(counters)
         return found
 
+    def _written_by_the_expected(self) -> dict[Hashable, int]:
+        """Facts of the writers of each expected name that has a least number of them."""
+        return {
+            (one.stream, one.writer): sum(row.facts_written for row in self._rows_of(one))
+            for found in self.expected.values()
+            for one in found
+            if one.least_per_hour is not None
+        }
+
+    def _rows_of(self, expected: Expected) -> list[PositionRow]:
+        rows = self.reading.writers_of(expected.stream)
+        return [row for row in rows if matches_pattern(row.writer, expected.writer)]
+
     def snapshot(self) -> Snapshot:
         own = [self._stream(name) for name in self.reading.stream_names()]
         streams = (*own, *recorded_streams(self.reading.recorded, self.reading.as_of, self.limits))
+        self.streams = {stream.name: stream for stream in own}
         last_fact = {stream.name: stream.last_fact_at for stream in streams}
         readers = _worst_first((*self._readers(last_fact), *self._missing()))
         return Snapshot(
@@ -264,7 +294,8 @@ class _Assembly:
         empty = declared.empty_position if declared is not None else 1
         head = max((row.position for row in found), default=empty)
         sequence = self.reading.sequences.get(name)
-        verdict = judge_sequence(name, sequence, head) or _stream_status(writers)
+        expected = _worst_first([self._expected(one) for one in self.expected.get(name, ())])
+        verdict = judge_sequence(name, sequence, head) or _stream_status(writers, expected)
         return StreamView(
             name=name,
             head=head,
@@ -275,7 +306,26 @@ class _Assembly:
             writers=writers,
             retired_before=len(found) - len(listed),
             recent=_unless_nothing(self.facts.get(name, ())),
+            expected=expected,
         )
+
+    def _is_alive(self, row: PositionRow) -> bool:
+        age = self._age(row.heartbeat_at)
+        return age is not None and age <= self.limits.gone_after_seconds
+
+    def _expected(self, one: Expected) -> ExpectedView:
+        rows = self._rows_of(one)
+        ages = [age for row in rows if (age := self._age(row.heartbeat_at)) is not None]
+        living = [row for row in rows if row.state != RETIRED and self._is_alive(row)]
+        seen = ExpectedSeen(
+            writer=one.writer,
+            living=len(living),
+            gone_seconds=min(ages, default=None),
+            least_per_hour=one.least_per_hour,
+            facts_last_hour=self.hours.get((one.stream, one.writer)),
+        )
+        verdict = judge_expected(seen, self.limits)
+        return ExpectedView(one.stream, one.writer, len(living), seen.facts_last_hour, one.least_per_hour, verdict)
 
     def _listed(self, found: Sequence[PositionRow]) -> list[PositionRow]:
         """All that are active, and of the retired ones those that left not long ago, the last ones if they are many."""
@@ -335,6 +385,7 @@ class _Assembly:
             known_done_ids=row.known_done_ids,
             row_id=row.row_id,
             version=row.version,
+            lease=row.lease,
             started_at=row.started_at,
             oldest_pending_query_at=row.session_query_at if row.pending_facts else None,
             recent=_unless_nothing(self.facts.get((row.stream, row.writer), ())),
@@ -370,8 +421,9 @@ class _Assembly:
                 if have
             ]
         )
-        alone = judge_reader(self._seen(row, Unread(0, True, None), Motion(), None), self.limits)
+        alone = judge_reader(self._seen(row, "", Unread(0, True, None), Motion(), None), self.limits)
         default = _READS_NOTHING if alone.severity == Severity.FINE and row.closed_at is None else alone
+        runs = not row.is_named or bool(row.runs_on)
         return ReaderView(
             key=row.key,
             name=shown(row.name),
@@ -387,13 +439,15 @@ class _Assembly:
             lines_in=row.lines_in,
             lines_out=row.lines_out,
             buffer_bytes=row.buffer_bytes,
-            closed_at=row.closed_at,
+            closed_at=None if row.is_named else row.closed_at,
             close_reason=row.close_reason,
             lag_facts=sum(stream.lag_facts for stream in streams),
             lag_seconds=max((stream.lag_seconds for stream in streams), default=0.0),
             status=worst((stream.status for stream in streams), default),
             streams=streams,
             waiting=row.waiting,
+            runs=runs,
+            has_row=row.has_row,
             **self._speeds(row),
         )
 
@@ -402,7 +456,8 @@ class _Assembly:
     ) -> ReaderStreamView:
         have = row.positions[stream]
         lag = self.lags.of(stream, have)
-        seen = self._seen(row, lag, motion, last_fact_at)
+        seen = self._seen(row, stream, lag, motion, last_fact_at)
+        cursor = row.cursors.get(stream)
         return ReaderStreamView(
             stream=stream,
             positions=have,
@@ -415,6 +470,10 @@ class _Assembly:
             lag_change_per_second=motion.lag_change_per_second,
             seconds_to_current=_seconds_to_current(lag.facts, motion.lag_change_per_second),
             recent=_unless_nothing(self.recent.get((row.key, stream), ())),
+            error=seen.named.error if seen.named is not None else "",
+            parked_facts=seen.named.parked_facts if seen.named is not None else 0,
+            parked_exact=seen.named is None or seen.named.parked_exact,
+            parked_since=cursor.parked_since if cursor is not None else None,
         )
 
     def _speeds(self, row: ReaderRow) -> dict[str, float | None]:
@@ -430,7 +489,9 @@ class _Assembly:
             "seconds_to_overflow": max(room, 0) / growth if growth > 0 else None,
         }
 
-    def _seen(self, row: ReaderRow, lag: Unread, motion: Motion, last_fact_at: datetime | None) -> ReaderOnStream:
+    def _seen(
+        self, row: ReaderRow, stream: str, lag: Unread, motion: Motion, last_fact_at: datetime | None
+    ) -> ReaderOnStream:
         return ReaderOnStream(
             lag_facts=lag.facts,
             lag_seconds=self._age(lag.oldest_at) or 0.0,
@@ -440,7 +501,40 @@ class _Assembly:
             lag_change_per_second=motion.lag_change_per_second,
             close_reason=None if row.closed_at is None else row.close_reason,
             went_back_seconds=motion.went_back_seconds,
+            waits_for=self._waits_for(row, stream) if lag.facts and row.kind != "connection" else "",
+            named=self._named(row, stream) if row.is_named else None,
         )
+
+    def _named(self, row: ReaderRow, stream: str) -> NamedReader:
+        """How a reader with a stored cursor is run on a stream, and what its handler could not take."""
+        cursor = row.cursors.get(stream)
+        runs = stream in row.runs_on if stream else bool(row.runs_on)
+        ended_at = row.closed_at or row.heartbeat_at
+        if row.runs_on and cursor is not None:  # the reader runs, but not on this stream any more
+            ended_at = cursor.moved_at
+        return NamedReader(
+            name=row.name,
+            runs=runs,
+            unrun_seconds=0.0 if runs else self._age(ended_at) or 0.0,
+            has_ended=row.closed_at is not None or bool(row.runs_on),
+            error=cursor.error if cursor is not None else row.error,
+            is_wanted=row.name in stream_settings().readers,
+            parked_facts=min(cursor.parked_facts, rows.MOST_PARKED) if cursor is not None else 0,
+            parked_exact=cursor is None or cursor.parked_facts <= rows.MOST_PARKED,
+            parked_seconds=(self._age(cursor.parked_since) or 0.0) if cursor is not None else 0.0,
+            parked_error=cursor.parked_error if cursor is not None else "",
+        )
+
+    def _waits_for(self, row: ReaderRow, stream: str) -> str:
+        """The writer that holds the linear position, for a reader that has read all up to there and nothing beyond."""
+        view, have = self.streams.get(stream), row.positions.get(stream)
+        if view is None or not have or max(have.values()) > view.linear_position:
+            return ""
+        upto = {w: min(at, view.linear_position) for w, at in self.reading.facts_upto(stream).items()}
+        if lowest_unread(have, upto) is not None:
+            return ""
+        holder = _holder(view)
+        return "" if holder is None else f"it waits for writer {holder.writer}, which is {holder.status.word}"
 
     # --- the whole ------------------------------------------------------------------------------------------------
 
@@ -450,24 +544,41 @@ class _Assembly:
             behind = judge_sequence(stream.name, stream.sequence_value, stream.head)
             problems += [Problem(f"Stream {stream.name}", behind)] if behind else []
             problems += [
-                Problem(f"Writer {w.writer} of {stream.name}", w.status) for w in stream.writers if _worth(w.status)
+                Problem(f"Writer {name} of {stream.name}", status)
+                for name, status in (
+                    *((one.writer, one.status) for one in stream.expected),
+                    *((writer.writer, writer.status) for writer in stream.writers),
+                )
+                if _worth(status)
             ]
+        held = {stream.name for stream in streams if (w := _holder(stream)) is not None and _worth(w.status)}
         for reader in readers:
-            if _worth(reader.status):
+            waits = reader.status.word == ReaderWord.WAITING and held & {view.stream for view in reader.streams}
+            if waits or _worth(reader.status):
                 on = f" on {reader.streams[0].stream}" if reader.streams else ""
                 problems.append(Problem(f"{reader.kind.capitalize()} {reader.name}{on}", reader.status))
         jobs = self.reading.jobs.jobs
         problems += [Problem(f"Job {job.id} ({job.kind})", job.status) for job in jobs if _worth(job.status)]
         writers = {w.writer for stream in streams for w in stream.writers if w.state != RETIRED}
-        open_readers = sum(reader.closed_at is None for reader in readers)
+        open_readers = sum(reader.closed_at is None and reader.runs for reader in readers)
         parts = (counted(len(streams), "stream"), counted(len(writers), "writer"), counted(open_readers, "reader"))
         return judge_health(problems, ", ".join(parts))
 
 
-def _stream_status(writers: Sequence[WriterView]) -> Verdict:
-    """That of its worst active writer; among good ones, of one that writes."""
+def _stream_status(writers: Sequence[WriterView], expected: Sequence[ExpectedView]) -> Verdict:
+    """That of its worst active writer, or of one that is missing; among good ones, of one that writes."""
     active = [writer.status for writer in writers if writer.state != RETIRED]
+    active += [one.status for one in expected if _worth(one.status)]
     return worst(sorted(active, key=lambda status: status.word != WriterWord.WRITING), _QUIET)
+
+
+def _holder(stream: StreamView) -> WriterView | None:
+    """The writer that holds the linear position where it is, the worst of several; none when nothing is pending."""
+    for writer in stream.writers:
+        is_lowest = writer.state != RETIRED and writer.position == stream.linear_position
+        if is_lowest and (writer.pending_facts or _worth(writer.status)):
+            return writer
+    return None
 
 
 def _missing_reader(name: str, as_of: datetime) -> ReaderView:
@@ -497,7 +608,7 @@ def _worst_first(views: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def _is_left(stream: StreamView) -> bool:
-    """Whether nobody writes the stream; such ones come after others that are as well."""
+    """Whether nobody writes the stream; such ones come after others that do as well."""
     return all(writer.state == RETIRED for writer in stream.writers)
 
 

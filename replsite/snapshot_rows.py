@@ -18,11 +18,14 @@ from replsite.snapshot_views import WaitingView
 from streams.collector_pause import collector_paused
 from streams.declaration import FactTable, StreamDeclaration
 from streams.queries import bounds_sql, order_sql, sequence_sql, token_sql
+from streams.reader_table import NAMED
 
 __all__ = [
+    "CursorRow",
     "FarBehind",
     "PositionRow",
     "ReaderRow",
+    "read_cursors",
     "read_last_writes",
     "read_oldest_unread",
     "read_positions",
@@ -35,8 +38,10 @@ __all__ = [
 WINDOW_FACTS = 2_000
 #: Facts that are looked through for the oldest one that a reader has not read.
 SCAN_FACTS = 5_000
-#: Readers that were heard of longer ago are left to history. A connection never comes back as the same: one whose server is gone
-#: is told for as long as one that was closed.
+#: Parked facts of a reader on a stream are counted up to here.
+MOST_PARKED = 10_000
+#: Readers that were heard of longer ago are left to history, but for named ones: those stay until they are forgotten. A
+#: connection never comes back as the same: one whose server is gone is told for as long as one that was closed.
 READER_MEMORY = "1 day"
 CLOSED_MEMORY = "5 minutes"
 MOST_READERS = 1_000
@@ -45,7 +50,7 @@ _POSITIONS = """
 SELECT p.stream, p.instance_name, abs(p.position), p.state, p.pending_facts, p.oldest_pending_at, p.oldest_pending_transaction,
        abs(p.last_write_position), p.last_advance_at, p.facts_written, p.facts_rolled_back, p.facts_resolved,
        i.heartbeat_at, i.host, i.process_id, i.command, a.pid, a.application_name, a.state, p.known_done_ids,
-       p.id, coalesce(i.version, ''), i.started_at, a.query_start
+       p.id, coalesce(i.version, ''), i.started_at, a.query_start, coalesce(i.lease, 0)
 FROM streams_streamposition p
 LEFT JOIN streams_instance i ON i.name = p.instance_name
 LEFT JOIN pg_stat_activity a ON a.backend_xid = (p.oldest_pending_transaction & 4294967295)::text::xid
@@ -54,12 +59,28 @@ ORDER BY p.stream, p.state = 'retired', p.instance_name
 _READERS = f"""
 SELECT key, name, kind, served_by, address, process_id, connected_at, heartbeat_at, positions::text, bytes_in, bytes_out,
        lines_in, lines_out, buffer_bytes, closed_at, close_reason,
-       waiting_lines, kernel_send_bytes, kernel_read_bytes, queued::text
+       error, waiting_lines, kernel_send_bytes, kernel_read_bytes, queued::text
 FROM streams_reader
-WHERE CASE WHEN closed_at IS NOT NULL THEN closed_at > clock_timestamp() - interval '{CLOSED_MEMORY}'
+WHERE CASE WHEN left(key, {len(NAMED)}) = '{NAMED}' THEN true
+           WHEN closed_at IS NOT NULL THEN closed_at > clock_timestamp() - interval '{CLOSED_MEMORY}'
            WHEN kind = 'connection' THEN heartbeat_at > clock_timestamp() - interval '{CLOSED_MEMORY}'
            ELSE heartbeat_at > clock_timestamp() - interval '{READER_MEMORY}' END
-ORDER BY closed_at IS NOT NULL, kind, name, key LIMIT {MOST_READERS}
+ORDER BY left(key, {len(NAMED)}) <> '{NAMED}', closed_at IS NOT NULL, kind, name, key LIMIT {MOST_READERS}
+"""
+#: Stored cursors, each with its parked facts: how many up to a limit, the first of them, and the error of the last.
+_CURSORS = f"""
+SELECT c.reader, c.stream, c.base, c.entries::text, c.host, c.process_id, c.seen_at, c.moved_at, c.ended_at, c.error,
+       coalesce(parked.facts, 0), parked.since, coalesce(last.error, '')
+FROM streams_storedcursor c
+LEFT JOIN LATERAL (
+    SELECT count(*) AS facts, min(parked_at) AS since FROM (
+        SELECT parked_at FROM streams_parkedfact p WHERE p.reader = c.reader AND p.stream = c.stream
+        ORDER BY p.token LIMIT {MOST_PARKED + 1}) AS few
+) AS parked ON true
+LEFT JOIN LATERAL (
+    SELECT error FROM streams_parkedfact p WHERE p.reader = c.reader AND p.stream = c.stream ORDER BY p.token DESC LIMIT 1
+) AS last ON true
+ORDER BY c.error = '', c.reader, c.stream LIMIT {MOST_READERS}
 """
 
 #: (ID, writer, time) of facts, newest first.
@@ -94,6 +115,7 @@ class PositionRow:
     version: str = ""
     started_at: datetime | None = None
     session_query_at: datetime | None = None
+    lease: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +138,39 @@ class ReaderRow:
     buffer_bytes: int
     closed_at: datetime | None
     close_reason: str
+    error: str = ""
+    """What stopped it; empty: it runs, or ended in order."""
     waiting: WaitingView = field(default_factory=WaitingView)
+    cursors: Mapping[str, CursorRow] = field(default_factory=dict)
+    """The stored cursors of a named reader, by stream, where they are in the streams' database."""
+    runs_on: frozenset[str] = frozenset()
+    """Streams that a living process of a named reader follows."""
+    has_row: bool = True
+    """False: it has nothing but cursors."""
+
+    @property
+    def is_named(self) -> bool:
+        """Whether it has stored cursors, here or in the database of its effects: it is told of until it is forgotten."""
+        return self.key.startswith(NAMED)
+
+
+@dataclass(frozen=True, slots=True)
+class CursorRow:
+    """Where a named reader is on a stream, who ran it last, how that ended, and what it could not take."""
+
+    reader: str
+    stream: str
+    base: int
+    entries: Mapping[str, int]
+    host: str
+    process_id: int | None
+    seen_at: datetime
+    moved_at: datetime
+    ended_at: datetime | None
+    error: str
+    parked_facts: int
+    parked_since: datetime | None
+    parked_error: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +201,20 @@ def read_readers(cursor: Any) -> list[ReaderRow]:
     """Readers that are connected, that were heard of not long ago, or that were closed just now."""
     cursor.execute(_READERS)
     return [_reader(row) for row in cursor.fetchall()]
+
+
+def read_cursors(cursor: Any) -> list[CursorRow]:
+    """The stored cursors of named readers, those with an error first."""
+    cursor.execute(_CURSORS)
+    found = [list(row) for row in cursor.fetchall()]
+    for values in found:
+        values[3] = _entries(values[3])
+    return [CursorRow(*values) for values in found]
+
+
+def _entries(text: str) -> dict[str, int]:
+    stored = orjson.loads(text)
+    return {writer: at for writer, at in stored.items() if isinstance(at, int)} if isinstance(stored, dict) else {}
 
 
 def _reader(row: Sequence[Any]) -> ReaderRow:

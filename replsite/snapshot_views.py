@@ -16,6 +16,7 @@ from replsite.status import Health, Severity, Verdict
 __all__ = [
     "AcknowledgedView",
     "CountView",
+    "ExpectedView",
     "JobFigures",
     "JobStatusView",
     "JobsView",
@@ -68,6 +69,8 @@ class WriterView:
     row_id: int | None = None
     """Key of its row in ``streams_streamposition``; None: it has none there."""
     version: str = ""
+    lease: int = 0
+    """Number of its lease: one more for each process that held its name, and each time that one lost its lock."""
     started_at: datetime | None = None
     """When its process began to write; the process's version and time, not the writer's."""
     oldest_pending_query_at: datetime | None = None
@@ -76,6 +79,18 @@ class WriterView:
     """Over the last half minute; None: it was not watched long enough."""
     recent: tuple[float | None, ...] = ()
     """Facts per second in the last five minutes, as far as this process watched it; empty: none at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedView:
+    """A name or pattern of REPLSITE_EXPECTED_WRITERS on one stream."""
+
+    stream: str
+    writer: str
+    living: int
+    facts_last_hour: int | None
+    least_per_hour: float | None
+    status: Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +110,8 @@ class StreamView:
     """The foreign server that the stream is recorded from; empty for our own."""
     recent: tuple[float | None, ...] = ()
     """Facts per second in the last five minutes, by steps (``replsite.recent``), oldest first; empty: none at all."""
+    expected: tuple[ExpectedView, ...] = ()
+    """Writers that have to be there, worst first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +132,13 @@ class ReaderStreamView:
     """At the present rate; None: it has no lag, or its lag does not fall."""
     recent: tuple[float | None, ...] = ()
     """Highest lag in facts in the last five minutes, by steps, oldest first; empty: there was none."""
+    error: str = ""
+    """What stopped a named reader here, until its cursor moves again."""
+    parked_facts: int = 0
+    """Facts that its handler could not take and that were put aside."""
+    parked_exact: bool = True
+    """False: there are more."""
+    parked_since: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +185,10 @@ class ReaderView:
     seconds_to_overflow: float | None = None
     """Until its unsent bytes reach the limit and it is closed as slow, if they grow as they do; None: they do not."""
     waiting: WaitingView = WaitingView()
+    runs: bool = True
+    """False: a named reader that has stored cursors, and that no process runs now."""
+    has_row: bool = True
+    """It has a row in ``streams_reader``; otherwise only its cursors are known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,11 +15,14 @@ from shlex import quote
 from replsite.wording import counted, duration
 
 __all__ = [
+    "ExpectedSeen",
+    "ExpectedWord",
     "Health",
     "HealthWord",
     "JobSeen",
     "JobWord",
     "Limits",
+    "NamedReader",
     "Problem",
     "ReaderOnStream",
     "ReaderWord",
@@ -28,6 +31,7 @@ __all__ = [
     "Verdict",
     "WriterOnStream",
     "WriterWord",
+    "judge_expected",
     "judge_health",
     "judge_job",
     "judge_missing_reader",
@@ -42,6 +46,8 @@ __all__ = [
 #: A queued job that nobody has begun for so long needs somebody.
 JOB_WAITS_SECONDS = 60.0
 _MOST_OF_ERROR = 300
+#: The way out of an error of trimmed facts, which the error names itself.
+RESYNC = "manage.py resync reader"
 
 
 class Severity(IntEnum):
@@ -67,6 +73,14 @@ class WriterWord(StrEnum):
     RECORDING_STOPPED = "recording stopped"
 
 
+class ExpectedWord(StrEnum):
+    """How a writer does that has to be there."""
+
+    THERE = "there"
+    MISSING = "missing"
+    TOO_FEW = "too few facts"
+
+
 class ReaderWord(StrEnum):
     """How a reader does on a stream."""
 
@@ -78,6 +92,11 @@ class ReaderWord(StrEnum):
     GONE = "gone"
     WENT_BACK = "went back"
     NEVER_SEEN = "never seen"
+    WAITING = "waiting"
+    FAILED = "failed"
+    LEFT_BEHIND = "left behind"
+    STOPPED = "stopped"
+    PARKED = "parked facts"
 
 
 class JobWord(StrEnum):
@@ -118,9 +137,13 @@ class Limits:
     """A reader that does not move for this long, with facts unread for this long, is stuck."""
     falling_floor_facts: int = 100
     falling_floor_seconds: float = 5.0
+    """Lag below either floor is not called falling behind, however it moves."""
     went_back_shown_seconds: float = 60.0
     """How long it is told of a reader that it went back."""
-    """Lag below either floor is not called falling behind, however it moves."""
+    missing_after_seconds: float = 30.0
+    """An expected writer may be away for so long, as while it is restarted, before that is wrong."""
+    left_behind_after_seconds: float = 60.0
+    """A named reader that nobody runs is left behind when facts were unread for this long meanwhile."""
 
     @property
     def gone_after_seconds(self) -> float:
@@ -161,6 +184,21 @@ class WriterOnStream:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpectedSeen:
+    """What the rules see of writers that have to be there."""
+
+    writer: str
+    """Name or pattern."""
+    living: int = 0
+    """Writers of that name that are alive and have not left the stream."""
+    gone_seconds: float | None = None
+    """How long ago one of that name was last heard of; None: never."""
+    least_per_hour: float | None = None
+    facts_last_hour: int | None = None
+    """None: it was not watched for an hour."""
+
+
+@dataclass(frozen=True, slots=True)
 class ReaderOnStream:
     """What the rules see of a reader on one stream."""
 
@@ -177,6 +215,32 @@ class ReaderOnStream:
     """Why the connection was closed; None: it is open."""
     went_back_seconds: float | None = None
     """How long ago its position was seen to become lower; None: it was not."""
+    waits_for: str = ""
+    """What a linear reader waits for that has read all that it may: the writer and its status; empty: nothing."""
+    named: NamedReader | None = None
+    """None: it has no stored cursor."""
+
+
+@dataclass(frozen=True, slots=True)
+class NamedReader:
+    """What the rules see of a reader with a stored cursor, besides where it is."""
+
+    name: str
+    runs: bool = True
+    """A living process follows this stream as this reader."""
+    unrun_seconds: float = 0.0
+    """How long nobody has, if nobody does."""
+    has_ended: bool = False
+    """Its process let it go; otherwise it was killed, or hangs."""
+    error: str = ""
+    """What stopped it here, until its cursor moves again."""
+    is_wanted: bool = False
+    """REPLSITE_READERS names it."""
+    parked_facts: int = 0
+    parked_exact: bool = True
+    parked_seconds: float = 0.0
+    """Age of the first one's parking."""
+    parked_error: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,6 +310,20 @@ def judge_recording(seen: RecordingSeen, limits: Limits) -> Verdict:
     return Verdict(WriterWord.RECORDED, severity, f"A writer of {seen.server_name}, recorded from there.{missed}")
 
 
+def judge_expected(seen: ExpectedSeen, limits: Limits) -> Verdict:
+    """The status of a writer that REPLSITE_EXPECTED_WRITERS names."""
+    if not seen.living:
+        heard = "it never wrote" if seen.gone_seconds is None else f"last heard of {duration(seen.gone_seconds)} ago"
+        text = f"REPLSITE_EXPECTED_WRITERS wants it here, and no living process writes as it ({heard}). Start it."
+        is_new = seen.gone_seconds is not None and seen.gone_seconds <= limits.missing_after_seconds
+        return Verdict(ExpectedWord.MISSING, Severity.WARNING if is_new else Severity.WRONG, text)
+    written, least = seen.facts_last_hour, seen.least_per_hour
+    if least is not None and written is not None and written < least:
+        text = f"{_capital(counted(written, 'fact'))} in the last hour; REPLSITE_EXPECTED_WRITERS wants {least:,g}. Read its log."
+        return Verdict(ExpectedWord.TOO_FEW, Severity.WRONG, text)
+    return Verdict(ExpectedWord.THERE, Severity.FINE, "As expected.")
+
+
 def _living_writer(seen: WriterOnStream, limits: Limits) -> Verdict:
     if seen.draining:
         waiting = f"waits for {counted(seen.pending_facts, 'fact')}" if seen.pending_facts else "nothing is pending"
@@ -284,19 +362,79 @@ def _blocked_writer(seen: WriterOnStream) -> Verdict:
 
 
 def judge_reader(seen: ReaderOnStream, limits: Limits) -> Verdict:
-    """The status of a reader on a stream."""
-    if seen.close_reason is not None:
-        reason = seen.close_reason or "no reason given"
-        return Verdict(ReaderWord.GONE, Severity.FINE, f"Connection closed: {reason}.")
-    if seen.heartbeat_age > limits.gone_after_seconds:
-        text = f"No sign of life for {duration(seen.heartbeat_age)}. Start it again; it goes on where it was."
-        return Verdict(ReaderWord.GONE, Severity.WARNING, text)
+    """The status of a reader on a stream; parked facts are told of where nothing worse is."""
+    verdict = _judge_following(seen, limits)
+    if seen.named is not None and seen.named.parked_facts and verdict.severity < Severity.WARNING:
+        return _parked(seen.named)
+    return verdict
+
+
+def _judge_following(seen: ReaderOnStream, limits: Limits) -> Verdict:
+    if (absent := _absent_reader(seen, limits)) is not None:
+        return absent
     if seen.went_back_seconds is not None and seen.went_back_seconds <= limits.went_back_shown_seconds:
         text = f"Its position became lower {duration(seen.went_back_seconds)} ago: it handles facts again that it had handled."
         return Verdict(ReaderWord.WENT_BACK, Severity.WARNING, text)
     if seen.lag_facts == 0 or seen.lag_seconds <= limits.current_within_seconds:
         return _reader_without_lag(seen, limits)
     return _reader_with_lag(seen, limits)
+
+
+def _absent_reader(seen: ReaderOnStream, limits: Limits) -> Verdict | None:
+    """The status of a reader that is not there, or was stopped by an error; None: it is at work."""
+    if (named := seen.named) is not None:
+        if named.error and not (named.runs and seen.lag_facts == 0):
+            return _failed_reader(seen, named)
+        return None if named.runs else _reader_that_nobody_runs(seen, named, limits)
+    if seen.close_reason is not None:
+        reason = seen.close_reason or "no reason given"
+        return Verdict(ReaderWord.GONE, Severity.FINE, f"Connection closed: {reason}.")
+    if seen.heartbeat_age > limits.gone_after_seconds:
+        text = f"No sign of life for {duration(seen.heartbeat_age)}. Start it again; it goes on where it was."
+        return Verdict(ReaderWord.GONE, Severity.WARNING, text)
+    return None
+
+
+def _failed_reader(seen: ReaderOnStream, named: NamedReader) -> Verdict:
+    error = named.error if len(named.error) <= _MOST_OF_ERROR else f"{named.error[:_MOST_OF_ERROR]}..."
+    how = "Runs again, and has not got beyond what stopped it" if named.runs else "Ended with an error"
+    behind = f" {_capital(_behind(seen))}." if seen.lag_facts else ""
+    if RESYNC in named.error:
+        command = f"{RESYNC} {quote(named.name)}"
+        cure = f"If those facts may be missed: {command}."
+    else:
+        command = f"manage.py runhandlers {quote(named.name)}"
+        cure = f"Mend its cause, then start it again: {command}."
+    return Verdict(ReaderWord.FAILED, Severity.WRONG, f"{how}: {error}{behind} {cure}", command)
+
+
+def _reader_that_nobody_runs(seen: ReaderOnStream, named: NamedReader, limits: Limits) -> Verdict:
+    since = f"Nobody runs it for {duration(named.unrun_seconds)}"
+    command = f"manage.py runhandlers {quote(named.name)}"
+    too_long = limits.left_behind_after_seconds
+    if seen.lag_facts and min(named.unrun_seconds, seen.lag_seconds) > too_long:
+        forget = f"manage.py streams forget {quote(named.name)}"
+        text = f"{since}, and it is {_behind(seen)}. Start it: {command}. If it is not wanted any more: {forget}."
+        return Verdict(ReaderWord.LEFT_BEHIND, Severity.WRONG, text, command)
+    read = f"{_capital(_behind(seen))}" if seen.lag_facts else "It has read everything"
+    if not named.has_ended:
+        text = f"No sign of life for {duration(named.unrun_seconds)}. {read}. Start it again; it goes on where it was."
+        return Verdict(ReaderWord.GONE, Severity.WARNING, text)
+    if named.is_wanted and named.unrun_seconds > too_long:
+        text = f"REPLSITE_READERS names it. {since}. {read}. Start it: {command}."
+        return Verdict(ReaderWord.STOPPED, Severity.WARNING, text, command)
+    return Verdict(ReaderWord.STOPPED, Severity.NOTE if seen.lag_facts else Severity.FINE, f"{since}. {read}.")
+
+
+def _parked(named: NamedReader) -> Verdict:
+    number = counted(named.parked_facts, "fact")
+    more = "" if named.parked_exact else "More than "
+    command = f"manage.py parked list {quote(named.name)}"
+    text = (
+        f"{more}{number} put aside, the first {duration(named.parked_seconds)} ago; the last error: "
+        f"{named.parked_error[:_MOST_OF_ERROR]} See {command}, then retry or drop them."
+    )
+    return Verdict(ReaderWord.PARKED, Severity.WARNING, text, command)
 
 
 def judge_missing_reader(name: str) -> Verdict:
@@ -313,7 +451,10 @@ def _reader_without_lag(seen: ReaderOnStream, limits: Limits) -> Verdict:
 
 
 def _reader_with_lag(seen: ReaderOnStream, limits: Limits) -> Verdict:
-    behind = f"{counted(seen.lag_facts, 'fact')}, {duration(seen.lag_seconds)} behind"
+    behind = _behind(seen)
+    if seen.waits_for:
+        text = f"Has read everything up to the linear position; {seen.waits_for}. {_capital(behind)}."
+        return Verdict(ReaderWord.WAITING, Severity.NOTE, text)
     unmoved = seen.unmoved_seconds or 0.0
     if unmoved >= limits.stuck_after_seconds <= seen.lag_seconds:
         cure = "It lives but does not move: look at its log, then restart it or disconnect it."
@@ -328,6 +469,10 @@ def _reader_with_lag(seen: ReaderOnStream, limits: Limits) -> Verdict:
         return Verdict(ReaderWord.FALLING_BEHIND, Severity.WARNING, text)
     eta = f"; current in about {duration(seen.lag_facts / -change)}" if change < 0 else ""
     return Verdict(ReaderWord.CATCHING_UP, Severity.NOTE, f"{_capital(behind)}{eta}.")
+
+
+def _behind(seen: ReaderOnStream) -> str:
+    return f"{counted(seen.lag_facts, 'fact')}, {duration(seen.lag_seconds)} behind"
 
 
 def judge_job(seen: JobSeen) -> Verdict:

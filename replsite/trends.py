@@ -13,9 +13,11 @@ from typing import Any
 
 from replsite.recent import Recent
 
-__all__ = ["History", "Motion", "Sample", "Speeds"]
+__all__ = ["History", "Hours", "Motion", "Sample", "Speeds"]
 
 WINDOW_SECONDS = 30.0
+#: What grew in an hour is told by steps of this.
+HOUR_SECONDS, HOUR_STEP_SECONDS = 3_600.0, 60.0
 #: A change of lag is not judged over less than this.
 SHORTEST_SECONDS = 3.0
 
@@ -87,6 +89,28 @@ class Speeds:
         return tuple((now - was) / (at - then) for now, was in zip(values, before, strict=True))
 
 
+class Hours:
+    """Growth of counters in the last hour, by key, as far as this process watched them."""
+
+    def __init__(self) -> None:
+        self._seen: dict[Hashable, deque[tuple[float, int]]] = {}
+
+    def add(self, at: float, counters: Mapping[Hashable, int]) -> dict[Hashable, int | None]:
+        """Take the counters of one moment, forget other keys; None where they were not watched for an hour."""
+        for gone in self._seen.keys() - counters.keys():
+            del self._seen[gone]
+        return {key: self._add_one(key, at, value) for key, value in counters.items()}
+
+    def _add_one(self, key: Hashable, at: float, value: int) -> int | None:
+        seen = self._seen.setdefault(key, deque())
+        if not seen or at - seen[-1][0] >= HOUR_STEP_SECONDS:
+            seen.append((at, value))
+        while len(seen) > 1 and seen[1][0] <= at - HOUR_SECONDS:
+            seen.popleft()
+        then, before = seen[0]
+        return value - before if at - then >= HOUR_SECONDS else None
+
+
 class History:
     """Earlier samples by key. Not thread-safe: whoever takes snapshots owns it."""
 
@@ -98,6 +122,7 @@ class History:
         self.facts = Recent()
         self.written = Speeds()
         self.moved = Speeds()
+        self.hours = Hours()
 
     def seldom(self, name: str, at: float, every_seconds: float, read: Callable[[], Any]) -> Any:
         """What is read anew no more often than that; in between what was read last."""

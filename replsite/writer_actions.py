@@ -19,9 +19,23 @@ from streams import ending
 from streams.ending import Holding
 from streams.liveness import Resolution, resolve_writer
 
-__all__ = ["WriterActions"]
+__all__ = ["Confirmation", "WriterActions"]
 
 Say = Callable[[str], Any]
+
+
+class Confirmation:
+    """Asks before something is done that cannot be undone: the name has to be typed."""
+
+    def __init__(self, ask: Callable[[str], str] | None = None) -> None:
+        self._ask = ask or (input if sys.stdin is not None and sys.stdin.isatty() else None)
+
+    def ask(self, name: str, question: str) -> None:
+        """Return when the name was typed; raises ``CommandError`` otherwise, and where nobody can be asked."""
+        if self._ask is None:
+            raise CommandError(f"{question} Nobody can be asked here: add --yes.", returncode=2)
+        if self._ask(f"{question} Type {name} to go on: ").strip() != name:
+            raise CommandError("Not confirmed; nothing was done.", returncode=1)
 
 
 class WriterActions:
@@ -30,7 +44,7 @@ class WriterActions:
     def __init__(self, say: Say, warn: Say, ask: Callable[[str], str] | None = None) -> None:
         self._say = say
         self._warn = warn
-        self._ask = ask or (input if sys.stdin is not None and sys.stdin.isatty() else None)
+        self._confirmation = Confirmation(ask)
 
     def retire(self, cursor: Any, writer: str, timeout_seconds: float) -> None:
         """Take a dead writer out by evidence; ask a living one to leave, and wait for it."""
@@ -66,16 +80,8 @@ class WriterActions:
         for line in _described(found):
             self._say(line)
         if not is_confirmed:
-            self._confirm(writer)
+            self._confirmation.ask(writer, "End them? What they have written is rolled back.")
         self._end(cursor, found)
-
-    def _confirm(self, writer: str) -> None:
-        if self._ask is None:
-            text = "Nobody can be asked here. Add --yes to end them: what they have written is rolled back."
-            raise CommandError(text, returncode=2)
-        answer = self._ask(f"End them? What they have written is rolled back. Type {writer} to go on: ")
-        if answer.strip() != writer:
-            raise CommandError("Not confirmed; nothing was ended.", returncode=1)
 
     def _end(self, cursor: Any, found: Holding) -> None:
         by, since = _by("abort"), ending.now(cursor)

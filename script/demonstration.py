@@ -297,7 +297,8 @@ def stay(demo: Demo) -> None:
     sys.stdout.write(f"  log in as  admin / {demo.password}   (shown once)\n\n  Ctrl-C ends the demo.\n")
     sys.stdout.flush()
     for stream, rate, name in (("events", "2", "writer-1"), ("caches", "5", "writer-2")):
-        demo.manage("append", stream, "--count", "1000000000", "--rate", rate, "--instance", name)
+        demo.manage("append", stream, "--count", "1000000000", "--rate", rate, "--instance", name, "--patient")
+    demo.manage("pipeline", "run")  # the feeds and the counts would be left behind from now on without it
     with suppress(KeyboardInterrupt):
         signal.pause()
 

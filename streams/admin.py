@@ -191,7 +191,18 @@ class RecordedGapAdmin(ReadOnlyAdmin):
 class StoredCursorAdmin(ReadOnlyAdmin):
     """Up to where named readers have handled their streams."""
 
-    list_display = ("reader", "stream", "base", "facts_handled", "facts_parked", "host", "process_id", "seen_at")
+    list_display = (
+        "reader",
+        "stream",
+        "base",
+        "facts_handled",
+        "facts_parked",
+        "host",
+        "process_id",
+        "seen_at",
+        "ended_at",
+        "error",
+    )
     list_filter = ("stream",)
     search_fields = ("reader",)
 

@@ -31,6 +31,7 @@
     ├── ReaderError
     │   ├── BadHandler           a handler that was declared wrongly
     │   ├── UnknownReader        no handler and no stored cursor of that name
+    │   ├── FactsParked          facts of the reader are parked, so it cannot be forgotten
     │   ├── ReaderNameTaken      another live process runs the reader
     │   ├── ReaderFenced         this process lost its lock: somebody else may run the reader now
     │   └── HandlerFailed        a handler could not take a fact, and its reader was to stop then
@@ -206,6 +207,10 @@ class BadHandler(ReaderError):
 
 class UnknownReader(ReaderError):
     """There is no handler and no stored cursor of that name."""
+
+
+class FactsParked(ReaderError):
+    """Facts of the reader are parked: somebody has to retry them or give them up first."""
 
 
 class ReaderNameTaken(ReaderError):

@@ -27,11 +27,16 @@ class StoredCursor(models.Model):
     process_id = models.BigIntegerField(null=True)
     moved_at = models.DateTimeField(db_default=Now())
     seen_at = models.DateTimeField(db_default=Now(), help_text="last sign of life of the reader's process")
+    ended_at = models.DateTimeField(
+        null=True, help_text="when the reader's process let it go; null: it runs, or was killed"
+    )
+    error = models.TextField(db_default="", help_text="what stopped the reader here, until its cursor moves again")
 
     class Meta:
         db_table = "streams_storedcursor"
         constraints = [models.UniqueConstraint(fields=["reader", "stream"], name="streams_storedcursor_reader")]
         ordering = ["reader", "stream"]
+        permissions = [("forget_reader", "Can forget readers and their cursors")]
 
     def __str__(self) -> str:
         return f"{self.reader} {self.stream} {self.base}"

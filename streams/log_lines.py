@@ -54,7 +54,7 @@ class Cleaner:
             value = self._plain(value)
             return value if self._is_json else self._text(json.dumps(value, default=str), LONGEST_VALUE)
         if key == "exception":
-            lines = self._blotted(str(value)[: LONGEST_TRACE + _MORE])[:LONGEST_TRACE].split("\n")
+            lines = self.blotted(str(value)[: LONGEST_TRACE + _MORE])[:LONGEST_TRACE].split("\n")
             return "\n".join(self._text(line, LONGEST_VALUE) for line in lines)
         return self._text(str(value), LONGEST_VALUE)
 
@@ -66,12 +66,13 @@ class Cleaner:
         return value if _is_number(value) else self._text(str(value), LONGEST_VALUE)
 
     def _text(self, text: str, most: int) -> str:
-        length, text = len(text), self._blotted(text[: most + _MORE])
+        length, text = len(text), self.blotted(text[: most + _MORE])
         if length > most:
             text = f"{text[:most]}... ({length} characters)"
         return text if text.isprintable() else "".join(map(_visible, text))
 
-    def _blotted(self, text: str) -> str:
+    def blotted(self, text: str) -> str:
+        """The text without the secrets, and without passwords in addresses."""
         for secret in self._secrets:
             text = text.replace(secret, BLOT)
         return _PASSWORD.sub(rf"\1{BLOT}", text)

@@ -191,6 +191,7 @@ class Reader(models.Model):
     queued = models.JSONField(default=dict, db_default={}, help_text="stream -> rows received and not handled yet")
     closed_at = models.DateTimeField(null=True)
     close_reason = models.TextField(db_default="")
+    error = models.TextField(db_default="", help_text="what stopped it; empty: it runs, or ended in order")
     disconnect_asked_by = models.TextField(
         db_default="", help_text="who wants the connection ended; its server does it"
     )

@@ -10,21 +10,22 @@ from typing import Any
 
 import orjson
 
-__all__ = ["beat_reader", "close_reader", "forget_readers", "store_readers"]
+__all__ = ["NAMED", "beat_reader", "close_reader", "forget_readers", "remove_reader", "store_readers"]
 
 #: Name: insert readers or write their present figures. One that comes back has connected anew.
 _STORE = """
 INSERT INTO streams_reader AS known (key, name, kind, served_by, address, process_id, connected_at, heartbeat_at, positions,
     bytes_in, bytes_out, lines_in, lines_out, buffer_bytes, closed_at, close_reason,
-    waiting_lines, kernel_send_bytes, kernel_read_bytes, queued)
+    waiting_lines, kernel_send_bytes, kernel_read_bytes, queued, error)
 SELECT key, name, %(kind)s, %(served_by)s, address, %(process_id)s,
     clock_timestamp() - make_interval(secs => coalesce(connected_seconds, 0)), clock_timestamp(), positions,
     coalesce(bytes_in, 0), coalesce(bytes_out, 0), coalesce(lines_in, 0), coalesce(lines_out, 0), coalesce(buffer_bytes, 0),
     CASE WHEN close_reason <> '' THEN clock_timestamp() END, coalesce(close_reason, ''),
-    coalesce(waiting_lines, 0), coalesce(kernel_send_bytes, 0), coalesce(kernel_read_bytes, 0), coalesce(queued, '{}')
+    coalesce(waiting_lines, 0), coalesce(kernel_send_bytes, 0), coalesce(kernel_read_bytes, 0), coalesce(queued, '{}'),
+    coalesce(error, '')
 FROM jsonb_to_recordset(%(rows)s::jsonb) AS given (key text, name text, address text, connected_seconds double precision,
     positions jsonb, bytes_in bigint, bytes_out bigint, lines_in bigint, lines_out bigint, buffer_bytes bigint,
-    close_reason text, waiting_lines bigint, kernel_send_bytes bigint, kernel_read_bytes bigint, queued jsonb)
+    close_reason text, waiting_lines bigint, kernel_send_bytes bigint, kernel_read_bytes bigint, queued jsonb, error text)
 ON CONFLICT (key) DO UPDATE SET name = excluded.name, heartbeat_at = excluded.heartbeat_at, positions = excluded.positions,
     bytes_in = excluded.bytes_in, bytes_out = excluded.bytes_out, lines_in = excluded.lines_in,
     lines_out = excluded.lines_out, buffer_bytes = excluded.buffer_bytes, waiting_lines = excluded.waiting_lines,
@@ -33,7 +34,7 @@ ON CONFLICT (key) DO UPDATE SET name = excluded.name, heartbeat_at = excluded.he
     address = excluded.address, process_id = excluded.process_id,
     connected_at = CASE WHEN known.process_id IS DISTINCT FROM excluded.process_id OR known.closed_at IS NOT NULL
                         THEN excluded.connected_at ELSE known.connected_at END,
-    closed_at = excluded.closed_at, close_reason = excluded.close_reason,
+    closed_at = excluded.closed_at, close_reason = excluded.close_reason, error = excluded.error,
     disconnect_asked_by = CASE WHEN known.closed_at IS NULL THEN known.disconnect_asked_by ELSE '' END
 RETURNING key, CASE WHEN closed_at IS NULL THEN disconnect_asked_by ELSE '' END
 """
@@ -41,11 +42,16 @@ _BEAT = "UPDATE streams_reader SET heartbeat_at = clock_timestamp() WHERE key = 
 _CLOSE = "UPDATE streams_reader SET closed_at = clock_timestamp(), close_reason = %(reason)s WHERE key = %(key)s"
 #: So many readers that ended are kept at most: a client that comes and goes all the time leaves a row each time.
 CLOSED_READERS_KEPT = 1_000
-#: Name: forget readers that ended, or went silent, long ago, and all but the last of those that ended.
-_FORGET = """
-DELETE FROM streams_reader WHERE closed_at < now() - interval '1 hour' OR heartbeat_at < now() - interval '1 day'
-    OR key IN (SELECT key FROM streams_reader WHERE closed_at IS NOT NULL ORDER BY closed_at DESC OFFSET %(kept)s)
+#: Before a named reader's key: such a reader has stored cursors, here or in the database of its effects.
+NAMED = "reader "
+#: Name: forget readers that ended, or went silent, long ago, and all but the last of those that ended. Named readers stay until
+#: an operator forgets them.
+_FORGET = f"""
+DELETE FROM streams_reader WHERE left(key, {len(NAMED)}) <> '{NAMED}' AND (
+    closed_at < now() - interval '1 hour' OR heartbeat_at < now() - interval '1 day'
+    OR key IN (SELECT key FROM streams_reader WHERE closed_at IS NOT NULL ORDER BY closed_at DESC OFFSET %(kept)s))
 """
+_REMOVE = "DELETE FROM streams_reader WHERE key = %(key)s"
 
 
 def store_readers(
@@ -56,7 +62,8 @@ def store_readers(
     Returns those that somebody wants to be disconnected: key -> who.
 
     A row has ``key``, ``name``, ``address`` and ``positions`` (``{stream: {writer: position}}``, positive); the counters,
-    ``connected_seconds`` (for how long; clocks of hosts differ, so no time is told) and ``close_reason`` may be missing.
+    ``connected_seconds`` (for how long; clocks of hosts differ, so no time is told), ``close_reason`` and ``error`` (what ended
+    it) may be missing.
     """
     text = orjson.dumps(list(rows)).decode().replace("\\u0000", "\\ufffd")  # jsonb takes no NUL
     cursor.execute(_STORE, {"kind": kind, "served_by": served_by, "process_id": process_id, "rows": text})
@@ -76,3 +83,8 @@ def close_reader(cursor: Any, key: str, reason: str) -> None:
 def forget_readers(cursor: Any) -> None:
     """Remove what nobody looks at any more."""
     cursor.execute(_FORGET, {"kept": CLOSED_READERS_KEPT})
+
+
+def remove_reader(cursor: Any, key: str) -> None:
+    """The reader is forgotten."""
+    cursor.execute(_REMOVE, {"key": key})

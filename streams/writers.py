@@ -17,7 +17,7 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -100,6 +100,7 @@ class WriterProcess:
         self.control: Any = None
         self.drain_asked_by = ""
         self.shown_pending: dict[str, tuple[Any, ...]] = {}
+        self._left: set[str] = set()
         self._lock = threading.RLock()
         self._background = Background(self)
 
@@ -179,8 +180,12 @@ class WriterProcess:
                 _close_quietly(taken[0])
                 return
             self.shown_pending = {}
+            # A fenced: its streams stand active. B finds its locks free, proves it dead and retires it on them. A holds the name
+            # again: without what it wrote before, it would live and stand in no stream until its next append.
+            self._left.update(self.trackers)
             self._install(*taken)
-            self._resume()
+            self._resume(self._left)
+            self._left.clear()
             log.info("writer.holds_again", writer=self.name, lease=self.lease, streams=list(self.trackers))
             if self.drain_asked_by:
                 self.begin_drain(self.drain_asked_by)
@@ -203,12 +208,15 @@ class WriterProcess:
         self.condition = Condition.HOLDING
         log.info("writer.holds_name", writer=self.name, lease=self.lease)
 
-    def _resume(self) -> None:
-        """Enter the streams that an earlier life of this name has not left: nobody else moves their positions on."""
+    def _resume(self, left: Collection[str] = ()) -> None:
+        """Enter the streams that an earlier life of this name has not left: nobody else moves their positions on.
+
+        ``left`` are those that this process wrote before it lost the name, which others may have retired it on.
+        """
         with self.control_cursor() as cursor:
             cursor.execute(leases.ACTIVE_STREAMS, [self.name])
             names = [row[0] for row in cursor.fetchall()]
-        for name in names:
+        for name in sorted({*names, *left}):
             try:
                 self.enter(registry.get(name))
             except (UnknownStream, WriterNotAllowed) as error:

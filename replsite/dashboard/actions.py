@@ -1,7 +1,8 @@
-"""What an operator can do from the admin: disconnect a reader, ask a writer to leave, end what a writer holds open.
+"""What an operator can do from the admin to a reader (disconnect, forget) and a writer (retire, end what it holds open).
 
 Each is a page that says what would happen, and happens by POST only, for staff with the permission, with a line in the admin's
-log. The work is that of ``manage.py streams retire`` and ``abort`` (``streams.ending``); nothing here waits for a process.
+log. The work is that of ``manage.py streams retire``, ``abort`` and ``forget`` (``streams.ending``, ``streams.follow``); nothing
+here waits for a process.
 """
 
 from __future__ import annotations
@@ -23,9 +24,11 @@ from replsite.wording import counted
 from streams import database, ending
 from streams.conf import stream_settings
 from streams.errors import StreamError, UnknownWriter
+from streams.follow import forget_reader
+from streams.follow.reader_lock import reader_row_key
 from streams.labels import shown
 from streams.liveness import resolve_writer
-from streams.models import Reader, StreamPosition
+from streams.models import Reader, StoredCursor, StreamPosition
 
 __all__ = ["action_urls"]
 
@@ -61,6 +64,31 @@ def _disconnect(name: str, by: str) -> Plan:
         "Its server ends the connection within seconds. A follower comes back by itself and goes on where it was.",
     ]
     return Plan(f"Disconnect {who}?", "Disconnect it", sentences, carry_out, reader)
+
+
+def _forget(name: str, by: str) -> Plan:
+    cursors = list(StoredCursor.objects.using(stream_settings().database).filter(reader=name).order_by("stream"))
+    row = Reader.objects.using(stream_settings().database).filter(key=reader_row_key(name)).first()
+    if not cursors and row is None:
+        raise Http404("There is no such reader.")
+    who = shown(name)
+
+    def carry_out() -> str:
+        gone = forget_reader(name, by=by)
+        return f"{who} is forgotten, with its cursors: " + (_cursors(gone) or "none here") + "."
+
+    sentences = [
+        f"Its cursors: {_cursors(cursors) or 'none in this database'}.",
+        *(f"It ended with: {cursor.error}" for cursor in cursors if cursor.error),
+        "They are removed, and it is listed no more. A reader of this name that is started later is a new one: it does not go on "
+        "where this one was.",
+        "Refused while a process runs it, or while facts of it are parked.",
+    ]
+    return Plan(f"Forget the reader {who}?", "Forget it", sentences, carry_out, cursors[0] if cursors else row)
+
+
+def _cursors(found: Sequence[Any]) -> str:
+    return ", ".join(f"{cursor.stream} at {cursor.base}" for cursor in found)
 
 
 def _retire(name: str, by: str) -> Plan:
@@ -162,6 +190,7 @@ def action_urls() -> list[URLPattern]:
     """The pages of all actions."""
     return [
         path("admin/actions/disconnect/", _view(_disconnect, "streams.disconnect_reader"), name="disconnect-reader"),
+        path("admin/actions/forget/", _view(_forget, "streams.forget_reader"), name="forget-reader"),
         path("admin/actions/retire/", _view(_retire, "streams.retire_writer"), name="retire-writer"),
         path("admin/actions/end/", _view(_end, "streams.end_writer"), name="end-writer"),
     ]

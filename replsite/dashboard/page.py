@@ -32,6 +32,7 @@ from replsite.dashboard.storage_table import ROOMS, STORAGE, storage_groups
 from replsite.dashboard.summary import summary_tiles
 from replsite.recent import Series
 from replsite.snapshot_views import (
+    ExpectedView,
     JobStatusView,
     ReaderStreamView,
     ReaderView,
@@ -164,11 +165,25 @@ def _stream_group(stream: StreamView) -> Group:
         number_cell(sum(writer.pending_facts for writer in stream.writers)),
         moment_cell(stream.last_fact_at),
     ]
-    culprit = next((writer for writer in stream.writers if writer.status == stream.status), None)
+    culprits: tuple[WriterView | ExpectedView, ...] = (*stream.writers, *stream.expected)
+    culprit = next((writer for writer in culprits if writer.status == stream.status), None)
     sentence = f"{culprit.writer} is {culprit.status.word}." if culprit else stream.status.sentence
     head = head_row(stream.status, sentence, cells)
-    rows = [_writer_row(writer, is_one_of_several=len(active) > 1) for writer in stream.writers]
+    missed = [one for one in stream.expected if one.status.severity >= Severity.WARNING]
+    rows = [_expected_row(one) for one in missed]
+    rows += [_writer_row(writer, is_one_of_several=len(active) > 1) for writer in stream.writers]
     return {"key": stream.name, "head": head, "rows": rows}
+
+
+def _expected_row(one: ExpectedView) -> Row:
+    """A writer that has to be there and is not, or that writes too little."""
+    living = f"{count(one.living)} alive" if one.living else "expected"
+    written = text_cell(NOTHING) if one.facts_last_hour is None else text_cell(count(one.facts_last_hour), "last hour")
+    return row_of(
+        f"{one.writer} (expected)",
+        one.status,
+        [text_cell(one.writer, living), *_blank(2, NOTHING), written, *_blank(2, NOTHING)],
+    )
 
 
 def _waited_for(active: Sequence[WriterView]) -> Cell:
@@ -270,14 +285,15 @@ def _reader_group(reader: ReaderView) -> Group:
     cells = [
         _who(reader),
         _position(only, reader.kind) if only else text_cell(NOTHING),
-        lag_cell(reader.lag_facts, reader.lag_seconds, all(stream.lag_exact for stream in reader.streams)),
+        _lag(reader.streams, lag_cell(reader.lag_facts, reader.lag_seconds, all(s.lag_exact for s in reader.streams))),
         _trend(reader.streams),
         _sent(reader),
         _unsent(reader),
-        moment_cell(reader.connected_at),
+        moment_cell(reader.connected_at) if reader.runs else text_cell(NOTHING),
     ]
     about = f"{reader.streams[0].stream}: " if reader.streams else ""
-    head = head_row(reader.status, about + reader.status.sentence, cells, quoted_key(reader.key))
+    page = quoted_key(reader.key) if reader.has_row else ""
+    head = head_row(reader.status, about + reader.status.sentence, cells, page)
     return {"key": reader.key, "head": head, "rows": [_reader_row(view, reader.kind) for view in reader.streams]}
 
 
@@ -293,6 +309,14 @@ def _position(view: ReaderStreamView, kind: str) -> Cell:
     lowest = "lowest of " + counted(len(view.positions), "writer") if len(view.positions) > 1 else ""
     said = "sent" if kind == "connection" else "handled"
     return text_cell(count(view.position), " · ".join(part for part in (said, lowest) if part))
+
+
+def _lag(streams: Sequence[ReaderStreamView], cell: Cell) -> Cell:
+    """The lag, and what was put aside on the way."""
+    if parked := sum(view.parked_facts for view in streams):
+        more = "" if all(view.parked_exact for view in streams) else "more than "
+        cell["sub"] = " · ".join(part for part in (cell.get("sub", ""), f"{more}{count(parked)} parked") if part)
+    return cell
 
 
 def _trend(streams: Sequence[ReaderStreamView]) -> Cell:
@@ -337,7 +361,7 @@ def _reader_row(view: ReaderStreamView, kind: str) -> Row:
     cells = [
         text_cell(view.stream),
         _position(view, kind),
-        lag_cell(view.lag_facts, view.lag_seconds, view.lag_exact),
+        _lag([view], lag_cell(view.lag_facts, view.lag_seconds, view.lag_exact)),
         _trend([view]),
         *_blank(3),
     ]

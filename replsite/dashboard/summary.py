@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from replsite.dashboard.cells import NOTHING, Cell, Tile, per_second, rounded, summed, text_cell
 from replsite.snapshot_views import ReaderView, Snapshot, StorageView, WriterView
-from replsite.status import Severity, Verdict, WriterWord
+from replsite.status import ExpectedWord, Severity, Verdict, WriterWord
 from replsite.wording import byte_size, count, counted, duration
 from streams.positions import RETIRED
 
@@ -18,7 +18,7 @@ def summary_tiles(snapshot: Snapshot) -> list[Tile]:
     writers = [writer for stream in snapshot.streams for writer in stream.writers if writer.state != RETIRED]
     readers = [reader for reader in snapshot.readers if reader.closed_at is None]
     tiles = [
-        _writers(writers),
+        _writers(writers, [one.status for stream in snapshot.streams for one in stream.expected]),
         _facts(snapshot, writers),
         _pending(writers),
         _readers(readers),
@@ -32,10 +32,12 @@ def _tile(title: str, cell: Cell, verdicts: Iterable[Verdict] = ()) -> Tile:
     return {"title": title, "severity": severity.name.lower(), "cell": cell}
 
 
-def _writers(writers: list[WriterView]) -> Tile:
+def _writers(writers: list[WriterView], expected: list[Verdict]) -> Tile:
     names = {writer.writer for writer in writers}
     writing = {writer.writer for writer in writers if writer.status.word == WriterWord.WRITING}
-    return _tile("Writers", text_cell(count(len(names)), f"{count(len(writing))} writing"), (w.status for w in writers))
+    missing = sum(verdict.word == ExpectedWord.MISSING for verdict in expected)
+    said = f"{count(len(writing))} writing" + (f", {count(missing)} missing" if missing else "")
+    return _tile("Writers", text_cell(count(len(names)), said), [*(w.status for w in writers), *expected])
 
 
 def _facts(snapshot: Snapshot, writers: list[WriterView]) -> Tile:
@@ -61,7 +63,9 @@ def _readers(readers: list[ReaderView]) -> Tile:
     bad = sum(reader.status.severity >= Severity.WARNING for reader in readers)
     said = f"{counted(bad, 'reader')} to look at" if bad else "all are fine"
     return _tile(
-        "Readers", text_cell(count(len(readers)), said if readers else "nobody follows"), (r.status for r in readers)
+        "Readers",
+        text_cell(count(sum(reader.runs for reader in readers)), said if readers else "nobody follows"),
+        (r.status for r in readers),
     )
 
 

@@ -33,6 +33,7 @@ _NO_JOB = 987_654_321
 #: What a row's menu offers, and who may.
 _ACTIONS = {
     "disconnect": "streams.disconnect_reader",
+    "forget": "streams.forget_reader",
     "retire": "streams.retire_writer",
     "end": "streams.end_writer",
     "cancel": "pipeline.cancel_job",
@@ -101,7 +102,12 @@ def _addresses(request: HttpRequest) -> dict[str, str]:
         if _may_open(request, table)
     }
     found["cancel"] = reverse("admin:pipeline_job_cancel", args=[_NO_JOB]).replace(str(_NO_JOB), "~")
-    actions = {"disconnect": "disconnect-reader", "retire": "retire-writer", "end": "end-writer"}
+    actions = {
+        "disconnect": "disconnect-reader",
+        "forget": "forget-reader",
+        "retire": "retire-writer",
+        "end": "end-writer",
+    }
     found |= {word: f"{reverse(name)}?name=~" for word, name in actions.items()}
     return found | {"history": f"{reverse('live-history')}?stream=~", "who": f"{reverse('live-history')}?who=~"}
 

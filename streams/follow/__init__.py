@@ -12,6 +12,7 @@ loaded: keep handlers in a module ``handlers`` of your app.
 """
 
 from streams.follow.chunks import Chunk, FollowedFact
+from streams.follow.forgetting import forget_reader
 from streams.follow.handlers import Begin, Handler, OnFailure, handlers_of, handles, readers
 from streams.follow.parking import drop_parked, parked_facts, retry_parked
 from streams.follow.reader import Reader
@@ -28,6 +29,7 @@ __all__ = [
     "Reader",
     "View",
     "drop_parked",
+    "forget_reader",
     "handlers_of",
     "handles",
     "parked_facts",

@@ -20,6 +20,8 @@ __all__ = [
     "Owner",
     "adopt_epoch",
     "begin_cursor",
+    "end_lease",
+    "forget_cursors",
     "known_streams",
     "move_cursor",
     "read_cursor",
@@ -37,15 +39,26 @@ RETURNING {_COLUMNS}
 """
 _MOVE = """
 UPDATE streams_storedcursor SET base = %(base)s, entries = %(entries)s::jsonb, moved_at = clock_timestamp(),
-    seen_at = clock_timestamp(), facts_handled = facts_handled + %(handled)s, facts_parked = facts_parked + %(parked)s
+    seen_at = clock_timestamp(), facts_handled = facts_handled + %(handled)s, facts_parked = facts_parked + %(parked)s,
+    error = ''
 WHERE reader = %(reader)s AND stream = %(stream)s AND lease = %(lease)s
   AND base = %(was_base)s AND entries = %(was_entries)s::jsonb
 """
 _LEASE = "SELECT lease FROM streams_storedcursor WHERE reader = %(reader)s AND stream = %(stream)s"
 _TAKE = """
 UPDATE streams_storedcursor SET lease = (SELECT max(lease) + 1 FROM streams_storedcursor WHERE reader = %(reader)s),
-    host = %(host)s, process_id = %(process_id)s, seen_at = clock_timestamp()
+    host = %(host)s, process_id = %(process_id)s, seen_at = clock_timestamp(), ended_at = NULL
 WHERE reader = %(reader)s RETURNING lease
+"""
+#: An error stays until the cursor moves: a reader that is started again and fails again was never well in between.
+_END = """
+UPDATE streams_storedcursor SET ended_at = clock_timestamp(), seen_at = clock_timestamp(),
+    error = coalesce(%(errors)s::jsonb ->> stream, error)
+WHERE reader = %(reader)s AND lease = %(lease)s
+"""
+_FORGET = """
+DELETE FROM streams_storedcursor WHERE reader = %(reader)s AND (%(stream)s::text IS NULL OR stream = %(stream)s)
+RETURNING stream, base
 """
 _SEEN = "UPDATE streams_storedcursor SET seen_at = clock_timestamp() WHERE reader = %(reader)s AND lease = %(lease)s"
 _STREAMS = "SELECT stream FROM streams_storedcursor WHERE reader = %(reader)s ORDER BY stream"
@@ -117,6 +130,18 @@ def take_lease(cursor: Any, reader: str, host: str, process_id: int) -> Owner:
 def sign_of_life(cursor: Any, owner: Owner) -> None:
     """Say that the reader's process lives."""
     cursor.execute(_SEEN, {"reader": owner.reader, "lease": owner.lease})
+
+
+def end_lease(cursor: Any, owner: Owner, errors: Mapping[str, str]) -> None:
+    """Say that the process runs the reader no longer, with the error that ended it on each stream that has one."""
+    given = {"reader": owner.reader, "lease": owner.lease, "errors": orjson.dumps(dict(errors)).decode()}
+    cursor.execute(_END, given)
+
+
+def forget_cursors(cursor: Any, reader: str, stream: str | None = None) -> dict[str, int]:
+    """Remove the reader's cursors, or the one of a stream; returns ``{stream: base}`` of those that are gone."""
+    cursor.execute(_FORGET, {"reader": reader, "stream": stream})
+    return dict(cursor.fetchall())
 
 
 def adopt_epoch(cursor: Any, reader: str, stream: str, epoch: str) -> None:

@@ -13,6 +13,7 @@ from django.db import transaction
 from django.db.models.functions import Now
 
 from streams.conf import stream_settings
+from streams.error_text import error_text, without_secrets
 from streams.errors import UnknownReader
 from streams.follow.chunks import Chunk, FollowedFact
 from streams.follow.handlers import Handler, effects_database_of, handlers_of
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 __all__ = ["check_not_undone", "drop_parked", "park", "parked_facts", "retry_parked"]
 
 log = get_logger(__name__)
-_ERROR_LENGTH = 500
 
 
 def parked_facts(
@@ -86,7 +86,7 @@ def _retry(handler: Handler, key: int) -> bool | None:
         tried = facts.filter(pk=key)
         if (fact := tried.first()) is not None:
             tried.update(attempts=fact.attempts + 1, tried_at=Now(), **_trace(error))
-        log.warning("reader.fact_failed_again", reader=handler.reader, stream=handler.stream, error=_line(error))
+        log.warning("reader.fact_failed_again", reader=handler.reader, stream=handler.stream, error=error_text(error))
         return False
     return True
 
@@ -112,8 +112,4 @@ def drop_parked(reader: str, stream: str | None = None, token: int | None = None
 
 def _trace(error: Exception) -> dict[str, str]:
     text = "".join(traceback.format_exception(error))
-    return {"error": _line(error), "traceback": text.replace("\0", "\ufffd")}
-
-
-def _line(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}".replace("\0", "\ufffd")[:_ERROR_LENGTH]
+    return {"error": error_text(error), "traceback": without_secrets(text.replace("\0", "\ufffd"))}

@@ -118,7 +118,12 @@ class Reader:
         try:
             return self._follow(owner, lock, until_caught_up=until_caught_up)
         finally:
-            lock.release()
+            lock.release(self._errors())
+
+    def _errors(self) -> dict[str, BaseException]:
+        """What ended the lanes, by stream; losing the name to another process is no error of the reader."""
+        found = {lane.handler.stream: lane.error for lane in self._lanes if lane.error is not None}
+        return {stream: error for stream, error in found.items() if not isinstance(error, ReaderFenced)}
 
     def _follow(self, owner: Owner, lock: ReaderLock, *, until_caught_up: bool) -> bool:
         self._begin_round(owner, until_caught_up=until_caught_up)

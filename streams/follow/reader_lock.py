@@ -10,16 +10,17 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Any
 
 from streams import database
 from streams.conf import stream_settings
+from streams.error_text import error_text
 from streams.errors import ReaderNameTaken
-from streams.follow.cursor_table import Owner, sign_of_life, take_lease
+from streams.follow.cursor_table import Owner, end_lease, sign_of_life, take_lease
 from streams.leases import describe_lock_holder
 from streams.logs import Condition, get_logger
-from streams.reader_table import store_readers
+from streams.reader_table import NAMED, store_readers
 from streams.replication.wire_counts import received_rdata
 
 __all__ = ["ReaderLock", "hold_name", "reader_row_key"]
@@ -35,7 +36,7 @@ Positions = Mapping[str, Mapping[str, int]]
 
 def reader_row_key(reader: str) -> str:
     """Key of a named reader in the table of readers."""
-    return f"reader {reader}"
+    return f"{NAMED}{reader}"
 
 
 class ReaderLock:
@@ -69,15 +70,32 @@ class ReaderLock:
         self._thread.start()
         return self._owner
 
-    def release(self) -> None:
-        """End the beats, say that we are gone, and let the name go."""
+    def release(self, errors: Mapping[str, BaseException] | None = None) -> None:
+        """End the beats, say that we are gone, by which error on which stream if there is one, and let the name go."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(timeout=10)
-        self._show("stopped")
+        said = {stream: error_text(error) for stream, error in (errors or {}).items()}
+        self._store_end(said)
+        self._show("failed" if said else "stopped", next(iter(said.values()), ""))
         self._shown_on.close()
         with suppress(*database.connection_gone):
             self._connection.close()
+
+    def _store_end(self, errors: Mapping[str, str]) -> None:
+        """On our own connection, else on another: what ended the reader may have ended the connection, too."""
+        if self._owner is None:
+            return
+        try:
+            with self._connection.cursor() as cursor:
+                end_lease(cursor, self._owner, errors)
+        except database.connection_gone:
+            try:
+                fresh = database.direct_connection(self._using, application_name=f"replsite reader {self._reader}")
+                with closing(fresh), fresh.cursor() as cursor:
+                    end_lease(cursor, self._owner, errors)
+            except database.DatabaseError as error:
+                log.warning("reader.end_not_stored", reader=self._reader, error=database.explain(error))
 
     def _beat(self) -> None:
         try:
@@ -94,7 +112,7 @@ class ReaderLock:
             with suppress(*database.connection_gone):
                 self._connection.close()
 
-    def _show(self, close_reason: str = "") -> None:
+    def _show(self, close_reason: str = "", error: str = "") -> None:
         """Our row on the live page; no reason to stop, should its database be away or refuse us."""
         row = {
             "key": reader_row_key(self._reader),
@@ -102,13 +120,14 @@ class ReaderLock:
             "address": f"{socket.gethostname()}:{os.getpid()}",
             "positions": self._positions(),
             "close_reason": close_reason,
+            "error": error,
         }
         try:
             with self._shown_on.cursor() as cursor:
                 store_readers(cursor, "follower", os.getpid(), [row])
                 received_rdata.store(cursor)
-        except database.DatabaseError as error:
-            self._not_shown.begins(error)
+        except database.DatabaseError as refused:
+            self._not_shown.begins(refused)
         else:
             self._not_shown.ends()
 

@@ -30,10 +30,11 @@ __all__ = ["Resynced", "resync_reader"]
 log = get_logger(__name__)
 
 _SET = """
-INSERT INTO streams_storedcursor (reader, stream, base, entries, epoch)
-VALUES (%(reader)s, %(stream)s, %(base)s, %(entries)s::jsonb, %(epoch)s)
+INSERT INTO streams_storedcursor (reader, stream, base, entries, epoch, ended_at)
+VALUES (%(reader)s, %(stream)s, %(base)s, %(entries)s::jsonb, %(epoch)s, clock_timestamp())
 ON CONFLICT (reader, stream) DO UPDATE SET base = excluded.base, entries = excluded.entries, epoch = excluded.epoch,
-    lease = streams_storedcursor.lease + 1, moved_at = clock_timestamp(), seen_at = clock_timestamp()
+    lease = streams_storedcursor.lease + 1, moved_at = clock_timestamp(), seen_at = clock_timestamp(),
+    ended_at = clock_timestamp(), error = ''
 """
 _TRACE = """
 INSERT INTO streams_readerresync (reader, stream, from_base, from_entries, to_base, to_entries, resynced_by)

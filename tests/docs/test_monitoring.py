@@ -20,8 +20,8 @@ from events import measures
 from replsite.metric_names import DURATION, OWN, SYNAPSE, UP
 from replsite.metrics import SnapshotCollector
 from replsite.process_metrics import PROCESS, WaitCollector
-from replsite.snapshot_views import CountView, JobFigures, JobsView, Snapshot, StorageView, TableView
-from replsite.status import ReaderWord, Severity, Verdict, WriterWord
+from replsite.snapshot_views import CountView, ExpectedView, JobFigures, JobsView, Snapshot, StorageView, TableView
+from replsite.status import ExpectedWord, ReaderWord, Severity, Verdict, WriterWord
 from streams import waiting
 from streams.follow import delays
 from tests.session import PROJECT
@@ -178,6 +178,23 @@ SCENES: dict[str, Scene] = {
     "ReplsiteReaderLate": with_reader(ReaderWord.CATCHING_UP, lambda minute: 1_000 - minute, 45.0),
     "ReplsiteLagGrows": with_reader(ReaderWord.FALLING_BEHIND, lambda minute: 100 + 50 * minute, 5.0),
     "ReplsiteReaderStuck": with_reader(ReaderWord.STUCK, lambda _: 10, 5.0),
+    "ReplsiteExpectedWriter": lambda minute: a_snapshot(
+        a_stream(
+            a_writer(heartbeat_at=ago(-60 * minute)),
+            expected=(
+                ExpectedView("events", "web-{n}", 0, None, None, Verdict(ExpectedWord.MISSING, Severity.WRONG, "")),
+                ExpectedView("events", "master", 1, None, None, Verdict(ExpectedWord.THERE, Severity.FINE, "")),
+            ),
+        ),
+        as_of=ago(-60 * minute),
+    ),
+    "ReplsiteReaderFailed": with_reader(ReaderWord.FAILED, lambda _: 10, 5_000.0),
+    "ReplsiteReaderLeftBehind": with_reader(ReaderWord.LEFT_BEHIND, lambda minute: 10 + minute, 5_000.0),
+    "ReplsiteFactsParked": lambda minute: a_snapshot(
+        a_stream(a_writer(heartbeat_at=ago(-60 * minute))),
+        a_reader("sender", on_stream(parked_facts=3)),
+        as_of=ago(-60 * minute),
+    ),
     "ReplsiteSlowPeersCut": some_cut,
     "ReplsiteJobFailed": lambda minute: a_snapshot(jobs=JobsView((), (JobFigures("censor", ago(900), ago(60)),))),
     "ReplsiteJobsWait": lambda minute: a_snapshot(
@@ -261,6 +278,15 @@ def test_each_alert_fires(alert: str, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("periods")
 def test_nothing_fires_while_all_is_well(tmp_path: Path) -> None:
     assert firing([series(well, 40)], 40, tmp_path) == set()
+
+
+@needs_promtool
+@pytest.mark.parametrize("word", [ReaderWord.WAITING, ReaderWord.STOPPED])
+def test_a_reader_that_waits_for_a_writer_or_was_stopped_in_order_has_no_alarm_of_its_own(word, tmp_path: Path) -> None:
+    readers = [rule["alert"] for rule in rules() if "Reader" in rule["alert"] or "Lag" in rule["alert"]]
+    found = series(with_reader(word, lambda minute: 100 + 50 * minute, 500.0), 40)
+    assert len(readers) == 5
+    assert firing([found], 40, tmp_path, only=readers) == set()
 
 
 @needs_promtool

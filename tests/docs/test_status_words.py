@@ -9,7 +9,7 @@ import pytest
 
 from replsite.metric_names import OWN
 from replsite.process_metrics import PROCESS
-from replsite.status import HealthWord, JobWord, ReaderWord, WriterWord
+from replsite.status import ExpectedWord, HealthWord, JobWord, ReaderWord, WriterWord
 
 REFERENCE = Path(__file__).resolve().parents[2] / "docs" / "reference"
 
@@ -25,6 +25,7 @@ def first_cells(page, heading):
     ("heading", "words"),
     [
         ("A writer on a stream", WriterWord),
+        ("An expected writer", ExpectedWord),
         ("A job", JobWord),
         ("A reader on a stream", ReaderWord),
         ("The whole", HealthWord),

@@ -17,7 +17,7 @@ from django.db import DatabaseError, connection, transaction
 from django.db.models.functions import Now
 
 from streams import database, ending
-from streams.models import Reader, StreamPosition
+from streams.models import ParkedFact, Reader, StoredCursor, StreamPosition
 from streams.testing import as_instance
 from tests.waiting import wait_until
 from tests.wire_client import positioned, start_replication
@@ -25,6 +25,7 @@ from tests.writing import append, ids, stored, wait_for_linear
 
 pytestmark = pytest.mark.django_db(transaction=True)
 DISCONNECT, RETIRE, END = "/admin/actions/disconnect/", "/admin/actions/retire/", "/admin/actions/end/"
+FORGET = "/admin/actions/forget/"
 
 
 @pytest.fixture
@@ -144,15 +145,15 @@ def test_pages_of_readers_and_writers_lead_to_their_actions(staff):
     assert f"{END}?name=master" in page
 
 
-@pytest.mark.parametrize("address", [DISCONNECT, RETIRE, END])
+@pytest.mark.parametrize("address", [DISCONNECT, FORGET, RETIRE, END])
 @pytest.mark.parametrize("query", ["", "?name=nobody", "?name=%00"])
 def test_whom_nobody_knows_is_not_found(staff, address, query):
-    client = staff("disconnect_reader", "retire_writer", "end_writer")
+    client = staff("disconnect_reader", "forget_reader", "retire_writer", "end_writer")
     assert client.get(address + query).status_code == 404
     assert client.post(address + query).status_code == 404
 
 
-@pytest.mark.parametrize("address", [DISCONNECT, RETIRE, END])
+@pytest.mark.parametrize("address", [DISCONNECT, FORGET, RETIRE, END])
 def test_nobody_acts_without_the_permission(staff, client, address):
     with as_instance("w"):
         append()
@@ -160,6 +161,31 @@ def test_nobody_acts_without_the_permission(staff, client, address):
     for method in ("get", "post"):
         assert getattr(staff() if method == "get" else client, method)(f"{address}?name=w").status_code == 403
     assert not LogEntry.objects.exists()
+
+
+def test_a_reader_is_forgotten_with_its_cursors_and_no_other(staff):
+    for name in ("billing", "mail"):
+        StoredCursor.objects.create(
+            reader=name, stream="caches", base=7, error="ValueError: <b>no</b>" * (name == "billing")
+        )
+    client = staff("forget_reader", "view_storedcursor")
+    address = f"{FORGET}?name=billing"
+    assert address in text(client.get(f"/admin/streams/storedcursor/{StoredCursor.objects.first().pk}/change/"))
+    page = text(client.get(address))
+    assert "caches at 7" in page
+    assert "ValueError: &lt;b&gt;no" in page
+    assert StoredCursor.objects.count() == 2, "looking does nothing"
+    assert client.post(address).status_code == 302
+    assert [cursor.reader for cursor in StoredCursor.objects.all()] == ["mail"]
+    assert "billing is forgotten" in LogEntry.objects.get().change_message
+
+
+def test_a_reader_with_parked_facts_is_not_forgotten(staff):
+    StoredCursor.objects.create(reader="billing", stream="caches", base=7)
+    ParkedFact.objects.create(reader="billing", stream="caches", token=5, rows=[], error="", traceback="", attempts=1)
+    page = staff("forget_reader").post(f"{FORGET}?name=billing", follow=True)
+    assert "manage.py parked retry billing" in text(page)
+    assert StoredCursor.objects.count() == 1
 
 
 def test_a_form_of_another_site_does_nothing(staff):

@@ -80,3 +80,54 @@ def test_server_killed_under_an_open_transaction(tmp_path: Path):
     assert (found["findings"], found["behind"]) == ([], 0), "positions, lag and check are right over the jump"
     assert found["epochs"] == 1, "a crash loses nothing, so it begins no epoch"
     assert found["retired"]
+
+
+_PATIENT = """
+import json, os, signal, subprocess, sys
+from pathlib import Path
+import django
+django.setup()
+from django.core.management import call_command
+from django.db import connection
+from replsite.snapshot import take_snapshot
+from streams.models import Instance
+from tests.waiting import wait_until
+from tests.writing import ids, session
+
+call_command("migrate", verbosity=0)
+command = ["append", "caches", "--count", "1000000000", "--rate", "50", "--instance", "load-1", "--patient"]
+process = subprocess.Popen([sys.executable, "manage.py", *command], stderr=subprocess.PIPE, text=True)
+
+def there_are_more_than(count):
+    connection.close()
+    try:
+        return len(ids()) > count
+    except Exception:
+        return False
+
+try:
+    wait_until(lambda: there_are_more_than(20), 60)
+    for _ in range(2):
+        pid = int((Path(os.environ["REPLSITE_DATA_DIR"]) / "postgres/data/postmaster.pid").read_text().split()[0])
+        os.kill(pid, signal.SIGINT)  # a restart of the server: its sessions are ended
+        wait_until(lambda: not Path(f"/proc/{pid}").exists(), 60)
+        wait_until(lambda: there_are_more_than(0), 60)
+        count = len(ids())
+        wait_until(lambda: there_are_more_than(count + 20), 60)
+    def writing():
+        connection.close()
+        return [w.writer for w in take_snapshot().stream("caches").writers if w.status.word == "writing"]
+    wait_until(lambda: writing() == ["load-1"], 30)
+    found = {"lease": Instance.objects.get(name="load-1").lease, "polled": process.poll()}
+finally:
+    process.send_signal(signal.SIGINT)
+    said = process.communicate(timeout=20)[1]
+connection.close()
+print(json.dumps({**found, "said": said.splitlines()[-1]}))
+"""
+
+
+def test_a_patient_load_outlives_restarts_of_the_server(tmp_path: Path):
+    found = run_on_own_server(_PATIENT, tmp_path)
+    assert (found["polled"], found["lease"]) == (None, 3)
+    assert "Interrupted" in found["said"]

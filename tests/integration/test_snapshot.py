@@ -291,7 +291,7 @@ def test_a_crowd_takes_less_than_a_fifth_of_a_second(crowd, record_property):
 
 
 def test_number_of_queries_does_not_depend_on_the_crowd(crowd, django_assert_max_num_queries):
-    with django_assert_max_num_queries(20):
+    with django_assert_max_num_queries(21):
         take_snapshot()
 
 
@@ -412,3 +412,52 @@ def test_writers_that_are_not_listed_still_count():
     assert (caches.head, caches.linear_position) == (max(ids()), max(ids()))
     assert caches.last_fact_at is not None
     assert found.readers[0].lag_facts == 3
+
+
+# --- writers that have to be there ------------------------------------------------------------------------------------
+
+
+def expected(history=None):
+    snapshot = take_snapshot(history)
+    return {one.writer: (one.status.word, one.status.severity.name) for one in snapshot.stream("caches").expected}
+
+
+def test_a_writer_that_has_to_be_there_is_missed(settings):
+    settings.REPLSITE_EXPECTED_WRITERS = {"caches": ["master", "web-{n}"]}
+    append()
+    assert expected() == {"master": ("there", "FINE"), "web-{n}": ("missing", "WRONG")}
+    health = take_snapshot().health
+    assert health.word == HealthWord.WRONG
+    assert health.sentence.startswith("Writer web-{n} of caches is missing")
+    long_ago = timezone.now() - timedelta(minutes=5)
+    Instance.objects.create(name="web-3", heartbeat_at=long_ago)
+    StreamPosition.objects.create(stream="caches", instance_name="web-3", position=1)
+    assert expected()["web-{n}"] == ("missing", "WRONG"), "it does not live"
+    Instance.objects.filter(name="web-3").update(heartbeat_at=timezone.now() + timedelta(hours=1))
+    assert expected()["web-{n}"] == ("there", "FINE")
+
+
+def test_one_that_left_just_now_may_be_restarted(settings):
+    settings.REPLSITE_EXPECTED_WRITERS = {"caches": ["master"]}
+    append()
+    retire_all()
+    assert expected() == {"master": ("missing", "WARNING")}
+    Instance.objects.update(heartbeat_at=timezone.now() - timedelta(seconds=40))
+    assert expected() == {"master": ("missing", "WRONG")}
+    assert take_snapshot().health.word == HealthWord.WRONG
+
+
+def test_one_that_writes_less_than_it_should_is_told_after_an_hour(settings):
+    settings.REPLSITE_EXPECTED_WRITERS = {"caches": {"master": 10}}
+    history = History()
+    append(3)
+    for facts, word in ((0, "there"), (3, "too few facts"), (10, "there")):
+        StreamPosition.objects.update(facts_written=1_000)
+        history.hours._seen.clear()
+        expected(history)
+        StreamPosition.objects.update(facts_written=1_000 + facts)
+        if facts:
+            ((at, before),) = history.hours._seen["caches", "master"]
+            history.hours._seen["caches", "master"][0] = (at - 3_600, before)
+        settings.REPLSITE_HEARTBEAT_SECONDS = 1_000
+        assert expected(history)["master"][0] == word, facts

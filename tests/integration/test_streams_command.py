@@ -11,7 +11,8 @@ from django.db import connection, transaction
 from django.utils import timezone
 
 from streams import registry
-from streams.models import CacheInvalidation, Instance, Reader, StreamPosition, WriterResolution
+from streams.models import CacheInvalidation, Instance, Reader, StoredCursor, StreamPosition, WriterResolution
+from tests.writing import ids, wait_for_linear
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -125,3 +126,29 @@ def test_retire_refuses_while_a_transaction_is_open(run_manage, ghost):
         done = run_manage("streams", "retire", "ghost")
     assert done.returncode == 1
     assert "a transaction of it is still open (database session" in done.stderr
+
+
+def test_forget_removes_a_reader_once_that_is_confirmed(run_manage):
+    StoredCursor.objects.create(reader="billing", stream="caches", base=7)
+    asked = run_manage("streams", "forget", "billing")
+    assert asked.returncode == 2
+    assert "billing on caches: at 7" in asked.stdout
+    assert "--yes" in asked.stderr
+    assert StoredCursor.objects.count() == 1
+    done = run_manage("streams", "forget", "billing", "--yes")
+    assert (done.returncode, StoredCursor.objects.count()) == (0, 0), done.stderr
+    again = run_manage("streams", "forget", "billing", "--yes")
+    assert again.returncode == 2
+    assert "no reader 'billing'" in again.stderr
+
+
+def test_a_reader_that_was_left_behind_is_told_with_exit_status_1(run_manage):
+    append()
+    wait_for_linear(ids()[-1])
+    long_ago = timezone.now() - timedelta(hours=1)
+    CacheInvalidation.objects.update(received_at=long_ago)
+    StoredCursor.objects.create(reader="billing", stream="caches", base=1, ended_at=long_ago, seen_at=long_ago)
+    done = run_manage("streams", "--now")
+    assert done.returncode == 1
+    assert "billing on caches is left behind: Nobody runs it for" in done.stdout
+    assert "manage.py runhandlers billing" in done.stdout

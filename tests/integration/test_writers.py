@@ -12,7 +12,7 @@ import pytest
 from django.db import OperationalError, connection, connections, transaction
 from django.test import override_settings
 
-from streams import database
+from streams import database, liveness
 from streams.errors import (
     BadInstanceName,
     SequenceBehind,
@@ -124,6 +124,24 @@ def test_lock_lost_is_noticed_and_taken_again():
     after = append()
     wait_for_linear(after[0])
     assert ids() == before + after
+
+
+def test_an_idle_writer_that_was_taken_for_dead_stands_in_its_streams_again():
+    """Without an append: it lives, and a page without it would say that nobody writes."""
+    append()
+    writer = current_writer()
+    with session() as cursor:
+        terminate(writer.control.info.backend_pid)
+        cursor.execute(
+            "SELECT pg_advisory_lock(%s)", [database.writer_key("master")]
+        )  # so that it cannot come back yet
+        assert [one.stream for one in liveness.resolve_writer(cursor, "master", "test")]
+        assert stored()["master"].state == "retired"
+        cursor.execute("SELECT pg_advisory_unlock(%s)", [database.writer_key("master")])
+    wait_until(lambda: stored()["master"].state == "active", 30)
+    assert writer.condition is Condition.HOLDING
+    later = append()
+    wait_for_linear(later[0])
 
 
 def test_appending_while_fenced_is_refused(monkeypatch):

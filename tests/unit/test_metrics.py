@@ -14,6 +14,7 @@ from replsite.metrics import OWN, SYNAPSE, SnapshotCollector
 from replsite.process_metrics import WaitCollector
 from replsite.snapshot_views import (
     CountView,
+    ExpectedView,
     JobFigures,
     JobsView,
     QueryFigures,
@@ -181,9 +182,13 @@ def test_every_name_is_exported_by_a_full_snapshot(settings):
     settings.REPLSITE_JOB_PERIODS = {"censor": 86_400}
     jobs = JobsView((a_job(),), (JobFigures("censor", ago(5), ago(9)),), (QueryFigures("feeds", 7, ago(3)),))
     readers = a_reader("f"), a_reader("c", kind="connection")
+    expected = ExpectedView("events", "web-{n}", 1, None, None, Verdict("there", Severity.FINE, ""))
     storage = _storage(3)
     exported = {
-        name for name, _ in scrape(a_stream(a_writer()), *readers, workers=some_workers(), jobs=jobs, storage=storage)
+        name
+        for name, _ in scrape(
+            a_stream(a_writer(), expected=(expected,)), *readers, workers=some_workers(), jobs=jobs, storage=storage
+        )
     }
     own = {metric.name: metric for metric in OWN}
     aliases = {

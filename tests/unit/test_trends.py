@@ -8,7 +8,7 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from replsite.trends import SHORTEST_SECONDS, WINDOW_SECONDS, History, Motion, Sample
+from replsite.trends import SHORTEST_SECONDS, WINDOW_SECONDS, History, Hours, Motion, Sample
 from tests.effort import examples
 
 
@@ -113,3 +113,13 @@ def test_writer_that_came_or_left_is_no_going_back():
     history = History()
     history.add(0, {"r": Sample({"a": 5}, 0)})
     assert history.add(4, {"r": Sample({"b": 1}, 0)})["r"].went_back_seconds is None
+
+
+def test_growth_in_an_hour_is_known_after_an_hour_and_forgets_what_is_older():
+    hours = Hours()
+    found = [hours.add(60.0 * minute, {"a": 10 * minute})["a"] for minute in range(200)]
+    assert found[:60] == [None] * 60
+    assert set(found[60:]) == {600}
+    assert len(hours._seen["a"]) <= 62
+    assert hours.add(0.0, {}) == {}
+    assert not hours._seen

@@ -14,6 +14,7 @@ from contextlib import closing
 from typing import Any
 
 from django.core.management.base import CommandError
+from django.db import DatabaseError as DjangoDatabaseError
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
@@ -27,10 +28,14 @@ from replsite.snapshot_views import Snapshot, WorkersView, as_json
 from replsite.status import HealthWord
 from replsite.tables import lines_of, rows_of
 from replsite.trends import History
-from replsite.writer_actions import WriterActions
+from replsite.writer_actions import Confirmation, WriterActions
 from streams import database
 from streams.command_line import SiteCommand
-from streams.errors import UnknownWriter
+from streams.errors import StreamError, UnknownReader, UnknownWriter
+from streams.follow import forget_reader
+from streams.follow.handlers import effects_database_of, load_handlers
+from streams.maintenance import asked_by
+from streams.models import StoredCursor
 from streams.terminal import printable
 
 _STYLES = {"fine": "green", "note": "blue", "warning": "yellow", "wrong": "bold red"}
@@ -39,7 +44,7 @@ PLAIN_WATCH_SECONDS = 10.0
 
 
 class Command(SiteCommand):
-    """Shows the snapshot, or does something about a writer."""
+    """Shows the snapshot, or does something about a writer or a reader."""
 
     help = "Show where every writer and reader of every stream is; exit status 1 when something is wrong."
 
@@ -50,6 +55,7 @@ class Command(SiteCommand):
         ("streams --json | jq .health.sentence", "for scripts"),
         ("streams retire web-3", "ask it to leave; a dead one is taken out, if it is proven dead"),
         ("streams abort web-3", "show and end the open transactions that hold its streams back"),
+        ("streams forget billing", "remove the cursors of a reader that nobody is to run any more"),
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -75,9 +81,16 @@ class Command(SiteCommand):
         abort = actions.add_parser("abort", help="end the transactions with which a writer holds its streams back")
         abort.add_argument("writer", metavar="WRITER", help="name of the writer")
         abort.add_argument("--yes", action="store_true", help="do not ask")
+        forget = actions.add_parser("forget", help="remove a named reader's cursors, so that it is listed no more")
+        forget.add_argument("reader", metavar="READER", help="name of the reader")
+        forget.add_argument("--stream", help="only its cursor of this stream")
+        forget.add_argument("--yes", action="store_true", help="do not ask")
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Dispatch; a broken pipe or Ctrl-C ends quietly."""
+        if options["action"] == "forget":
+            self._forget(options)
+            return
         if options["action"]:
             self._act(options)
             return
@@ -145,6 +158,31 @@ class Command(SiteCommand):
         except UnknownWriter as error:
             raise CommandError(str(error), returncode=2) from error
         except database.DatabaseError as error:
+            raise CommandError(database.explain(error), returncode=1) from error
+
+    # --- readers --------------------------------------------------------------------------------------------------
+
+    def _forget(self, options: dict[str, Any]) -> None:
+        load_handlers()  # they say in which database a reader's cursors are
+        reader = options["reader"]
+        try:
+            if not options["yes"]:
+                cursors = StoredCursor.objects.using(effects_database_of(reader)).filter(reader=reader)
+                for cursor in cursors.order_by("stream"):
+                    if options["stream"] in (None, cursor.stream):
+                        self.stdout.write(
+                            f"{reader} on {cursor.stream}: at {cursor.base}, {cursor.facts_handled} facts handled"
+                        )
+                Confirmation().ask(
+                    reader, "Forget it? A reader of this name that is started later does not go on there."
+                )
+            for gone in forget_reader(reader, options["stream"], asked_by()):
+                self.stdout.write(f"{reader} on {gone.stream}: cursor at {gone.base} removed")
+        except UnknownReader as error:
+            raise CommandError(str(error), returncode=2) from error
+        except StreamError as error:
+            raise CommandError(str(error), returncode=1) from error
+        except (database.DatabaseError, DjangoDatabaseError) as error:
             raise CommandError(database.explain(error), returncode=1) from error
 
 

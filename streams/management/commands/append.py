@@ -12,13 +12,15 @@ from django.db import DatabaseError, connections
 
 from streams import database, load, registry, reservations, writers
 from streams.command_line import SiteCommand
-from streams.errors import StreamError
+from streams.errors import StreamError, WriterBusy, WriterFenced
 from streams.names import check_name
 
 __all__ = ["Command"]
 
 #: Each thread has a database connection of its own.
 MOST_THREADS = 500
+#: A patient run tries again after this.
+PATIENCE_SECONDS = 0.5
 
 
 class Command(SiteCommand):
@@ -29,6 +31,7 @@ class Command(SiteCommand):
     examples = (
         ("append caches --count 10", "ten facts, one after the other"),
         ("append caches --count 10000 --batch 10 --threads 8 --instance load-1", "a load"),
+        ("append caches --count 1000000 --rate 5 --patient", "a trickle that outlives a restart of the database"),
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -38,13 +41,20 @@ class Command(SiteCommand):
         parser.add_argument("--batch", type=int, default=1, help="facts per transaction (1)")
         parser.add_argument("--threads", type=int, default=1, help="threads that append side by side (1)")
         parser.add_argument("--instance", default="append-{n}", help="writer name or pattern (append-{n})")
+        parser.add_argument(
+            "--patient",
+            action="store_true",
+            help="while the database is away, or the writer's name is lost with its connection: wait, and go on",
+        )
         parser.add_argument("--rate", type=float, default=0.0, help="at most so many facts a second in all (no limit)")
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Run the load and print one line."""
         self._check(options)
         writers.use_instance(options["instance"])
-        run = _Run(options["stream"], options["count"], options["batch"], options["rate"])
+        run = _Run(
+            options["stream"], options["count"], options["batch"], options["rate"], is_patient=options["patient"]
+        )
         begun = time.perf_counter()
         try:
             writers.current_writer().tracker(registry.get(options["stream"]))
@@ -78,11 +88,19 @@ class Command(SiteCommand):
             raise CommandError(f"--rate must be a number of facts a second, not {options['rate']}.", returncode=2)
 
 
+def _passes(error: Exception) -> bool:
+    """Whether the error ends by itself: the writer takes its name again when the database is back."""
+    return isinstance(error, (WriterFenced, WriterBusy, *database.connection_gone)) or isinstance(
+        error.__cause__, database.connection_gone
+    )
+
+
 class _Run:
     """The facts that are left to append, shared by the threads; the first error ends all of them."""
 
-    def __init__(self, stream: str, count: int, batch: int, rate: float) -> None:
+    def __init__(self, stream: str, count: int, batch: int, rate: float, *, is_patient: bool = False) -> None:
         self.stream, self.left, self.batch, self.rate = stream, count, batch, rate
+        self.is_patient = is_patient
         self.done = 0
         self._lock = threading.Lock()
         self._ended = threading.Event()
@@ -118,7 +136,7 @@ class _Run:
             generator = load.generator(self.stream, thread)
             while count := self._take():
                 self._keep_rate()
-                generator.append(count)
+                generator = self._append(generator, thread, count)
                 with self._lock:
                     self.done += count
         except BaseException as error:  # noqa: BLE001 - handed to the main thread
@@ -126,6 +144,23 @@ class _Run:
         finally:
             connections.close_all()
             end.set()
+
+    def _append(self, generator: load.LoadGenerator, thread: int, count: int) -> load.LoadGenerator:
+        """Append once; a patient run tries until it went well. Returns the generator to go on with.
+
+        When the answer to a commit was lost the facts may be there already: there are then more than were asked for.
+        """
+        while True:
+            try:
+                generator.append(count)
+            except (WriterFenced, WriterBusy, DatabaseError, *database.connection_gone) as error:
+                if not (self.is_patient and _passes(error)) or self._ended.is_set():
+                    raise
+                connections.close_all()
+                self._ended.wait(PATIENCE_SECONDS)
+                generator = load.generator(self.stream, thread)  # what it remembers may not have been committed
+            else:
+                return generator
 
     def _end(self, error: BaseException) -> None:
         """Every thread ends after its present batch."""

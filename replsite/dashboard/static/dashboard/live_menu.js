@@ -32,6 +32,12 @@ window.liveMenu = (() => {
       if (may.includes("disconnect") && head && /^connection/.test(line.querySelector(".live-sub").textContent)) {
         add("Disconnect it …", address(root, "disconnect", body.dataset.key));
       }
+      const named = body.dataset.key.startsWith("reader ") ? body.dataset.key.slice("reader ".length) : "";
+      if (named && head) {
+        if (may.includes("forget")) add("Forget it …", address(root, "forget", named));
+        copy(`manage.py parked list ${quoted(named)}`);
+        copy(`manage.py streams forget ${quoted(named)}`);
+      }
       copy("manage.py streams --json");
     } else {
       const stream = body.dataset.key, writer = head ? "" : line.dataset.key;
