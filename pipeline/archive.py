@@ -32,6 +32,7 @@ from pipeline.site_spark import site_session
 from pipeline.spark_tasks import run_tasks
 from streams import database
 from streams.conf import stream_settings
+from streams.long_transactions import NO_LIMITS
 
 __all__ = ["ArchiveRequest", "archive_room", "partial_archives"]
 
@@ -41,7 +42,7 @@ SPARK_EVENTS = 200_000
 """From so many events on Spark writes the files, unless somebody says otherwise."""
 
 _LOCK_ROOM = "SELECT room_version FROM events_room WHERE room_id = %s FOR UPDATE"
-_SNAPSHOT = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SELECT pg_export_snapshot()"
+_SNAPSHOT = f"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; {NO_LIMITS}; SELECT pg_export_snapshot()"
 _POSITIONS = (
     "SELECT coalesce(min(stream_ordering), 0), coalesce(max(stream_ordering), 0) FROM events_event WHERE room_id = %s"
 )

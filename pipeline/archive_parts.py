@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.archive_format import TABLES, ArchivedFile, digest_of, file_sha256
 from pipeline.errors import ArchiveDamaged
+from streams.long_transactions import NO_LIMITS
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -55,6 +56,8 @@ def in_snapshot(dsn: str, snapshot: str) -> Iterator[Any]:
     with closing(adbc_driver_postgresql.dbapi.connect(dsn)) as connection, connection.cursor() as cursor:
         cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
         cursor.execute(f"SET TRANSACTION SNAPSHOT '{snapshot}'")
+        cursor.execute(NO_LIMITS)
+        cursor.fetchall()
         yield cursor
 
 

@@ -29,6 +29,7 @@ from pipeline.job_runs import JobRun
 from pipeline.site_spark import site_session
 from pipeline.spark_tasks import last_words
 from streams import database
+from streams.long_transactions import NO_LIMITS
 from streams.queries import STORED_POSITIONS
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ _ROWS_PER_TASK = 200_000
 _MOST_TASKS = 2_000
 _ROWS_PER_FILE = 1_000_000
 _IO_ERROR = re.compile(r"(?:IOException|FSError): ([^\n]+)")
-_SNAPSHOT = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SELECT pg_export_snapshot()"
+_SNAPSHOT = f"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; {NO_LIMITS}; SELECT pg_export_snapshot()"
 _ONLY_ONE = "SELECT pg_try_advisory_lock(hashtextextended('replsite.export:' || %s, 0))"
 
 
