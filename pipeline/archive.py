@@ -11,7 +11,6 @@ Within ``events.purging.only_purge``, so that nobody deletes or restores in betw
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import shutil
 import time
@@ -28,6 +27,7 @@ from pipeline.archive_parts import ArchivePart, in_snapshot, write_part
 from pipeline.disk import disk_full
 from pipeline.errors import DiskFull
 from pipeline.job_runs import JobRun
+from pipeline.private_files import settle
 from pipeline.site_spark import site_session
 from pipeline.spark_tasks import run_tasks
 from streams import database
@@ -145,11 +145,10 @@ def archive_room(run: JobRun, request: ArchiveRequest) -> tuple[Path, Manifest]:
     folder = final.with_name(final.name + PARTIAL)
     try:
         with disk_full():
-            folder.mkdir()
+            folder.mkdir(mode=0o700)
             manifest = _Archive(run, request, folder).write()
             write_manifest(folder, manifest)
-            folder.rename(final)
-            _settle(request.folder)
+            _put_in_place(folder, final)
     except BaseException as error:
         with suppress(OSError):
             shutil.rmtree(folder)
@@ -172,13 +171,18 @@ def _name(room_id: str) -> str:
     return f"{readable}-{hashlib.sha256(room_id.encode()).hexdigest()[:12]}"
 
 
-def _settle(folder: Path) -> None:
-    """The new name is on the disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _put_in_place(folder: Path, final: Path) -> None:
+    """Give the archive its name; a power cut takes nothing of it back, so what is in it may be deleted.
+
+    The files are on the disk already. Without the rest they could be there and have no names: first those in the folder, then the
+    folder's own, then those of the folders above, which may be as new.
+    """
+    settle(folder)
+    folder.rename(final)
+    settle(final.parent)
+    for above in final.parent.parents:
+        with suppress(PermissionError):  # one that this account did not make
+            settle(above)
 
 
 @contextmanager

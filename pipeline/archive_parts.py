@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.archive_format import TABLES, ArchivedFile, digest_of, file_sha256
 from pipeline.errors import ArchiveDamaged
+from pipeline.private_files import open_new
 from streams.long_transactions import NO_LIMITS
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def _write(path: Path, table: str, batches: pa.RecordBatchReader) -> None:
     import pyarrow.parquet as pq  # noqa: PLC0415
 
     schema = TABLES[table].schema()
-    with path.open("wb") as file:
+    with open_new(path) as file:
         with pq.ParquetWriter(file, schema, compression="zstd", write_page_checksum=True) as writer:
             for batch in batches:
                 columns = [column.cast(kind.type) for column, kind in zip(batch.columns, schema, strict=True)]

@@ -26,6 +26,7 @@ from pipeline.errors import DiskFull, ExportDiffers, ExportRunning, SparkFailed,
 from pipeline.export_reading import Exporting, ExportPiece, arrow_schema, read_export
 from pipeline.export_tables import TABLES, ExportedTable, buckets_for
 from pipeline.job_runs import JobRun
+from pipeline.private_files import make_folder, open_new
 from pipeline.site_spark import site_session
 from pipeline.spark_tasks import last_words
 from streams import database
@@ -102,7 +103,7 @@ def export_tables(run: JobRun, request: ExportRequest) -> dict[str, Any]:
 def _check_folder(request: ExportRequest) -> None:
     folder = request.folder
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
     except OSError as error:
         raise UnusableArguments(f"Cannot write to {folder}: {error.strerror}.") from error
     if not os.access(folder, os.W_OK | os.X_OK):
@@ -150,7 +151,8 @@ class _Export:
         with site_session("export", request.master) as spark:
             figures = {table: self._table(spark, TABLES[table]) for table in request.tables}
         manifest = self._manifest(figures)
-        _partial(request.folder, MANIFEST).write_text(json.dumps(manifest, indent=1))
+        with open_new(_partial(request.folder, MANIFEST)) as file:
+            file.write(json.dumps(manifest, indent=1).encode())
         _put_in_place(request.folder, names)
         return manifest
 
