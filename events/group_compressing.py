@@ -138,7 +138,7 @@ class RoomCompression:
     def _read_all(self) -> WrittenRows:
         """Begin a plan with what is stored now; returns its rows."""
         self._new, self._ids, self._steps = Compression(), {}, set()
-        with one_view(self._using) as cursor:
+        with one_view(self._using, is_long=True) as cursor:
             places, needed, steps = needed_groups(self.room_id, self._using)
             self._highest = places[-1].group if places else 0
             rows = self._take(places, needed, steps, None)
@@ -179,7 +179,7 @@ class RoomCompression:
 
     def _left(self) -> list[int]:
         """Old groups that events have again, and groups that writers built on old ones meanwhile."""
-        with one_view(self._using):
+        with one_view(self._using, is_long=True):
             places, needed, steps = needed_groups(self.room_id, self._using)
             live = _live(places, needed)
             standing = set(self._ids.values())

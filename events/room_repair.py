@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from django.db import connections, transaction
-
 from events.restoring import tell_of_restored
 from events.room_comparison import RoomReport
 from events.room_mending import find_damage, mend_room
 from events.stored_room import forget_kept
 from streams.caching import invalidate_room_state
 from streams.collector_pause import collector_paused
-from streams.one_view import one_view
+from streams.one_view import long_transaction, one_view
 
 __all__ = ["Resynced", "check_room", "resync_room"]
 
@@ -27,20 +25,20 @@ class Resynced:
 
 def check_room(room_id: str, using: str = "default") -> RoomReport | None:
     """Compare everything that is stored of a room with what its JSON says; null where there is no such room."""
-    with one_view(using) as cursor, collector_paused():
+    with one_view(using, is_long=True) as cursor, collector_paused():
         found = find_damage(cursor, room_id)
     return None if found is None else found.report
 
 
 def resync_room(room_id: str, subject: str, using: str = "default", *, dry_run: bool = False) -> Resynced | None:
     """Mend what differs of a subject (``room_comparison.concerns``); a room that is well is never locked."""
-    with one_view(using) as cursor, collector_paused():
+    with one_view(using, is_long=True) as cursor, collector_paused():
         found = find_damage(cursor, room_id, subject)
     if found is None:
         return None
     if dry_run or not found.report.of(subject):
         return Resynced(found.report, found.report)
-    with transaction.atomic(using=using), connections[using].cursor() as cursor:
+    with long_transaction(using) as cursor:
         mended = mend_room(cursor, room_id, subject, found)
         if mended is not None and mended.moved is not None:
             invalidate_room_state(room_id, mended.moved)

@@ -11,7 +11,6 @@ Within ``events.purging.only_purge``, so that nobody deletes or restores in betw
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import shutil
 import time
@@ -28,10 +27,12 @@ from pipeline.archive_parts import ArchivePart, in_snapshot, write_part
 from pipeline.disk import disk_full
 from pipeline.errors import DiskFull
 from pipeline.job_runs import JobRun
+from pipeline.private_files import settle
 from pipeline.site_spark import site_session
 from pipeline.spark_tasks import run_tasks
 from streams import database
 from streams.conf import stream_settings
+from streams.long_transactions import NO_LIMITS
 
 __all__ = ["ArchiveRequest", "archive_room", "partial_archives"]
 
@@ -41,7 +42,7 @@ SPARK_EVENTS = 200_000
 """From so many events on Spark writes the files, unless somebody says otherwise."""
 
 _LOCK_ROOM = "SELECT room_version FROM events_room WHERE room_id = %s FOR UPDATE"
-_SNAPSHOT = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SELECT pg_export_snapshot()"
+_SNAPSHOT = f"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; {NO_LIMITS}; SELECT pg_export_snapshot()"
 _POSITIONS = (
     "SELECT coalesce(min(stream_ordering), 0), coalesce(max(stream_ordering), 0) FROM events_event WHERE room_id = %s"
 )
@@ -144,11 +145,10 @@ def archive_room(run: JobRun, request: ArchiveRequest) -> tuple[Path, Manifest]:
     folder = final.with_name(final.name + PARTIAL)
     try:
         with disk_full():
-            folder.mkdir()
+            folder.mkdir(mode=0o700)
             manifest = _Archive(run, request, folder).write()
             write_manifest(folder, manifest)
-            folder.rename(final)
-            _settle(request.folder)
+            _put_in_place(folder, final)
     except BaseException as error:
         with suppress(OSError):
             shutil.rmtree(folder)
@@ -171,13 +171,18 @@ def _name(room_id: str) -> str:
     return f"{readable}-{hashlib.sha256(room_id.encode()).hexdigest()[:12]}"
 
 
-def _settle(folder: Path) -> None:
-    """The new name is on the disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _put_in_place(folder: Path, final: Path) -> None:
+    """Give the archive its name; a power cut takes nothing of it back, so what is in it may be deleted.
+
+    The files are on the disk already. Without the rest they could be there and have no names: first those in the folder, then the
+    folder's own, then those of the folders above, which may be as new.
+    """
+    settle(folder)
+    folder.rename(final)
+    settle(final.parent)
+    for above in final.parent.parents:
+        with suppress(PermissionError):  # one that this account did not make
+            settle(above)
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from pathlib import Path
 from pipeline.archive_format import MANIFEST
 from pipeline.conf import pipeline_settings
 from pipeline.errors import UnusableArguments
+from pipeline.private_files import make_folder
 
 __all__ = ["any_folder", "folder_of_archive", "folder_of_archives"]
 
@@ -35,7 +36,7 @@ def folder_of_archives(name: object) -> Path:
     """A folder that archives can be written to, absolute, made if need be; raises ``UnusableArguments``."""
     folder = _found(name)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
     except OSError as error:
         raise UnusableArguments(f"Cannot write archives to {folder}: {error.strerror}.") from error
     if not os.access(folder, os.W_OK | os.X_OK):

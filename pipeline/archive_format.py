@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import ArchiveDamaged
+from pipeline.private_files import open_new
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -145,8 +146,8 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write the manifest with its seal, safely on the disk when this returns."""
     text = json.dumps({"format": _FORMAT, "version": _VERSION, **asdict(manifest)}, indent=1, sort_keys=True)
     seal = hashlib.sha256(text.encode()).hexdigest()
-    with (folder / MANIFEST).open("w") as file:
-        file.write(f"{text}\n{seal}\n")
+    with open_new(folder / MANIFEST) as file:
+        file.write(f"{text}\n{seal}\n".encode())
         file.flush()
         os.fsync(file.fileno())
 

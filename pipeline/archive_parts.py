@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.archive_format import TABLES, ArchivedFile, digest_of, file_sha256
 from pipeline.errors import ArchiveDamaged
+from pipeline.private_files import open_new
+from streams.long_transactions import NO_LIMITS
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -55,6 +57,8 @@ def in_snapshot(dsn: str, snapshot: str) -> Iterator[Any]:
     with closing(adbc_driver_postgresql.dbapi.connect(dsn)) as connection, connection.cursor() as cursor:
         cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
         cursor.execute(f"SET TRANSACTION SNAPSHOT '{snapshot}'")
+        cursor.execute(NO_LIMITS)
+        cursor.fetchall()
         yield cursor
 
 
@@ -77,7 +81,7 @@ def _write(path: Path, table: str, batches: pa.RecordBatchReader) -> None:
     import pyarrow.parquet as pq  # noqa: PLC0415
 
     schema = TABLES[table].schema()
-    with path.open("wb") as file:
+    with open_new(path) as file:
         with pq.ParquetWriter(file, schema, compression="zstd", write_page_checksum=True) as writer:
             for batch in batches:
                 columns = [column.cast(kind.type) for column, kind in zip(batch.columns, schema, strict=True)]

@@ -26,9 +26,11 @@ from pipeline.errors import DiskFull, ExportDiffers, ExportRunning, SparkFailed,
 from pipeline.export_reading import Exporting, ExportPiece, arrow_schema, read_export
 from pipeline.export_tables import TABLES, ExportedTable, buckets_for
 from pipeline.job_runs import JobRun
+from pipeline.private_files import make_folder, open_new
 from pipeline.site_spark import site_session
 from pipeline.spark_tasks import last_words
 from streams import database
+from streams.long_transactions import NO_LIMITS
 from streams.queries import STORED_POSITIONS
 
 if TYPE_CHECKING:
@@ -48,7 +50,7 @@ _ROWS_PER_TASK = 200_000
 _MOST_TASKS = 2_000
 _ROWS_PER_FILE = 1_000_000
 _IO_ERROR = re.compile(r"(?:IOException|FSError): ([^\n]+)")
-_SNAPSHOT = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SELECT pg_export_snapshot()"
+_SNAPSHOT = f"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; {NO_LIMITS}; SELECT pg_export_snapshot()"
 #: A folder is one for all sites of the database, so its lock carries no mark of a schema.
 _ONLY_ONE = "SELECT pg_try_advisory_lock(hashtextextended('replsite.export:' || %s, 0))"
 
@@ -102,7 +104,7 @@ def export_tables(run: JobRun, request: ExportRequest) -> dict[str, Any]:
 def _check_folder(request: ExportRequest) -> None:
     folder = request.folder
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
     except OSError as error:
         raise UnusableArguments(f"Cannot write to {folder}: {error.strerror}.") from error
     if not os.access(folder, os.W_OK | os.X_OK):
@@ -150,7 +152,8 @@ class _Export:
         with site_session("export", request.master) as spark:
             figures = {table: self._table(spark, TABLES[table]) for table in request.tables}
         manifest = self._manifest(figures)
-        _partial(request.folder, MANIFEST).write_text(json.dumps(manifest, indent=1))
+        with open_new(_partial(request.folder, MANIFEST)) as file:
+            file.write(json.dumps(manifest, indent=1).encode())
         _put_in_place(request.folder, names)
         return manifest
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg2.extensions
 
 from events.client_form import pruned_json
+from streams.long_transactions import NO_LIMITS
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -57,6 +58,8 @@ def read_export(work: Exporting, piece: ExportPiece) -> Iterator[pa.RecordBatch]
         cursor.adbc_statement.set_options(**{"adbc.postgresql.batch_size_hint_bytes": str(_BATCH_BYTES)})
         cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY")
         cursor.execute(f"SET TRANSACTION SNAPSHOT '{work.snapshot}'")
+        cursor.execute(NO_LIMITS)
+        cursor.fetchall()
         cursor.execute(piece.query)
         for batch in cursor.fetch_record_batch():
             yield _as_exported(batch, schema)

@@ -54,6 +54,7 @@ from pipeline.stage_rooms import RoomWork
 from pipeline.staging import STEPS, WORKING, table_name
 from streams.conf import stream_settings
 from streams.database import dsn
+from streams.one_view import long_transaction
 from streams.writers import retire_all, use_instance
 
 if TYPE_CHECKING:
@@ -302,8 +303,7 @@ class _Import:
     def _plan(self) -> None:
         with (
             self._run.watch("plan", None, "steps", lambda: 0),
-            transaction.atomic(using=self._using),
-            self._cursor() as cursor,
+            long_transaction(self._using) as cursor,
         ):
             make_plan(cursor, self._job, as_history=self._options.as_history)
         self._options.pause("plan")
@@ -323,7 +323,7 @@ class _Import:
         return self._counter("result_room", "sum(events)")() + self._counter(WORKING.name, "sum(events)")()
 
     def _store_broken(self, scans: Sequence[PartScan]) -> int:
-        with transaction.atomic(using=self._using), self._cursor() as cursor:
+        with long_transaction(self._using) as cursor:
             return store_broken(cursor, self._job, self._parts, [scan.lines for scan in scans])
 
     def _look(self) -> list[LoadedRoom]:

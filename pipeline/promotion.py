@@ -14,12 +14,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from django.db import connections, transaction
+from django.db import transaction
 
 from events.catalog import BACKFILL, EVENTS
 from pipeline.staging import OWN_COLUMNS, ROOMY, table_name
 from streams import registry
 from streams.caching import invalidate_room_states
+from streams.one_view import long_transaction
 from streams.writers import current_writer
 
 __all__ = ["EVENTS_PER_BATCH", "LoadedRoom", "batches", "promote", "ready_rooms"]
@@ -208,7 +209,7 @@ def promote(job: int, rooms: Sequence[LoadedRoom], using: str) -> set[str]:
     """Load a batch in one transaction; returns the rooms that somebody else made meanwhile, which are left out."""
     lost: set[str] = set()
     while rooms := [room for room in rooms if room.room_id not in lost]:
-        with transaction.atomic(using=using), connections[using].cursor() as cursor:
+        with long_transaction(using) as cursor:
             batch = _Batch(cursor, job, rooms, using)
             taken = batch.take_rooms()
             if len(taken) == len(rooms):

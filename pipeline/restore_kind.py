@@ -41,6 +41,7 @@ from pipeline.kinds import only
 from pipeline.resting import resting
 from streams import registry
 from streams.caching import invalidate_room_state
+from streams.one_view import long_transaction
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -91,7 +92,7 @@ class _Restore:
             cursor = stack.enter_context(connections[self._using].cursor())
             stack.callback(self._drop_temporary)
             if gone:
-                stack.enter_context(transaction.atomic(using=self._using))
+                stack.enter_context(long_transaction(self._using))
             self._temporary(cursor)
             if gone:
                 restore_room(cursor, self._room_id)
@@ -160,7 +161,7 @@ class _Restore:
             return
         needed = self._needed_groups(cursor)
         self._groups = len(needed)
-        with transaction.atomic(using=self._using):
+        with long_transaction(self._using):
             cursor.execute(f"DROP TABLE IF EXISTS {self._mapping}")
             cursor.execute(f"CREATE TABLE {self._mapping} (archived bigint PRIMARY KEY, id bigint NOT NULL)")
             for table, column in (("group", "id"), ("delta", "state_group")):
@@ -221,7 +222,7 @@ class _Restore:
             yield
 
     def _finish(self, gone: bool) -> bool:
-        with transaction.atomic(using=self._using), connections[self._using].cursor() as cursor:
+        with long_transaction(self._using) as cursor:
             rebuilt = not gone and restore_visibility(cursor, self._room_id, self._using)
             cursor.execute(f"DROP TABLE {self._mapping}")
             members = CurrentState.objects.using(self._using).filter(room_id=self._room_id, type="m.room.member")

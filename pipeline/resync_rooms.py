@@ -16,6 +16,7 @@ import psycopg2
 from events.room_comparison import RoomReport
 from events.room_mending import Found, find_damage, mend_room
 from streams.collector_pause import collector_paused, keep_for_good
+from streams.long_transactions import NO_LIMITS_IN_SESSION
 
 __all__ = ["RoomAnswer", "RoomsWork", "resync_rooms"]
 
@@ -49,6 +50,7 @@ def resync_rooms(work: RoomsWork, room_ids: Sequence[str]) -> list[RoomAnswer]:
     try:
         with connection, connection.cursor() as cursor:
             cursor.execute(_ALONE)
+            cursor.execute(NO_LIMITS_IN_SESSION)
         return [_resync(connection, work, room_id) for room_id in room_ids]
     finally:
         connection.close()

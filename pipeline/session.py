@@ -23,16 +23,19 @@ from typing import TYPE_CHECKING
 
 from pipeline.errors import JavaMissing
 from pipeline.masters import check_master, check_master_answers, driver_address, is_local, retrying
+from pipeline.private_files import make_folder
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["LIGHT_DRIVER", "SHIPPED_ROOMS", "code_archive", "find_java", "spark_session"]
+__all__ = ["LIGHT_DRIVER", "PRIVATE_FILES", "SHIPPED_ROOMS", "code_archive", "find_java", "spark_session"]
 
 #: Rooms whose modules executors may import; ``replsite`` is never among them.
 SHIPPED_ROOMS = ("streams", "state", "events", "pipeline")
 #: For a driver that only hands out tasks: compiling well would take half of its CPU and never pay.
 LIGHT_DRIVER = {"spark.driver.defaultJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+#: For a driver on this machine: files that it writes are for its own account. On a cluster executors may have another one.
+PRIVATE_FILES = {"spark.hadoop.fs.permissions.umask-mode": "077"}
 #: Workers work in batches: what one has freed stays for the next. The C library would give it back to the system after each,
 #: and getting memory anew, page by page, was a fifth of a worker's time.
 _MEMORY_OF_WORKERS = {
@@ -80,7 +83,7 @@ def spark_session(
         yield active
         return
     check_master_answers(master)
-    (folder / "tmp").mkdir(parents=True, exist_ok=True)
+    make_folder(folder / "tmp")
     archive = code_archive(folder)
     builder = SparkSession.builder.master(retrying(master)).appName(f"replsite {name}")
     configuration = {**_configuration(folder, master), **(conf or {})}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from pipeline.conf import pipeline_settings
 from pipeline.executor_check import check_executors
 from pipeline.masters import check_master, is_local
-from pipeline.session import LIGHT_DRIVER, spark_session
+from pipeline.session import LIGHT_DRIVER, PRIVATE_FILES, spark_session
 from streams.conf import stream_settings
 from streams.database import dsn
 
@@ -36,7 +36,7 @@ def site_session(name: str, master: str | None = None, *, light: bool = False) -
     Raises ``UnusableArguments``, ``JavaMissing``, ``MasterAway`` and ``ClusterUnfit``.
     """
     settings, chosen = pipeline_settings(), site_master(master)
-    conf = {**(LIGHT_DRIVER if light else {}), **settings.spark_conf}
+    conf = {**(LIGHT_DRIVER if light else {}), **(PRIVATE_FILES if is_local(chosen) else {}), **settings.spark_conf}
     with spark_session(name, folder=settings.folder, master=chosen, project=settings.project, conf=conf) as spark:
         if not is_local(str(spark.sparkContext.master)):
             check_executors(spark, dsn(stream_settings().database), settings.executor_seconds)

@@ -55,6 +55,7 @@ from pipeline.source_rows import Reading, read_piece
 from pipeline.source_sql import cuts_sql
 from pipeline.source_vectors import Piece, Stretch, Vector, cut_vector, pieces, stretches, within
 from streams.errors import EpochChanged
+from streams.long_transactions import NO_LIMITS_IN_SESSION
 from streams.recorded import is_recorded
 from streams.trim_marks import trim_mark
 
@@ -281,4 +282,5 @@ def _connect(dsn: str) -> Any:
     connection.autocommit = True
     with connection.cursor() as cursor:  # statistics of a table that has just grown say nothing about its end
         cursor.execute("SET enable_seqscan = off; SET enable_bitmapscan = off; SET jit = off")
+        cursor.execute(NO_LIMITS_IN_SESSION)
     return connection

@@ -17,6 +17,7 @@ from pipeline.schemas import arrow_schema, declaration_of
 from pipeline.source_filters import Condition, literal, tables_of
 from pipeline.source_sql import rows_of_piece_sql
 from pipeline.source_vectors import Piece
+from streams.long_transactions import NO_LIMITS_IN_SESSION
 from streams.tokens import VectorToken
 from streams.trim_marks import check_not_trimmed, lost_facts, trim_mark
 
@@ -95,14 +96,15 @@ def _connect(dsn: str) -> Any:
 
     options = {"application_name": "replsite spark reads", "connect_timeout": 10}
     connection = dbapi.connect(psycopg2.extensions.make_dsn(dsn, **options), autocommit=True)
-    _ask(connection, _SESSION)
+    for statement in (_SESSION, NO_LIMITS_IN_SESSION):
+        _ask(connection, statement)
     return connection
 
 
 def _ask(connection: Any, statement: str) -> None:
     with connection.cursor() as cursor:
         cursor.execute(statement)
-        cursor.fetchone()
+        cursor.fetchall()
 
 
 def _rows_of(cursor: Any, reading: Reading, table: FactTable, piece: Piece) -> Iterator[pa.RecordBatch]:

@@ -36,6 +36,7 @@ from pipeline.errors import FactsNotAppended
 from pipeline.schemas import chosen_columns, declaration_of
 from pipeline.source_options import WriteOptions
 from streams.declaration import Column, ColumnKind, FactTable, StreamDeclaration
+from streams.long_transactions import NO_LIMITS
 from streams.replication.errors import MalformedCommand, UnsendableCommand
 from streams.replication.json_rows import decode_json, encode_json
 
@@ -147,6 +148,7 @@ class FactWriter(DataSourceArrowWriter):
         try:
             with connection, connection.cursor() as cursor:
                 cursor.execute("SET LOCAL synchronous_commit = off")
+                cursor.execute(NO_LIMITS)  # the next batch may be long in coming
                 for batch in iterator:
                     for start in range(0, batch.num_rows, _ROWS_PER_COPY):
                         some = batch.slice(start, _ROWS_PER_COPY)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg2
 
 from events.room_history import EVENT_COLUMNS
+from streams.long_transactions import NO_LIMITS_IN_SESSION
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -196,8 +197,11 @@ def table_name(job: int, name: str) -> str:
 
 
 def connect(dsn: str) -> Any:
-    """A connection of a task."""
-    return psycopg2.connect(dsn, application_name="replsite spark staging", connect_timeout=10)
+    """A connection of a task, which works out rows between its statements, for as long as that takes."""
+    connection = psycopg2.connect(dsn, application_name="replsite spark staging", connect_timeout=10)
+    with connection, connection.cursor() as cursor:
+        cursor.execute(NO_LIMITS_IN_SESSION)
+    return connection
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from psycopg2.extensions import parse_dsn
 
 from pipeline.errors import UnusableSource
 from pipeline.parts import BrokenLine, Form, Line, Part
+from streams.long_transactions import NO_LIMITS
 
 __all__ = [
     "MAGIC",
@@ -224,9 +225,10 @@ def _opened(form: Form, path: str, snapshot: str | None = None) -> AbstractConte
 def _postgresql(dsn: str, snapshot: str | None) -> Any:
     connection = psycopg2.connect(dsn, application_name="replsite import", connect_timeout=_CONNECT_SECONDS)
     connection.set_session(isolation_level="REPEATABLE READ", readonly=True)
-    if snapshot is not None:
-        with connection.cursor() as cursor:
+    with connection.cursor() as cursor:
+        if snapshot is not None:
             cursor.execute("SET TRANSACTION SNAPSHOT %s", [snapshot])
+        cursor.execute(NO_LIMITS)
     return connection
 
 

@@ -392,7 +392,7 @@ def main() -> int:
 def _demonstrate(options: argparse.Namespace, folder: Path, stack: ExitStack) -> None:
     import django  # noqa: PLC0415 - after the environment is set
 
-    (folder / "log").mkdir()
+    (folder / "log").mkdir(mode=0o700)
     os.environ.update(
         REPLSITE_DATA_DIR=str(folder), REPLSITE_LOG_LEVEL="WARNING", DJANGO_SETTINGS_MODULE="replsite.settings"
     )

@@ -71,6 +71,8 @@ SERVER_KEEPALIVES = (
     "SELECT set_config('tcp_keepalives_idle', '5', false), set_config('tcp_keepalives_interval', '2', false), "
     "set_config('tcp_keepalives_count', '3', false), set_config('tcp_user_timeout', '11000', false)"
 )
+#: Sessions that wait for notifications, or hold a lock, say nothing for hours.
+_MAY_BE_IDLE = "set_config('idle_session_timeout', '0', false)"
 _NOT_LIBPQ = {
     "cursor_factory",
     "cursor_class",
@@ -120,7 +122,7 @@ def direct_connection(using: str | None = None, *, application_name: str) -> Any
     connection.autocommit = True
     try:
         with connection.cursor() as cursor:
-            cursor.execute(f"{SERVER_KEEPALIVES}, pg_backend_pid()")
+            cursor.execute(f"{SERVER_KEEPALIVES}, {_MAY_BE_IDLE}, pg_backend_pid()")
             _refuse_pooler(connection, session=cursor.fetchone()[-1])
     except BaseException:
         connection.close()

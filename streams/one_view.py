@@ -12,14 +12,17 @@ from typing import Any
 
 from django.db import connections, transaction
 
-__all__ = ["one_view"]
+from streams.long_transactions import NO_LIMITS
+
+__all__ = ["long_transaction", "one_view"]
 
 
 @contextmanager
-def one_view(using: str) -> Iterator[Any]:
+def one_view(using: str, *, is_long: bool = False) -> Iterator[Any]:
     """A cursor that sees one state of the database in all its queries, and can change nothing.
 
-    Within the caller's transaction that one's view has to do.
+    Within the caller's transaction that one's view has to do. ``is_long``: the caller works between its queries, for as long as
+    that takes (``long_transactions``).
     """
     connection = connections[using]
     if connection.in_atomic_block:
@@ -28,4 +31,14 @@ def one_view(using: str) -> Iterator[Any]:
         return
     with transaction.atomic(using=using), connection.cursor() as cursor:
         cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+        if is_long:
+            cursor.execute(NO_LIMITS)
+        yield cursor
+
+
+@contextmanager
+def long_transaction(using: str) -> Iterator[Any]:
+    """A cursor in a transaction of a job, which works between its statements (``long_transactions``)."""
+    with transaction.atomic(using=using), connections[using].cursor() as cursor:
+        cursor.execute(NO_LIMITS)
         yield cursor

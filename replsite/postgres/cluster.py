@@ -253,11 +253,41 @@ class _Log:
 
 
 def trim_log(path: Path) -> None:
-    """Keep the log bounded. It is copied and cut, not renamed: the running server keeps appending to the same file."""
-    with suppress(FileNotFoundError):
-        if path.stat().st_size > LOG_BYTES:
-            shutil.copyfile(path, path.with_suffix(".log.1"))
+    """Keep the log bounded. It is copied and cut, not renamed: the running server keeps appending to the same file.
+
+    Where there is no room for a copy the log's end stays in its place. A log is no reason to stop a server, or not to start it:
+    what cannot be done is left for the next time.
+    """
+    with suppress(OSError):
+        if path.stat().st_size <= LOG_BYTES:
+            return
+        before = path.with_suffix(".log.1")
+        try:
+            _copy_log(path, before)
             os.truncate(path, 0)
+        except OSError as error:
+            with suppress(OSError):  # half a copy takes the room that there is
+                before.unlink()
+            _cut_log(path, f"The beginning of this log is gone: {before} cannot be written: {error.strerror}.")
+
+
+def _copy_log(path: Path, before: Path) -> None:
+    """Opening cuts the older copy, so there is as much room as that took."""
+    descriptor = os.open(before, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "wb") as copy, path.open("rb") as log:
+        os.fchmod(descriptor, 0o600)
+        own_like_folder(before)
+        shutil.copyfileobj(log, copy)
+
+
+def _cut_log(path: Path, why: str) -> None:
+    """Keep the last lines of a log in its place: cutting it makes the room that they take."""
+    with path.open("rb+") as log:
+        log.seek(-min(LOG_BYTES // 4, log.seek(0, os.SEEK_END)), os.SEEK_END)
+        end = log.read()
+        log.truncate(0)
+    with path.open("ab") as log:
+        log.write(f"{why}\n".encode() + end)
 
 
 def _environment() -> dict[str, str]:

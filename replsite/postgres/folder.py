@@ -93,7 +93,10 @@ class Folder:
     def write_record(self, record: ServerRecord) -> None:
         """Replace the record in one step. Called by the keeper only."""
         fresh = self.path / "server.json.new"
-        fresh.write_text(json.dumps(asdict(record)))
+        fresh.unlink(missing_ok=True)
+        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(json.dumps(asdict(record)))
         own_like_folder(fresh)
         fresh.replace(self.path / "server.json")
 

@@ -2,6 +2,8 @@
 
 import io
 import json
+import os
+import stat
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -10,10 +12,10 @@ from django.core.management import CommandError, call_command
 from django.db import connection
 
 from events.models import Event, EventJson, ForwardExtremity
-from pipeline import archive, archive_parts
+from pipeline import archive, archive_parts, purge_kind
 from pipeline.archive import partial_archives
 from pipeline.archive_folders import any_folder
-from pipeline.archive_format import MANIFEST, TABLES, digest_of, read_manifest
+from pipeline.archive_format import MANIFEST, PARTIAL, TABLES, digest_of, read_manifest
 from pipeline.archive_parts import ArchivePart, in_snapshot, read_batches, write_part
 from pipeline.archive_reading import open_archive
 from pipeline.errors import ArchiveDamaged, UnusableArguments
@@ -74,6 +76,44 @@ def test_a_room_as_it_is(name, tmp_path, monkeypatch):
         leaf.event_id for leaf in ForwardExtremity.objects.all()
     }
     assert {file.name for file in manifest.files} | {MANIFEST} == set(names(path))
+
+
+def test_only_its_owner_may_read_an_archive(tmp_path):
+    room_id = store_room(parsed("v10_gap")).room_id
+    folder = tmp_path / "new" / "archives"
+    path, _ = archived(room_id, folder)
+    assert {mode_of(one) for one in (folder.parent, folder, path)} == {0o700}
+    assert {mode_of(file) for file in path.iterdir()} == {0o600}
+
+
+def mode_of(path):
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_all_of_an_archive_is_on_the_disk_before_anything_is_deleted(tmp_path, monkeypatch):
+    """Its files, their names in its folder, the folder's name, and those of the folders above, in this order."""
+    room_id = store_room(parsed("v10_gap")).room_id
+    folder = tmp_path / "new" / "archives"
+    settled, fsync, purge_events = [], os.fsync, purge_kind.purge_events
+
+    def noted(descriptor):
+        settled.append(Path(f"/proc/self/fd/{descriptor}").readlink())
+        fsync(descriptor)
+
+    def purged(*arguments, **named):
+        settled.append("purge")
+        return purge_events(*arguments, **named)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    monkeypatch.setattr(purge_kind, "purge_events", purged)
+    outcome = purge("history", room_id, "--before-token", f"t{middle(room_id, 0.7)}-0", "--archive", str(folder))
+    final = Path(outcome["archive"]["folder"])
+    partial = final.with_name(final.name + PARTIAL)
+    *files, _ = settled[: settled.index(partial) + 1]
+    assert {file.name for file in files} == {file.name for file in final.iterdir()}
+    assert {file.parent for file in files} == {partial} and files[-1].name == MANIFEST
+    after = settled[settled.index(partial) + 1 :]
+    assert after[: after.index("purge")] == [folder, *folder.parents]
 
 
 def test_every_column_of_an_event_is_archived():

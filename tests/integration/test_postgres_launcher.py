@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import fcntl
 import os
+import resource
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -440,6 +442,125 @@ def test_log_is_bounded(tmp_path, monkeypatch):
     cluster_module.trim_log(log)
     assert log.stat().st_size == 0
     assert (tmp_path / "postgres.log.1").stat().st_size == 11
+
+
+def test_every_file_of_the_server_is_closed_to_other_accounts(place):
+    place.folder.make()
+    place.folder.log.with_suffix(".log.1").touch(0o644)  # as an older version left it
+    place.user().port()
+    with place.folder.log.open("ab") as log:
+        log.truncate(cluster_module.LOG_BYTES + 1)
+    wait_until(lambda: place.folder.log.stat().st_size == 0)
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in place.folder.path.iterdir() if path.is_file()}
+    assert modes.pop("postgres.log.1") == modes.pop("server.json") == 0o600
+    assert set(modes.values()) == {0o600}
+
+
+def test_a_log_that_cannot_be_copied_is_cut_in_its_place(tmp_path, monkeypatch):
+    """No file may grow beyond some bytes, which is what a full disk is like: a copy ends early, and what is cut makes room."""
+    monkeypatch.setattr(cluster_module, "LOG_BYTES", 4_000)
+    log, before = tmp_path / "postgres.log", tmp_path / "postgres.log.1"
+    log.write_bytes(b"".join(b"line %04d\n" % number for number in range(500)))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2_000, hard))
+    try:
+        cluster_module.trim_log(log)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    text = log.read_text()
+    assert text.startswith(f"The beginning of this log is gone: {before} cannot be written: File too large.\n")
+    assert text.endswith("line 0498\nline 0499\n") and 1_000 < len(text) <= 2_000
+    assert not before.exists()
+
+
+def test_a_log_that_cannot_be_cut_either_is_left_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(cluster_module, "LOG_BYTES", 10)
+    log = tmp_path / "postgres.log"
+    log.mkdir()
+    for number in range(1_000):
+        (log / f"{number}").touch()
+    assert log.stat().st_size > 10
+    cluster_module.trim_log(log)
+    assert log.is_dir()
+
+
+@pytest.fixture
+def small_disk(data_dir: Path) -> Iterator[Place]:
+    """A server whose folder is a file system of its own, of 200 MB."""
+    data_dir.mkdir(exist_ok=True)
+    data_dir.chmod(0o711)
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=200m,mode=711", "tmpfs", data_dir], check=False, capture_output=True
+    ).returncode:
+        pytest.skip("making a small file system needs the right to mount one")
+    place = Place(data_dir)
+    try:
+        yield place
+    finally:
+        try:
+            for user in place.users:
+                user.end()
+            wait_until(place.is_stopped, 30)
+        finally:
+            subprocess.run(["umount", "--lazy", data_dir], check=True)
+
+
+LAST_WORDS = b"the last words\n"
+
+
+def fill_with_log(place: Place) -> None:
+    """A log that is too long, and beside it not a byte free."""
+    with place.folder.log.open("ab") as log:
+        log.write(b"a line of the log\n" * (cluster_module.LOG_BYTES // 18 + 10) + LAST_WORDS)
+    with (place.data_dir / "filler").open("ab", buffering=0) as file, suppress(OSError):
+        while True:
+            file.write(b"x" * 4096)
+
+
+@contextmanager
+def suspended(pid: int) -> Iterator[None]:
+    """The process does nothing meanwhile."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def test_a_full_disk_does_not_stop_the_server_when_its_log_is_long(small_disk):
+    place = small_disk
+    place.user().port()
+    server = place.postgres_pid()
+    with suspended(place.keeper_pid()):
+        fill_with_log(place)
+    wait_until(lambda: 0 < place.folder.log.stat().st_size < cluster_module.LOG_BYTES)
+    assert place.folder.log.read_bytes().endswith(LAST_WORDS)
+    assert place.query("SELECT 1") == [(1,)]
+    assert (place.postgres_pid(), place.folder.has_keeper()) == (server, True)
+
+
+def test_a_server_is_adopted_on_a_full_disk_with_a_long_log(small_disk):
+    place = small_disk
+    place.user().port()
+    server = place.postgres_pid()
+    kill(place.keeper_pid())
+    fill_with_log(place)
+    place.user().port()
+    assert place.query("SELECT 1") == [(1,)]
+    assert (place.postgres_pid(), place.folder.has_keeper()) == (server, True)
+
+
+def test_a_server_starts_where_there_is_no_room_for_a_copy_of_its_log(small_disk):
+    place = small_disk
+    place.user().port()
+    place.users[0].end()
+    wait_until(place.is_stopped, 30)
+    fill_with_log(place)
+    with (place.data_dir / "filler").open("ab") as file:
+        file.truncate(file.tell() - cluster_module.LOG_BYTES // 4)
+    place.user().port()
+    assert place.query("SELECT 1") == [(1,)]
+    assert place.folder.log.stat().st_size < cluster_module.LOG_BYTES
 
 
 # --- accounts -----------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from django.db import connection
 
 from pipeline.conf import pipeline_settings
 from pipeline.errors import JavaMissing
-from pipeline.session import LIGHT_DRIVER, find_java, spark_session
+from pipeline.session import LIGHT_DRIVER, PRIVATE_FILES, find_java, spark_session
 from streams import writers
 from tests.emptying import empty_tables
 from tests.warm_start import WARM
@@ -36,7 +36,7 @@ def spark(django_db_setup) -> Iterator[object]:
         find_java(settings.project)
     except JavaMissing as missing:
         pytest.skip(str(missing))
-    conf = {"spark.python.worker.reuse": "true", **LIGHT_DRIVER}
+    conf = {"spark.python.worker.reuse": "true", **LIGHT_DRIVER, **PRIVATE_FILES}
     with spark_session("tests", folder=settings.folder, project=settings.project, conf=conf) as session:
         yield session
 

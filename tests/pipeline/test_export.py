@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import stat
 from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
@@ -78,6 +79,13 @@ def test_every_event_is_there_once_with_its_columns(exported):
                      "redacts", "relates_to", "outlier", "rejected_reason", "soft_failed", "origin_server_ts"):  # fmt: skip
             assert row[name] == getattr(event, name), name
         assert row["received_at_ms"] == int(event.received_at.timestamp() * 1000)
+
+
+@reading
+def test_only_their_owner_may_read_the_files(exported):
+    folder, _ = exported
+    modes = {(path.is_dir(), stat.S_IMODE(path.stat().st_mode)) for path in folder.rglob("*")}
+    assert modes == {(True, 0o700), (False, 0o600)}
 
 
 @reading

@@ -8,13 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
-from django.db import transaction
 
 from events.models import Room
 from events.questions import can_be_stored
 from events.visibility_rebuild import accepted_places, ranges_anew, rebuild_visibility, stored_ranges, tell_the_same
 from streams.command_line import SiteCommand
 from streams.conf import stream_settings
+from streams.one_view import long_transaction
 from streams.terminal import printable
 
 __all__ = ["Command"]
@@ -80,7 +80,7 @@ def _rooms_after(last: str, using: str) -> Sequence[str]:
 
 def _room(room_id: str, using: str, *, write: bool) -> dict[str, Any]:
     """What was found of a room; ``known`` is false where nobody can know who sees what."""
-    with transaction.atomic(using=using):
+    with long_transaction(using):
         locked = Room.objects.using(using).select_for_update().filter(pk=room_id) if can_be_stored(room_id) else None
         if locked is None or locked.first() is None:
             return {"room_id": room_id, "error": "unknown"}
