@@ -270,7 +270,7 @@ class AsgiServer(DaphneServer):
         self._certificates = certificates
         self._tcp_sockets = tuple(tcp_sockets)
         self._tcp_connections: set[TcpConnection] = set()
-        self._gates: set[Gate] = set()
+        self._gates: dict[Gate, None] = {}
         self._tcp_listeners: list[asyncio.Server] = []
         self._http_ports: list[Any] = []
         self._starting: asyncio.Task[None] | None = None
@@ -287,14 +287,23 @@ class AsgiServer(DaphneServer):
 
     def entered(self, gate: Gate) -> bool:
         """A connection at the gate; whether there is room for it."""
-        if len(self._tcp_connections) + len(self._gates) >= self.limits.tcp_connections:
+        if len(self._tcp_connections) + len(self._gates) >= self.limits.tcp_connections and not self._gate_gives_way():
             return False
-        self._gates.add(gate)
+        self._gates[gate] = None
+        return True
+
+    def _gate_gives_way(self) -> bool:
+        """The oldest that has not come in yet: who connects and says nothing, or half of a handshake, keeps nobody out."""
+        oldest = next(iter(self._gates), None)
+        if oldest is None:
+            return False
+        del self._gates[oldest]
+        oldest.abort()
         return True
 
     def left(self, gate: Gate) -> None:
         """It was admitted, or is gone."""
-        self._gates.discard(gate)
+        self._gates.pop(gate, None)
 
     def admitted(self, connection: TcpConnection) -> None:
         """It came through the gate."""
