@@ -22,6 +22,7 @@ from replsite.dashboard.origin import SameOrigin  # noqa: E402
 from replsite.database_away import DenyWhileDatabaseAway  # noqa: E402
 from replsite.forwarded import Forwarded  # noqa: E402
 from replsite.process_metrics import listen  # noqa: E402
+from replsite.request_places import ClientLimit, RequestPlaces  # noqa: E402
 from streams.replication.consumer import ReplicationConsumer  # noqa: E402
 
 if importlib.util.find_spec("replsite.dashboard") and importlib.util.find_spec("replsite.dashboard.routing"):
@@ -31,9 +32,9 @@ else:  # the site without its live page
 
 application = ProtocolTypeRouter(
     {
-        "http": Forwarded(_http),
+        "http": Forwarded(ClientLimit(RequestPlaces(_http))),
         "websocket": Forwarded(
-            SameOrigin(DenyWhileDatabaseAway(AuthMiddlewareStack(URLRouter(websocket_urlpatterns))))
+            ClientLimit(SameOrigin(DenyWhileDatabaseAway(AuthMiddlewareStack(URLRouter(websocket_urlpatterns)))))
         ),
         "tcp": ReplicationConsumer.as_asgi(),
     }

@@ -31,6 +31,7 @@ from replsite.cache_metrics import CACHES, CacheCollector
 from replsite.dashboard.viewers import CLOSED, ViewerCollector
 from replsite.hot_metrics import HOT, HotCollector
 from replsite.metric_name import MetricName, name_of
+from replsite.request_places import AT_WORK, REFUSED, RequestCollector
 from replsite.synapse_metrics import SynapseNames
 from streams import waiting
 from streams.command_line import service_begins
@@ -62,9 +63,23 @@ class WaitCollector(Collector):
             yield family
 
 
-_PLAIN: tuple[Collector, ...] = (WaitCollector(), CacheCollector(), HotCollector(), ViewerCollector())
+_PLAIN: tuple[Collector, ...] = (
+    WaitCollector(),
+    CacheCollector(),
+    HotCollector(),
+    ViewerCollector(),
+    RequestCollector(),
+)
 #: All names that a process counts, but those of Django.
-PROCESS = (WAIT_TIMEOUTS, *map(name_of, (*event_measures.MEASURES, delays.DELAY)), *CACHES, *HOT, CLOSED)
+PROCESS = (
+    WAIT_TIMEOUTS,
+    *map(name_of, (*event_measures.MEASURES, delays.DELAY)),
+    *CACHES,
+    *HOT,
+    CLOSED,
+    REFUSED,
+    AT_WORK,
+)
 
 
 class PlainFigures:

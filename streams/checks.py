@@ -87,7 +87,8 @@ def _writers_of_shared_sequences(writers: Mapping[str, Sequence[str]]) -> list[C
 _POSITIVE = (
     "announce_interval_seconds", "heartbeat_seconds", "ping_interval_seconds", "line_limit_bytes",
     "send_buffer_limit_bytes", "send_stall_limit_seconds", "connection_limit", "close_limit_seconds",
-    "http_connection_limit", "http_body_limit_bytes", "websocket_buffer_limit_bytes", "handshake_limit_seconds",
+    "http_connection_limit", "http_body_limit_bytes", "http_head_limit_seconds", "http_body_limit_seconds",
+    "http_buffer_limit_bytes", "websocket_buffer_limit_bytes", "handshake_limit_seconds",
     "worker_report_limit", "worker_silence_seconds", "user_address_days", "feed_entries", "lease_timeout_seconds",
     "recorded_days_kept", "recorded_facts_kept", "hot_entries", "hot_waiter_limit",
 )  # fmt: skip
@@ -127,7 +128,7 @@ def _check_tls_files(conf: StreamSettings) -> list[CheckMessage]:
 
 def _check_retention(conf: StreamSettings) -> list[CheckMessage]:
     names = ["retention_default_seconds", "retention_shortest_seconds", "retention_longest_seconds"]
-    names += ["retired_shown_seconds", "watchdog_seconds"]
+    names += ["retired_shown_seconds", "watchdog_seconds", "http_address_limit"]
     if conf.censor_after_days is not None:
         names.append("censor_after_days")
     found: list[CheckMessage] = [

@@ -57,8 +57,16 @@ class StreamSettings:
     """A replication connection that is still there this long after a close was asked for is aborted."""
     http_connection_limit: int = 2_000
     """Most HTTP and WebSocket connections that one server takes."""
+    http_address_limit: int = 500
+    """Most of them from one address, but for proxies; 0: as many as there may be."""
+    http_head_limit_seconds: float = 10.0
+    """How long the head of an HTTP request may take to come, from its first byte to its last."""
     http_body_limit_bytes: int = 4 * 1024 * 1024
     """Longest body of an HTTP request."""
+    http_body_limit_seconds: float = 60.0
+    """How long the body of an HTTP request may take to come."""
+    http_buffer_limit_bytes: int = 256 * 1024 * 1024
+    """Bodies of requests and answers that wait for HTTP clients, of all together."""
     websocket_buffer_limit_bytes: int = 4 * 1024 * 1024
     """A WebSocket's client with more unsent bytes than this is cut off."""
     handshake_limit_seconds: float = 10.0
@@ -101,6 +109,8 @@ class StreamSettings:
     """Socket of the service manager that wants to be told when this process is ready; empty: there is none."""
     watchdog_seconds: float = 0.0
     """The service manager gives a process up that gives no sign of life for so long; 0: it does not look."""
+    proxy_networks: Sequence[str] = ()
+    """Networks of reverse proxies: each speaks for many clients."""
     plain_networks: Sequence[str] = ()
     """Networks besides loopback in which the replication port may listen without TLS, e.g. ``10.1.2.0/24``."""
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from streams.replication.errors import BadAddress
 
-__all__ = ["Access", "Speech", "networks_of"]
+__all__ = ["Access", "Network", "Speech", "address_key", "is_among", "networks_of"]
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 _IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -27,12 +27,28 @@ class Speech(enum.Enum):
     NOTHING = "nothing"
 
 
-def networks_of(texts: Sequence[str]) -> list[Network]:
+def networks_of(texts: Sequence[str], setting: str = "REPLSITE_PLAIN_NETWORKS") -> list[Network]:
     """The networks of the setting; raises `BadAddress`."""
     try:
         return [ipaddress.ip_network(text) for text in texts]
     except ValueError as error:
-        raise BadAddress(f"REPLSITE_PLAIN_NETWORKS: {error}; write networks such as 10.1.2.0/24.") from error
+        raise BadAddress(f"{setting}: {error}; write networks such as 10.1.2.0/24.") from error
+
+
+def is_among(host: str, networks: Sequence[Network]) -> bool:
+    """Whether this is an address of one of the networks."""
+    address = _address(host)
+    return address is not None and any(address in network for network in networks)
+
+
+def address_key(host: str) -> str:
+    """What counts as one client: an address, the /64 of IPv6 that one client may have all of, this machine."""
+    address = _address(host)
+    if address is None:
+        return host
+    if address.is_loopback:
+        return "loopback"
+    return str(address) if address.version == 4 else str(ipaddress.ip_network((address, 64), strict=False))
 
 
 class Access:

@@ -43,6 +43,13 @@ FIGURES_SECONDS = 1.0
 FORGET_EVERY_SECONDS = 30.0
 #: REPLICATE is answered to everybody; answers to others than who asked are put together over this time.
 ANSWER_OTHERS_SECONDS = 0.05
+#: Who asks again gets its next answer so long after the last one, and not before it has taken all of that; however often it
+#: asks meanwhile that is one. Others are told of that no more often than this.
+ANSWER_AGAIN_SECONDS, TELL_OTHERS_SECONDS = 0.1, 1.0
+#: An answer that waits in the client's buffer with so much is not taken yet.
+ANSWER_TAKEN_BYTES = 4 * 1024
+#: So many clients that came and went within a second are told of in the table of readers; more are only counted.
+MOST_LOST = 100
 #: While every client has this much waiting, no more backlog is read.
 PACE_BYTES = 1024 * 1024
 #: Slow clients are looked for each second, and whenever so much was written.
@@ -84,8 +91,14 @@ class Broadcaster:
         self._tasks: list[asyncio.Task[None]] = []
         self._lost: list[Peer] = []
         self._unchecked_bytes = 0
+        #: Clients that say a lot take turns.
+        self.turn = asyncio.Lock()
         self._questions = 0
         self._answer_others: asyncio.TimerHandle | None = None
+        self._others_answered_at = -math.inf
+        self._asked_again: dict[str, Peer] = {}
+        self._answer_again: asyncio.TimerHandle | None = None
+        self._positions_said: tuple[bytes, int] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._looked_at = time.monotonic()
         self._database_away = Condition(log, "broadcaster.database_away", "broadcaster.database_back")
@@ -158,7 +171,9 @@ class Broadcaster:
         if self.peers.pop(peer.key, None) is not None:
             self.counts.add_sent(peer.label, peer.connection.take_words())
             self.closed[str(peer.connection.close_reason)] += 1
-            self._lost.append(peer)
+            self._asked_again.pop(peer.key, None)
+            if peer.is_told or peer.has_replicated or len(self._lost) < MOST_LOST:
+                self._lost.append(peer)
 
     def name_peer(self, peer: Peer, name: str) -> None:
         """The client says how it is called; what it was sent before counts as of nobody."""
@@ -171,13 +186,49 @@ class Broadcaster:
             self.counts.add_sent(peer.label, peer.connection.take_words())
 
     def answer_replicate(self, peer: Peer) -> None:
-        """Tell every client where all writers are: who asked at once, the others soon, once for all who asked."""
+        """Tell every client where all writers are: who asked at once, the others soon, once for all who asked.
+
+        Who asks again before it could have taken the answer gets one more, for all that it asked meanwhile.
+        """
         peer.has_replicated = True
+        now = time.monotonic()
+        if peer.key in self._asked_again:
+            return
+        if not self._may_be_answered(peer, now):
+            self._asked_again[peer.key] = peer
+            if self._answer_again is None:
+                self._answer_again = asyncio.get_running_loop().call_later(ANSWER_AGAIN_SECONDS, self._answer_those)
+            return
+        self._answer([peer], now, ANSWER_OTHERS_SECONDS)
+
+    @staticmethod
+    def _may_be_answered(peer: Peer, now: float) -> bool:
+        return now >= peer.answered_at + ANSWER_AGAIN_SECONDS and peer.buffered_bytes < ANSWER_TAKEN_BYTES
+
+    def _answer_those(self) -> None:
+        """Those that asked again; who has not taken its last answer waits on."""
+        self._answer_again, now = None, time.monotonic()
+        ready = [peer for peer in self._asked_again.values() if not peer.is_open or self._may_be_answered(peer, now)]
+        for peer in ready:
+            del self._asked_again[peer.key]
+        if ready:
+            self._answer(ready, now, max(self._others_answered_at + TELL_OTHERS_SECONDS - now, ANSWER_OTHERS_SECONDS))
+        if self._asked_again:
+            self._answer_again = asyncio.get_running_loop().call_later(ANSWER_AGAIN_SECONDS, self._answer_those)
+
+    def _answer(self, peers: list[Peer], now: float, others_in: float) -> None:
         self._questions += 1
-        self._tell_positions([peer])
+        self._tell_positions(peers)
+        for peer in peers:
+            peer.answered_at = now
+        if (
+            self._answer_others is not None
+            and self._answer_others.when() > asyncio.get_running_loop().time() + others_in
+        ):
+            self._answer_others.cancel()  # somebody new came: nobody waits for who asked again
+            self._answer_others = None
         if self._answer_others is None:
-            loop = asyncio.get_running_loop()
-            self._answer_others = loop.call_later(ANSWER_OTHERS_SECONDS, self._answer_the_others)
+            self._answer_others = asyncio.get_running_loop().call_later(others_in, self._answer_the_others)
 
     def relay(
         self, commands: Sequence[Command], sender: Peer | None, wants: Callable[[Peer], bool] = lambda peer: True
@@ -195,12 +246,15 @@ class Broadcaster:
         return found
 
     def _answer_the_others(self) -> None:
-        self._answer_others = None
+        self._answer_others, self._others_answered_at = None, time.monotonic()
         self._tell_positions([peer for peer in self.peers.values() if peer.answered < self._questions])
 
     def _tell_positions(self, peers: list[Peer]) -> None:
-        lines = [position_line(stream, writer, at, at) for stream, writer, at in self._announcer.positions()]
-        self._write(b"".join(lines), Counter({Position.WORD: len(lines)}), peers)
+        if self._positions_said is None:
+            lines = [position_line(stream, writer, at, at) for stream, writer, at in self._announcer.positions()]
+            self._positions_said = b"".join(lines), len(lines)
+        data, number = self._positions_said
+        self._write(data, Counter({Position.WORD: number}), peers)
         for peer in peers:
             peer.answered = self._questions
 
@@ -283,6 +337,7 @@ class Broadcaster:
             for peer in list(self.peers.values()):
                 peer.close(CloseReason.RESTORED, "the database was restored")
             self._announcer.start(snapshot)
+            self._positions_said = None
             self._is_restored = False
         finally:
             self._in_round.release()
@@ -316,6 +371,7 @@ class Broadcaster:
                     self._look_at_all = True
                     return True  # somebody came meanwhile, and may have been told the old positions
                 self._announcer.skip(snapshot)
+                self._positions_said = None
                 return False
             finally:
                 self._in_round.release()
@@ -344,6 +400,7 @@ class Broadcaster:
         rows = result.rows.total()
         words = Counter({RData.WORD: rows, Position.WORD: result.lines - rows})
         self._write(result.data, words, list(self.peers.values()))
+        self._positions_said = None
         for done in result.done:
             self._announcer.said(done.stream, done.writer, done.position)
         self._count(result)
@@ -395,6 +452,8 @@ class Broadcaster:
     async def _tell_readers(self, peers: list[Peer]) -> None:
         positions, now = self.positions(), time.monotonic()
         rows = [{**p.figures(now), "positions": positions if p.has_replicated else {}} for p in peers]
+        for peer in peers:
+            peer.is_told = True
         unwanted = await self._write_readers(lambda: self._reader_rows.write(rows)) or {}
         for peer in [peer for peer in peers if peer.key in unwanted]:
             log.warning("replication.disconnected", client=peer.name, address=peer.address, by=unwanted[peer.key])

@@ -28,8 +28,11 @@ __all__ = ["ReplicationConsumer"]
 log = get_logger(__name__)
 Message = dict[str, Any]
 
-#: Input that is worked off at a time; then all other clients have their turn. Two bytes of it may ask for kilobytes.
-SLICE_BYTES = 4096
+#: Input that is worked off at a time; then all other clients have their turn.
+SLICE_BYTES = 1024
+#: Who says more than this within a second waits for its turn: there is one for each turn of the loop, for all of them together.
+#: A worker that says PING and what it sends says less.
+FREE_BYTES = 2 * SLICE_BYTES
 
 
 class ReplicationConsumer(AsyncConsumer):
@@ -41,6 +44,8 @@ class ReplicationConsumer(AsyncConsumer):
         self._reports = reports or own or process_reports()
         self._peer: Peer | None = None
         self._has_said_error = False
+        self._second = 0.0
+        self._bytes_in_second = 0
 
     async def __call__(
         self, scope: Message, receive: Callable[[], Awaitable[Message]], send: Callable[[Message], Awaitable[None]]
@@ -89,11 +94,23 @@ class ReplicationConsumer(AsyncConsumer):
         if peer is None:
             return
         for start in range(0, len(data), SLICE_BYTES):
-            if start:
-                await asyncio.sleep(0)
-            self._take(peer, peer.receive(data[start : start + SLICE_BYTES]))
+            piece = data[start : start + SLICE_BYTES]
+            if self._is_free(len(piece)):
+                self._take(peer, peer.receive(piece))
+                continue
+            async with self._broadcaster.turn:
+                self._take(peer, peer.receive(piece))
+                await asyncio.sleep(0)  # the loop does everything else once before the next one's turn
         if not peer.is_open:
             log.info("replication.closing", client=peer.name, address=peer.address, reason=peer.connection.close_reason)
+
+    def _is_free(self, size: int) -> bool:
+        """Whether this is as little as a client says that does its work; fifty that flood would else be fifty slices a turn."""
+        now = time.monotonic()
+        if now >= self._second + 1.0:
+            self._second, self._bytes_in_second = now, 0
+        self._bytes_in_second += size
+        return self._bytes_in_second <= FREE_BYTES
 
     def _take(self, peer: Peer, commands: Sequence[Command]) -> None:
         for command in commands:

@@ -16,7 +16,7 @@ import ssl
 import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 from daphne.http_protocol import WebRequest
@@ -27,7 +27,7 @@ from twisted.internet import defer, reactor
 from streams.logs import get_logger
 from streams.replication.access import Access
 from streams.replication.gate import Gate
-from streams.replication.http_limits import HttpLimits
+from streams.replication.http_limits import HttpBounds, HttpLimits
 from streams.replication.kernel_buffers import kernel_bytes
 from streams.replication.tls import Certificates, Refusal
 
@@ -222,10 +222,8 @@ class ListenerLimits:
     """How much a server takes."""
 
     tcp_connections: int = 5_000
-    http_connections: int = 1_000
-    http_body_bytes: int = 4 * 1024 * 1024
-    websocket_buffer_bytes: int = 4 * 1024 * 1024
     handshake_seconds: float = 10.0
+    http: HttpBounds = field(default_factory=HttpBounds)
 
 
 class AsgiServer(DaphneServer):
@@ -263,9 +261,7 @@ class AsgiServer(DaphneServer):
         self.connections: dict[Any, dict[str, Any]] = {}
         self.limits = limits or ListenerLimits()
         self.handshake_limit_seconds = self.limits.handshake_seconds
-        self.http_limits = HttpLimits(
-            self.limits.http_connections, self.limits.http_body_bytes, self.limits.websocket_buffer_bytes
-        )
+        self.http_limits = HttpLimits(self.limits.http)
         self.refusals: Counter[str] = Counter()
         self.when_ready: Callable[[], Awaitable[None]] | None = None
         self.when_stopping: Callable[[], Awaitable[None]] | None = None
@@ -274,7 +270,7 @@ class AsgiServer(DaphneServer):
         self._certificates = certificates
         self._tcp_sockets = tuple(tcp_sockets)
         self._tcp_connections: set[TcpConnection] = set()
-        self._gates: set[Gate] = set()
+        self._gates: dict[Gate, None] = {}
         self._tcp_listeners: list[asyncio.Server] = []
         self._http_ports: list[Any] = []
         self._starting: asyncio.Task[None] | None = None
@@ -291,14 +287,23 @@ class AsgiServer(DaphneServer):
 
     def entered(self, gate: Gate) -> bool:
         """A connection at the gate; whether there is room for it."""
-        if len(self._tcp_connections) + len(self._gates) >= self.limits.tcp_connections:
+        if len(self._tcp_connections) + len(self._gates) >= self.limits.tcp_connections and not self._gate_gives_way():
             return False
-        self._gates.add(gate)
+        self._gates[gate] = None
+        return True
+
+    def _gate_gives_way(self) -> bool:
+        """The oldest that has not come in yet: who connects and says nothing, or half of a handshake, keeps nobody out."""
+        oldest = next(iter(self._gates), None)
+        if oldest is None:
+            return False
+        del self._gates[oldest]
+        oldest.abort()
         return True
 
     def left(self, gate: Gate) -> None:
         """It was admitted, or is gone."""
-        self._gates.discard(gate)
+        self._gates.pop(gate, None)
 
     def admitted(self, connection: TcpConnection) -> None:
         """It came through the gate."""

@@ -50,8 +50,13 @@ class Peer:
         self.has_replicated = False
         #: It said a command that 1.43 does not know, so it may be told one.
         self.knows_later_commands = False
-        #: Number of the last REPLICATE, of any client, whose answer this one got.
+        #: How much it told all others in the second that began then.
+        self.relay_second, self.relayed = -math.inf, 0
+        #: Number of the last REPLICATE, of any client, whose answer this one got, and when it got one of its own.
         self.answered = 0
+        self.answered_at = -math.inf
+        #: Whether the table of readers has heard of it.
+        self.is_told = False
         self._transport = transport
         self._timer: asyncio.Handle | None = None
         self._timer_due = math.inf

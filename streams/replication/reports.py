@@ -30,6 +30,8 @@ __all__ = ["WorkerReports", "process_reports"]
 
 log = get_logger(__name__)
 GAP_SECONDS = 0.1
+#: Of what a client tells all others.
+RELAYED_A_SECOND = 1_000
 #: News of a connection, old rows and counts are not looked after more often than this.
 NEWS_SECONDS, FORGET_SECONDS, COUNT_SECONDS = 30.0, 30.0, 2.0
 
@@ -95,7 +97,7 @@ class WorkerReports:
 
     def take(self, peer: Peer, commands: Sequence[Command]) -> None:
         """The commands of one piece of input; those that are neither told to everybody nor reports are ignored."""
-        relayed = [command for command in commands if isinstance(command, RELAYED)]
+        relayed = self._within_rate(peer, [command for command in commands if isinstance(command, RELAYED)])
         if relayed:
             self.relay.pass_on(relayed, peer)
         for command in commands:
@@ -103,6 +105,18 @@ class WorkerReports:
                 self._peers[peer.key] = peer
         if self._buffer.has_reports:
             self._wake()
+
+    def _within_rate(self, peer: Peer, commands: list[Command]) -> list[Command]:
+        """What may be told to everybody, which costs as much as there are clients; the rest of a flood is dropped."""
+        if not commands:
+            return commands
+        now = time.monotonic()
+        if now >= peer.relay_second + 1.0:
+            peer.relay_second, peer.relayed = now, 0
+        taken = commands[: max(RELAYED_A_SECOND - peer.relayed, 0)]
+        peer.relayed += len(taken)
+        self.relay.dropped.update(command.WORD for command in commands[len(taken) :])
+        return taken
 
     def gone(self, peer: Peer) -> None:
         """The connection has ended."""

@@ -16,10 +16,11 @@ from django.db.utils import Error as DjangoDatabaseError
 from streams import database, epochs, service_manager
 from streams.conf import StreamSettings, stream_settings
 from streams.logs import get_logger
-from streams.replication.access import Access
+from streams.replication.access import Access, networks_of
 from streams.replication.addresses import Address, RedisAddress, bind, refuse_open_network
 from streams.replication.broadcaster import Broadcaster, process_broadcaster
 from streams.replication.errors import ReplicationError
+from streams.replication.http_limits import HttpBounds
 from streams.replication.listener import AsgiServer, ListenerLimits
 from streams.replication.reports import WorkerReports, process_reports
 from streams.replication.tls import Certificates, TlsFiles
@@ -89,10 +90,18 @@ def serve(
 def _limits(given: StreamSettings) -> ListenerLimits:
     return ListenerLimits(
         tcp_connections=given.connection_limit,
-        http_connections=given.http_connection_limit,
-        http_body_bytes=given.http_body_limit_bytes,
-        websocket_buffer_bytes=given.websocket_buffer_limit_bytes,
         handshake_seconds=given.handshake_limit_seconds,
+        http=HttpBounds(
+            connections=given.http_connection_limit,
+            of_address=given.http_address_limit,
+            body_bytes=given.http_body_limit_bytes,
+            buffer_bytes=given.http_buffer_limit_bytes,
+            websocket_buffer_bytes=given.websocket_buffer_limit_bytes,
+            head_seconds=given.http_head_limit_seconds,
+            body_seconds=given.http_body_limit_seconds,
+            stall_seconds=given.send_stall_limit_seconds,
+            proxies=networks_of(given.proxy_networks, "REPLSITE_PROXY_NETWORKS"),
+        ),
     )
 
 

@@ -82,8 +82,10 @@ def test_everybody_hears_the_answer_to_replicate(port):
 
 
 def test_replicate_is_answered_each_time(port):
-    with WireClient(port, "REPLICATE\nREPLICATE\nREPLICATE") as client:
-        client.read_until(lambda _: len(client.of("POSITION caches")) >= 3)
+    with WireClient(port, "REPLICATE") as client:
+        for number in range(1, 4):
+            client.read_until(lambda _, number=number: len(client.of("POSITION caches")) >= number)
+            client.say("REPLICATE")
 
 
 def test_a_new_writer_is_announced_before_its_rows(port):

@@ -7,6 +7,7 @@ import struct
 
 import psutil
 import pytest
+from django.db import connection
 
 from streams.models import WireCount
 from tests.waiting import wait_until
@@ -175,15 +176,24 @@ def test_http_connections_are_refused_by_number_and_come_back(start_manage):
         "serve", "--http", "127.0.0.1:0", "--replication", "127.0.0.1:0", env={"REPLSITE_HTTP_CONNECTION_LIMIT": "2"}
     )
     port = ready_ports(process)["http"]
-    held = [socket.create_connection(("127.0.0.1", port), timeout=20) for _ in range(2)]
-    for one in held:
-        one.sendall(b"GET /health/live HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
-        assert one.recv(200).startswith(b"HTTP/1.1 200 ")
-    assert _http_status(port) == b"503"
-    closed("HTTP connection limit", "refused")
-    held[0].close()
+    with connection.cursor() as cursor:
+        cursor.execute("BEGIN")
+        cursor.execute("LOCK TABLE django_session")  # what is at work does not give way
+        held = [socket.create_connection(("127.0.0.1", port), timeout=20) for _ in range(2)]
+        for one in held:
+            one.sendall(b"GET /admin/ HTTP/1.1\r\nHost: 127.0.0.1\r\nCookie: sessionid=" + b"x" * 32 + b"\r\n\r\n")
+        wait_until(lambda: _waiting_for_locks(cursor) == 2, 20)
+        assert _http_status(port) == b"503"
+        closed("HTTP connection limit", "refused")
+        cursor.execute("ROLLBACK")
     wait_until(lambda: _http_status(port) == b"200", 20)
-    held[1].close()
+    for one in held:
+        one.close()
+
+
+def _waiting_for_locks(cursor) -> int:
+    cursor.execute("SELECT count(*) FROM pg_locks WHERE NOT granted")
+    return cursor.fetchone()[0]
 
 
 def _http_status(port: int) -> bytes:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
+
 import pytest
 from structlog.contextvars import get_contextvars
 
 from streams.conf import StreamSettings
-from streams.replication.broadcaster import Broadcaster
+from streams.replication.broadcaster import ANSWER_AGAIN_SECONDS, Broadcaster
 from streams.replication.consumer import ReplicationConsumer
 from streams.replication.protocol import CloseReason
 from streams.replication.testing import TcpCommunicator
@@ -81,10 +84,49 @@ async def test_a_flood_is_relayed_in_few_pieces(connect):
     sender, other = await connect(), await connect()
     writes: list[bytes] = []
     other.transport.write = writes.append
-    flood = b"REMOTE_SERVER_UP a\n" * 5_000
-    await sender.send(flood)
-    await wait_for(lambda: sum(map(len, writes)) == len(flood))
+    flood = [b"REMOTE_SERVER_UP %d\n" % number for number in range(1_000)]
+    await sender.send(b"".join(flood))
+    await wait_for(lambda: sum(map(len, writes)) == sum(map(len, flood)))
+    assert b"".join(writes) == b"".join(flood)
     assert len(writes) < 50
+
+
+async def test_what_one_client_tells_all_others_has_a_bound(connect, broadcaster, monkeypatch):
+    """It costs as much as there are clients, and cuts those that cannot take as much."""
+    monkeypatch.setattr("streams.replication.reports.RELAYED_A_SECOND", 10)
+    sender, other = await connect(), await connect()
+    await sender.send(b"".join(b"REMOTE_SERVER_UP %d\n" % number for number in range(500)) + b"NAME done\n")
+    await wait_for(lambda: "done" in {peer.name for peer in broadcaster.peers.values()})
+    assert other.transport.sent.count(b"REMOTE_SERVER_UP") <= 20
+
+
+async def test_who_asks_again_and_again_gets_one_more_answer(connect, broadcaster):
+    """Ten bytes asked for kilobytes, as often as they came."""
+    hostile, begun = await connect(), time.monotonic()
+    await hostile.send(b"REPLICATE\n" * 2_000 + b"NAME done\n")
+    await wait_for(lambda: "done" in {peer.name for peer in broadcaster.peers.values()})
+    await wait_for(lambda: hostile.transport.sent.count(b"POSITION caches") >= 2)
+    seconds = time.monotonic() - begun
+    assert hostile.transport.sent.count(b"POSITION caches") <= 3 + seconds / ANSWER_AGAIN_SECONDS
+
+
+async def test_an_answer_that_is_not_taken_is_not_followed_by_another(connect, broadcaster):
+    deaf, other = await connect(), await connect()
+    deaf.transport.stuck = True
+    await deaf.send(b"REPLICATE\n")
+    await wait_for(lambda: broadcaster.commands["REPLICATE"] == 1)
+    broadcaster._answer_others.cancel()
+    broadcaster._answer_others = None
+    deaf.transport.waiting += b"x" * 5_000
+    for number in range(2, 8):
+        await deaf.send(b"REPLICATE\n")
+        await wait_for(lambda number=number: broadcaster.commands["REPLICATE"] == number)
+        await asyncio.sleep(ANSWER_AGAIN_SECONDS)  # an absence: an answer would come in that time
+    assert bytes(deaf.transport.waiting).count(b"POSITION caches") == 1
+    deaf.transport.take(10**6)
+    await wait_for(lambda: deaf.transport.sent.count(b"POSITION caches") == 2)
+    await other.send(b"REPLICATE\n")
+    await other.receive_until(b"POSITION caches")
 
 
 async def test_a_flood_is_no_reason_for_others_to_wait(connect, broadcaster):
@@ -95,7 +137,8 @@ async def test_a_flood_is_no_reason_for_others_to_wait(connect, broadcaster):
     assert broadcaster.commands["PING"] < 30_000
 
 
-async def test_relaying_cuts_clients_that_take_nothing(connect, broadcaster):
+async def test_relaying_cuts_clients_that_take_nothing(connect, broadcaster, monkeypatch):
+    monkeypatch.setattr("streams.replication.reports.RELAYED_A_SECOND", 10**6)
     sender, stuck = await connect(), await connect()
     stuck.transport.stuck = True
     line = b"REMOTE_SERVER_UP " + b"a" * 16_000 + b"\n"

@@ -8,7 +8,7 @@ import daphne.server  # noqa: F401 - first: it installs the reactor
 import pytest
 from daphne.ws_protocol import WebSocketFactory
 
-from streams.replication.http_limits import TOO_SLOW, HttpLimits, _BoundedWebSocket, _Counted
+from streams.replication.http_limits import TOO_SLOW, HttpBounds, HttpLimits, _BoundedWebSocket, _Counted
 from tests.unit.test_websocket_output import Wire
 
 PAGE = "ä" * 200_000
@@ -35,7 +35,7 @@ class Viewer:
 
 @pytest.fixture
 def limits():
-    return HttpLimits(connections=1_000, body_bytes=1_000, websocket_buffer_bytes=4_000_000)
+    return HttpLimits(HttpBounds(connections=1_000, body_bytes=1_000, websocket_buffer_bytes=4_000_000))
 
 
 def framed(text: str) -> bytes:

@@ -1,0 +1,296 @@
+"""Floods of HTTP against a running site: it stays small, writers get their connections, and others are answered meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+
+import psutil
+import pytest
+from django.contrib.auth.models import User
+from django.db import connection, connections
+
+from streams.models import WireCount
+from tests.floods import STATIC, Probe, connect, head, memory, status_of, statuses
+from tests.waiting import wait_until
+from tests.websocket_client import WebSocketClient, session_cookie
+from tests.wire_client import ready_ports
+from tests.writing import append
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+class Site:
+    """A serving process."""
+
+    def __init__(self, start_manage, **env: str) -> None:
+        self.process = start_manage("serve", "--http", "127.0.0.1:0", "--replication", "127.0.0.1:0", env=env)
+        self.port = ready_ports(self.process)["http"]
+        self.id = self.process.pid
+        assert status_of(self.port) == 200
+
+    def memory(self) -> int:
+        return memory(self.id)
+
+
+@pytest.fixture
+def start_site(start_manage):
+    return lambda **env: Site(start_manage, **env)
+
+
+def counted(reason: str) -> None:
+    found = WireCount.objects.filter(kind="refused", name=reason)
+    wait_until(lambda: sum(found.values_list("total", flat=True)) >= 1, 30, reason)
+
+
+# --- what waits for a client ------------------------------------------------------------------------------------------
+
+
+def test_requests_that_are_sent_ahead_wait_for_the_client_to_take_the_answers(start_site):
+    """A thousand answers of a third of a megabyte waited for a client that read none of them."""
+    site = start_site()
+    assert status_of(site.port, STATIC) == 200
+    before, said = site.memory(), head(STATIC)
+    with Probe(site.port, site.id) as seen:
+        deaf = [connect(site.port, said * (63_000 // len(said)), takes=4096) for _ in range(2)]
+        time.sleep(4)  # an absence: what it works off in that time would be there
+    for one in deaf:
+        one.close()
+    assert set(seen.statuses) == {200}
+    assert seen.memory - before < 40_000_000
+
+
+def test_requests_that_were_sent_ahead_are_all_answered_in_their_order(start_site):
+    site = start_site()
+    paths = [STATIC, "/health/live", "/static/nothing", STATIC, "/health/live"] * 4
+    with connect(site.port, takes=8192) as client:
+        client.sendall(b"".join(map(head, paths)))
+        data, done = b"", []
+        while len(done) < len(paths):
+            found, _, rest = data.partition(b"\r\n\r\n")
+            length = [
+                int(line.split(b":")[1]) for line in found.split(b"\r\n") if line.lower().startswith(b"content-length")
+            ]
+            if length and len(rest) >= length[0]:
+                done.append((int(found.split(b" ")[1]), length[0]))
+                data = rest[length[0] :]
+            else:
+                received = client.recv(65_536)
+                assert received, done
+                data += received
+    assert [status for status, _ in done] == [404 if path == "/static/nothing" else 200 for path in paths]
+    assert len({length for status, length in done if status == 200}) == 2
+
+
+def test_who_takes_no_answer_is_cut(start_site):
+    site = start_site(REPLSITE_SEND_STALL_LIMIT_SECONDS="2")
+    deaf = connect(site.port, head(STATIC), takes=4096)
+    ours = deaf.getsockname()[1]
+    process = psutil.Process(site.id)
+    counted("HTTP client too slow")
+    wait_until(lambda: ours not in {one.raddr.port for one in process.net_connections("tcp") if one.raddr}, 20)
+    deaf.close()
+
+
+def test_a_client_that_reads_slowly_and_well_gets_everything(start_site):
+    site = start_site(REPLSITE_SEND_STALL_LIMIT_SECONDS="1")
+    with connect(site.port, head(STATIC, "Connection: close\r\n"), takes=4096) as slow:
+        total = 0
+        while data := slow.recv(8_000):
+            total += len(data)
+            time.sleep(0.05)
+    assert total > 300_000
+
+
+def test_what_all_clients_together_do_not_take_has_a_bound(start_site):
+    site = start_site(REPLSITE_HTTP_BUFFER_LIMIT_BYTES="4000000")
+    deaf = [connect(site.port, head(STATIC), takes=4096) for _ in range(150)]
+    counted("HTTP memory limit")
+    assert status_of(site.port) == 200
+    process, ours = psutil.Process(site.id), {one.getsockname()[1] for one in deaf}
+    wait_until(lambda: len(ours & {one.raddr.port for one in process.net_connections("tcp") if one.raddr}) <= 30, 20)
+    for one in deaf:
+        one.close()
+
+
+# --- requests that do not come --------------------------------------------------------------------------------------
+
+
+def test_half_a_request_gives_way_to_others(start_site):
+    site = start_site(REPLSITE_HTTP_CONNECTION_LIMIT="40", REPLSITE_HTTP_ADDRESS_LIMIT="0")
+    half = [connect(site.port, b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n", address=f"127.0.{n}.1") for n in range(60)]
+    assert [status_of(site.port) for _ in range(5)] == [200] * 5
+    counted("HTTP connection gave way")
+    for one in half:
+        one.close()
+
+
+def test_one_address_has_its_part_of_the_connections_and_no_more(start_site):
+    site = start_site(REPLSITE_HTTP_ADDRESS_LIMIT="10")
+    silent = [connect(site.port) for _ in range(30)]
+    assert status_of(site.port) == 200
+    counted("HTTP connection gave way")
+    ours = {one.getsockname()[1] for one in silent}
+    process = psutil.Process(site.id)
+    there = {one.raddr.port for one in process.net_connections("tcp") if one.raddr}
+    assert len(ours & there) <= 10
+    for one in silent:
+        one.close()
+
+
+def test_what_is_at_work_does_not_give_way(start_site):
+    site = start_site(REPLSITE_HTTP_ADDRESS_LIMIT="2")
+    cookie = session_cookie(User.objects.create_superuser("boss"))
+
+    async def view() -> None:
+        viewers = [await WebSocketClient.connect(site.port, cookie) for _ in range(2)]
+        assert status_of(site.port) == 503
+        for viewer in viewers:
+            viewer.say({"have": 0})
+            assert "streams" in await viewer.read()
+            viewer.close()
+
+    asyncio.run(view())
+    counted("HTTP address limit")
+    wait_until(lambda: status_of(site.port) == 200, 20)
+
+
+def test_a_proxy_speaks_for_many(start_site):
+    site = start_site(REPLSITE_HTTP_ADDRESS_LIMIT="5", REPLSITE_PROXY_NETWORKS="127.0.0.1/32")
+    held = [connect(site.port, head()) for _ in range(20)]
+    answers = [b""] * len(held)
+    for turn in (1, 2):  # none of them was ended
+        for number, one in enumerate(held):
+            while answers[number].count(b"HTTP/1.1 200 ") < turn:
+                answers[number] += one.recv(4_000) or pytest.fail(f"ended after {answers[number]!r}")
+            one.sendall(head())
+    for one in held:
+        one.close()
+
+
+PARTS = {
+    "head": (b"GET / HTTP/1.1\r\n", b"X-A: b\r\n"),
+    "body": (b"POST /admin/login/ HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100000\r\n\r\n", b"x"),
+    "chunks": (b"POST / HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n", b"1\r\nx\r\n"),
+    "expected": (b"POST / HTTP/1.1\r\nHost: 127.0.0.1\r\nExpect: 100-continue\r\nContent-Length: 9\r\n\r\n", b""),
+}
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_request_has_a_time_to_come_as_a_whole(start_site, part):
+    """A byte now and then kept it alive for ever."""
+    site = start_site(REPLSITE_HTTP_HEAD_LIMIT_SECONDS="1.5", REPLSITE_HTTP_BODY_LIMIT_SECONDS="1.5")
+    begin, more = PARTS[part]
+    said = b""
+    with connect(site.port, begin) as client:
+        client.settimeout(0.2)
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline:
+            try:
+                data = client.recv(1000)
+                said += data
+                if not data:
+                    break
+            except TimeoutError:
+                with contextlib.suppress(OSError):
+                    client.sendall(more)
+            except ConnectionError:
+                break
+        else:
+            pytest.fail("still open")
+    assert b" 408 " in said
+    counted("HTTP request too slow")
+
+
+def test_a_body_of_single_bytes_ends_before_it_is_long(start_site):
+    site = start_site(REPLSITE_HTTP_BODY_LIMIT_BYTES="100000")
+    begin = b"POST / HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with connect(site.port, begin) as client:
+        with contextlib.suppress(OSError):
+            client.sendall(b"1\r\nx\r\n" * 5_000)
+        with contextlib.suppress(OSError):
+            assert client.recv(100).startswith(b"HTTP/1.1 413 ")
+    counted("HTTP body too long")
+
+
+# --- the database -----------------------------------------------------------------------------------------------------
+
+
+def test_made_up_cookies_take_no_connections_from_writers(start_site):
+    site = start_site(REPLSITE_REQUEST_LIMIT="6")
+    most = 0
+
+    def look() -> None:
+        nonlocal most
+        with connections["default"].cursor() as cursor:
+            cursor.execute("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()")
+            most = max(most, cursor.fetchone()[0])
+        connections["default"].close()  # that of the thread
+
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()")
+        before = cursor.fetchone()[0]
+    said = head("/admin/", "Cookie: sessionid=madeupabcdefghijklmnopqrstuvwxyz\r\nConnection: close\r\n")
+    with Probe(site.port, site.id, look) as seen:
+        found = statuses(site.port, said, 300)
+        append()
+    assert set(seen.statuses) == {200}
+    assert most <= before + 6 + 4
+    assert set(found) <= {302, 503}
+    assert found.count(302) >= 50
+
+
+def test_who_finds_no_place_is_told_when_to_come_again(start_site):
+    """A lock holds every page; what needs no database is answered all the same."""
+    site = start_site(REPLSITE_REQUEST_LIMIT="2")
+    said = head("/admin/", "Cookie: sessionid=madeupabcdefghijklmnopqrstuvwxyz\r\n")
+    with connection.cursor() as cursor:
+        cursor.execute("BEGIN")
+        cursor.execute("LOCK TABLE django_session")
+        held = [connect(site.port, said) for _ in range(2)]
+        time.sleep(0.5)
+        late = connect(site.port, said)
+        assert status_of(site.port) == 200
+        assert status_of(site.port, STATIC) == 200
+        assert status_of(site.port, "/metrics", 20) == 200
+        late.settimeout(30)
+        answer = late.recv(1000)
+        cursor.execute("ROLLBACK")
+    assert answer.startswith(b"HTTP/1.1 503 ")
+    assert b"retry-after: 5" in answer.lower()
+    for one in held:
+        assert one.recv(100).startswith(b"HTTP/1.1 302 ")
+        one.close()
+    late.close()
+
+
+def test_scrapes_at_once_share_one_rendering(start_site):
+    site = start_site()
+    assert status_of(site.port, "/metrics", 20) == 200
+    before = site.memory()
+    cpu = sum(psutil.Process(site.id).cpu_times()[:2])
+    with Probe(site.port, site.id) as seen:
+        found = statuses(site.port, head("/metrics", "Connection: close\r\n"), 200)
+    assert found == [200] * 200
+    assert set(seen.statuses) == {200}
+    assert seen.memory - before < 60_000_000
+    assert sum(psutil.Process(site.id).cpu_times()[:2]) - cpu < 20
+
+
+def test_bodies_that_wait_have_a_bound(start_site):
+    site = start_site(REPLSITE_HTTP_BUFFER_LIMIT_BYTES="20000000")
+    before = site.memory()
+    begin = b"POST /admin/login/ HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 4000000\r\n\r\n"
+    held = []
+    with Probe(site.port, site.id) as seen:
+        for _ in range(40):
+            made = connect(site.port, begin)
+            with contextlib.suppress(OSError):
+                made.sendall(b"x" * 3_900_000)
+            held.append(made)
+    counted("HTTP memory limit")
+    assert set(seen.statuses) == {200}
+    assert seen.memory - before < 100_000_000
+    for one in held:
+        one.close()
