@@ -12,7 +12,7 @@ from django.db import transaction
 
 from events.models import Event, Room
 from events.parsing import ParsedEvent
-from events.persist import Persisted, persist
+from events.persist import Persisted
 from streams import cache_feed, invalidations, registry
 from streams.invalidations import any_depends_on_room_state
 from streams.models import CacheInvalidation
@@ -22,7 +22,7 @@ from tests.integration.cached_topics import membership_of, reason_of, topic_of
 from tests.integration.test_given_states import told
 from tests.integration.test_purging import purge
 from tests.made_rooms import ALICE, BOB, MadeRoom, public_room
-from tests.persisted_rooms import incoming, persist_all
+from tests.persisted_rooms import incoming, persist, persist_all
 from tests.waiting import wait_until
 from tests.writing import in_thread
 
@@ -235,7 +235,7 @@ def test_writing_process_drops_what_another_one_changed(made, database_url):
     code = (
         "import sys, django; django.setup(); from events.persist import Incoming, persist;"
         "from streams.writers import retire_all;"
-        "found = persist([Incoming(sys.stdin.buffer.read())]); print(found.stored[0].stream_ordering); retire_all()"
+        "found = persist([Incoming(sys.stdin.buffer.read())], verified=True); print(found.stored[0].stream_ordering); retire_all()"
     )
     done = subprocess.run(
         [sys.executable, "-c", code],
