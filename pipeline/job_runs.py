@@ -37,7 +37,7 @@ from pipeline.models import Job, JobState
 from pipeline.progress import Progress
 from pipeline.spark_steps import spark_steps
 from streams.conf import stream_settings
-from streams.database import channel
+from streams.database import channel, past_pooler
 from streams.logs import get_logger
 
 if TYPE_CHECKING:
@@ -288,7 +288,8 @@ def carry_out(
     keeper = keeper or Keeper()
     log.info("job.began", job=job.pk, kind=job.kind, asked_by=job.asked_by)
     try:
-        summary = (work or _kind(job.kind).run)(JobRun(job, using, stream, keeper))
+        with past_pooler(using):
+            summary = (work or _kind(job.kind).run)(JobRun(job, using, stream, keeper))
     except JobCancelled as error:
         end_cancelled_job(job.pk, using)
         log.warning("job.cancelled", job=job.pk, kind=job.kind, why=str(error))

@@ -40,6 +40,7 @@ __all__ = [
     "execute_prepared",
     "explain",
     "in_transaction",
+    "past_pooler",
     "publisher_key",
     "read_in_order",
     "reader_key",
@@ -143,6 +144,27 @@ def _refuse_pooler(connection: Any, session: int) -> None:
             "Name the PostgreSQL server behind it: REPLSITE_DATABASE_DIRECT=HOST:PORT "
             "(in a project's own settings: the DIRECT entry of the database)."
         )
+
+
+@contextmanager
+def past_pooler(using: str) -> Iterator[None]:
+    """Lead this thread's Django connection to the server itself, where the alias names one behind a pooler (``DIRECT``).
+
+    For long work: temporary tables, settings and prepared statements last from one transaction to the next only there.
+    """
+    wrapper = connections[using]
+    given = wrapper.settings_dict
+    if not given.get("DIRECT") or wrapper.in_atomic_block:
+        yield
+        return
+    direct = {name.upper(): value for name, value in given["DIRECT"].items()}
+    wrapper.close()
+    wrapper.settings_dict = {**given, **direct, "DIRECT": {}}
+    try:
+        yield
+    finally:
+        wrapper.close()
+        wrapper.settings_dict = given
 
 
 @contextmanager

@@ -235,7 +235,8 @@ def test_writing_process_drops_what_another_one_changed(made, database_url):
     code = (
         "import sys, django; django.setup(); from events.persist import Incoming, persist;"
         "from streams.writers import retire_all;"
-        "found = persist([Incoming(sys.stdin.buffer.read())], verified=True); print(found.stored[0].stream_ordering); retire_all()"
+        "found = persist([Incoming(sys.stdin.buffer.read())], verified=True);"
+        "print(found.stored[0].stream_ordering); retire_all()"
     )
     done = subprocess.run(
         [sys.executable, "-c", code],
