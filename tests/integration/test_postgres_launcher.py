@@ -269,7 +269,8 @@ def test_released_server_stops_while_the_process_lives(ready):
 
 def test_folder_that_was_removed_takes_its_server_along(ready):
     ready.user().port()
-    shutil.rmtree(ready.data_dir)
+    # The server takes files of its own away as it stops: before Python 3.13 that ends the walk with an error.
+    wait_until(lambda: shutil.rmtree(ready.data_dir, ignore_errors=True) or not ready.data_dir.exists())
     wait_until(lambda: not ready.keeper_pid(), 15)
 
 
