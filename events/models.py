@@ -17,7 +17,7 @@ from django.db.models.functions import Now
 from events.catalog import BACKFILL, EVENTS
 from events.querysets import CurrentStateQuerySet, EventQuerySet, EventVisibilityQuerySet, RoomQuerySet
 from state.fields import IdentifierField
-from streams.facts import Fact
+from streams.facts import Fact, FactQuerySet
 from streams.registry import bind
 
 __all__ = [
@@ -108,7 +108,7 @@ class Event(Fact):
         null=True, help_text="the state after it (rejected: before it); null: an outlier, or state_unresolved"
     )
 
-    objects = models.Manager()
+    objects = FactQuerySet.as_manager()  # type: ignore[misc, django-manager-missing]
     read = EventQuerySet.as_manager()
 
     class Meta:

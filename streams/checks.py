@@ -13,12 +13,13 @@ from django.core.checks import CheckMessage, Error, Warning, register
 from migrations import MIGRATION_MODULES
 from streams import registry
 from streams.conf import StreamSettings, stream_settings
+from streams.facts import Fact, keys_that_cascade, managers_that_write
 from streams.names import check_name
 from streams.replication.access import networks_of
 from streams.replication.commands import LINE_LIMIT_BYTES
 from streams.replication.errors import BadAddress
 
-__all__ = ["check_declarations", "check_migration_modules", "check_settings", "check_wire_settings"]
+__all__ = ["check_declarations", "check_facts", "check_migration_modules", "check_settings", "check_wire_settings"]
 
 
 @register()
@@ -171,4 +172,32 @@ def check_declarations(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -
                 )
                 for name in sorted(wanted - columns)
             ]
+    return found
+
+
+@register()
+def check_facts(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
+    """Foreign keys that would take facts away, and managers that would let them be changed."""
+    models = [model for stream in registry.all_streams() for model in stream.models if issubclass(model, Fact)]
+    found: list[CheckMessage] = []
+    for model in dict.fromkeys(models):
+        found += [
+            Warning(
+                f"{model.__name__}.{key.name} has an on_delete that would delete or change facts: deleting a "
+                f"{key.related_model._meta.object_name} that facts point to is refused with FactIsFixed.",
+                hint="Say on_delete=models.PROTECT, or models.DO_NOTHING with db_constraint=False.",
+                obj=model,
+                id="streams.W012",
+            )
+            for key in keys_that_cascade(model)
+        ]
+        found += [
+            Warning(
+                f"{model.__name__}.{name} is a manager that lets facts be changed.",
+                hint="Build it on streams.facts.FactQuerySet: MyQuerySet(FactQuerySet), then MyQuerySet.as_manager().",
+                obj=model,
+                id="streams.W013",
+            )
+            for name in managers_that_write(model)
+        ]
     return found

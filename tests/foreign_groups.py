@@ -76,7 +76,7 @@ def store_as(room_id, layout):
         for (kind, key), event_id in changes.items()
     )
     for group, number in numbers.items():
-        Event.objects.filter(state_group=group).update(state_group=ids[number * SPREAD + 2])
+        Event.objects.writable().filter(state_group=group).update(state_group=ids[number * SPREAD + 2])
     StateGroupDelta.objects.filter(chain__in=list(numbers)).delete()
     StateGroup.objects.filter(pk__in=list(numbers)).delete()
     return len(stored) + sum(len(changes) for *_, changes in stored)

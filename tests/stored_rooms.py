@@ -93,7 +93,7 @@ def store_room(events: Sequence[ParsedEvent], first_position: int = 2) -> RoomRe
     for fact, position in zip(facts, positions, strict=False):
         fact.stream_ordering = position
         fact.state_group = None if fact.state_group is None else ids[fact.state_group]
-    Event.objects.bulk_create(facts)
+    Event.objects.writable().bulk_create(facts)
     EventJson.objects.bulk_create(
         EventJson(event_id=e.event_id, room_version=e.room_version, json=e.json) for e in events
     )

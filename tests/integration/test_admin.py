@@ -42,12 +42,12 @@ def filled():
     WriterResolution.objects.create(
         stream="caches", instance_name="w", from_position=1, to_position=2, evidence="e", resolved_by="r"
     )
-    CacheInvalidation._base_manager.bulk_create(
+    CacheInvalidation._base_manager.writable().bulk_create(
         [CacheInvalidation(stream_id=2, instance_name="w", cache_name=HOSTILE, keys=None)]
     )
     Room.objects.create(room_id="!a:b", room_version="10")
     where = {"room_id": "!a:b", "type": HOSTILE, "sender": "@a:b", "topological_ordering": 1, "origin_server_ts": 1}
-    Event._base_manager.bulk_create([Event(stream_ordering=2, instance_name="w", event_id="$a/+b", **where)])
+    Event._base_manager.writable().bulk_create([Event(stream_ordering=2, instance_name="w", event_id="$a/+b", **where)])
     EventJson.objects.create(
         event_id="$a/+b", room_version="10", json=b'{"body":"<script>alert(1)</script>\\u0000\\ud800"}'
     )
@@ -163,7 +163,7 @@ def test_lists_of_huge_tables_walk_an_index(admin_client, filled, model, django_
 def test_large_tables_are_estimated_and_small_ones_counted(filled, monkeypatch):
     rows = CacheInvalidation._base_manager.order_by("pk")
     assert EstimatedPaginator(rows, 10).count == 1
-    CacheInvalidation._base_manager.bulk_create(
+    CacheInvalidation._base_manager.writable().bulk_create(
         CacheInvalidation(stream_id=n, instance_name="w", cache_name="c") for n in range(3, 53)
     )
     monkeypatch.setattr(EstimatedPaginator, "exact_upto", 10)

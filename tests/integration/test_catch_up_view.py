@@ -279,7 +279,7 @@ def test_below_the_low_water_mark_the_answer_says_resync():
 
     written = append(5)
     CacheInvalidation = type(fact())
-    CacheInvalidation.objects.filter(stream_id__lte=written[2]).delete()
+    CacheInvalidation.objects.writable().filter(stream_id__lte=written[2]).delete()
     LowWaterMark.objects.create(stream="caches", position=written[2], writers={"master": written[2]})
     gone = ask("caches", written[0], written[-1])
     assert (gone.status_code, gone.json()["errcode"]) == (410, "REPLSITE_RESYNC_NEEDED")

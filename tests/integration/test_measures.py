@@ -123,7 +123,7 @@ def test_types_that_nobody_specified_are_other():
 def test_the_age_of_a_handled_fact_is_sampled_by_the_databases_clock(monkeypatch):
     monkeypatch.setattr(delays, "SAMPLE_SECONDS", 0.0)
     (token,) = append()
-    CacheInvalidation.objects.update(received_at="2020-01-01T00:00:00Z")
+    CacheInvalidation.objects.writable().update(received_at="2020-01-01T00:00:00Z")
     labels = {"reader": "r-age", "stream": "caches"}
     DelaySamples("r-age", "caches", "default").handled(token)
     assert value("replsite_reader_delay_seconds_count", **labels) == 1

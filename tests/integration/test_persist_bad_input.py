@@ -285,7 +285,7 @@ def cost(work):
             work()
             seconds.append(time.process_time() - start)
         queries = len(seen)
-        Event.objects.all().delete()
+        Event.objects.writable().all().delete()
         connection.cursor().execute("TRUNCATE events_room, events_eventedge, events_eventjson, events_eventauth, "
             "events_forwardextremity, events_backwardextremity, events_currentstate, events_currentstatedelta, "
             "events_eventvisibility, state_stategroup, state_stategroupdelta, events_event")  # fmt: skip

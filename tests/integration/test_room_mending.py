@@ -74,7 +74,7 @@ def test_another_subject_has_no_mark(made):
 
 WRITES = {
     "event": lambda made: persist_all([made.message()]),
-    "verdict": lambda made: Event.objects.filter(pk=of_room(made.room_id)[3].pk).update(soft_failed=False),
+    "verdict": lambda made: Event.objects.writable().filter(pk=of_room(made.room_id)[3].pk).update(soft_failed=False),
     "generation": lambda made: Room.objects.filter(pk=made.room_id).update(content_generation=7),
     "group": lambda made: StateGroup.objects.filter(pk=of_room(made.room_id)[3].state_group).delete(),
     "current state": lambda made: CurrentState.objects.filter(room_id=made.room_id).order_by("pk")[0].delete(),

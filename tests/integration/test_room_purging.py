@@ -56,7 +56,7 @@ def tables_that_name(room_id):
 
 def surround(room_id):
     """Rows of a room in other tables."""
-    Receipt.objects.bulk_create(
+    Receipt.objects.writable().bulk_create(
         [
             Receipt(stream_id=5, instance_name="w", room_id=room_id, receipt_type="m.read", user_id=BOB, event_id="$x"),
         ]

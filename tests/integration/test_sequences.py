@@ -105,7 +105,7 @@ def test_check_beside_writers_finds_no_fault():
 
 
 def insert(number: int) -> None:
-    CacheInvalidation._base_manager.bulk_create(
+    CacheInvalidation._base_manager.writable().bulk_create(
         [CacheInvalidation(stream_id=number, instance_name="x", cache_name="c")]
     )
 
@@ -185,7 +185,7 @@ def test_sequence_behind_a_stored_position_is_found_and_repaired():
     before = append(5)[-1]
     wait_for_linear(before)
     forget_writers()
-    CacheInvalidation._base_manager.all()._raw_delete("default")
+    CacheInvalidation._base_manager.writable().all()._raw_delete("default")
     jump(-3)
     (finding,) = [f for f in inspect() if f.stream == "caches"]
     assert (finding.verdict, finding.wanted_sequence) == ("sequence behind stored position", before)

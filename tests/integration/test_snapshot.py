@@ -127,7 +127,7 @@ def test_facts_that_wait_for_a_writer_are_counted_behind_the_head(wait_until):
         later = append(3)
         other = {"stream": "caches", "instance_name": "other", "position": later[-1], "last_write_position": later[-1]}
         StreamPosition.objects.create(**other)
-        CacheInvalidation.objects.filter(stream_id__in=later).update(instance_name="other")
+        CacheInvalidation.objects.writable().filter(stream_id__in=later).update(instance_name="other")
         found = wait_until(lambda: {w.writer: w for w in take_snapshot().stream("caches").writers})
         assert found["master"].position < held.ids[0]
         assert (found["master"].behind_facts, found["other"].behind_facts) == (3, 0)
@@ -156,7 +156,7 @@ def test_lag_is_the_age_of_the_oldest_unread_fact(wait_until):
     ids = append(5)
     head(wait_until, ids)
     for number, stream_id in enumerate(ids):
-        CacheInvalidation.objects.filter(stream_id=stream_id).update(
+        CacheInvalidation.objects.writable().filter(stream_id=stream_id).update(
             received_at=timezone.now() - timedelta(seconds=500 - 100 * number)
         )
     a_reader({"master": ids[1]})
@@ -180,7 +180,9 @@ def test_reader_below_the_window_is_estimated_with_the_exact_time(wait_until, mo
     monkeypatch.setattr(snapshot_rows, "WINDOW_FACTS", 5)
     ids = append(40)
     head(wait_until, ids)
-    CacheInvalidation.objects.filter(stream_id=ids[10]).update(received_at=timezone.now() - timedelta(seconds=900))
+    CacheInvalidation.objects.writable().filter(stream_id=ids[10]).update(
+        received_at=timezone.now() - timedelta(seconds=900)
+    )
     a_reader({"master": ids[9]})
     view = reader_status()
     assert (view.lag_facts, view.lag_exact) == (30, False)
@@ -191,7 +193,7 @@ def test_living_reader_that_does_not_move_is_stuck_once_it_was_watched(wait_unti
     ids = append(5)
     head(wait_until, ids)
     a_reader({"master": ids[0]}, heartbeat_at=timezone.now() + timedelta(hours=1))
-    CacheInvalidation.objects.update(received_at=timezone.now() - timedelta(seconds=60))
+    CacheInvalidation.objects.writable().update(received_at=timezone.now() - timedelta(seconds=60))
     history = History()
     assert reader_status(history).status.word == "catching up"
     wait_until(lambda: reader_status(history).status.word == "stuck")

@@ -28,7 +28,7 @@ def store(event_id, position, group=None):
         stream_ordering=position, instance_name=WRITER, event_id=event_id, room_id="!r:a", type="m.a", sender="@a:a",
         topological_ordering=1, origin_server_ts=1, state_group=group,
     )  # fmt: skip
-    Event.objects.bulk_create([event])
+    Event.objects.writable().bulk_create([event])
 
 
 def old_rows():

@@ -74,7 +74,7 @@ def test_rooms_that_are_gone_are_forgotten(do):
     RoomStatistics.objects.create(room_id="!gone")
     RoomStatistics.objects.create(room_id="!only-an-outlier")
     RoomDay.objects.create(day=today(), room_id="!gone", events=1, history=0)
-    Event.objects.bulk_create(
+    Event.objects.writable().bulk_create(
         [Event(stream_ordering=5, event_id="$o", room_id="!only-an-outlier", type="t", sender="@a:b",
                topological_ordering=1, origin_server_ts=1, outlier=True, instance_name="w")]
     )  # fmt: skip

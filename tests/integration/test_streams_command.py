@@ -26,7 +26,9 @@ def ghost():
     """A writer whose process is gone, with facts that were committed and never announced."""
     Instance.objects.create(name="ghost", heartbeat_at=timezone.now() - timedelta(hours=1))
     StreamPosition.objects.create(stream="caches", instance_name="ghost", position=1, pending_facts=2)
-    CacheInvalidation._base_manager.bulk_create([CacheInvalidation(stream_id=9, instance_name="ghost", cache_name="c")])
+    CacheInvalidation._base_manager.writable().bulk_create(
+        [CacheInvalidation(stream_id=9, instance_name="ghost", cache_name="c")]
+    )
     with connection.cursor() as cursor:
         registry.get("caches").set_sequence(cursor, 9)
 
@@ -68,7 +70,7 @@ def test_watch_repeats_until_interrupted(start_manage):
 
 def test_a_reader_that_does_not_move_is_found_by_watching_it(run_manage):
     append()
-    CacheInvalidation.objects.update(received_at=timezone.now() - timedelta(minutes=5))
+    CacheInvalidation.objects.writable().update(received_at=timezone.now() - timedelta(minutes=5))
     later = timezone.now() + timedelta(hours=1)
     Reader.objects.create(key="r", name="r", kind="follower", positions={"caches": {"master": 1}}, heartbeat_at=later)
     patience = {"REPLSITE_STUCK_AFTER_SECONDS": "0.5"}

@@ -523,7 +523,7 @@ def test_what_a_faster_writer_has_told_is_not_told_again(room):
     base = here().base
     said = talk(room, 4)
     at = dict(Event.objects.filter(event_id__in=said).values_list("event_id", "stream_ordering"))
-    Event.objects.filter(event_id__in=said[2:]).update(instance_name="fast")
+    Event.objects.writable().filter(event_id__in=said[2:]).update(instance_name="fast")
     token = VectorToken(base, {"fast": at[said[2]]})
     answer = only(since(ANN, token, VectorToken(at[said[1]], {"fast": at[said[3]]})).joined)
     assert ids(answer.timeline) == [said[0], said[1], said[3]]
@@ -533,7 +533,7 @@ def test_what_a_slower_writer_has_not_completed_is_not_told(room):
     base = here().base
     said = talk(room, 3)
     at = dict(Event.objects.filter(event_id__in=said).values_list("event_id", "stream_ordering"))
-    Event.objects.filter(event_id=said[0]).update(instance_name="fast")
+    Event.objects.writable().filter(event_id=said[0]).update(instance_name="fast")
     answer = only(since(ANN, VectorToken(base), VectorToken(base, {"fast": at[said[2]]})).joined)
     assert ids(answer.timeline) == [said[0]]
 

@@ -41,7 +41,7 @@ def stored(module_database):
     for number, name in enumerate(NAMES):
         store_room(parsed(name), 2 + 1_000 * number)
     late = Event.objects.filter(type="m.room.message").first()
-    Event.objects.filter(pk=late.pk).update(origin_server_ts=95_617_584_000_000)
+    Event.objects.writable().filter(pk=late.pk).update(origin_server_ts=95_617_584_000_000)
     return late.event_id
 
 
