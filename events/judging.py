@@ -22,7 +22,14 @@ from state.auth_selection import CREATE, POWER_LEVELS, AuthEvent, State, state_k
 from state.deltas import StateKey
 from state.room_versions import RoomVersion
 
-__all__ = ["PRUNED_TYPES", "REFUSED_BY_AUTH_EVENTS", "REFUSED_BY_STATE", "Judge", "is_asked_by_sender"]
+__all__ = [
+    "PRUNED_TYPES",
+    "REFUSED_BY_AUTH_EVENTS",
+    "REFUSED_BY_STATE",
+    "Judge",
+    "as_let_through",
+    "is_asked_by_sender",
+]
 
 PRUNED_TYPES = (POWER_LEVELS[0], "m.room.third_party_invite")
 """State of which a redaction takes something away that the rules ask for."""
@@ -38,6 +45,16 @@ REFUSED_BY_STATE = "state before"
 def is_asked_by_sender(event: AuthEvent) -> bool:
     """True for an event of which the rules ask for type, sender and auth events only."""
     return event.state_key is None and event.type not in _ASKED_ANEW
+
+
+def as_let_through(event: ParsedEvent, server: str) -> ParsedEvent:
+    """The event as the server of that name has it: it asks whether what others send soft-fails, and not what its own users send.
+
+    What is told of soft failure stays.
+    """
+    if event.soft_failure_given or event.sender.partition(":")[2] != server:
+        return event
+    return replace(event, soft_failure_given=True)
 
 
 class Judge:

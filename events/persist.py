@@ -21,6 +21,7 @@ from events.censoring import CACHE_NAME
 from events.decoding import decode_event
 from events.errors import EventRefused, NotCanonical, Reason, SignaturesUnchecked
 from events.fields import storable
+from events.judging import as_let_through
 from events.measures import count_stored
 from events.models import Event, EventJson, Room
 from events.parsing import ParsedEvent, parse_event
@@ -89,12 +90,19 @@ class PersistOutcome:
 
 
 def persist(
-    events: Iterable[Incoming], using: str | None = None, *, verifier: KeysOf | None = None, verified: bool = False
+    events: Iterable[Incoming],
+    using: str | None = None,
+    *,
+    verifier: KeysOf | None = None,
+    verified: bool = False,
+    history_of: str | None = None,
 ) -> PersistOutcome:
     """Store a batch; see the module. Events that are stored already change nothing, so a batch may be repeated.
 
     Signatures are checked with the keys that ``verifier`` tells (``events.verifying``), before anything is locked; an event that
     a server did not sign is refused as ``bad-signature``. Or the caller says that all are ``verified``, as those made here are.
+
+    ``history_of``: the events are what the server of that name has stored, so those of its own users are never soft-failed.
 
     Raises ``SignaturesUnchecked`` where neither is said, what ``verifier`` raises, errors of the stream engine (``WriterFenced``,
     …) and of the database, and then nothing was stored; a transaction of the caller can then only be rolled back.
@@ -108,6 +116,8 @@ def persist(
     batch = list(events)
     outcome = PersistOutcome()
     parsed = _parse(batch, outcome, alias, verifier)
+    if history_of is not None:
+        parsed = [replace_field(placed, event=as_let_through(placed.event, history_of)) for placed in parsed]
     if parsed:
         with transaction.atomic(using=alias, savepoint=False):
             _store(parsed, outcome, alias)
@@ -173,7 +183,12 @@ def _of_both(first: _Placed, other: _Placed) -> _Placed:
 
 def _at_place_of(placed: ParsedEvent, content: ParsedEvent) -> ParsedEvent:
     """The event ``content`` with what is known about the other copy."""
-    return replace(content, outlier=placed.outlier, stream_ordering=placed.stream_ordering)
+    return replace(
+        content,
+        outlier=placed.outlier,
+        stream_ordering=placed.stream_ordering,
+        soft_failure_given=placed.soft_failure_given,
+    )
 
 
 def _is_same(event: ParsedEvent, other: ParsedEvent) -> bool:

@@ -271,7 +271,7 @@ class _Import:
                 scans = scan_parts(spark, parts, limit, self._signatures.keys)
             self._note_rows(scans)
             self._store_versions(scans)
-            work = LineWork(self._job, dsn(self._using), limit, self._signatures.keys)
+            work = LineWork(self._job, dsn(self._using), limit, self._signatures.keys, stream_settings().server_name)
             total = sum(scan.lines for scan in scans)
             with self._run.watch("read", total, "lines", self._counter(STEPS.name, "sum(lines)")):
                 stage_parts(spark, work, parts)

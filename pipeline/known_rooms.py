@@ -18,6 +18,7 @@ from events.persist import Incoming, PersistOutcome, persist
 from events.resolving import resolve_room
 from pipeline.job_runs import JobRun
 from pipeline.staging import BROKEN, STAGED_EVENTS, table_name
+from streams.conf import stream_settings
 
 __all__ = ["EVENTS_PER_BATCH", "extend_rooms"]
 
@@ -53,11 +54,17 @@ def extend_rooms(run: JobRun) -> None:
         if not total:
             return
         touched: set[str] = set()
+        server = stream_settings().server_name
         unfinished: set[str] = set()
         with run.stage("known rooms", total, "events") as count:
             while rows := _next(cursor, names):
                 with transaction.atomic(using=run.using):
-                    outcome = persist([_incoming(row) for row in rows], run.using, verified=True)  # or trusted
+                    outcome = persist(
+                        [_incoming(row) for row in rows],
+                        run.using,
+                        verified=True,  # or trusted
+                        history_of=server,
+                    )
                     _note(cursor, run.id, names, rows, outcome)
                 unfinished.update(outcome.unfinished_rooms)
                 touched.update(stored.room_id for stored in outcome.stored)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from events.room_repair import check_room
@@ -9,6 +11,7 @@ from pipeline import known_rooms
 from pipeline.job_runs import Count
 from pipeline.models import ImportedRoom, QuarantinedLine
 from tests.emptying import empty_tables
+from tests.made_rooms import ALICE, BOB, public_room
 from tests.pipeline.imports import content, run_import, staging_tables, write_lines
 from tests.room_data import event_lines, stored_events
 
@@ -100,3 +103,35 @@ def test_an_outlier_that_comes_with_its_place_gets_it(tmp_path, rows):
     outcome = run_import(write_lines(tmp_path / "all", *lines))
     assert (outcome.imported, outcome.duplicates) == (1, len(lines) - 1)
     assert rows("SELECT outlier FROM events_event WHERE event_id = %s", last) == [(False,)]
+
+
+def with_late_message():
+    """A room, and a message of BOB's on a fork that he sent when the room's state forbade it already."""
+    made = public_room()
+    joined = made.member(BOB, "join")
+    made.member(BOB, "ban", sender=ALICE)
+    return made, made.message(prev=[joined], sender=BOB)
+
+
+@pytest.mark.parametrize("server, soft", [("bob.test", True), ("b.test", False)])
+@pytest.mark.parametrize("known", [False, True])
+def test_what_own_users_sent_is_not_soft_failed_when_verdicts_are_worked_out(
+    tmp_path, settings, rows, server, soft, known
+):
+    settings.REPLSITE_SERVER_NAME = server
+    made, late = with_late_message()
+    lines = [{"json": json.loads(event.json), "room_version": "10"} for event in made.events]
+    if known:
+        run_import(write_lines(tmp_path / "first", *lines[:-1]))
+    outcome = run_import(write_lines(tmp_path / "in", *lines))
+    assert outcome.quarantined == 0
+    assert rows("SELECT soft_failed FROM events_event WHERE event_id = %s", late.event_id) == [(soft,)]
+    assert check_room(made.room_id).clean
+
+
+def test_what_a_source_tells_of_soft_failure_is_believed_of_own_users_too(tmp_path, settings, rows):
+    settings.REPLSITE_SERVER_NAME = "b.test"
+    made, late = with_late_message()
+    lines = [{"json": json.loads(e.json), "room_version": "10", "soft_failed": e is late} for e in made.events]
+    run_import(write_lines(tmp_path / "in", *lines))
+    assert rows("SELECT soft_failed FROM events_event WHERE event_id = %s", late.event_id) == [(True,)]
