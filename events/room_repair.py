@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from django.db import connections, transaction
 
+from events.errors import RangesDisagree
 from events.room_comparison import RoomReport
-from events.room_mending import find_damage, mend_room
+from events.room_mending import find_damage, left_as_it_is, mend_room
 from events.stored_room import forget_kept
 from streams.caching import invalidate_room_state
 from streams.collector_pause import collector_paused
@@ -39,10 +40,13 @@ def resync_room(room_id: str, subject: str, using: str = "default", *, dry_run: 
         return None
     if dry_run or not found.report.of(subject):
         return Resynced(found.report, found.report)
-    with transaction.atomic(using=using), connections[using].cursor() as cursor:
-        mended = mend_room(cursor, room_id, subject, found)
-        if mended is not None and mended.moved is not None:
-            invalidate_room_state(room_id, mended.moved)
+    try:
+        with transaction.atomic(using=using), connections[using].cursor() as cursor:
+            mended = mend_room(cursor, room_id, subject, found)
+            if mended is not None and mended.moved is not None:
+                invalidate_room_state(room_id, mended.moved)
+    except RangesDisagree as error:
+        return Resynced(found.report, left_as_it_is(found.report, error))
     del found  # it may be large
     forget_kept()
     after = check_room(room_id, using)
