@@ -28,8 +28,6 @@ class Arriving(Node[_Id_co], Protocol[_Id_co]):
     """What arriving depends on in an event."""
 
     @property
-    def backfilled(self) -> bool: ...
-    @property
     def soft_failure_given(self) -> bool: ...
 
 
@@ -83,14 +81,6 @@ class Arrivals(Generic[Id]):
         self._groups.counts = {group: 1}
         return True
 
-    def drop(self, leaves: Iterable[Id]) -> None:
-        """These are no leaves, as it turns out; one is always left."""
-        gone = [leaf for leaf in leaves if leaf in self.leaves.current]
-        if len(gone) < len(self.leaves.current):
-            for leaf in gone:
-                del self.leaves.current[leaf]
-            self._groups.change(self._after, (), gone)
-
     def finish(self) -> int | None:
         """The group of the current state, worked out in any case."""
         self.current = self._states.merged(self._groups.counts)
@@ -114,37 +104,8 @@ class Arrivals(Generic[Id]):
         return ground is not None and self._fails(event, self._states.state(ground))
 
 
-def old_below(
-    event_id: Id,
-    prevs: Callable[[Id], Iterable[Id]],
-    verdict: Callable[[Id], tuple[bool, bool] | None],
-    seen: MutableSet[Id],
-) -> list[Id]:
-    """The backfilled events below an accepted one; those below an accepted live one that it stands on were found with that.
-
-    ``prevs`` are the prev events of one, ``verdict`` tells whether one is backfilled and whether it is accepted (null: it is not
-    in the graph). ``seen`` has what was looked at for earlier events and is added to.
-
-    A backfilled event counts from the first accepted live event on that stands on it: what nothing stands on is no leaf and
-    covers none, but where there are no live events at all.
-    """
-    found: list[Id] = []
-    stack = [event_id]
-    while stack:
-        for prev in prevs(stack.pop()):
-            if prev in seen or (told := verdict(prev)) is None:
-                continue
-            seen.add(prev)
-            backfilled, accepted = told
-            if backfilled:
-                found.append(prev)
-            if backfilled or not accepted:
-                stack.append(prev)
-    return found
-
-
 class EventArrivals(Arrivals[str]):
-    """The same for events that are at hand."""
+    """The same for events by their IDs."""
 
     def __init__(self, states: RoomStates, leaves: Leaves[str], here: Iterable[str] = ()) -> None:
         super().__init__(states, leaves, set(here), states.after, self._judged)

@@ -14,6 +14,7 @@
     ├── PositionsTaken       archived events whose stream positions are those of others here
     ├── PurgeRefused         the room would be left without leaves, or is being purged already
     ├── PurgeWentWrong       a purge would change what stays; its transaction was taken back
+    ├── RangesDisagree       ranges made anew would not fit the room's current state; nothing was written
     └── ReadingError
         ├── UnknownEvent     no event of that ID is stored
         ├── UnknownRoom      no event of that room is stored
@@ -44,6 +45,7 @@ __all__ = [
     "PositionsTaken",
     "PurgeRefused",
     "PurgeWentWrong",
+    "RangesDisagree",
     "ReadingError",
     "Reason",
     "SignaturesUnchecked",
@@ -69,6 +71,10 @@ class PurgeRefused(EventsError):
 
 class PurgeWentWrong(EventsError):
     """What stays would not be what it was: the transaction was taken back."""
+
+
+class RangesDisagree(EventsError):
+    """Who sees what, worked out anew, would not fit the room's current state: one of them is wrong, and nothing was written."""
 
 
 class CompressionRefused(EventsError):

@@ -1,8 +1,9 @@
 """The graph of a room: causal order, leaves and gaps (pure).
 
-Edges lead from an event to its prev events. Rejected and soft-failed events are *looked through*: they never become
-leaves, and what they refer to stays a leaf until an accepted event reaches it. Everything is linear in events and
-edges.
+Edges lead from an event to its prev events. Rejected, soft-failed and backfilled events are *looked through*: they never become
+leaves, and what they refer to stays a leaf until an accepted live event reaches it. Outliers have no place in the graph: nothing
+is reached through one. ``Leaves`` is the one rule for all that asks: events that come in, imports, rebuilding and checking.
+Everything is linear in events and edges.
 """
 
 from __future__ import annotations
@@ -46,12 +47,18 @@ class Node(Verdict, Protocol[_Id_co]):
     @property
     def event_id(self) -> _Id_co: ...
     @property
+    def backfilled(self) -> bool: ...
+    @property
     def prev_event_ids(self) -> tuple[_Id_co, ...]: ...
 
 
-class NodeWithAuth(Node[_Id_co], Protocol[_Id_co]):
-    """The same with its auth events."""
+class NodeWithAuth(Verdict, Protocol[_Id_co]):
+    """An event with all that it refers to."""
 
+    @property
+    def event_id(self) -> _Id_co: ...
+    @property
+    def prev_event_ids(self) -> tuple[_Id_co, ...]: ...
     @property
     def auth_event_ids(self) -> tuple[_Id_co, ...]: ...
 
@@ -196,44 +203,57 @@ def backward_extremities(nodes: Iterable[Node[str]]) -> list[str]:
 
 
 class Leaves(Generic[Id]):
-    """The forward extremities of a room while its events arrive one by one, in any order."""
+    """The forward extremities of a room while its events arrive one by one.
+
+    An event *counts* when it is accepted and live. In a room without such an event accepted backfilled ones count; the first live
+    one ends that, and their leaves with it. The leaves are the events that count and that no other one reaches: from an event
+    that counts its prev events are reached, and from reached events that do not count theirs. So the order of arrival decides
+    nothing, nor does whether an event came by itself or in a batch.
+    """
 
     def __init__(
         self,
         current: Iterable[Id] = (),
         reached: MutableSet[Id] | None = None,
-        look_through: Callable[[Collection[Id]], Iterable[Node[Id]]] | None = None,
+        find: Callable[[Collection[Id]], Iterable[Node[Id]]] | None = None,
+        *,
+        live: bool = False,
     ) -> None:
-        """To go on with a stored room: its leaves, and events to come that accepted ones refer to.
+        """To go on with a stored room: its leaves, and events to come that are reached.
 
-        ``look_through`` finds the stored events among these that are rejected or soft-failed, with all such that they lead to. It
-        is asked only when an accepted event stands on them: a long chain of them costs nothing until then. ``reached`` is
-        added to.
+        ``find`` finds, among some events, those of the graph that do not count, as far as anything that matters is reached
+        through them; without it those that have arrived are remembered. ``reached`` is added to. ``live``: an accepted live
+        event is here, or is going to be.
         """
+        self.live = live
         self._reached: MutableSet[Id] = set() if reached is None else reached
-        self._look_through = look_through
-        self._here: dict[Id, Node[Id] | None] = {}
-        """Events that have arrived, those that are looked through as they are; the others only where somebody asks."""
+        self._find = self._of_here if find is None else find
+        self._here: dict[Id, Node[Id]] | None = {} if find is None else None
+        """Events that have arrived and may be looked through."""
         self.current: dict[Id, None] = dict.fromkeys(current)
 
-    def add(self, node: Node[Id]) -> tuple[bool, list[Id]]:
-        """An event arrives; returns whether it is a leaf now, and the leaves that are none any more.
+    def counts(self, node: Node[Id]) -> bool:
+        """Whether it may be a leaf, and reaches others."""
+        return is_accepted(node) and not (node.backfilled and self.live)
 
-        Rejected and soft-failed events change nothing until an accepted event refers to them.
+    def add(self, node: Node[Id]) -> tuple[bool, list[Id]]:
+        """An event of the graph arrives; returns whether it is a leaf now, and the leaves that are none any more.
+
+        One that does not count changes nothing until it is reached.
         """
-        accepted, reached = is_accepted(node), node.event_id in self._reached
-        if not accepted:
+        gone = self._begin() if not self.live and not node.backfilled and is_accepted(node) else []
+        if self._here is not None and (node.backfilled or not is_accepted(node)):
             self._here[node.event_id] = node
-            return False, self._reach_below(node) if reached else []
-        if self._look_through is not None:
-            self._here[node.event_id] = None
-        gone = self._reach_below(node)
-        if not reached:
+        counts, reached = self.counts(node), node.event_id in self._reached
+        if counts or reached:
+            gone += self._reach_below(node)
+        is_leaf = counts and not reached
+        if is_leaf:
             self.current[node.event_id] = None
-        return not reached, gone
+        return is_leaf, gone
 
     def replace_all(self, event_id: Id, prev_event_ids: Collection[Id]) -> bool:
-        """The short way of ``add`` for an accepted event that builds on just the current leaves: it is the only one then.
+        """The short way of ``add`` for an event that counts and builds on just the current leaves: it is the only one then.
 
         False: it does not, or is no leaf itself; nothing is done.
         """
@@ -241,8 +261,6 @@ class Leaves(Generic[Id]):
             return False
         for prev in prev_event_ids:
             self._reached.add(prev)
-        if self._look_through is not None:
-            self._here[event_id] = None
         self.current.clear()
         self.current[event_id] = None
         return True
@@ -254,20 +272,29 @@ class Leaves(Generic[Id]):
             return False
         return all(map(current.__contains__, event_ids))
 
+    def _begin(self) -> list[Id]:
+        """The first accepted live event: backfilled ones count no more, and what they reached is not reached."""
+        self.live = True
+        gone = list(self.current)
+        self.current.clear()
+        self._reached.clear()
+        return gone
+
     def _reach_below(self, node: Node[Id]) -> list[Id]:
-        """An accepted event has been seen above: its prev events, looked through, are leaves no more."""
+        """It counts, or is reached: its prev events are leaves no more, nor are those below what is looked through."""
         gone = []
         below = [node]
         while below:
             new = [prev for prev in below.pop().prev_event_ids if prev not in self._reached]
-            if self._look_through is not None and (unknown := [prev for prev in new if prev not in self._here]):
-                self._here.update((found.event_id, found) for found in self._look_through(unknown))
             for prev in new:
                 self._reached.add(prev)
                 if prev in self.current:
                     del self.current[prev]
                     gone.append(prev)
-                parent = self._here.get(prev)
-                if parent is not None and not is_accepted(parent):
-                    below.append(parent)
+            if new:
+                below += [found for found in self._find(new) if not self.counts(found)]
         return gone
+
+    def _of_here(self, event_ids: Collection[Id]) -> Iterable[Node[Id]]:
+        here = self._here or {}
+        return [here[event_id] for event_id in event_ids if event_id in here]

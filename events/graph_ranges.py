@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from events.arrivals import EventArrivals, old_below
+from events.arrivals import EventArrivals
 from events.graph import Leaves, causal_order, is_accepted
 from events.parsing import ParsedEvent
 from events.redaction_rules import REDACTION, may_redact
@@ -45,8 +45,12 @@ def _told(rows: Sequence[VisibilityRow], places: Sequence[int]) -> dict[tuple[st
             hidden.setdefault(row.user_id, set()).add(first)
         elif first <= last:
             spans.setdefault((row.user_id, _OWN.get(row.kind, row.kind)), []).append((first, last))
-    own_hidden = {(user_id, "own"): numbers for user_id, numbers in hidden.items()}
-    told = {key: _merged(found, own_hidden.get(key, ())) for key, found in spans.items()}
+    open_to_all = _merged([span for kind in ("shared", "world") for span in spans.get((None, kind), ())], ())
+    told = {}
+    for (user_id, kind), found in spans.items():
+        told[user_id, kind] = _merged(found, hidden.get(user_id, ()) if kind == "own" else ())
+        if kind == "own":  # where the room admits members anyway, the predicate does not look at what is theirs
+            told[user_id, kind] = list(_outside(told[user_id, kind], open_to_all))
     return {key: found for key, found in told.items() if found}
 
 
@@ -59,6 +63,23 @@ def _merged(spans: list[tuple[int, int]], hidden: Collection[int]) -> list[tuple
         else:
             found.append((first, last))
     return found if not hidden else list(_without(found, sorted(hidden)))
+
+
+def _outside(spans: Sequence[tuple[int, int]], others: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Ascending spans without what other ascending ones cover, in time linear in both."""
+    number = 0
+    for first, last in spans:
+        start = first
+        while number < len(others) and others[number][1] < start:
+            number += 1
+        at = number
+        while at < len(others) and others[at][0] <= last:
+            if start < others[at][0]:
+                yield start, others[at][0] - 1
+            start = others[at][1] + 1
+            at += 1
+        if start <= last:
+            yield start, last
 
 
 def _without(spans: Sequence[tuple[int, int]], hidden: Sequence[int]) -> Iterator[tuple[int, int]]:
@@ -135,33 +156,22 @@ class GraphRanges:
 
     def _lines(self) -> dict[str, int | None]:
         """Live event -> the group of the current state when it had come in; an event waits for its prev events."""
-        arrivals = EventArrivals(self._states, Leaves())
-        found: dict[str, int | None] = {}
         by_id = {event.event_id: event for event in self._graph}
-        seen: set[str] = set()
+        last = next((event for event in reversed(self._graph) if is_accepted(event) and not event.backfilled), None)
 
-        def prevs(event_id: str) -> Sequence[str]:
-            return by_id[event_id].prev_event_ids
+        def find(event_ids: Collection[str]) -> list[ParsedEvent]:
+            return [by_id[event_id] for event_id in event_ids if event_id in by_id]
 
-        def verdict(event_id: str) -> tuple[bool, bool] | None:
-            event = by_id.get(event_id)
-            return None if event is None else (event.backfilled, is_accepted(event))
-
-        live = [event for event in self._graph if not event.backfilled]
-        order, left = causal_order(live)
-        for number in (*order, *left):
-            event = live[number]
-            below = old_below(event.event_id, prevs, verdict, seen) if is_accepted(event) else ()
-            for old in _in_order([by_id[event_id] for event_id in below]):
-                arrivals.add(old)
+        arrivals = EventArrivals(self._states, Leaves(find=find, live=last is not None))
+        found: dict[str, int | None] = {}
+        for event in _in_order([event for event in self._graph if not event.backfilled]):
             arrivals.add(event)
             found[event.event_id] = arrivals.current
-        if not live:
-            for old in _in_order(self._graph):
-                arrivals.add(old)
+        if last is None:
+            for event in _in_order([event for event in self._graph if event.backfilled]):
+                arrivals.add(event)
         current = self.current = arrivals.finish()
         self.leaves = list(arrivals.leaves.current)
-        last = next((event for event in reversed(self._graph) if is_accepted(event) and not event.backfilled), None)
         if last is not None and current is not None:  # whoever goes on with the room begins with this line
             found[last.event_id] = current
         return found

@@ -16,7 +16,7 @@ from msgspec import structs
 
 from events.arrivals import EventArrivals
 from events.errors import EventRefused, Reason
-from events.gap_filling import Filled, judge_again, leaves_covered, leaves_instead, ranges_of_filled, unresolved_above
+from events.gap_filling import Filled, judge_again, unresolved_above
 from events.given_states import given_state
 from events.graph import causal_order, is_accepted
 from events.judging import PRUNED_TYPES
@@ -61,15 +61,15 @@ class RoomChanges:
     closed: list[tuple[str | None, str, int]] = field(default_factory=list)
     uncut: list[str] = field(default_factory=list)
     now_shown: list[str] = field(default_factory=list)
-    """Stored redactions that had no effect and now have one."""
+    """Stored redactions that had no effect and now have one, or turn out to be rejected: nothing is withheld there."""
     redacted: dict[str, str] = field(default_factory=dict)
     """Target -> redaction, of stored and of new targets."""
     last_position: int | None = None
     """The position that place -1 stands for: that of the last accepted event before."""
     filled: Filled = field(default_factory=Filled)
     """Stored events whose state has become known."""
-    filled_ranges: list[VisibilityRow] = field(default_factory=list)
-    """Their ranges, by stream positions."""
+    old_states: RoomStates | None = None
+    """What the ranges of backfilled events are worked out by, once the rows are in; null: nothing follows for them."""
     own_place: bool = False
     """The current state changes without a live event: number ``len(events)`` is a position of its own."""
     visibility_to_rebuild: bool = False
@@ -103,6 +103,8 @@ class RoomBatch:
         events_here = StoredEvents(using, room.room_id, room.content_generation, reading)
         self.stored = StoredRoom(room.room_id, using, events_here, reading)
         self.changes = RoomChanges()
+        self._moved = False
+        """The line has moved to a state in which others are members, or may read, without an event of the stream."""
         self._batch = list(events)
         self.states: RoomStates
 
@@ -176,7 +178,7 @@ class RoomBatch:
         states = self.states
         new = [event.event_id for event in self._batch if not event.outlier]
         seeds = [*self.again, *(event_id for event_id in states.given if event_id not in new)]
-        referred_to = {prev for prev, _, _ in self._reading.above}
+        referred_to = {prev for prev, _ in self._reading.above}
         filling = any(e in states.after for e in new) and not referred_to.isdisjoint(new)
         places = unresolved_above(self._row.room_id, new, seeds, self._using) if filling or seeds else {}
         if places:
@@ -276,48 +278,28 @@ class RoomBatch:
     ) -> list[Step]:
         """Number the events: backfilled, live, outliers; returns the steps of accepted ones."""
         changes, states = self.changes, self.states
-        leaves = self.stored.leaves_below(live if self.stored.leaves else [*old, *live])
-        leaves_instead(leaves, changes.filled.rejected, states.events, self._using)
+        leaves = self.stored.leaves_below([*old, *live], changes.filled.rejected)
         arrivals = EventArrivals(states, leaves, here=[prev for event in live for prev in event.prev_event_ids])
         known = arrivals.current if not self._row.current_state_unresolved else None
         steps: list[Step] = []
         self._line_before = known
         for event in old:
+            arrivals.take(event)
             changes.events.append(event)
             self._add_step(steps, event, states.after.get(event.event_id))
-        leaves_or_new = {*arrivals.leaves.current, *(event.event_id for event in live)}
+        if live and arrivals.current is not None and arrivals.current != known:
+            self._note_changes(len(changes.events), known, arrivals.current, between=True)
+            known = arrivals.current
         for event in live:
-            looks_through = self._looks_through(event, leaves_or_new)
             judged = arrivals.add(event)
             changes.events.append(judged)
-            if looks_through and is_accepted(judged) and len(arrivals.leaves.current) > 1:
-                arrivals.drop(leaves_covered(list(arrivals.leaves.current), changes.events, self._using))
-                arrivals.finish()
             if arrivals.current is not None and arrivals.current != known:
-                self._note_changes(len(changes.events) - 1, known, arrivals.current)
+                self._note_changes(len(changes.events) - 1, known, arrivals.current, between=not is_accepted(judged))
                 known = arrivals.current
             self._add_step(steps, judged, arrivals.current)
         changes.events += outliers
-        self._settle_leaves(arrivals, old, live)
         self._finish(arrivals, known, steps)
         return steps
-
-    def _looks_through(self, event: ParsedEvent, known: Collection[str]) -> bool:
-        """Whether an event builds on a stored one that is no leaf: on an old one, maybe, below which there are leaves."""
-        return any(prev not in known or not is_accepted(self.states.events[prev]) for prev in event.prev_event_ids)
-
-    def _settle_leaves(self, arrivals: EventArrivals, old: Sequence[ParsedEvent], live: Sequence[ParsedEvent]) -> None:
-        """Old events make no leaves, unless the room consists of them, but may cover some."""
-        if not self.stored.leaves:
-            for event in old if not live else ():
-                arrivals.add(event)
-        elif len(arrivals.leaves.current) > 1 and (old or self._forks(live)):
-            arrivals.drop(leaves_covered(list(arrivals.leaves.current), self.changes.events, self._using))
-
-    def _forks(self, live: Sequence[ParsedEvent]) -> bool:
-        """Whether some events build on others than the leaves, which may be old ones."""
-        leaves = set(self.stored.leaves)
-        return any(not leaves.issuperset(event.prev_event_ids) for event in live)
 
     def _finish(self, arrivals: EventArrivals, known: int | None, steps: list[Step]) -> None:
         changes = self.changes
@@ -327,7 +309,8 @@ class RoomBatch:
         last = next((n for n in reversed(range(len(changes.events))) if self._is_live(changes.events[n])), None)
         if current is not None and current != known:
             changes.own_place = last is None
-            self._note_changes(len(changes.events) if last is None else last, known, current)
+            between = not steps or steps[-1].event.backfilled
+            self._note_changes(len(changes.events) if last is None else last, known, current, between=between)
         changes.current_unresolved = current is None and bool(arrivals.leaves.current)
         before = set(self.stored.leaves)
         changes.new_leaves = [leaf for leaf in arrivals.leaves.current if leaf not in before]
@@ -337,7 +320,8 @@ class RoomBatch:
     def _is_live(event: ParsedEvent) -> bool:
         return not event.outlier and not event.backfilled
 
-    def _note_changes(self, number: int, known: int | None, current: int) -> None:
+    def _note_changes(self, number: int, known: int | None, current: int, *, between: bool) -> None:
+        """Write down how the current state changed with an event; ``between``: no accepted live event brought that."""
         found: Mapping[StateKey, tuple[str | None, str | None]]
         if known is None:
             stored = CurrentState.objects.using(self._using).filter(room_id=self._row.room_id)
@@ -346,7 +330,10 @@ class RoomBatch:
             found = {key: (old.get(key), new.get(key)) for key in sorted({**old, **new})}
         else:
             found = self.states.builder.changes_between(known, current)
-        self.changes.state_changes += [(number, *key, new, old) for key, (old, new) in found.items() if old != new]
+        changed = [(number, *key, new, old) for key, (old, new) in found.items() if old != new]
+        self.changes.state_changes += changed
+        if between:  # others are members now, or may read: no step tells the ranges
+            self._moved |= not {kind for _, kind, *_ in changed}.isdisjoint(("m.room.member", HISTORY_VISIBILITY[0]))
 
     def _add_step(self, steps: list[Step], event: ParsedEvent, line: int | None) -> None:
         if not is_accepted(event):
@@ -360,34 +347,22 @@ class RoomBatch:
 
     # --- visibility ---------------------------------------------------------------------------------------------
     def _see(self, steps: Sequence[Step]) -> None:
-        """Ranges go on for live events; backfilled ones have ranges of their own, which end with the batch."""
+        """Ranges go on for live events; those of backfilled ones meet stored ones, and are written when positions are known."""
         changes, builder, events = self.changes, self.states.builder, self.states.events
-        moved = changes.filled.live or self._moved_between_events()
+        moved = changes.filled.live or (self._moved and self._row.room_id in self._reading.latest)
         if self._row.visibility_unresolved or changes.visibility_unresolved or moved:
             changes.visibility_to_rebuild = not (changes.visibility_unresolved or changes.current_unresolved)
             changes.visibility_unresolved = True
             return
-        old, last, live = VisibilityRanges(builder, events), -1, None
+        changes.old_states = self.states
+        live = None
         for step in steps:
             if not step.event.backfilled:
                 live = live or VisibilityRanges(builder, events, self._stored_ranges())
                 live.add(step)
-                continue
-            if step.index != last + 1:  # no range goes on over an event without state: it may get one of its own
-                changes.ranges += old.ended()
-                old = VisibilityRanges(builder, events)
-            old.add(step)
-            last = step.index
-        changes.ranges += old.ended()
-        changes.filled_ranges = ranges_of_filled(changes.filled, self.states, self._row.room_id, self._using)
         if live is not None:
             changes.ranges += [*live.rows, *live.still_open()]
             changes.closed, changes.uncut = live.closed, live.uncut
-
-    def _moved_between_events(self) -> bool:
-        """The line has moved to a state in which others are members, or may read, without an event of the stream."""
-        changed = {kind for number, kind, *_ in self.changes.state_changes if number == len(self.changes.events)}
-        return not changed.isdisjoint(("m.room.member", HISTORY_VISIBILITY[0]))
 
     def _stored_ranges(self) -> StoredRanges:
         """Where the stored ranges end: it follows from the last accepted event and the current state."""
@@ -420,7 +395,8 @@ class RoomBatch:
         new = {event.event_id: event for event in (*self.changes.filled.events, *self.changes.events)}
         effective, earlier = self._effective(new)
         stored = dict.fromkeys([*earlier, *(event.event_id for event in self.changes.filled.events)])
-        self.changes.now_shown = [event_id for event_id in stored if event_id in effective]
+        rejected = set(self.changes.filled.rejected)
+        self.changes.now_shown = [event_id for event_id in stored if event_id in effective or event_id in rejected]
         for number, event in enumerate(self.changes.events):
             if event.type == REDACTION and is_accepted(event) and event.event_id not in effective:
                 self.changes.ranges.append(VisibilityRow(None, "withheld", number, number))

@@ -214,12 +214,10 @@ def compute(rows: RoomRows) -> Computed:
     graph = [states.events[event_id] for event_id, event in events.items() if not event.outlier]
     targets = {event.event_id: (event.type, event.sender) for event in events.values()}
     ranges = GraphRanges(graph, states, targets)
-    forward = _leaves(rows, list(states.events.values()), ranges)
-    current = states.merged(states.after.get(leaf) for leaf in sorted(forward))
-    found = ranges.ranges()
+    found, current = ranges.ranges(), ranges.current
     if found is not None:
         found = in_order([*found, *_cuts_of_before(rows, graph, states, current)])
-    return Computed(rows, dict(states.events), stored, states, create, ranges, found, forward, current)
+    return Computed(rows, dict(states.events), stored, states, create, ranges, found, set(ranges.leaves), current)
 
 
 def stored_before(event: StoredEvent, stored: StoredGroups) -> int | None:
@@ -269,20 +267,6 @@ def _create(rows: RoomRows, events: Iterable[ParsedEvent]) -> ParsedEvent | None
     return next(iter([*(event for event in named if not event.outlier), *inside, *named, *begun]), None)
 
 
-def _leaves(rows: RoomRows, events: Sequence[ParsedEvent], ranges: GraphRanges) -> set[str]:
-    """The forward extremities.
-
-    Events that came in one by one leave the live ones on which no live one builds, seen through old ones; where only an outlier
-    leads there, it depends on what came together. Old events on which nothing builds are leaves only in a room that has no
-    others.
-    """
-    if rows.forward and rows.forward == set(ranges.leaves):
-        return rows.forward
-    graph = [event for event in events if not event.outlier]
-    least, most = _live_leaves(events), _live_leaves(graph)
-    return least | (rows.forward & most) or most or set(ranges.leaves)
-
-
 def _cuts_of_before(
     rows: RoomRows, graph: Sequence[ParsedEvent], states: RoomStates, current: int | None
 ) -> list[VisibilityRow]:
@@ -294,22 +278,6 @@ def _cuts_of_before(
         return []
     state = states.state(current)
     return [row for row in kept if membership(state, row.user_id or "") not in (None, "join")]
-
-
-def _live_leaves(events: Sequence[ParsedEvent]) -> set[str]:
-    by_id = {event.event_id: event for event in events}
-    live = [event for event in events if is_accepted(event) and not event.backfilled]
-    reached: set[str] = set()
-    below = list(live)
-    while below:
-        for prev in below.pop().prev_event_ids:
-            if prev in reached:
-                continue
-            reached.add(prev)
-            found = by_id.get(prev)
-            if found is not None and (found.backfilled or not is_accepted(found)):
-                below.append(found)
-    return {event.event_id for event in live} - reached
 
 
 # --- what may have been told ------------------------------------------------------------------------------------------

@@ -16,14 +16,14 @@ reserved IDs, ascending.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from events.arrivals import Arrivals, Arriving, old_below
+from events.arrivals import Arrivals, Arriving
 from events.errors import HistoryError
 from events.graph import Leaves, numbers_in_order
 from events.parsing import ParsedEvent
@@ -306,19 +306,19 @@ class RoomHistory:
         """The events come in one by one; returns the group of the current state (null: not known)."""
         walk, flags = self._walk, self._flags
         limit = walk.count + len(walk.missing)
-        leaves = self._leaves = Leaves[int](reached=NumberSet(limit))
+        live = self._last_live(ACCEPTED) >= 0
+        leaves = self._leaves = Leaves[int](reached=NumberSet(limit), find=self._looked_through, live=live)
         arrivals = Arrivals(walk.states, leaves, NumberSet(limit), _Groups(walk.after), self._fails)
         known: int | None = None
-        below, prevs = self._below(), walk.prevs.of
         for index, number in self._live():
-            if below or flags[number] & ACCEPTED or not arrivals.take_on_leaves(number, prevs(number)):
-                self._take(arrivals, number, below)
+            if flags[number] & ACCEPTED or not arrivals.take_on_leaves(number, walk.prevs.of(number)):
+                self._take(arrivals, number)
             group = arrivals.current
             if group is not None:
                 self._line[number] = group
                 known = self._note_change(index, known, group)
-        for number in self._ordered(BACKFILLED) if self._last_live(OUTLIER) < 0 else ():
-            if flags[number] & ACCEPTED or not arrivals.take_on_leaves(number, prevs(number)):
+        for number in self._ordered(BACKFILLED) if not live else ():
+            if flags[number] & ACCEPTED or not arrivals.take_on_leaves(number, walk.prevs.of(number)):
                 arrivals.take(self._arriving(number))
         current = arrivals.finish()
         if known is not None:
@@ -327,15 +327,20 @@ class RoomHistory:
             self._line[last] = -1 if current is None else current
         return current
 
-    def _take(self, arrivals: Arrivals[int], number: int, below: Callable[[int], Iterable[int]] | None) -> None:
-        """A live event arrives, with the backfilled ones that count with it."""
+    def _take(self, arrivals: Arrivals[int], number: int) -> None:
+        """A live event arrives."""
         event = self._arriving(number)
         if arrivals.soft_fails(event):
             event.soft_failed = True
             self._flags[number] |= SOFT_FAILED
-        for old in below(number) if below is not None else ():
-            arrivals.take(self._arriving(old))
         arrivals.take(event)
+
+    def _looked_through(self, numbers: Collection[int]) -> Iterator[_Arriving]:
+        """Those of some events that may not count."""
+        flags = self._flags
+        for number in numbers:
+            if number < len(flags) and flags[number] & (ACCEPTED | BACKFILLED) and not flags[number] & OUTLIER:
+                yield self._arriving(number)
 
     def _arriving(self, number: int) -> _Arriving:
         flag = self._flags[number]
@@ -382,39 +387,6 @@ class RoomHistory:
             order, left = numbers_in_order(walk.count, walk.prevs.of, numbers)
         for part in (order, left):
             yield from part
-
-    def _causal(self, numbers: Sequence[int]) -> Sequence[int]:
-        """A few ascending numbers, each after its prev events; in time and memory for these alone."""
-        if self._walk.in_order or len(numbers) <= 1:
-            return numbers
-        place = {number: at for at, number in enumerate(numbers)}
-        prevs = self._walk.prevs.of
-        order, left = numbers_in_order(
-            len(numbers), lambda at: [place[prev] for prev in prevs(numbers[at]) if prev in place]
-        )
-        return [numbers[at] for part in (order, left) for at in part]
-
-    def _below(self) -> Callable[[int], Iterable[int]] | None:
-        """What finds the backfilled events that count with a live one, in causal order: see ``events.arrivals.old_below``.
-
-        Null where there are none.
-        """
-        if not any(flag & BACKFILLED for flag in self._flags):
-            return None
-        flags, prevs, seen = self._flags, self._walk.prevs.of, NumberSet(self._walk.count + len(self._walk.missing))
-
-        def verdict(number: int) -> tuple[bool, bool] | None:
-            if number >= len(flags) or flags[number] & OUTLIER:
-                return None
-            return bool(flags[number] & BACKFILLED), not flags[number] & ACCEPTED
-
-        def below(number: int) -> Iterable[int]:
-            if flags[number] & ACCEPTED:
-                return ()
-            found = old_below(number, prevs, verdict, seen)
-            return self._causal(sorted(found)) if found else ()
-
-        return below
 
     # --- redactions ---------------------------------------------------------------------------------------------
     def _redact(self) -> array[int]:

@@ -7,17 +7,20 @@ as it is. The lock is the one that ``persist`` takes, and it is taken first.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from events.errors import RangesDisagree
+from events.open_ranges import check_open_ranges
 from events.room_check import Computed, compute, stored_before
 from events.room_comparison import COLUMNS_OF_THE_EVENT, Difference, RoomReport, compare, concerns, differences
 from events.stored_rows import Mark, read_mark, read_room
 from state.deltas import GroupBuilder, StoredGroup
 from state.group_ids import reserve_group_ids
 
-__all__ = ["Found", "Mended", "find_damage", "mend_room"]
+__all__ = ["Found", "Mended", "find_damage", "left_as_it_is", "mend_room"]
 
 _LOCK = "SELECT FROM events_room WHERE room_id = %s FOR UPDATE"
 _PUT_STATE = """
@@ -111,7 +114,8 @@ def mend_room(cursor: Any, room_id: str, subject: str, found: Found | None = Non
     """Mend what differs of a subject, in the caller's transaction; null where there is no such room.
 
     ``found`` is what a look without the lock has found: it is worked out anew when somebody wrote in the room since. Whoever
-    keeps something of the room's current state in another process has to be told in that transaction.
+    keeps something of the room's current state in another process has to be told in that transaction. Raises ``RangesDisagree``
+    where right ranges would not fit a current state that is wrong and of another subject.
     """
     cursor.execute(_LOCK, [room_id])
     if found is None or found.mark is None or found.mark != read_mark(cursor, room_id):
@@ -120,6 +124,13 @@ def mend_room(cursor: Any, room_id: str, subject: str, found: Found | None = Non
         return None
     wrong = found.report.of(subject)
     return Mended(found.report, _Repair(found.computed, cursor).mend(subject) if wrong else None)
+
+
+def left_as_it_is(report: RoomReport, error: RangesDisagree) -> RoomReport:
+    """What is found of a room in which nothing was written, with the reason."""
+    found = replace(report, differences=[*report.differences], totals=Counter(report.totals), doubts=[*report.doubts])
+    found.doubt(str(error))
+    return found
 
 
 class _Repair:
@@ -224,6 +235,8 @@ class _Repair:
     def _write_ranges(self) -> None:
         self._run(_DROP_RANGES, self._room_id)
         known = self._computed.ranges if self._computed.current_group is not None else None
+        if known is not None:
+            check_open_ranges(self._cursor, self._room_id, known)
         rows = [(row.user_id, row.kind, row.first, row.last) for row in known or ()]
         self._run(_PUT_RANGES, self._room_id, *_columns(rows, 4))
 

@@ -60,9 +60,7 @@ SELECT json_build_array(
              SELECT FROM state_stategroupdelta d WHERE d.chain = g.chain AND d.state_group > g.id)))
      FROM state_stategroup g
      WHERE g.id = ANY(ARRAY(SELECT state_group FROM here WHERE event_id = ANY((SELECT ids FROM base)::text[])))),
-    (SELECT json_agg(json_build_array(edge.prev_event_id, edge.event_id,
-         event.soft_failed OR event.rejected_reason IS NOT NULL OR event.stream_ordering < 0))
-     FROM events_eventedge edge JOIN events_event event USING (event_id)
+    (SELECT json_agg(json_build_array(edge.prev_event_id, edge.event_id)) FROM events_eventedge edge
      WHERE edge.prev_event_id = ANY(%(own)s::text[])),
     (SELECT json_agg(json_build_array(room_id, event_id, redacts) ORDER BY stream_ordering) FROM events_event
      WHERE redacts = ANY(%(own)s::text[])),
@@ -114,8 +112,8 @@ class RoomReading:
     events: dict[str, EventFacts] = field(default_factory=dict)
     groups: dict[int, GroupFacts] = field(default_factory=dict)
     own: frozenset[str] = frozenset()
-    above: list[tuple[str, str, bool]] = field(default_factory=list)
-    """(own event, stored event that refers to it, whether that is rejected or soft-failed)."""
+    above: list[tuple[str, str]] = field(default_factory=list)
+    """(own event, stored event that refers to it)."""
     redactions: list[tuple[str, str, str]] = field(default_factory=list)
     """(room, stored redaction, own event that it redacts), by their positions."""
     gaps: frozenset[str] = frozenset()
@@ -158,6 +156,6 @@ def _reading(text: str, own: set[str], asked: set[str]) -> RoomReading:
     found.events = {event_id: EventFacts(*facts) for event_id, *facts in events}
     found.asked.update(found.events)
     found.groups = {group: GroupFacts(*facts) for group, *facts in groups}
-    found.above = [(prev, event_id, looked_through) for prev, event_id, looked_through in above]
+    found.above = [(prev, event_id) for prev, event_id in above]
     found.redactions = [(room_id, event_id, target) for room_id, event_id, target in redactions]
     return found

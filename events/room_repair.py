@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from events.errors import RangesDisagree
 from events.restoring import tell_of_restored
 from events.room_comparison import RoomReport
-from events.room_mending import find_damage, mend_room
+from events.room_mending import find_damage, left_as_it_is, mend_room
 from events.stored_room import forget_kept
 from streams.caching import invalidate_room_state
 from streams.collector_pause import collector_paused
@@ -38,11 +39,14 @@ def resync_room(room_id: str, subject: str, using: str = "default", *, dry_run: 
         return None
     if dry_run or not found.report.of(subject):
         return Resynced(found.report, found.report)
-    with long_transaction(using) as cursor:
-        mended = mend_room(cursor, room_id, subject, found)
-        if mended is not None and mended.moved is not None:
-            invalidate_room_state(room_id, mended.moved)
-            tell_of_restored()
+    try:
+        with long_transaction(using) as cursor:
+            mended = mend_room(cursor, room_id, subject, found)
+            if mended is not None and mended.moved is not None:
+                invalidate_room_state(room_id, mended.moved)
+                tell_of_restored()
+    except RangesDisagree as error:
+        return Resynced(found.report, left_as_it_is(found.report, error))
     del found  # it may be large
     forget_kept()
     after = check_room(room_id, using)

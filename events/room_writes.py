@@ -16,6 +16,7 @@ from django.db.models import Model
 
 from events.catalog import BACKFILL, EVENTS
 from events.gap_filling import write_filled
+from events.graph import is_accepted
 from events.models import (
     CurrentState,
     CurrentStateDelta,
@@ -27,6 +28,7 @@ from events.models import (
     ForwardExtremity,
     Room,
 )
+from events.old_ranges import write_old_ranges
 from events.parsing import ParsedEvent
 from events.room_batch import RoomChanges
 from events.room_history import EVENT_COLUMNS, event_row
@@ -197,7 +199,7 @@ def _shares(
 def _needs_no_position(changes: RoomChanges) -> bool:
     """Whether it is one live event whose position nothing but its own row tells, as with most messages."""
     told = (changes.state_changes, changes.ranges, changes.closed, changes.own_place)
-    again = (changes.filled.events, changes.filled_ranges, changes.visibility_to_rebuild)
+    again = (changes.filled.events, changes.visibility_to_rebuild)
     return len(changes.events) == 1 and not changes.events[0].backfilled and not any((*told, *again))
 
 
@@ -420,6 +422,12 @@ class _Room:
         self._open_gaps(using)
         if self._changes.visibility_to_rebuild:
             rebuild_visibility(self._room.room_id, using)
+        elif self._changes.old_states is not None:
+            filled = self._changes.filled
+            new = [self._positions[e.event_id] for e in self._graph if e.backfilled and is_accepted(e)]
+            again = [e for e in filled.events if is_accepted(e) or e.event_id in filled.rejected]
+            old = [place for e in again if (place := filled.places[e.event_id]) < 0]
+            write_old_ranges(self._stored, self._changes.old_states, [*new, *old])
 
     def _open_gaps(self, using: str) -> None:
         """What the events refer to and is not here."""
@@ -483,8 +491,6 @@ class _Room:
         for row in changes.ranges:
             last = None if row.last is None else self._place(row.last)
             self._writing.add(EventVisibility, room_id, row.user_id, row.kind, self._place(row.first), last)
-        for row in changes.filled_ranges:
-            self._writing.add(EventVisibility, room_id, row.user_id, row.kind, row.first, row.last)
 
     def _place(self, number: int) -> int:
         """Stream position of an event's number; -1 is the last accepted event before the batch."""

@@ -11,12 +11,12 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence, Set
 from dataclasses import dataclass, field
 from threading import Lock
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from django.db import connections
 from msgspec.structs import replace
 
-from events.graph import Leaves, is_accepted
+from events.graph import Leaves, Node
 from events.parsing import ParsedEvent
 from events.room_reading import EventFacts, GroupFacts, RoomReading
 from events.room_states import Stored
@@ -91,6 +91,15 @@ SELECT g.chain, hops, rows_to_read, NOT EXISTS (
 )
 FROM state_stategroup g WHERE g.id = %s
 """
+#: The group before an accepted event: that after it, or the one below where it is state.
+_BEFORE = """
+SELECT g.id, g.chain, g.hops, g.rows_to_read, NOT EXISTS (
+    SELECT FROM state_stategroupdelta d WHERE d.chain = g.chain AND d.state_group > g.id
+)
+FROM events_event e JOIN state_stategroup own ON own.id = e.state_group
+JOIN state_stategroup g ON g.id = CASE WHEN e.state_key IS NULL THEN own.id ELSE own.prev_group END
+WHERE e.event_id = %s
+"""
 #: State events that these lead to along auth events, themselves not included.
 _AUTH_CHAIN = """
 WITH RECURSIVE chain AS (
@@ -99,36 +108,27 @@ WITH RECURSIVE chain AS (
     SELECT unnest(auth.auth_event_ids) FROM chain JOIN events_eventauth auth USING (event_id)
 ) SELECT event_id FROM chain
 """
-#: Events that these lead to through rejected and soft-failed ones, of which they are some.
-_LOOKED_THROUGH = """
-WITH RECURSIVE down AS (
-    SELECT unnest(%(tops)s::text[]) COLLATE "C" AS event_id
-    UNION
-    SELECT prev.event_id FROM down JOIN events_eventedge edge USING (event_id)
-    JOIN events_event prev ON prev.event_id = edge.prev_event_id
-    WHERE NOT prev.outlier AND (prev.soft_failed OR prev.rejected_reason IS NOT NULL)
-) SELECT event_id FROM down
-"""
-#: The same upwards: the edges above these, and above all that are looked through.
-_ALL_ABOVE = """
+#: The edges above these events, and above all that is looked through: whether the event above is accepted, whether live.
+_ABOVE = """
 WITH RECURSIVE up AS (
     SELECT edge.prev_event_id, edge.event_id,
-        e.soft_failed OR e.rejected_reason IS NOT NULL OR e.stream_ordering < 0 AS looked_through
-    FROM events_eventedge edge JOIN events_event e USING (event_id) WHERE edge.prev_event_id = ANY(%s)
+        NOT e.soft_failed AND e.rejected_reason IS NULL AS accepted, e.stream_ordering > 0 AS live
+    FROM events_eventedge edge JOIN events_event e USING (event_id)
+    WHERE edge.prev_event_id = ANY(%(below)s) AND e.room_id = %(room)s AND NOT e.outlier
     UNION
-    SELECT edge.prev_event_id, edge.event_id, e.soft_failed OR e.rejected_reason IS NOT NULL OR e.stream_ordering < 0
+    SELECT edge.prev_event_id, edge.event_id, NOT e.soft_failed AND e.rejected_reason IS NULL, e.stream_ordering > 0
     FROM up JOIN events_eventedge edge ON edge.prev_event_id = up.event_id
     JOIN events_event e ON e.event_id = edge.event_id
-    WHERE up.looked_through
-) SELECT prev_event_id, event_id, looked_through FROM up
+    WHERE (NOT (up.accepted AND (up.live OR NOT %(through_old)s)) OR up.event_id = ANY(%(rejected)s))
+      AND e.room_id = %(room)s AND NOT e.outlier
+) SELECT prev_event_id, event_id, accepted, live FROM up
+"""
+_VERDICTS = """
+SELECT event_id, NOT soft_failed AND rejected_reason IS NULL, stream_ordering > 0 FROM events_event
+WHERE event_id = ANY(%s) AND room_id = %s AND NOT outlier ORDER BY event_id
 """
 _REDACTED = """
 SELECT event_id FROM events_event WHERE event_id = ANY(%s) AND redacted_by IS NOT NULL AND type = ANY(%s)
-"""
-_EDGES_ABOVE = """
-SELECT edge.prev_event_id, edge.event_id,
-    event.soft_failed OR event.rejected_reason IS NOT NULL OR event.stream_ordering < 0
-FROM events_eventedge edge JOIN events_event event USING (event_id) WHERE edge.prev_event_id = ANY(%s)
 """
 
 
@@ -267,6 +267,16 @@ class StoredRoom:
             for event_id, group, *facts in cursor.fetchall():
                 self._adopt(event_id, group, GroupFacts(*facts))
 
+    def adopt_before(self, event_id: str) -> int | None:
+        """The number of the group before a stored accepted event; null where there is none."""
+        with connections[self.using].cursor() as cursor:
+            cursor.execute(_BEFORE, [event_id])
+            found = cursor.fetchone()
+            if found is None:
+                return None
+            group, *facts = found
+        return self._number(group, GroupFacts(*facts))
+
     def _adopt(self, event_id: str, group: int, facts: GroupFacts) -> None:
         self.after[event_id] = self._number(group, facts)
 
@@ -335,49 +345,106 @@ class StoredRoom:
             return {event_id for (event_id,) in cursor.fetchall()}
 
     # --- leaves -------------------------------------------------------------------------------------------------
-    def leaves_below(self, batch: Sequence[ParsedEvent]) -> Leaves[str]:
-        """The leaves, with everything known that the batch may touch."""
-        return Leaves(self.leaves, self._reached({event.event_id for event in batch}), self._looked_through)
+    def leaves_below(self, batch: Sequence[ParsedEvent], rejected: Collection[str] = ()) -> Leaves[str]:
+        """The leaves that a batch of events of the graph arrives at; ``rejected`` are stored events that turn out to be."""
+        found = _StoredLeaves(self, {event.event_id for event in batch}, set(rejected))
+        found.give_way()
+        return found.leaves
 
-    def _looked_through(self, event_ids: Collection[str]) -> list[ParsedEvent]:
-        """The rejected and soft-failed ones of these, and all such below them."""
-        self.events.load(event_ids)
-        here = [self.events[event_id] for event_id in event_ids if event_id in self.events]
-        tops = [event.event_id for event in here if not event.outlier and not is_accepted(event)]
-        if not tops:
-            return []
-        with connections[self.using].cursor() as cursor:
-            cursor.execute(_LOOKED_THROUGH, {"tops": tops})
-            found = [event_id for (event_id,) in cursor.fetchall()]
-        self.events.load(found)
-        return [self.events[event_id] for event_id in found]
 
-    def _reached(self, event_ids: Set[str]) -> set[str]:
-        """Those of these events that a stored live accepted event refers to, through others if need be.
+class _StoredLeaves:
+    """What ``Leaves`` has to know of stored events: found upwards from the leaves, so it costs what stands on these."""
 
-        A backfilled event that nothing above refers to covers no leaf.
-        """
-        rows = self._edges_above(event_ids)
-        if through := [event_id for _, event_id, looked_through in rows if looked_through]:
-            with connections[self.using].cursor() as cursor:
-                cursor.execute(_ALL_ABOVE, [through])
-                rows += cursor.fetchall()
+    def __init__(self, room: StoredRoom, own: Set[str], rejected: Set[str]) -> None:
+        self._room, self._own, self._rejected = room, own, rejected
+        self._stored = set(room.leaves)
+        self._begins_live = room.room_id in room.reading.latest
+        self._known: dict[bool, dict[str, _Through]] = {}
+        """Events to be looked through, by whether backfilled ones are."""
+        reached: set[str] = set()
+        self.leaves = Leaves(room.leaves, reached, self._find, live=self._begins_live)
+        if not own.isdisjoint(prev for prev, _ in room.reading.above) or not own <= room.reading.own:
+            reached |= self._reached(own)
+
+    def give_way(self) -> None:
+        """Leaves that turn out to be rejected give way to what they stand on, unless that is reached by others."""
+        leaves = self.leaves
+        below = [event_id for event_id in leaves.current if event_id in self._rejected]
+        for event_id in below:
+            del leaves.current[event_id]
+        seen = set(below)
+        while below:
+            prevs = {prev for event_id in below for prev in self._room.events[event_id].prev_event_ids} - seen
+            seen |= prevs
+            reached = self._reached(prevs)
+            free = {event_id: counts for event_id, counts in self._verdicts(prevs) if event_id not in reached}
+            leaves.current.update((event_id, None) for event_id, counts in free.items() if counts)
+            below = [event_id for event_id, counts in free.items() if not counts]
+
+    def _verdicts(self, event_ids: Collection[str]) -> list[tuple[str, bool]]:
+        """Those of these that have a place in the graph, and whether they count."""
+        with connections[self._room.using].cursor() as cursor:
+            cursor.execute(_VERDICTS, [sorted(event_ids), self._room.room_id])
+            rows = cursor.fetchall()
+        return [(event_id, self._counts(event_id, accepted, live)) for event_id, accepted, live in rows]
+
+    def _find(self, event_ids: Collection[str]) -> list[Node[str]]:
+        """Those of these that may not count, as far as they lead down to a leaf or an event of the batch."""
+        found: list[Node[str]] = [self._room.events[event_id] for event_id in event_ids if event_id in self._own]
+        live = self.leaves.live
+        known = self._own if live != self._begins_live else self._own | self._stored
+        others = [event_id for event_id in event_ids if event_id not in known]
+        if others:
+            if live not in self._known:
+                self._known[live] = self._looked_through({*self._stored, *self.leaves.current, *self._own})
+            found += [self._known[live][event_id] for event_id in others if event_id in self._known[live]]
+        return found
+
+    def _looked_through(self, starts: Collection[str]) -> dict[str, _Through]:
+        below: dict[str, list[str]] = {}
+        for prev, event_id, accepted, live in self._above(starts):
+            if not self._counts(event_id, accepted, live):
+                below.setdefault(event_id, []).append(prev)
+        return {event_id: _Through(event_id, tuple(prevs)) for event_id, prevs in below.items()}
+
+    def _reached(self, event_ids: Collection[str]) -> set[str]:
+        """What stored events that count reach: those of these events that they do, and others on the way."""
         below: dict[str, set[str]] = {}
-        for prev, event_id, _ in rows:
+        stack = []
+        for prev, event_id, accepted, live in self._above(event_ids):
             below.setdefault(event_id, set()).add(prev)
+            if self._counts(event_id, accepted, live):
+                stack.append(event_id)
         found: set[str] = set()
-        stack = [event_id for _, event_id, looked_through in rows if not looked_through]
         while stack:
             new = below.pop(stack.pop(), set()) - found
             found |= new
             stack += new
         return found
 
-    def _edges_above(self, event_ids: Set[str]) -> list[tuple[str, str, bool]]:
-        """(event, stored event that refers to it, whether that is looked through)."""
-        rows = [edge for edge in self.reading.above if edge[0] in event_ids]
-        if others := event_ids - self.reading.own:
-            with connections[self.using].cursor() as cursor:
-                cursor.execute(_EDGES_ABOVE, [sorted(others)])
-                rows += cursor.fetchall()
-        return rows
+    def _above(self, event_ids: Collection[str]) -> list[tuple[str, str, bool, bool]]:
+        """(event, stored event that refers to it, whether that is accepted, whether live), up to events that count."""
+        values: dict[str, Any] = {
+            "below": sorted(event_ids),
+            "room": self._room.room_id,
+            "through_old": self.leaves.live,
+            "rejected": sorted(self._rejected),
+        }
+        with connections[self._room.using].cursor() as cursor:
+            cursor.execute(_ABOVE, values)
+            return list(cursor.fetchall())
+
+    def _counts(self, event_id: str, accepted: bool, live: bool) -> bool:
+        return accepted and event_id not in self._rejected and (live or not self.leaves.live)
+
+
+@dataclass(frozen=True, slots=True)
+class _Through:
+    """A stored event that does not count, with those of its prev events that matter."""
+
+    event_id: str
+    prev_event_ids: tuple[str, ...]
+    backfilled: bool = False
+    outlier: bool = False
+    rejected_reason: str | None = None
+    soft_failed: bool = True

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from events.graph import is_accepted
 from events.graph_ranges import GraphRanges, tell_the_same
 from events.models import EventVisibility, Room
+from events.open_ranges import check_open_ranges
 from events.parsing import ParsedEvent
 from events.room_states import RoomStates, Stored
 from events.stored_states import parsed_events
@@ -55,10 +56,13 @@ _DELETE = "DELETE FROM events_eventvisibility WHERE room_id = %s"
 def rebuild_visibility(room_id: str, using: str = "default") -> bool:
     """Write the room's ranges anew; false where they cannot be known yet, and then it has none.
 
-    ``Room.visibility_unresolved`` says the same afterwards.
+    ``Room.visibility_unresolved`` says the same afterwards. Raises ``RangesDisagree``, with nothing written, where they would not
+    fit the room's current state.
     """
     rows = ranges_anew(room_id, using)
     with connections[using].cursor() as cursor:
+        if rows is not None:
+            check_open_ranges(cursor, room_id, rows)
         cursor.execute(_DELETE, [room_id])
     EventVisibility.objects.using(using).bulk_create(
         EventVisibility(room_id=room_id, user_id=row.user_id, kind=row.kind, first=row.first, last=row.last)

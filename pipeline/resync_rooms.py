@@ -13,8 +13,9 @@ from typing import Any
 
 import psycopg2
 
+from events.errors import RangesDisagree
 from events.room_comparison import RoomReport
-from events.room_mending import Found, find_damage, mend_room
+from events.room_mending import Found, find_damage, left_as_it_is, mend_room
 from streams.collector_pause import collector_paused, keep_for_good
 from streams.long_transactions import NO_LIMITS_IN_SESSION
 
@@ -67,10 +68,13 @@ def _looked_at(connection: Any, work: RoomsWork, room_id: str) -> RoomAnswer:
     if found is None or not work.mend or not found.report.of(work.subject):
         report = None if found is None else found.report
         return RoomAnswer(room_id, report, report)
-    with connection, connection.cursor() as cursor:  # a transaction
-        mended = mend_room(cursor, room_id, work.subject, found)
-        if mended is not None and mended.moved is not None:
-            cursor.execute(_TO_TELL, [room_id, list(mended.moved)])
+    try:
+        with connection, connection.cursor() as cursor:  # a transaction
+            mended = mend_room(cursor, room_id, work.subject, found)
+            if mended is not None and mended.moved is not None:
+                cursor.execute(_TO_TELL, [room_id, list(mended.moved)])
+    except RangesDisagree as error:
+        return RoomAnswer(room_id, found.report, left_as_it_is(found.report, error))
     before, found = None if mended is None else mended.before, _look(connection, room_id)
     return RoomAnswer(room_id, before, None if found is None else found.report)
 

@@ -15,6 +15,7 @@ class Node:
     outlier: bool
     rejected_reason: str | None
     soft_failed: bool
+    backfilled: bool = False
     auth_event_ids: tuple[str, ...] = ()
 
 
@@ -22,26 +23,35 @@ class Node:
 def rooms(draw):
     """Events that refer backwards, a few to events that are not there, arriving in any order."""
     nodes = []
+    live = draw(st.integers(0, 3))
     for number in range(draw(st.integers(1, 15))):
         prevs = draw(st.lists(st.integers(-1, number - 1), max_size=3, unique=True))
         kind = draw(st.sampled_from(["normal"] * 5 + ["outlier", "rejected", "soft"]))
         ids = tuple(f"${prev}" if prev >= 0 else "$gone" for prev in prevs)
-        nodes.append(Node(f"${number}", ids, kind == "outlier", "auth" if kind == "rejected" else None, kind == "soft"))
+        old = draw(st.integers(1, 3)) > live
+        reason = "auth" if kind == "rejected" else None
+        nodes.append(Node(f"${number}", ids, kind == "outlier", reason, kind == "soft", old))
     return draw(st.permutations(nodes))
 
 
+def counting(nodes):
+    """Accepted live events; accepted backfilled ones in a room without any."""
+    accepted = [node for node in nodes if is_accepted(node)]
+    return [node for node in accepted if not node.backfilled] or accepted
+
+
 def slow_leaves(nodes):
-    """By definition: accepted events that no accepted event reaches through events that are not accepted."""
+    """By definition: events that count and that no event which counts reaches through events that do not."""
     by_id = {node.event_id: node for node in nodes if not node.outlier}
+    counts = {node.event_id for node in counting(nodes)}
 
     def reached(node):
         for prev in node.prev_event_ids:
             yield prev
-            if prev in by_id and not is_accepted(by_id[prev]):
+            if prev in by_id and prev not in counts:
                 yield from reached(by_id[prev])
 
-    gone = {event_id for node in nodes if is_accepted(node) for event_id in reached(node)}
-    return {node.event_id for node in nodes if is_accepted(node)} - gone
+    return counts - {event_id for node in counting(nodes) for event_id in reached(node)}
 
 
 @given(rooms())
@@ -49,6 +59,17 @@ def test_leaves_equal_the_definition(nodes):
     leaves = Leaves()
     for node in nodes:
         if not node.outlier:
+            leaves.add(node)
+    assert set(leaves.current) == slow_leaves(nodes)
+
+
+@given(rooms())
+def test_leaves_of_events_that_are_all_at_hand_are_the_same(nodes):
+    by_id = {node.event_id: node for node in nodes if not node.outlier}
+    live = any(is_accepted(node) and not node.backfilled for node in nodes)
+    leaves = Leaves(find=lambda ids: [by_id[event_id] for event_id in ids if event_id in by_id], live=live)
+    for node in nodes:
+        if not (node.outlier or (live and node.backfilled)):
             leaves.add(node)
     assert set(leaves.current) == slow_leaves(nodes)
 

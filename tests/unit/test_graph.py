@@ -16,6 +16,7 @@ class Node:
     outlier: bool = False
     rejected_reason: str | None = None
     soft_failed: bool = False
+    backfilled: bool = False
 
 
 def leaves_of(*nodes):

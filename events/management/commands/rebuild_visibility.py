@@ -9,6 +9,7 @@ from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
+from events.errors import RangesDisagree
 from events.models import Room
 from events.questions import can_be_stored
 from events.visibility_rebuild import accepted_places, ranges_anew, rebuild_visibility, stored_ranges, tell_the_same
@@ -87,5 +88,8 @@ def _room(room_id: str, using: str, *, write: bool) -> dict[str, Any]:
         before, anew = stored_ranges(room_id, using), ranges_anew(room_id, using)
         same = tell_the_same(before, anew or [], accepted_places(room_id, using))
         if write and not same:
-            rebuild_visibility(room_id, using)
+            try:
+                rebuild_visibility(room_id, using)
+            except RangesDisagree as error:
+                return {"room_id": room_id, "error": str(error)}
     return {"room_id": room_id, "known": anew is not None, "same": same, "before": len(before), "rows": len(anew or [])}

@@ -1,0 +1,148 @@
+"""Forward extremities are those of one rule, whichever way a room came in: live, imported, made anew, checked."""
+
+import pytest
+from django.core.management import call_command
+
+from events.errors import RangesDisagree
+from events.models import CurrentState, Event, EventVisibility
+from events.persist import persist
+from events.receiving import with_state
+from events.room_repair import check_room, resync_room
+from events.user_timeline import timeline_of
+from events.visibility_rebuild import accepted_places, ranges_anew, rebuild_visibility, stored_ranges, tell_the_same
+from tests.integration.test_gap_filling import closed_room
+from tests.integration.test_visible_sql import compare
+from tests.made_rooms import ALICE, BOB, EVE
+from tests.persisted_rooms import current_state, incoming, leaves, persist_all, replayed_state
+
+pytestmark = pytest.mark.django_db
+
+
+def with_its_state(made, event, state=None):
+    """The batch of an event with the state before it and the auth events of that, as another server tells them."""
+    by_id = {known.event_id: known for known in made.events}
+    entries = made.state_after(event.prev_event_ids[0]) if state is None else state
+    told = list(entries.values())
+    chain = dict.fromkeys([*told, *event.auth_event_ids])
+    for event_id in iter_growing(chain):
+        chain.update(dict.fromkeys(by_id[event_id].auth_event_ids))
+    return with_state(incoming(event), [by_id[one].json for one in told], [by_id[one].json for one in chain])
+
+
+def iter_growing(found):
+    """The keys of a dictionary, those that are added on the way included."""
+    at = 0
+    while at < len(found):
+        yield list(found)[at]
+        at += 1
+
+
+def with_an_outlier_between(made):
+    """Bob has left, a message P; Eve's join X on P comes only inside the state before Y; Bob joins, then nobody may."""
+    made.member(BOB, "join")
+    made.member(BOB, "leave")
+    below = made.message()
+    persist_all(made.events, 1)
+    between = made.member(EVE, "join")
+    above = made.message()
+    assert persist(with_its_state(made, above)).refused == []
+    assert Event.objects.get(event_id=between.event_id).outlier
+    return below, between, above
+
+
+def said(made, event):
+    persist([incoming(event)])
+    return Event.objects.get(event_id=event.event_id)
+
+
+def assert_well(made):
+    """All ways tell the same of the room."""
+    room_id = made.room_id
+    report = check_room(room_id)
+    assert report.clean, report.differences
+    assert current_state(room_id) == replayed_state(room_id)
+    assert tell_the_same(stored_ranges(room_id), ranges_anew(room_id), accepted_places(room_id))
+    for user in (ALICE, BOB, EVE, "@stranger:z.test"):
+        compare(user, room_id)
+
+
+def test_outlier_that_came_inside_a_state_covers_no_leaf():
+    made = closed_room()
+    below, _, above = with_an_outlier_between(made)
+    assert leaves(made.room_id) == sorted([below.event_id, above.event_id])
+    join = made.member(BOB, "join")
+    rule = made.state("m.room.join_rules", "", {"join_rule": "invite"})
+    for event in (join, rule):
+        assert said(made, event).rejected_reason is None
+        assert_well(made)
+    assert resync_room(made.room_id, "visibility").before.clean
+    rebuild_visibility(made.room_id)
+    last = said(made, made.message(prev=[rule]))
+    assert_well(made)
+    joined = CurrentState.objects.get(room_id=made.room_id, type="m.room.member", state_key=BOB).membership == "join"
+    assert (last.event_id in {event.event_id for event in timeline_of(BOB, made.room_id)}) is joined
+
+
+def test_backfill_of_the_outlier_covers_the_leaf_in_every_way():
+    made = closed_room()
+    _, between, above = with_an_outlier_between(made)
+    join = made.member(BOB, "join")
+    rule = made.state("m.room.join_rules", "", {"join_rule": "invite"})
+    for event in (join, rule):
+        said(made, event)
+    assert persist([incoming(between, backfilled=True)]).refused == []
+    assert leaves(made.room_id) == [rule.event_id]
+    assert_well(made)
+    assert current_state(made.room_id)["m.room.member", BOB] == join.event_id
+    last = said(made, made.message(prev=[rule]))
+    assert {above.event_id, last.event_id} <= {event.event_id for event in timeline_of(ALICE, made.room_id)}
+    assert last.event_id in {event.event_id for event in timeline_of(BOB, made.room_id)}
+    assert_well(made)
+
+
+# --- ranges that would not fit the current state ------------------------------------------------------------------
+
+
+def without_bob(made):
+    """The current state has lost Bob's membership, and a range of his is lost too."""
+    CurrentState.objects.filter(room_id=made.room_id, state_key=BOB).delete()
+    EventVisibility.objects.filter(room_id=made.room_id, user_id=BOB).delete()
+    return stored_ranges(made.room_id)
+
+
+def talkative():
+    made = closed_room()
+    made.member(BOB, "join")
+    made.message()
+    persist_all(made.events, 1)
+    return made
+
+
+def test_ranges_that_do_not_fit_the_current_state_are_not_written():
+    made = talkative()
+    before = without_bob(made)
+    with pytest.raises(RangesDisagree, match=f"{BOB} is at None there, and joined is open.*resync rooms"):
+        rebuild_visibility(made.room_id)
+    assert stored_ranges(made.room_id) == before
+
+
+def test_mending_what_is_seen_alone_leaves_a_room_of_which_the_state_is_wrong(capsys):
+    made = talkative()
+    before = without_bob(made)
+    found = resync_room(made.room_id, "visibility")
+    assert stored_ranges(made.room_id) == before and not found.after.clean
+    assert any("would not fit the current state" in doubt for doubt in found.after.doubts)
+    with pytest.raises(SystemExit):
+        call_command("rebuild_visibility", made.room_id)
+    assert "would not fit the current state" in capsys.readouterr().out
+    assert resync_room(made.room_id, "rooms").after.clean
+    assert_well(made)
+
+
+def test_what_is_seen_of_a_wrong_state_is_mended_with_it():
+    made = talkative()
+    wanted = stored_ranges(made.room_id)
+    without_bob(made)
+    assert resync_room(made.room_id, "state").after.of("visibility") > 0
+    assert resync_room(made.room_id, "visibility").after.clean
+    assert stored_ranges(made.room_id) == wanted

@@ -1,0 +1,152 @@
+"""Rooms that come in shuffled, with gaps, told states and backfill: live, imported, made anew and checked they are the same.
+
+Everything is held against definitions that are worked out from all events: leaves, current state, and who sees what.
+"""
+
+from __future__ import annotations
+
+import pytest
+from django.db import transaction
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from events.models import Event, Room
+from events.persist import persist
+from events.room_history import room_history
+from events.room_repair import check_room
+from events.room_states import RoomStates
+from events.stored_room import forget_kept
+from events.visibility_ranges import in_order
+from events.visibility_rebuild import accepted_places, ranges_anew, rebuild_visibility, stored_ranges, tell_the_same
+from state.room_versions import room_version
+from tests.effort import examples
+from tests.generated_rooms import USERS, forked_rooms
+from tests.integration.test_extremities import with_its_state
+from tests.integration.test_live_ranges import as_they_came, overlaps
+from tests.integration.test_visible_sql import STRANGER, compare
+from tests.persisted_rooms import current_state, incoming, leaves, replayed_state
+from tests.properties.test_room_graph import slow_leaves
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+QUICK = settings(
+    deadline=None,
+    max_examples=examples(25),
+    phases=(Phase.explicit, Phase.reuse, Phase.generate),  # shrinking would take an hour, and the rooms are small
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+
+
+class Arriving:
+    """A made room on its way in: what is here, and the state before each event as another server would tell it."""
+
+    def __init__(self, made):
+        self.made = made
+        self.states = RoomStates(room_version(made.version), made.events)
+        self.states.assign(made.events)
+
+    def live(self, event):
+        """The batch of a live event: with its state where that is needed."""
+        known = Event.objects.filter(event_id__in=event.prev_event_ids, outlier=False, state_unresolved=False)
+        if known.count() == len(event.prev_event_ids):
+            return [incoming(event)]
+        before = self.states.builder.expand(self.states.before[event.event_id])
+        return with_its_state(self.made, event, before)
+
+
+def assert_leaves(made):
+    events = [event for event in as_they_came(made) if event.event_id not in outliers(made)]
+    assert set(leaves(made.room_id)) == slow_leaves(events)
+
+
+def outliers(made):
+    return set(Event.objects.filter(room_id=made.room_id, outlier=True).values_list("event_id", flat=True))
+
+
+def assert_all_ways_tell_the_same(made):
+    stored, anew = stored_ranges(made.room_id), ranges_anew(made.room_id)
+    assert list(overlaps(stored)) == []
+    assert tell_the_same(stored, anew, accepted_places(made.room_id))
+    assert [row for row in stored if row.first < 0] == [row for row in anew if row.first < 0]
+    report = check_room(made.room_id)
+    assert report.clean, report.differences
+
+
+def assert_the_rule(made):
+    for user_id in (*USERS, STRANGER):
+        compare(user_id, made.room_id)
+
+
+def assert_an_import_is_the_same(made):
+    """When nothing is missing: the same events in the order of their positions, with the verdicts that they have."""
+    events = list(as_they_came(made))
+    places, result = [event.stream_ordering for event in events], room_history(events)
+    assert sorted(result.forward_extremities) == leaves(made.room_id)
+    assert {(kind, key): event_id for kind, key, event_id, _ in result.current_state} == current_state(made.room_id)
+    wanted = in_order(
+        row.__class__(row.user_id, row.kind, places[row.first], None if row.last is None else places[row.last])
+        for row in result.visibility
+    )
+    assert wanted == ranges_anew(made.room_id)
+
+
+@QUICK
+@given(data=st.data(), made=forked_rooms(most_events=20, verdicts=False, backfill=False))
+def test_rooms_with_gaps_told_states_and_backfill(data, made):
+    with transaction.atomic():
+        room = Arriving(made)
+        events = made.events
+        start = min(data.draw(st.integers(6, 10)), len(events))
+        assert persist([incoming(event) for event in events[:start]]).refused == []
+        left = events[start:]
+        missing = []
+        while left or missing:
+            move = data.draw(st.sampled_from(["live", "live", "leave out", "backfill"]))
+            if move == "leave out" and left:
+                missing.append(left.pop(0))
+                continue
+            if missing and (move == "backfill" or not left):
+                order = data.draw(st.permutations(missing))
+                count = data.draw(st.integers(1, 3))
+                batch, missing = order[:count], [event for event in missing if event in order[count:]]
+                assert persist([incoming(event, backfilled=True) for event in batch]).refused == []
+            elif left:
+                event = left.pop(0)
+                assert persist(room.live(event)).refused == []
+            else:
+                continue
+            assert_leaves(made)
+            assert current_state(made.room_id) == replayed_state(made.room_id)
+            assert_all_ways_tell_the_same(made)
+        assert_the_rule(made)
+        assert not outliers(made) and not Event.objects.filter(room_id=made.room_id, state_unresolved=True).exists()
+        assert_an_import_is_the_same(made)
+        assert rebuild_visibility(made.room_id)
+        assert_the_rule(made)
+        transaction.set_rollback(True)
+    forget_kept()
+
+
+@QUICK
+@given(data=st.data(), made=forked_rooms(most_events=14, verdicts=False, backfill=False))
+def test_rooms_of_old_events_that_live_ones_go_on_with(data, made):
+    """Old events come in any order, live ones on top: with the first of those the old leaves are leaves no more."""
+    with transaction.atomic():
+        room = Arriving(made)
+        events = made.events
+        old = data.draw(st.integers(5, len(events)))
+        order = [events[0], *data.draw(st.permutations(events[1:old]))]
+        persist([incoming(events[0], outlier=True)])
+        while order:
+            count = data.draw(st.integers(1, 4))
+            batch, order = order[:count], order[count:]
+            assert persist([incoming(event, backfilled=True) for event in batch]).refused == []
+            assert_leaves(made)
+        for event in events[old:]:
+            assert persist(room.live(event)).refused == []
+            assert_leaves(made)
+            if not Room.objects.get(room_id=made.room_id).visibility_unresolved:
+                assert_all_ways_tell_the_same(made)
+        assert_the_rule(made)
+        transaction.set_rollback(True)
+    forget_kept()
