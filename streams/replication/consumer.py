@@ -99,8 +99,10 @@ class ReplicationConsumer(AsyncConsumer):
                 self._take(peer, peer.receive(piece))
                 continue
             async with self._broadcaster.turn:
+                begun = time.monotonic()
                 self._take(peer, peer.receive(piece))
-                await asyncio.sleep(0)  # the loop does everything else once before the next one's turn
+                # The loop rests as long as that took: one that is never idle gives no thread the interpreter in time.
+                await asyncio.sleep(time.monotonic() - begun)
         if not peer.is_open:
             log.info("replication.closing", client=peer.name, address=peer.address, reason=peer.connection.close_reason)
 
