@@ -108,7 +108,7 @@ class Event(Fact):
         null=True, help_text="the state after it (rejected: before it); null: an outlier, or state_unresolved"
     )
 
-    objects = FactQuerySet.as_manager()  # type: ignore[misc, django-manager-missing]
+    objects = FactQuerySet.as_manager()  # type: ignore
     read = EventQuerySet.as_manager()
 
     class Meta:
