@@ -73,6 +73,7 @@ def sights(user_id: str) -> list[Sight]:
 def remote_server_up(server_name: str) -> None:
     """Tell all workers on all servers, once the transaction is committed, that a remote server can be reached again.
 
+    A hint: servers take it from a session that may write and is still there a moment later.
     Raises `UnsendableCommand` for a name that no line can carry.
     """
     from streams.replication.relay import notify_all  # noqa: PLC0415 - loads what only servers need

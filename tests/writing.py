@@ -59,6 +59,12 @@ def session() -> Iterator[Any]:
         yield cursor
 
 
+def give_out(upto: int) -> None:
+    """Have the sequence give out IDs up to there, as it has where positions and facts are put into the tables by hand."""
+    with session() as cursor:
+        stream().set_sequence(cursor, upto)
+
+
 @contextmanager
 def other_writer(name: str) -> Iterator[Any]:
     """A cursor of a session that holds the name of a writer, as another process would: what it says of that writer counts."""

@@ -12,6 +12,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import math
+import time
 import uuid
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -48,6 +50,8 @@ PART_BYTES = 7_000
 #: Lines that wait for the database, and unfinished messages of other servers; more is dropped and counted.
 WAITING_LIMIT_BYTES = 256 * 1024
 GAP_SECONDS = 0.05
+#: That somebody speaks who may not is told no more often.
+TELL_SECONDS = 60.0
 #: A message of one server has no more parts than this, and its names are no longer.
 _MOST_PARTS = 2 * WAITING_LIMIT_BYTES // PART_BYTES
 _MOST_NAME = 64
@@ -97,10 +101,15 @@ class _Listener(NotifyListener[Part]):
         super().__init__(CHANNEL, relay.heard_in_thread, using, "relay")
         self._relay = relay
         self._trusted = TrustedSessions()
+        self._told_at = -math.inf
 
     def take(self, heard: Sequence[tuple[int, str]]) -> list[Part]:
         """Parts that a server's session sent; the rest is counted and dropped."""
         trusted = self._trusted.of({session for session, _ in heard}, self._connection.cursor) if heard else set()
+        strangers = {session for session, _ in heard} - trusted
+        if strangers and time.monotonic() > self._told_at + TELL_SECONDS:
+            self._told_at = time.monotonic()
+            log.warning("relay.stranger", sessions=sorted(strangers)[:10])
         parts = [Part.parse(payload) for session, payload in heard if session in trusted]
         known = [part for part in parts if part is not None]
         self._relay.dropped["relay"] += len(heard) - len(known)

@@ -101,12 +101,13 @@ def test_notifications_that_came_with_an_answer_are_heard(idle):
     writer = current_writer()
     writer._background._beat_due = time.monotonic() + 60
     position = stored()["master"].position
-    with other_writer("ghost") as other, writer.control_cursor() as cursor:
-        other.execute("SELECT pg_notify('replsite_streams', %s)", [f"caches ghost {position + 5}"])
-        cursor.execute("SELECT pg_sleep(0.05)")
-        assert writer.control.notifies
-        writer._background.wake()
-    wait_until(lambda: "ghost" in writer.trackers["caches"].raw_positions, 1.0)
+    with other_writer("ghost") as other:
+        with writer.control_cursor() as cursor:
+            other.execute("SELECT pg_notify('replsite_streams', %s)", [f"caches ghost {position + 5}"])
+            cursor.execute("SELECT pg_sleep(0.05)")
+            assert writer.control.notifies
+            writer._background.wake()
+        wait_until(lambda: "ghost" in writer.trackers["caches"].raw_positions, 1.0)
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from streams.pokes import Poke
 from streams.replication import backlog
 from streams.replication.broadcaster import Broadcaster
 from streams.replication.redis_publisher import RedisPeer
+from tests.writing import give_out
 
 pytestmark = pytest.mark.django_db(transaction=True)
 COMES_BACK = [Poke("caches", "south", 5), Poke("caches", "south", 6)]
@@ -59,6 +60,7 @@ class Heard:
 @pytest.fixture(params=["comes back", "is new"])
 def heard(transactional_db, request):
     """North and south stood at 5, south had left, or is not known yet; since then south came and wrote 6, and north wrote 7."""
+    give_out(7)
     writers = {"north": "active"} | ({"south": "retired"} if request.param == "comes back" else {})
     for writer, state in writers.items():
         StreamPosition.objects.create(stream="caches", instance_name=writer, position=5, state=state)
@@ -76,15 +78,15 @@ def heard(transactional_db, request):
 @pytest.fixture
 def next_look_fails(monkeypatch):
     """The database goes away for one question."""
-    real, failed = backlog.stored_positions, []
+    real, failed = backlog.possible_positions, []
 
-    def fail_once(cursor, streams=None):
+    def fail_once(cursor, streams, known):
         if failed:
-            return real(cursor, streams)
+            return real(cursor, streams, known)
         failed.append(streams)
         raise OperationalError("terminating connection due to administrator command")
 
-    monkeypatch.setattr(backlog, "stored_positions", fail_once)
+    monkeypatch.setattr(backlog, "possible_positions", fail_once)
     return failed
 
 

@@ -18,7 +18,7 @@ from streams.replication.broadcaster import Broadcaster
 from streams.replication.protocol import CloseReason
 from streams.replication.redis_publisher import RedisPeer
 from tests.async_waiting import wait_for
-from tests.writing import session, terminate
+from tests.writing import give_out, session, terminate
 
 pytestmark = pytest.mark.django_db(transaction=True)
 _FACT = "INSERT INTO streams_cacheinvalidation (instance_name, stream_id, cache_name, keys) VALUES ('north', %s, 'test', '{k}')"
@@ -26,6 +26,7 @@ _FACT = "INSERT INTO streams_cacheinvalidation (instance_name, stream_id, cache_
 
 def write(position: int) -> None:
     """A fact of north, and where north is then."""
+    give_out(position)
     with session() as cursor:
         cursor.execute(_FACT, [position])
     StreamPosition.objects.update_or_create({"position": position}, stream="caches", instance_name="north")
