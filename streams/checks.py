@@ -18,6 +18,7 @@ from streams.names import check_name
 from streams.replication.access import networks_of
 from streams.replication.commands import LINE_LIMIT_BYTES
 from streams.replication.errors import BadAddress
+from streams.replication.later_version import version_of
 
 __all__ = ["check_declarations", "check_facts", "check_migration_modules", "check_settings", "check_wire_settings"]
 
@@ -111,6 +112,11 @@ def check_wire_settings(app_configs: Sequence[AppConfig] | None, **kwargs: Any) 
         networks_of(conf.plain_networks)
     except BadAddress as error:
         found.append(Error(str(error), hint="See docs/how-to/tls.md.", id="streams.E011"))
+    try:
+        version_of(conf.redis_synapse_version)
+    except ValueError as error:
+        hint = "1.43 is the version of our own rows; docs/how-to/follow-a-real-synapse.md says what others get."
+        found.append(Error(f"REPLSITE_REDIS_SYNAPSE_VERSION: {error}.", hint=hint, id="streams.E018"))
     return [*found, *_check_tls_files(conf), *_check_retention(conf)]
 
 

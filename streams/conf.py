@@ -87,6 +87,10 @@ class StreamSettings:
     """How long it is kept from where a user was last seen."""
     replication_secret: str = field(default="", repr=False)
     """Whoever asks for missed facts over HTTP has to know it; empty: only loopback and ``plain_networks`` may ask."""
+    replication_hosts: Sequence[str] = ()
+    """Names of hosts besides those of the site that requests for missed facts may be for: workers call it ``master``."""
+    redis_synapse_version: str = "1.43"
+    """Version of the Synapse workers that hear us on Redis: from 1.157 on they get the streams and rows of that version."""
     recorded_days_kept: float = 7.0
     """Recorded rows of foreign servers are removed when they are older."""
     recorded_facts_kept: int = 1_000_000

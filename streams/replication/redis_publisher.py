@@ -24,6 +24,7 @@ from streams.replication.addresses import RedisAddress
 from streams.replication.broadcaster import Broadcaster
 from streams.replication.commands import Command, Position, RData, Replicate, format_line, parse_line
 from streams.replication.errors import CommandError, RedisRefused
+from streams.replication.later_version import LaterLines, is_later
 from streams.replication.peers import Peer
 from streams.replication.protocol import ServerConnection
 from streams.replication.redis_connections import RedisConnection, open_redis
@@ -137,6 +138,7 @@ class RedisPublisher:
         self._take = take
         self._gone = gone
         self._lock = _Lock(broadcaster.settings.database, f"{address.host}:{address.port} {self.channel}")
+        self._is_later = is_later(broadcaster.settings.redis_synapse_version)
         self._task: asyncio.Task[None] | None = None
         self._trouble = ""
 
@@ -197,7 +199,7 @@ class RedisPublisher:
                     await connection.close()
 
     async def _say(self, peer: RedisPeer, says: RedisConnection) -> None:
-        waiting = peer.waiting
+        waiting, later = peer.waiting, LaterLines() if self._is_later else None
         while not waiting.is_closed:
             pieces = waiting.chunk()
             if not pieces:
@@ -205,8 +207,9 @@ class RedisPublisher:
                 await waiting.changed.wait()
                 continue
             lines = [line for piece in pieces for line in piece.split(b"\n") if _is_published(line)]
-            await says.say_all([("PUBLISH", self.channel, line) for line in lines])
-            for _ in lines:
+            sent = lines if later is None else list(later.turn(lines))
+            await says.say_all([("PUBLISH", self.channel, line) for line in sent])
+            for _ in sent:
                 await says.hear(ANSWER_SECONDS)
             waiting.confirmed(sum(map(len, pieces)))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
 import subprocess
 from collections.abc import Iterator
@@ -291,3 +292,67 @@ def test_only_facts_positions_and_the_question_go_to_redis(line, is_published):
     from streams.replication.redis_publisher import _is_published
 
     assert _is_published(line) is is_published
+
+
+# --- workers of later versions ------------------------------------------------------------------------------------
+
+
+def test_later_workers_get_no_stream_that_they_do_not_know(serve, watcher):
+    """At a POSITION of such a stream they end their link; and a REPLICATE of theirs would bring it again."""
+    from streams.catalog.writing import add_receipt, devices_changed, group_changed, set_tags, signatures_changed
+
+    serve(env={"REPLSITE_REDIS_SYNAPSE_VERSION": "1.163"})
+    is_publishing(watcher)
+    wait_until(lambda: watcher.of("POSITION account_data"), 30.0)
+    set_tags("@u:x", "!r:x", {"m.favourite": {}})
+    group_changed("+g:x", "@u:x", {})
+    signatures_changed("@u:x")
+    devices_changed(["@u:x"])
+    add_receipt("!r:x", "m.read", "@u:x", "$e", {"ts": 1})
+    append(1)
+    wait_until(lambda: watcher.of("RDATA receipts") and watcher.of("RDATA device_lists") and watcher.rows(), 30.0)
+    asked = len(watcher.of("POSITION caches"))
+    watcher._client.publish(CHANNEL, "REPLICATE ")
+    wait_until(lambda: len(watcher.of("POSITION caches")) > asked, 30.0)
+    assert {line.split()[1] for line in watcher.of("POSITION")} == {
+        "events", "backfill", "presence", "presence_federation", "typing", "receipts", "push_rules", "pushers", "caches",
+        "device_lists", "to_device", "account_data",
+    }  # fmt: skip
+    assert not [
+        line for line in watcher.of("RDATA") if line.split()[1] in ("tag_account_data", "groups", "user_signature")
+    ]
+    assert [json.loads(line.split(" ", 4)[4]) for line in watcher.of("RDATA device_lists")] == [["@u:x", False, False]]
+    (receipt,) = watcher.of("RDATA receipts")
+    assert json.loads(receipt.split(" ", 4)[4]) == ["!r:x", "m.read", "@u:x", "$e", None, {"ts": 1}]
+
+
+def test_others_get_all_streams(serve, watcher):
+    serve()
+    is_publishing(watcher)
+    wait_until(lambda: watcher.of("POSITION groups") and watcher.of("POSITION tag_account_data"), 30.0)
+
+
+def test_a_later_worker_catches_up_at_the_host_that_it_names(serve, watcher):
+    """``Host: master``: the name is good for missed facts, and for no page of the site."""
+    process = serve(env={"REPLSITE_REDIS_SYNAPSE_VERSION": "1.163", "REPLSITE_REPLICATION_HOSTS": "master"})
+    is_publishing(watcher)
+    (token,) = append(1)
+    wait_until(watcher.rows, 30.0)
+    path = "/_synapse/replication/get_repl_stream_updates"
+    query = f"from_token={token - 1}&upto_token={token}"
+
+    def ask(path: str, host: str) -> tuple[int, bytes]:
+        client = http.client.HTTPConnection("127.0.0.1", process.ports["http"], timeout=30)
+        try:
+            client.request("GET", path, headers={"Host": host})
+            answer = client.getresponse()
+            return answer.status, answer.read()
+        finally:
+            client.close()
+
+    for host in ("master", "master:8080", "127.0.0.1"):
+        status, body = ask(f"{path}/caches/{host}?{query}", host)
+        assert (status, [found for found, _ in json.loads(body)["updates"]]) == (200, [token])
+    assert ask(f"{path}/caches/t?{query}", "elsewhere")[0] == 400
+    for page in ("/admin/login/", "/health/live", "/metrics"):
+        assert ask(page, "master")[0] == 400, page

@@ -1,0 +1,35 @@
+"""Lets requests for missed facts through whose host is one of ``REPLSITE_REPLICATION_HOSTS``, and no others.
+
+A worker of Synapse names the process that it asks, such as ``Host: master``. In ``ALLOWED_HOSTS`` that name would be good for
+every page, and for the origin of WebSockets. Who may ask is decided by the view, whatever the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from django.http import HttpRequest, HttpResponse
+from django.http.request import split_domain_port, validate_host
+
+from streams.conf import stream_settings
+
+__all__ = ["PATH", "ReplicationHosts"]
+
+#: Below it are the questions of workers, and nothing for people.
+PATH = "/_synapse/replication/"
+
+
+class ReplicationHosts:
+    """Django middleware; comes before all others that look at the host."""
+
+    def __init__(self, get_response: Callable[[HttpRequest], HttpResponse]) -> None:
+        self._get_response = get_response
+
+    def __call__(self, request: HttpRequest) -> HttpResponse:
+        hosts = stream_settings().replication_hosts
+        if hosts and request.path_info.startswith(PATH):
+            host = request.META.get("HTTP_HOST", "")
+            domain, _ = split_domain_port(host)
+            if domain and validate_host(domain, hosts):
+                request.get_host = lambda: host  # type: ignore[method-assign]
+        return self._get_response(request)
