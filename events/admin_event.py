@@ -14,8 +14,9 @@ from typing import Any
 from django.urls import reverse
 
 from events.admin_links import EventLink, event_links, page_number, room_url, verdict_words
-from events.errors import ReadingError
+from events.errors import NotCanonical, ReadingError
 from events.explaining import Explanation, explain_visibility
+from events.hashes import content_hash_matches
 from events.json_for_people import json_for_people
 from events.models import Event, EventEdge, EventJson, EventVisibility
 from events.redaction_rules import prune
@@ -142,9 +143,20 @@ def _json_part(event: Event, stored: EventJson | None, content: dict[str, Any] |
     return {
         "json": _cut(json_for_people(stored.json)) if stored is not None else None,
         "pruned": _pruned(stored, content),
+        "misfit": event.redacted_by is None and _fits_no_hash(stored, content),
         "json_url": reverse("admin:events_event_json", args=[event.pk]),
         "json_bytes": len(stored.json) if stored is not None else 0,
     }
+
+
+def _fits_no_hash(stored: EventJson | None, content: dict[str, Any] | None) -> bool:
+    """Whether the event was redacted because of its hash, here or before it came."""
+    if stored is None or content is None:
+        return False
+    try:
+        return not content_hash_matches(content, room_version(stored.room_version))
+    except (UnknownRoomVersion, NotCanonical):
+        return False
 
 
 def _decoded(stored: EventJson | None) -> dict[str, Any] | None:

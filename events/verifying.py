@@ -15,6 +15,7 @@ import msgspec
 
 from events.decoding import decode_event
 from events.errors import EventRefused, Reason, UnusableKeys
+from events.judging import is_third_party_invite
 from events.parsing import ParsedEvent
 from events.redaction_rules import pruned_fields
 from events.signatures import is_public_key, signatures_of, verify_keys
@@ -93,7 +94,7 @@ def signing_servers(event: ParsedEvent) -> tuple[str, ...]:
     """
     version = room_version(event.room_version)
     found: list[str] = []
-    if not (event.membership == "invite" and "third_party_invite" in event.content):
+    if not is_third_party_invite(event):
         found.append(_server(event.sender))
     if not version.ids_are_hashes:
         found.append(_server(event.event_id))

@@ -1,14 +1,17 @@
 """The admin's pages of an event and of a room: what they tell, that they stay bounded, and that content stays text."""
 
+import json
 import re
 
 import pytest
 from django.contrib.auth.models import Permission
 from django.urls import reverse
+from msgspec.structs import replace
 
 from events import admin_event
 from events.admin_links import event_url, room_url
 from events.models import Event, EventJson, Room
+from events.parsing import parse_event
 from streams.labels import shown
 from tests.made_rooms import ALICE, BOB, MadeRoom
 from tests.stored_rooms import store_room
@@ -46,6 +49,23 @@ def test_event_page_shows_json_and_its_redacted_form(admin_client, made):
     page = page_of(admin_client, message)
     assert page.count("&quot;body&quot;: &quot;x&quot;") == 1  # in the JSON, and not in the redacted form
     assert page.count("&quot;origin_server_ts&quot;") == 2
+
+
+def lied(event):
+    """The event as it is kept after somebody changed its content on the way."""
+    whole = json.loads(event.json) | {"content": {"body": "I owe you"}}
+    kept = parse_event(json.dumps(whole).encode(), whole, event.room_version)
+    return replace(event, json=kept.json)
+
+
+def test_an_event_that_fits_no_hash_says_so(admin_client, made):
+    """As ``persist`` stores one; what a redaction took away is told by the redaction."""
+    message, other, redacted = made.message(), made.message(), made.message()
+    made.redaction(redacted)
+    store_room([lied(event) if event in (message, redacted) else event for event in made.events])
+    pages = [text(page_of(admin_client, event)) for event in (message, other, redacted)]
+    assert ["does not fit its hash" in page for page in pages] == [True, False, False]
+    assert "I owe you" not in "".join(pages)
 
 
 def test_event_page_links_both_ways_and_to_auth_events(admin_client, made):

@@ -172,3 +172,23 @@ def test_a_misfit_is_judged_by_what_is_kept_of_it():
     assert outcome.refused == [] and outcome.bad_content_hashes == 1
     kept = bytes(EventJson.objects.get(pk=message.event_id).json)
     assert parse_event(kept, json.loads(kept), "10").event_id == message.event_id and b"1000000" not in kept
+
+
+@pytest.mark.parametrize("auth", ["none", "unknown", "all"])
+@pytest.mark.parametrize("version", ["1", "10", "11", "12"])
+def test_an_outlier_that_nobody_signed_is_rejected_unless_its_auth_events_tell(version, auth):
+    """An invite by a third party needs no signature of its sender's server: then the rules have to be asked."""
+    made = public_room(version)
+    content = {"membership": "invite", "third_party_invite": {"signed": {"mxid": BOB, "token": "t", "signatures": {}}}}
+    parts = {"type": "m.room.member", "state_key": BOB, "content": content}
+    if auth != "all":
+        named = [] if auth == "none" else ["$unknown:a.test"]
+        parts["auth_events"] = [[event_id, {}] for event_id in named] if version == "1" else named
+    if version == "1":
+        parts["event_id"] = "$forged:e.test"
+    forged = made.send(parts)
+    outcome = persist(
+        [*(sent(event) for event in made.events[:-1]), sent(forged, KEYS["e.test"], outlier=True)], verifier=RING
+    )
+    assert outcome.refused == []
+    assert Event.objects.get(event_id=forged.event_id).rejected_reason is not None

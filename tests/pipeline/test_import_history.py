@@ -155,7 +155,7 @@ def test_a_follower_sees_every_fact_below_the_linear_position(stream, imported, 
 def test_the_writer_is_retired_and_the_job_is_done(imported, rows):
     assert {state for (state,) in rows("SELECT state FROM streams_streamposition")} == {"retired"}
     job = Job.objects.get()
-    assert (job.state, job.summary) == ("done", imported.summary())
+    assert (job.state, job.summary) == ("done", imported.record())
 
 
 def test_nothing_is_left_in_staging(imported):
