@@ -120,5 +120,6 @@ def _windows(memberships: Memberships, span: Span) -> list[Window]:
         if room.membership == "join":
             found.append(Window(room.room_id, low, span.now.highest))
         elif room.changed_at is not None:
-            found.append(Window(room.room_id, low, room.changed_at, own_only=not room.was_in))
+            out = room.membership in ("leave", "ban") and not room.out_of_band
+            found.append(Window(room.room_id, low, room.changed_at, own_only=not (room.was_in or out)))
     return found

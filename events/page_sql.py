@@ -16,7 +16,7 @@ import re
 from events.served_sql import SERVED, SERVED_JSON, SERVED_TYPES
 from events.visible_sql import pruned, sees
 
-__all__ = ["DROP_PAGES", "FOR_NOBODY", "FOR_USER", "LARGEST", "PAGE_AFTER", "PAGE_BEFORE", "ROWS_READ"]
+__all__ = ["DROP_PAGES", "FOR_NOBODY", "FOR_USER", "FROM_LEAVE", "LARGEST", "PAGE_AFTER", "PAGE_BEFORE", "ROWS_READ"]
 
 LARGEST = 2**63 - 1
 """Above every position."""
@@ -86,11 +86,21 @@ def _typed(query: str) -> str:
     return re.sub(r"%[(]([a-z_]+)[)]s", lambda found: f"{found[0]}::{_PARAMETERS[found[1]]}", query)
 
 
-def _for_user(function: str) -> str:
-    """The call, with who may read the room in the same query: both are of one moment."""
+_FROM_LEAVE = "access.out_cut IS NOT NULL AND (access.out_cut_depth, access.out_cut) < (%(topological)s, %(stream)s)"
+
+
+def _for_user(function: str, *, from_leave: bool = False) -> str:
+    """The call, with who may read the room in the same query: both are of one moment.
+
+    ``from_leave``: going back, a page of a user who has left begins with the leave at the latest. What is deeper, on another
+    branch of the graph, is passed over, even if it was here before.
+    """
     access = {name: f"access.out_{name}" for name in ("peeking", "recorded", "cut", "cut_depth")}
     wanted = "CASE WHEN access.known AND access.readable THEN %(wanted)s ELSE 0 END"
     values = {name: f"%({name})s" for name in _PARAMETERS} | access | {"wanted": wanted}
+    if from_leave:
+        values["topological"] = f"CASE WHEN {_FROM_LEAVE} THEN access.out_cut_depth ELSE %(topological)s END"
+        values["stream"] = f"CASE WHEN {_FROM_LEAVE} THEN access.out_cut + 1 ELSE %(stream)s END"
     return f"""SELECT access.*, page.* FROM events_access(%(user_id)s, ARRAY[%(room)s]) AS access
 LEFT JOIN LATERAL {function}({", ".join(values.values())}) AS page ON true"""
 
@@ -105,5 +115,7 @@ DROP_PAGES = "DROP FUNCTION events_page_before; DROP FUNCTION events_page_after"
 
 FOR_USER = {True: _for_user("events_page_before"), False: _for_user("events_page_after")}
 """Going back or not -> the query of a page as a user sees it: columns of ``events_access``, then of the page."""
+FROM_LEAVE = _for_user("events_page_before", from_leave=True)
+"""Going back, from the user's own leave at the latest."""
 FOR_NOBODY = {back: _typed(_page(back=back, sees=_SHOWN_AT_ALL, pruned="false")) for back in (True, False)}
 """Going back or not -> the query of a page that is not filtered for a user."""

@@ -17,7 +17,7 @@ from events.errors import BadQuestion, NotReadable, UnknownEvent, UnknownRoom
 from events.explaining import Explanation, explain_visibility
 from events.models import Event, Room
 from events.on_read import Access, access_of, access_parameters, checked, read_access
-from events.page_sql import FOR_NOBODY, FOR_USER, LARGEST, ROWS_READ
+from events.page_sql import FOR_NOBODY, FOR_USER, FROM_LEAVE, LARGEST, ROWS_READ
 from events.page_tokens import OLDEST, Start, start_of
 from events.questions import can_be_stored, checked_ids, checked_limit
 from events.served_sql import SERVED, SERVED_JSON, SERVED_TYPES
@@ -86,13 +86,15 @@ def timeline(
     """A page of a room as the user sees it: the newest events, those ``before`` a token, or those ``after`` one.
 
     Without a user it is not filtered, but for outliers, rejected and soft-failed events. Those who left see nothing after their
-    leave. ``after=OLDEST`` begins at the beginning. Tokens are those of pages, events and syncs. Raises ``UnknownRoom``,
-    ``NotReadable``, ``BadToken`` and ``BadQuestion``.
+    leave, and going back begins with it: what is deeper on another branch of the graph is passed over. ``after=OLDEST`` begins at
+    the beginning. Tokens are those of pages, events and syncs. Raises ``UnknownRoom``, ``NotReadable``, ``BadToken`` and
+    ``BadQuestion``.
     """
     if before is not None and after is not None:
         raise BadQuestion("Give before (going back) or after (going on), not both.")
     start = start_of(before if after is None else after, back=after is None, using=using)
-    return _page(room_id, user_id, checked_limit(limit, PAGE_LIMIT), start, using)
+    query = FROM_LEAVE if start.back else FOR_USER[False]
+    return _page(room_id, user_id, checked_limit(limit, PAGE_LIMIT), start, using, query)
 
 
 def events_around(
@@ -166,14 +168,14 @@ def _visible(user_id: str, event_ids: Sequence[str], using: str) -> dict[str, Se
 # --- pages ------------------------------------------------------------------------------------------------------------
 
 
-def _page(room_id: str, user_id: str | None, limit: int, start: Start, using: str) -> Page:
+def _page(room_id: str, user_id: str | None, limit: int, start: Start, using: str, query: str | None = None) -> Page:
     where = _bounds(start) | {"room": room_id, "user_id": user_id, "wanted": limit, "kept_since": None}
     if not can_be_stored(room_id):
         raise UnknownRoom(f"There is no room {room_id!r:.300}.")
     if user_id is None:
         rows = _rows_for_nobody(room_id, where, start.back, using)
     elif can_be_stored(user_id):
-        rows = _rows_for_user(room_id, user_id, where, start.back, using)
+        rows = _rows_for_user(room_id, user_id, where, query or FOR_USER[start.back], using)
     else:
         raise NotReadable(f"{user_id!r:.300} is no user, and may not read {room_id}.")
     return _page_of(rows, limit, start.back)
@@ -195,13 +197,13 @@ def _rows_for_nobody(room_id: str, where: Mapping[str, Any], back: bool, using: 
 
 
 def _rows_for_user(
-    room_id: str, user_id: str, where: Mapping[str, Any], back: bool, using: str
+    room_id: str, user_id: str, where: Mapping[str, Any], query: str, using: str
 ) -> list[tuple[Any, ...]]:
     """The rows with what they say of access checked; where messages expire, once more with the time from which they count."""
     now_ms = time.time_ns() // 1_000_000
     kept_since: int | None = None
     while True:
-        rows = _rows(FOR_USER[back], {**where, "kept_since": kept_since}, using)
+        rows = _rows(query, {**where, "kept_since": kept_since}, using)
         access: Access | None = access_of(rows[0][:_ACCESS_COLUMNS], now_ms) if rows else None
         if checked(access, user_id, room_id).kept_since == kept_since:
             return [row[_ACCESS_COLUMNS:] for row in rows]

@@ -203,11 +203,11 @@ class _Talk:
 
     def _all_rooms(self, now: SyncToken) -> RoomsSince:
         page = initial_sync(self._user_id, MOST_ROOMS, self._events, None, self._using, now)
-        joined, invited, knocked = list(page.rooms), page.invited, page.knocked
+        joined, left, invited, knocked = list(page.rooms), page.left, page.invited, page.knocked
         while page.next_page is not None:
             page = initial_sync(self._user_id, MOST_ROOMS, self._events, page.next_page, self._using)
             joined += page.rooms
-        return RoomsSince(tuple(joined), (), invited, knocked)
+        return RoomsSince(tuple(joined), left, invited, knocked)
 
     def _changes(self, since: SyncToken, now: SyncToken, news: Sequence[str]) -> SyncAnswer:
         before, upto = since.of(EVENTS.name), now.parts[EVENTS.name]

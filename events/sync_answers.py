@@ -74,7 +74,8 @@ class InitialSync:
     """One page of the first answer to a user: joined rooms, those with the newest activity first.
 
     ``token`` is where incremental syncs go on, the same on every page. ``next_page`` asks for the next rooms (``after``);
-    null: these are the last. Invites and knocks come with the first page.
+    null: these are the last. Invites and knocks come with the first page, and so do the rooms that the user was put out of,
+    kicked or banned (``left``); those that they left by themselves are not told.
     """
 
     rooms: tuple[SyncRoom, ...]
@@ -82,6 +83,7 @@ class InitialSync:
     knocked: tuple[PendingRoom, ...]
     token: SyncToken
     next_page: str | None
+    left: tuple[SyncRoom, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,13 +13,14 @@ from typing import Any
 import msgspec
 
 from events.errors import BadQuestion
+from events.on_read import read_access
 from events.questions import can_be_stored, checked_limit
 from events.serving import ServedEvent, load_events
 from events.sync_answers import InitialSync, PendingRoom, RoomsSince, SyncRoom
 from events.sync_memberships import Memberships, Standing, read_memberships
 from events.sync_positions import current_token, events_token, read_events_token, read_token, room_text, token_text
 from events.sync_queries import rows
-from events.sync_sql import ACTIVITY, with_tokens
+from events.sync_sql import ACTIVITY, LAST_IN, PUT_OUT, with_tokens
 from events.sync_token import SyncToken
 from events.sync_windows import LOWEST, Span, StateChanges, Timeline, Window, Windows
 from streams.collector_pause import collector_paused
@@ -87,8 +88,9 @@ def initial_sync(
         answers = _answers(windows, dict.fromkeys(windows.windows, "join"), events, topological=True)
         pending = memberships.of("invite", "knock") if after is None else []
         invited, knocked = _pending(pending, alias)
+        left = _put_out(user_id, memberships, Span(upto), events, alias) if after is None else ()
     next_page = f"{active[rooms - 1][1]}:{token_text(now, alias)}" if len(active) > rooms else None
-    return InitialSync(tuple(answers), invited, knocked, now, next_page)
+    return InitialSync(tuple(answers), invited, knocked, now, next_page, left)
 
 
 def rooms_since(
@@ -165,16 +167,49 @@ def _joined_windows(memberships: Memberships, span: Span) -> list[Window]:
 
 
 def _left_windows(memberships: Memberships, span: Span) -> list[Window]:
-    """Rooms that the user is out of since, up to that; where the user never was in, the membership alone.
+    """Rooms that the user is out of since, up to that: what they see; of a room known by the membership alone, just that.
 
-    Who is banned or invited after having left does not get to know the state of the time in between.
+    Who is banned, or invited, after having left does not get to know the state of the time in between.
     """
     low = span.since.base if span.since is not None else LOWEST
     return [
-        Window(room.room_id, low, room.changed_at, own_only=not room.was_in, state_high=room.out_at)
+        Window(
+            *(room.room_id, low, room.changed_at),
+            own_only=room.out_of_band,
+            state_high=room.out_at,
+            stateless=not room.was_in,
+        )
         for room in memberships.changed()
         if room.changed_at is not None and room.membership not in ("join", "invite", "knock")
     ]
+
+
+def _put_out(user_id: str, memberships: Memberships, span: Span, limit: int, using: str) -> tuple[SyncRoom, ...]:
+    """For a first answer the rooms that the user was kicked or banned from, up to that, but for those that they have forgotten.
+
+    The state is that of when they were in last; where nothing tells when that was it is not told.
+    """
+    out = {room.event_id: room for room in memberships.of("leave", "ban") if room.event_id is not None}
+    if not out:
+        return ()
+    placed = rows(PUT_OUT, {"user_id": user_id, "events": list(out)}, using)
+    access = read_access(user_id, [room_id for room_id, *_ in placed], using)
+    placed = [row for row in placed if not access[row[0]].forgotten]
+    text, values = with_tokens(LAST_IN, span.now)
+    last_in = dict(rows(text, {**values, "user_id": user_id, "rooms": [room_id for room_id, *_ in placed]}, using))
+    windows = [
+        Window(
+            *(room_id, LOWEST, position),
+            whole=True,
+            own_only=out[event_id].out_of_band,
+            state_high=last_in.get(room_id),
+            stateless=room_id not in last_in,
+        )
+        for room_id, event_id, position in placed
+    ]
+    standing = {room_id: str(out[event_id].membership) for room_id, event_id, _ in placed}
+    limit = min(limit, max(1, MOST_TOGETHER // max(1, len(windows))))
+    return tuple(_answers(Windows(user_id, windows, span, using), standing, limit, topological=True))
 
 
 # --- answers ----------------------------------------------------------------------------------------------------------
@@ -194,6 +229,7 @@ def _answers(windows: Windows, standing: Mapping[str, str], limit: int, *, topol
     for room_id, window in windows.windows.items():
         timeline, change = timelines[room_id], changes[room_id]
         limited = timeline.more or room_id in gaps or (window.whole and not topological)
+        untold = window.own_only or window.stateless
         found.append(
             SyncRoom(
                 room_id,
@@ -201,8 +237,8 @@ def _answers(windows: Windows, standing: Mapping[str, str], limit: int, *, topol
                 tuple(timeline.events),
                 limited,
                 _prev_batch(windows, timeline, limited, topological=topological),
-                () if window.own_only else tuple(events[i] for i in change.entries.values() if i in events),
-                () if window.own_only else tuple(change.removed),
+                () if untold else tuple(events[i] for i in change.entries.values() if i in events),
+                () if untold else tuple(change.removed),
                 window.whole,
             )
         )

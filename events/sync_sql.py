@@ -23,6 +23,7 @@ __all__ = [
     "GAPS",
     "IN_ORDER",
     "IN_ORDER_LISTED",
+    "LAST_IN",
     "LATER_CHANGES",
     "LATEST",
     "LIVELY",
@@ -31,6 +32,7 @@ __all__ = [
     "MORE_LATEST",
     "MORE_NEWEST",
     "OUT_OF_BAND",
+    "PUT_OUT",
     "with_tokens",
 ]
 
@@ -157,6 +159,21 @@ FROM events_event e
 WHERE e.type = 'm.room.member' AND e.state_key = %(user_id)s AND e.outlier AND e.rejected_reason IS NULL AND {now:e}
 AND NOT EXISTS (SELECT FROM events_currentstate c WHERE c.room_id = e.room_id)
 ORDER BY e.room_id, e.stream_ordering DESC
+"""
+
+#: Of a user's leaves and bans those that another user brought about, with their positions.
+PUT_OUT = """
+SELECT room_id, event_id, stream_ordering FROM events_event
+WHERE event_id = ANY(%(events)s) AND (membership = 'ban' OR sender <> %(user_id)s) ORDER BY room_id
+"""
+#: Where rooms' current state last changed from the user being joined to something else.
+LAST_IN = """
+SELECT d.room_id, max(d.stream_ordering) FROM events_currentstatedelta d
+JOIN events_event before ON before.event_id = d.prev_event_id AND before.membership = 'join'
+LEFT JOIN events_event e ON e.event_id = d.event_id
+WHERE d.room_id = ANY(%(rooms)s) AND d.type = 'm.room.member' AND d.state_key = %(user_id)s
+  AND e.membership IS DISTINCT FROM 'join' AND {now:d}
+GROUP BY d.room_id
 """
 
 #: How rooms' current state changed in their windows: before, after, by key.

@@ -18,7 +18,7 @@ from streams.tokens import VectorToken
 
 __all__ = ["LOWEST", "Span", "StateChanges", "Timeline", "Window", "Windows", "looked_at"]
 
-LOWEST = -(2**63) + 1
+LOWEST, LARGEST = -(2**63) + 1, 2**63 - 1
 StateKey = tuple[str, str]
 _NEVER_SHOWN = "m.room.aliases"
 
@@ -36,7 +36,7 @@ class Window:
     """The part of a room that is looked at: ``low < position <= high``, within the span.
 
     ``whole``: from the beginning, whatever ``since`` says. ``own_only``: nothing but the user's own memberships. ``listed``: a
-    feed tells where its events are. ``state_high``: what changed in the state is told up to there only.
+    feed tells where its events are. ``state_high``: the state is told as it was there. ``stateless``: it is not told.
     """
 
     room_id: str
@@ -46,6 +46,7 @@ class Window:
     own_only: bool = False
     listed: bool = False
     state_high: int | None = None
+    stateless: bool = False
 
 
 @dataclass(slots=True)
@@ -142,11 +143,12 @@ class Windows:
     def changes(self) -> dict[str, StateChanges]:
         """How the state changed within each window that is not whole; all of the state for those that are."""
         found = {room_id: StateChanges() for room_id in self.windows}
-        parts = [
+        told = [
             window if window.state_high is None else replace(window, high=window.state_high)
             for window in self.windows.values()
-            if not window.whole
+            if not window.stateless
         ]
+        parts = [window for window in told if not window.whole]
         for room_id, kind, key, before, after in self._rows(sql.CHANGES, parts) if parts else []:
             room = found[room_id]
             room.known[kind, key] = before
@@ -154,7 +156,7 @@ class Windows:
                 room.entries[kind, key] = after
             elif after is None and before is not None:
                 room.removed.append((kind, key))
-        self._whole_states(found, [window for window in self.windows.values() if window.whole])
+        self._whole_states(found, [window for window in told if window.whole])
         for room in found.values():
             room.entries = {key: event_id for key, event_id in room.entries.items() if key[0] != _NEVER_SHOWN}
         return found
@@ -195,7 +197,10 @@ class Windows:
                 not access.known or access.forgotten
             ):  # nobody knows who sees what there, or the user wants to know no more
                 self.windows[room_id] = replace(window, own_only=True)
-            if not access.readable:  # banned, or out: by what the user saw while being there
+            if access.membership == "ban" and not access.readable:  # as one who has left, up to the ban
+                up_to = replace(access, known=True, readable=True, peeking=False)
+                self._access[room_id] = replace(up_to, cut=window.high, cut_depth=LARGEST)
+            elif not access.readable:  # out: by what the user saw while being there
                 self._access[room_id] = replace(access, known=True, readable=True, peeking=True)
         return list(self.windows.values())
 

@@ -406,7 +406,7 @@ def test_an_invite_is_told_once(room):
 
 
 def test_an_invite_that_is_declined_leaves_only_the_own_membership():
-    other = create_room(ANN)
+    other = create_room(ANN, setup=RoomSetup(history_visibility="joined"))
     token = here()
     other.invite(ANN, BOB)
     talk(other, 1)

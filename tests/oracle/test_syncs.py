@@ -93,7 +93,8 @@ def recorded(room, kind):
 def answer_to(row, room_id, since, now):
     """(section, room) of our answer; nothing when the room is not in it."""
     if row["since"] is None:
-        joined, left = first(row["user_id"], now, events=row["limit"]).rooms, ()
+        page = first(row["user_id"], now, events=row["limit"])
+        joined, left = page.rooms, page.left
     else:
         answer = rooms_since(row["user_id"], since, now, limit=row["limit"])
         joined, left = answer.joined, answer.left
