@@ -30,13 +30,16 @@ def main() -> None:
     except OperationalError as error:
         if "--traceback" in sys.argv:
             raise
-        cure = "" if getattr(error.__cause__, "pgcode", None) else ". Start it, or correct DATABASE_URL."
-        sys.exit(f"error: the database cannot be used: {' '.join(str(error).split()).rstrip('.?')}{cure}")
+        from streams import database  # noqa: PLC0415 - needs the settings
+
+        sys.exit(f"error: {database.explain(error)}")
     except ProgrammingError as error:
         if "--traceback" in sys.argv or getattr(error.__cause__, "pgcode", None) not in _MISSING:
             raise
+        from streams.advice import about_missing_relation  # noqa: PLC0415 - needs the settings
+
         reason = str(error).strip().splitlines()[0]
-        sys.exit(f"error: the database lacks tables of this version ({reason}): run manage.py migrate")
+        sys.exit(f"error: {reason}. {about_missing_relation(reason)}")
     except (ImproperlyConfigured, EnvError) as error:
         if "--traceback" in sys.argv:
             raise
