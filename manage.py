@@ -37,13 +37,16 @@ def _run() -> None:
     except OperationalError as error:
         if "--traceback" in sys.argv:
             raise
-        cure = "" if getattr(error.__cause__, "pgcode", None) else ". Start it, or correct DATABASE_URL."
-        _fail(f"error: the database cannot be used: {' '.join(str(error).split()).rstrip('.?')}{cure}")
+        from streams import database  # noqa: PLC0415 - needs the settings
+
+        _fail(f"error: {database.explain(error)}")
     except ProgrammingError as error:
         if "--traceback" in sys.argv or getattr(error.__cause__, "pgcode", None) not in _MISSING:
             raise
+        from streams.advice import about_missing_relation  # noqa: PLC0415 - needs the settings
+
         reason = str(error).strip().splitlines()[0]
-        _fail(f"error: the database lacks tables of this version ({reason}): run manage.py migrate")
+        _fail(f"error: {reason}. {about_missing_relation(reason)}")
     except (ImproperlyConfigured, EnvError) as error:
         if "--traceback" in sys.argv:
             raise

@@ -96,7 +96,7 @@ class ReaderWord(StrEnum):
     FAILED = "failed"
     LEFT_BEHIND = "left behind"
     STOPPED = "stopped"
-    PARKED = "parked facts"
+    PARKING = "parking"
 
 
 class JobWord(StrEnum):
@@ -405,7 +405,7 @@ def _failed_reader(seen: ReaderOnStream, named: NamedReader) -> Verdict:
     else:
         command = f"manage.py runhandlers {quote(named.name)}"
         cure = f"Mend its cause, then start it again: {command}."
-    return Verdict(ReaderWord.FAILED, Severity.WRONG, f"{how}: {error}{behind} {cure}", command)
+    return Verdict(ReaderWord.FAILED, Severity.WRONG, f"{how}: {_sentence(error)}{behind} {cure}", command)
 
 
 def _reader_that_nobody_runs(seen: ReaderOnStream, named: NamedReader, limits: Limits) -> Verdict:
@@ -432,9 +432,9 @@ def _parked(named: NamedReader) -> Verdict:
     command = f"manage.py parked list {quote(named.name)}"
     text = (
         f"{more}{number} put aside, the first {duration(named.parked_seconds)} ago; the last error: "
-        f"{named.parked_error[:_MOST_OF_ERROR]} See {command}, then retry or drop them."
+        f"{_sentence(named.parked_error[:_MOST_OF_ERROR])} See {command}, then retry or drop them."
     )
-    return Verdict(ReaderWord.PARKED, Severity.WARNING, text, command)
+    return Verdict(ReaderWord.PARKING, Severity.WARNING, text, command)
 
 
 def judge_missing_reader(name: str) -> Verdict:
@@ -531,6 +531,10 @@ def judge_health(problems: Iterable[Problem], summary: str) -> Health:
     others = sum(problem.verdict.severity >= Severity.WARNING for problem in found) - 1
     more = f" ({others} more below)" if others else ""
     return Health(word, f"{first.subject} is {first.verdict.word}: {first.verdict.sentence}{more}", tuple(found))
+
+
+def _sentence(text: str) -> str:
+    return text if text.endswith((".", "!", "?")) else f"{text}."
 
 
 def _capital(text: str) -> str:

@@ -40,6 +40,7 @@ __all__ = [
     "execute_prepared",
     "explain",
     "in_transaction",
+    "missing",
     "past_pooler",
     "publisher_key",
     "read_in_order",
@@ -62,6 +63,8 @@ class BehindPooler(psycopg2.OperationalError):
 
 #: What the driver raises when a connection is no longer there.
 connection_gone = (psycopg2.OperationalError, psycopg2.InterfaceError)
+#: What it raises for a table, a sequence or a column that is not there: waiting does not help.
+missing = (psycopg2.errors.UndefinedTable, psycopg2.errors.UndefinedColumn)
 
 #: The loss of the server's host is noticed after 5 + 3 x 2 seconds of silence, or after as long with bytes that nobody takes.
 _KEEPALIVES = {
@@ -89,11 +92,17 @@ def explain(error: BaseException) -> str:
     """The server's or the driver's words, and what to do where that is known; for the last line of a command."""
     text = " ".join(str(error).split())
     cause = error if isinstance(error, psycopg2.Error) else error.__cause__
-    if isinstance(cause, psycopg2.errors.UndefinedTable | psycopg2.errors.UndefinedColumn):
-        return f"{text}. The database lacks tables of this version: run manage.py migrate."
+    from streams import advice  # noqa: PLC0415 - it knows the streams, which know this module
+
     if isinstance(cause, BehindPooler):
         return text
+    if isinstance(cause, missing):
+        return f"{text}. {advice.about_missing_relation(text)}"
     if isinstance(cause, connection_gone):
+        if cure := advice.about_missing_database(text):
+            return f"{text.rstrip('.?')}. {cure}"
+        if (code := getattr(cause, "pgcode", None)) and not code.startswith(("08", "57P")):
+            return f"The database cannot be used: {text}"  # it answers: its disk is full, a lock was not had in time
         return f"The database cannot be reached: {text.rstrip('.?')}. Start it, or correct DATABASE_URL."
     return text
 

@@ -94,6 +94,8 @@ class Lane:
                 return
             except CursorMoved:
                 log.warning("reader.cursor_moved", reader=self.handler.reader, stream=self.handler.stream)
+            except database.missing:
+                raise
             except (ConnectionLost, database.DatabaseError) as error:
                 self._database_lost.begins(database.explain(error))
                 self._source.close()

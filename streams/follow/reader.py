@@ -102,6 +102,8 @@ class Reader:
             try:
                 if self._hold_and_follow(until_caught_up=until_caught_up):
                     return
+            except database.missing:
+                raise
             except database.DatabaseError as error:
                 self._database_lost.begins(database.explain(error))
             if time.monotonic() - began > LONGEST_RETRY_SECONDS:

@@ -7,12 +7,17 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from django.utils import timezone
 
+from replsite.snapshot import take_snapshot
+from streams.follow import forget_reader
 from streams.models import Reader as ReaderRow
 from streams.models import StoredCursor
+from streams.reader_table import forget_readers
 from streams.trimming import Keep, TrimRequest, trim
 from tests.session import PROJECT
 from tests.writing import append, session, stream, wait_for_linear
@@ -141,3 +146,35 @@ def test_a_stored_cursor_counts_more_than_the_row_on_the_page():
     with session() as cursor:
         (done,) = trim(cursor, TrimRequest(stream(), Keep(facts=0), settle_seconds=0), pause=lambda seconds: None)
     assert done.position == facts[3]
+
+
+_FAILS = (
+    _SCRIPT[: _SCRIPT.index('Reader("away", [handler(attempts=1')]
+    + """
+connections.close_all()
+print(json.dumps(found))
+"""
+)
+
+
+def test_a_reader_that_failed_is_told_of_though_its_cursor_is_elsewhere(service, settings):
+    settings.REPLSITE_HEARTBEAT_SECONDS = 0.25
+    facts = append(12)
+    wait_for_linear(facts[-1])
+    done = subprocess.run(
+        [sys.executable, "-c", _FAILS.replace("FACTS", repr(facts))],
+        cwd=PROJECT, env=service, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    ReaderRow.objects.update(
+        closed_at=timezone.now() - timedelta(days=3), heartbeat_at=timezone.now() - timedelta(days=3)
+    )
+    with session() as cursor:
+        forget_readers(cursor)
+    snapshot = take_snapshot()
+    (reader,) = snapshot.readers
+    assert (reader.name, reader.status.word, reader.runs) == ("away", "failed", False)
+    assert 7 <= reader.lag_facts <= 9, "as of its last whole batch"
+    assert "refused" in reader.status.sentence
+    forget_reader("away")
+    assert take_snapshot().readers == ()

@@ -205,7 +205,7 @@ def test_parked_facts_are_told_until_they_are_retried_or_dropped():
     assert run(handler(refuse, on_failure=OnFailure.PARK)) == 0
     found, snapshot = reader(), take_snapshot()
     (view,) = found.streams
-    assert (found.status.word, view.parked_facts, view.lag_facts) == ("parked facts", 3, 0)
+    assert (found.status.word, view.parked_facts, view.lag_facts) == ("parking", 3, 0)
     assert "manage.py parked list r" in found.status.sentence
     assert SECRET not in found.status.sentence
     assert snapshot.health.word == HealthWord.LOOK

@@ -8,6 +8,7 @@ from replsite.status import (
     HealthWord,
     JobSeen,
     Limits,
+    NamedReader,
     Problem,
     ReaderOnStream,
     ReaderWord,
@@ -261,9 +262,39 @@ def test_missing_reader_is_never_seen_and_says_who():
         judge_writer(WriterOnStream("events", "web-1", heartbeat_age=60, pending_facts=1), Limits()),
         judge_sequence("events", 5, 9),
         judge_job(JobSeen("queued", waits_seconds=100)),
+        reader(named=NamedReader("bil ling", error="ValueError", runs=False), lag_facts=1),
+        reader(named=NamedReader("billing", error="Facts are gone. See manage.py resync reader billing.", runs=False)),
+        reader(named=NamedReader("billing", runs=False, unrun_seconds=99), lag_facts=1, lag_seconds=99),
+        reader(named=NamedReader("billing", runs=False, unrun_seconds=99, has_ended=True, is_wanted=True)),
+        reader(named=NamedReader("billing", parked_facts=3, parked_error="ValueError")),
     ],
     ids=lambda verdict: verdict.word,
 )
 def test_command_to_copy_is_in_the_sentence_word_for_word(verdict):
     assert verdict.command.startswith("manage.py ")
     assert verdict.command in verdict.sentence
+
+
+def test_a_reader_that_runs_and_has_read_everything_is_well_whatever_stopped_it_before():
+    assert reader(named=NamedReader("r", error="ValueError")).word == ReaderWord.IDLE
+    assert reader(named=NamedReader("r", error="ValueError"), lag_facts=1).word == ReaderWord.FAILED
+
+
+def test_parked_facts_hide_nothing_that_is_worse():
+    parked = {"parked_facts": 3, "parked_error": "ValueError"}
+    assert reader(named=NamedReader("r", **parked), lag_facts=5, lag_seconds=2).word == ReaderWord.PARKING
+    stuck = reader(named=NamedReader("r", **parked), lag_facts=5, lag_seconds=20, unmoved_seconds=20)
+    assert stuck.word == ReaderWord.STUCK
+
+
+def test_a_reader_that_waits_for_a_writer_is_not_stuck():
+    verdict = reader(
+        lag_facts=5, lag_seconds=200, unmoved_seconds=200, waits_for="it waits for writer w, which is blocked"
+    )
+    assert (verdict.word, verdict.severity) == (ReaderWord.WAITING, Severity.NOTE)
+    assert "writer w" in verdict.sentence
+
+
+def test_an_error_of_a_kilobyte_is_cut_in_the_sentence():
+    verdict = reader(named=NamedReader("r", error="x" * 1000, runs=False), lag_facts=1)
+    assert len(verdict.sentence) < 500

@@ -72,7 +72,9 @@ class Command(SiteCommand):
             "rows",
         )
         count = 0
-        for parked in parked_facts(*which).iterator(500):
+        found_facts = parked_facts(*which)
+        found_facts.exists()  # says that the table is missing; a cursor on the server would hide that behind its own loss
+        for parked in found_facts.iterator(500):
             count += 1
             found = {name: getattr(parked, name) for name in fields}
             if options["json"]:
