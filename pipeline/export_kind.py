@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 import sys
+import time
 from collections.abc import Mapping
-from datetime import date
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -21,6 +22,7 @@ from pipeline.job_runs import JobRun, carry_out, register
 from pipeline.jobs import begin_job, hold_lock
 from pipeline.kinds import only
 from streams.conf import stream_settings
+from streams.moments import moment_ms
 
 __all__ = ["EXPORT", "ExportKind", "checked_export", "export_lines", "register_exports", "run_export"]
 
@@ -66,8 +68,7 @@ def checked_export(arguments: Mapping[str, Any]) -> dict[str, Any]:
     ``buckets`` (as many as fit, if left out), ``overwrite``.
     """
     days = {name: arguments.get(name) for name in ("since", "until")}
-    for name, day in days.items():
-        _day(name, day)
+    days = {name: None if day is None else _as_day(name, day) for name, day in days.items()}
     overwrite = arguments.get("overwrite", False)
     if not isinstance(overwrite, bool):
         raise UnusableArguments(f"overwrite must be true or false, not {overwrite!r:.100}.")
@@ -102,14 +103,22 @@ def _check_rooms(rooms: object) -> None:
         )
 
 
-def _day(name: str, text: object) -> int | None:
-    """Days since 1970."""
-    if text is None:
-        return None
+def _as_day(name: str, text: object) -> str:
+    """The day of a date, an age or milliseconds, as 2026-01-31: an age means the same when the job begins later."""
     try:
-        return date.fromisoformat(str(text)).toordinal() - _EPOCH
-    except ValueError as error:
-        raise UnusableArguments(f"{name} must be a day such as 2026-01-31, not {text!r:.100}.") from error
+        if not isinstance(text, str) or ":" in text:
+            raise ValueError
+        found = datetime.fromtimestamp(moment_ms(text, time.time_ns() // 1_000_000) / 1000, UTC)
+    except (ValueError, OverflowError, OSError):
+        raise UnusableArguments(
+            f"{name} must be a day such as 2026-01-31, or an age such as 30d, not {text!r:.100}."
+        ) from None
+    return found.date().isoformat()
+
+
+def _day(text: str | None) -> int | None:
+    """Days since 1970."""
+    return None if text is None else date.fromisoformat(text).toordinal() - _EPOCH
 
 
 def run_export(
@@ -135,8 +144,8 @@ def _export(run: JobRun, folder: Path, master: str | None) -> Mapping[str, Any]:
         folder=folder.absolute(),
         tables=told["tables"],
         rooms=told["rooms"],
-        since=_day("since", told["since"]),
-        until=_day("until", told["until"]),
+        since=_day(told["since"]),
+        until=_day(told["until"]),
         buckets=told["buckets"],
         overwrite=told["overwrite"],
         master=master,

@@ -29,6 +29,7 @@ from pipeline.job_views import JobView, view_of
 from pipeline.jobs import CancelOutcome, cancel_job, killed_jobs
 from streams.clock import database_now
 from streams.conf import stream_settings
+from streams.moments import moment_text
 from streams.read_only_admin import ReadOnlyAdmin
 from streams.terminal import printable
 
@@ -189,6 +190,8 @@ class JobAdmin(ReadOnlyAdmin):
         if request.method == "POST":
             return self._queue(request, dry.kind, arguments, dry)
         sentences = ["What the dry run has shown is done for good, with the same arguments."]
+        if isinstance(dry.summary, dict) and isinstance(words := dry.summary.get("words"), str):
+            sentences.append(f"{printable(words[:1].upper() + words[1:])}.")
         return self._confirm(request, title, sentences, arguments, button=f"Carry out {dry.kind}", dry=dry)
 
     # --- cancel -------------------------------------------------------------------------------------------------------
@@ -227,7 +230,7 @@ class JobAdmin(ReadOnlyAdmin):
     ) -> HttpResponse:
         dry = more.pop("dry", None)
         told = [
-            (name, printable(_told(value)))
+            (name, printable(moment_text(value) if name == "before_time" and isinstance(value, int) else _told(value)))
             for name, value in arguments.items()
             if name != DRY_RUN and value not in (None, False)
         ]

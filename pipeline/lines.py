@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from pipeline.expansion import REASON, ExpandsTooMuch, Expansion
 from pipeline.parts import HEAD_BYTES, BrokenLine, Form, Line, Part, PassedLines
 
 __all__ = ["announcing_lines", "compression_of", "parts_of", "read_lines"]
@@ -63,7 +64,7 @@ def _cut(part: Part, cutter: Callable[[int | None], _Cutter]) -> Iterator[Any]:
         return
     with Path(part.path).open("rb") as raw:
         if part.form is Form.GZIP:
-            yield from cutter(None).cut(_gzip_chunks(gzip.GzipFile(fileobj=raw)))
+            yield from cutter(None).cut(_gzip_chunks(raw))
             return
         begin = _seek_first_line(raw, part.start)
         length = None if part.end is None else max(part.end - begin, 0)
@@ -95,10 +96,15 @@ def _chunks_within(read: Callable[[int], bytes], length: int | None) -> Iterator
     yield from _chunks(read, _CHUNK_BYTES if length is None else _BEHIND_BYTES)
 
 
-def _gzip_chunks(source: gzip.GzipFile) -> Iterator[bytes | Broken]:
+def _gzip_chunks(raw: IO[bytes]) -> Iterator[bytes | Broken]:
     """The content in chunks; the last item is why it ended, if that is an error."""
+    given = Expansion()
     try:
-        yield from _chunks(source.read1)
+        for chunk in _chunks(gzip.GzipFile(fileobj=raw).read1):
+            given.give(len(chunk), chunk.count(b"\n"), raw.tell())
+            yield chunk
+    except ExpandsTooMuch as error:
+        yield REASON, error
     except EOFError as error:
         yield "truncated-gzip", error
     except (gzip.BadGzipFile, zlib.error) as error:
@@ -107,14 +113,19 @@ def _gzip_chunks(source: gzip.GzipFile) -> Iterator[bytes | Broken]:
 
 def _zstd_chunks(path: str) -> Iterator[bytes | Broken]:
     """The same of Zstandard."""
-    given = 0
+    given, likely = 0, Expansion()
     broken: Exception | None = None
     for piece in _ZSTD_PIECES:
         reached = 0
         try:
-            for chunk in _chunks(_zstd(path), piece) if not broken else _from(_zstd(path), given, piece):
+            raw, read = _zstd(path)
+            for chunk in _chunks(read, piece) if not broken else _from(read, given, piece):
+                likely.give(len(chunk), chunk.count(b"\n"), raw.tell())
                 reached += len(chunk)
                 yield chunk
+        except ExpandsTooMuch as error:
+            yield REASON, error
+            return
         except OSError as error:
             if error.errno is not None:  # of the file system
                 raise
@@ -126,11 +137,12 @@ def _zstd_chunks(path: str) -> Iterator[bytes | Broken]:
         yield "truncated-zstd" if "runcated" in str(broken) else "corrupt-zstd", broken
 
 
-def _zstd(path: str) -> Callable[[int], bytes]:
+def _zstd(path: str) -> tuple[Any, Callable[[int], bytes]]:
+    """The file, and how its content is read."""
     import pyarrow  # noqa: PLC0415 - only where such files are read
 
-    read: Callable[[int], bytes] = pyarrow.CompressedInputStream(pyarrow.OSFile(path), "zstd").read
-    return read
+    raw = pyarrow.OSFile(path)
+    return raw, pyarrow.CompressedInputStream(raw, "zstd").read
 
 
 def _from(read: Callable[[int], bytes], offset: int, piece: int) -> Iterator[bytes]:
@@ -165,6 +177,20 @@ class _Cutter:
             yield found
 
     def _feed(self, chunk: bytes) -> Iterator[Line | BrokenLine]:
+        first, last = chunk.find(b"\n") + 1, chunk.rfind(b"\n") + 1
+        if (
+            chunk[first : first + 1].isspace()
+            and self._offset + self._size + last <= self._end
+            and chunk[first:last].isspace()
+        ):
+            yield from self._lines(chunk[:first])
+            self._number += chunk.count(b"\n", first, last)  # of blank lines a gigabyte packs well
+            self._offset += last - first
+            self._collect(chunk[last:])
+        else:
+            yield from self._lines(chunk)
+
+    def _lines(self, chunk: bytes) -> Iterator[Line | BrokenLine]:
         *ended, rest = chunk.split(b"\n")
         for piece in ended:
             if (found := self._line(piece, len(b"\n"))) is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
@@ -12,13 +13,15 @@ from django.core.management.base import BaseCommand, CommandError
 from events.room_purging import unblock_room
 from pipeline.archive_commands import ARCHIVE_OPTIONS, add_archive_options, run_as_job
 from pipeline.archive_kind import ARCHIVE, ArchiveKind
-from pipeline.cuts import CUTS, add_cut_options
+from pipeline.cuts import CUTS, add_cut_options, check_cut
+from pipeline.errors import UnusableArguments
 from pipeline.job_runs import register as register_kind
 from pipeline.purge_kind import HISTORY, ORPHANS, RETENTION, PurgeHistoryKind, PurgeOrphansKind, PurgeRetentionKind
 from pipeline.purge_room_kind import ROOM, PurgeRoomKind
 from pipeline.restore_kind import RESTORE, RestoreKind
 from streams.conf import stream_settings
 from streams.maintenance import register
+from streams.terminal import printable
 
 __all__ = ["PurgeHistory", "PurgeOrphans", "PurgeRetention", "PurgeRoom", "register_purges"]
 
@@ -35,8 +38,40 @@ class _AsJob:
 
     def _run(self, command: BaseCommand, arguments: Mapping[str, Any], tell: _Telling, *, as_json: bool) -> None:
         summary = run_as_job(command, self.kind, arguments)
-        for line in [json.dumps(summary)] if as_json else tell(summary):
+        figures = {name: value for name, value in summary.items() if name != "words"}  # alike before and after
+        for line in [json.dumps(figures)] if as_json else tell(summary):
             command.stdout.write(line)
+
+    def _ask(self, command: BaseCommand, arguments: Mapping[str, Any], *, is_sure: bool) -> None:
+        """Say what would go and ask whether it shall; raises ``CommandError`` unless it shall. A script cannot answer."""
+        if is_sure or arguments["dry_run"]:
+            return
+        if not _is_terminal():
+            command.stderr.write(
+                "Deleting without a question, since standard input is no terminal; with --yes this is not said."
+            )
+            return
+        foreseen = run_as_job(command, self.kind, {**arguments, "dry_run": True})
+        command.stderr.write(f"{printable(foreseen['room_id'])}: {foreseen['words']}")
+        command.stderr.write("It cannot be taken back. Delete it? [y/N] ", ending="")
+        command.stderr.flush()
+        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+            raise CommandError("Nothing was deleted.", returncode=1)
+
+
+def _moment(text: Any) -> Any:
+    try:
+        return check_cut({"before_time": text})["before_time"]
+    except UnusableArguments as error:
+        raise CommandError(str(error), returncode=2) from error
+
+
+def _is_terminal() -> bool:
+    return sys.stdin is not None and not sys.stdin.closed and sys.stdin.isatty()
+
+
+def _add_yes(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--yes", action="store_true", help="do not ask before it deletes; at a terminal it does")
 
 
 class PurgeHistory(_AsJob):
@@ -46,7 +81,7 @@ class PurgeHistory(_AsJob):
     help = (
         "Delete a room's messages below an event, a time or a token; state events stay as outliers, and messages of this server "
         "unless --delete-local is given. Then state groups that nothing needs go. Safe beside writers and readers; may be "
-        "interrupted and repeated. Example: purge history '!room:site' --before-time 1700000000000 --dry-run"
+        "interrupted and repeated. Example: purge history '!room:site' --before-time 30d --dry-run"
     )
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
@@ -56,12 +91,17 @@ class PurgeHistory(_AsJob):
         parser.add_argument("--delete-local", action="store_true", help="messages of this server go, too")
         add_archive_options(parser)
         parser.add_argument("--dry-run", action="store_true", help="only say what would be deleted")
+        _add_yes(parser)
         parser.add_argument("--json", action="store_true", help="the outcome as one JSON object")
 
     def run(self, command: BaseCommand, options: Mapping[str, Any]) -> None:
         """As a job."""
         names = ("room", *CUTS, "delete_local", "dry_run", *ARCHIVE_OPTIONS)
-        self._run(command, {name: options[name] for name in names}, _history_lines, as_json=options["json"])
+        arguments = {name: options[name] for name in names}
+        if arguments["before_time"] is not None:  # an age is one moment, when it is asked about and when it is done
+            arguments["before_time"] = _moment(arguments["before_time"])
+        self._ask(command, arguments, is_sure=options["yes"])
+        self._run(command, arguments, _history_lines, as_json=options["json"])
 
 
 class PurgeRoom(_AsJob):
@@ -82,6 +122,7 @@ class PurgeRoom(_AsJob):
         blocking.add_argument("--unblock", action="store_true", help="delete nothing; let a blocked room be made again")
         add_archive_options(parser)
         parser.add_argument("--dry-run", action="store_true", help="only say what would be deleted")
+        _add_yes(parser)
         parser.add_argument("--json", action="store_true", help="the outcome as one JSON object")
 
     def run(self, command: BaseCommand, options: Mapping[str, Any]) -> None:
@@ -92,7 +133,9 @@ class PurgeRoom(_AsJob):
             command.stdout.write(f"{options['room']} may be made again")
             return
         names = ("room", "force", "block", "dry_run", *ARCHIVE_OPTIONS)
-        self._run(command, {name: options[name] for name in names}, _room_lines, as_json=options["json"])
+        arguments = {name: options[name] for name in names}
+        self._ask(command, arguments, is_sure=options["yes"])
+        self._run(command, arguments, _room_lines, as_json=options["json"])
 
 
 class PurgeOrphans(_AsJob):
@@ -149,18 +192,13 @@ def _retention_lines(summary: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _history_lines(summary: Mapping[str, Any]) -> Iterator[str]:
-    verb = "would be deleted" if summary["dry_run"] else "deleted"
-    yield (
-        f"{summary['room_id']}: below depth {summary['cut']} {summary['deleted']} events {verb}, "
-        f"{summary['became_outliers']} kept as outliers"
-    )
+    yield f"{printable(summary['room_id'])}: {summary['words']}"
     yield from _table_lines(summary)
     yield from _left(summary)
 
 
 def _room_lines(summary: Mapping[str, Any]) -> Iterator[str]:
-    verb = "would be deleted" if summary["dry_run"] else "deleted"
-    yield f"{summary['room_id']}: {summary['tables']['events_event'][0]} events and all else {verb}"
+    yield f"{printable(summary['room_id'])}: {summary['words']}"
     yield from _table_lines(summary)
 
 

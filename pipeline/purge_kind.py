@@ -27,7 +27,9 @@ from pipeline.cuts import CUTS, check_cut, depth_of_cut
 from pipeline.errors import UnusableArguments
 from pipeline.job_runs import JobRun
 from pipeline.kinds import flag, only
+from pipeline.purge_words import history_words
 from pipeline.resting import resting
+from streams.terminal import printable
 
 __all__ = [
     "HISTORY",
@@ -51,7 +53,9 @@ class PurgeHistoryKind:
     help = "Delete a room's messages below an event, a time or a token, and the state groups that nothing needs then."
 
     def check(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        """``room``; one of ``before`` (event), ``before_time`` (ms), ``before_token``; ``delete_local``, ``dry_run``.
+        """``room``; one of ``before`` (event), ``before_time``, ``before_token``; ``delete_local``, ``dry_run``.
+
+        ``before_time``: milliseconds, or text as ``streams.moments`` takes it.
 
         ``archive``: a folder, for what is going to be deleted; ``spark`` and ``master`` as in ``archive``.
         """
@@ -80,8 +84,12 @@ class PurgeHistoryKind:
             purge = _foresee if told["dry_run"] else _carry_out
             events, groups, after = purge(run, request, before)
             run.note_after(after)
+        folder = archived["archive"]["folder"] if archived else None
+        words = history_words(told, events.deleted, events.became_outliers, folder)
+        run.say(f"{printable(request.room_id)}: {words}")
         return {
             "room_id": request.room_id,
+            "words": words,
             "cut": request.cut,
             "dry_run": told["dry_run"],
             "deleted": events.deleted,

@@ -16,7 +16,9 @@ from pipeline.errors import UnusableArguments
 from pipeline.job_runs import JobRun
 from pipeline.kinds import flag, only
 from pipeline.models import Job
+from pipeline.purge_words import room_words
 from pipeline.resting import resting
+from streams.terminal import printable
 
 __all__ = ["ROOM", "PurgeRoomKind"]
 
@@ -52,9 +54,13 @@ class PurgeRoomKind:
                 facts = self._carry_out(run, purge)
                 after |= purge.figures()
             run.note_after(after)
+        folder = facts["archive"]["folder"] if "archive" in facts else None
+        words = room_words(told, before["events_event"], folder)
+        run.say(f"{printable(told['room'])}: {words}")
         tables = {table: [count, after.get(table, 0)] for table, count in before.items()}
         return {
             "room_id": told["room"],
+            "words": words,
             "dry_run": told["dry_run"],
             "blocked": told["block"],
             "tables": tables,

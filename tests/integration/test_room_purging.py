@@ -260,6 +260,8 @@ def test_words_for_people_and_the_job():
     persist([incoming(event) for event in made.events])
     out = io.StringIO()
     call_command("purge", "room", made.room_id, stdout=out, stderr=io.StringIO())
-    assert "and all else deleted" in out.getvalue() and "events_event: " in out.getvalue()
+    assert (
+        ": the whole room with 2 events: deleted; no archive" in out.getvalue() and "events_event: " in out.getvalue()
+    )
     job = Job.objects.latest("pk")
     assert (job.kind, job.state, job.after["events_event"]) == ("purge room", "done", 0)

@@ -14,6 +14,7 @@ from django.test import Client
 from pipeline import job_admin, job_runs
 from pipeline.job_runs import queue_job
 from pipeline.models import Job, JobState
+from tests.integration.test_purging import talked_room
 
 pytestmark = pytest.mark.django_db
 LIST, QUEUE = "/admin/pipeline/job/", "/admin/pipeline/job/queue/"
@@ -184,6 +185,17 @@ def test_the_figures_of_a_dry_run_are_confirmed_and_it_is_carried_out_once(staff
     assert Job.objects.count() == 2
     page = client.get(f"{LIST}{dry.pk}/change/").content.decode()
     assert f"Carried out by job {job.pk}" in page and "carry-out" not in page
+
+
+def test_what_a_purge_deletes_is_confirmed_in_words_with_a_date(staff):
+    made = talked_room(3)
+    told = {"room": made.room_id, "before_time": "2026-11-22T02:00", "dry_run": True}
+    number = queue_job("purge history", told, "bob").pk
+    words = "messages before 22 Nov 2026 02:00 UTC: 1,833 would be deleted, 4,819 kept as outliers; no archive"
+    Job.objects.filter(pk=number).update(state="done", summary={"words": words}, finished_at=Now())
+    page = staff("carry_out_job").get(f"{LIST}{number}/carry-out/").content.decode()
+    assert f"M{words[1:]}." in page
+    assert ">22 Nov 2026 02:00 UTC<" in page and "1795312800000" not in page
 
 
 def test_two_who_confirm_at_the_same_time_carry_out_one(staff, dry, monkeypatch):

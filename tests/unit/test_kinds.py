@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import UTC, date, datetime, timedelta
+
 import pytest
 
 from pipeline.archive_kind import ArchiveKind
 from pipeline.compress_kind import CompressStateKind
 from pipeline.errors import UnusableArguments
+from pipeline.export_kind import checked_export
 from pipeline.kinds import CensorKind, CheckStreamsKind, flag
 from pipeline.purge_kind import PurgeHistoryKind, PurgeOrphansKind, PurgeRetentionKind
 from pipeline.purge_room_kind import PurgeRoomKind
@@ -57,8 +60,12 @@ def test_what_is_not_said_is_false():
         (CompressStateKind(), {"least_saving": float("inf")}, "least_saving must be a number from 0 to 100"),
         (PurgeHistoryKind(), ROOM, "Give one of before, before_time, before_token"),
         (PurgeHistoryKind(), {**CUT, "before_time": 5}, "Give one of before"),
-        (PurgeHistoryKind(), {**ROOM, "before_time": 2**63}, "before_time must be milliseconds since 1970"),
-        (PurgeHistoryKind(), {**ROOM, "before_time": "5"}, "before_time must be milliseconds since 1970"),
+        (PurgeHistoryKind(), {**ROOM, "before_time": 2**63}, "before_time must be a date .*milliseconds since 1970"),
+        (
+            PurgeHistoryKind(),
+            {**ROOM, "before_time": "yesterday"},
+            "before_time must be a date .*milliseconds since 1970",
+        ),
         (PurgeHistoryKind(), {**ROOM, "before_token": "t"}, "token"),
         (PurgeHistoryKind(), {"room": "", "before": "$e"}, "room must be the ID of a room"),
         (PurgeHistoryKind(), {**CUT, "spark": True}, "spark and master are for the archive"),
@@ -75,3 +82,22 @@ def test_what_is_not_said_is_false():
 def test_what_cannot_be_used_is_said_with_its_name(kind, arguments, words):
     with pytest.raises(UnusableArguments, match=words):
         kind.check(arguments)
+
+
+@pytest.mark.parametrize(
+    ("text", "day"),
+    [("2026-01-31", "2026-01-31"), ("1769860801000", "2026-01-31"), (None, None)],
+)
+def test_days_of_an_export(text, day):
+    assert checked_export({"since": text})["since"] == day
+
+
+def test_an_age_of_an_export_is_a_day():
+    found = date.fromisoformat(checked_export({"until": "30d"})["until"])
+    assert timedelta(days=29) <= datetime.now(UTC).date() - found <= timedelta(days=31)
+
+
+@pytest.mark.parametrize("text", ["yesterday", "2026-13-01", "2026-01-31T12:00", 20260131, ""])
+def test_what_is_no_day_is_refused(text):
+    with pytest.raises(UnusableArguments, match="since must be a day such as 2026-01-31, or an age such as 30d"):
+        checked_export({"since": text})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+from collections import deque
 
 import pyarrow
 import pytest
@@ -88,6 +89,46 @@ def test_a_corrupt_gzip_is_one_broken_line(file):
     content[len(content) // 2] ^= 0xFF
     found = read(file(bytes(content)), limit=1 << 20)[0]
     assert isinstance(found[-1], BrokenLine) and found[-1].reason in ("corrupt-gzip", "truncated-gzip")
+
+
+@pytest.mark.parametrize("pack", ["gzip", "zstd"])
+@pytest.mark.parametrize(
+    ("piece", "pieces"),
+    [
+        (b"\n", 2**27),
+        (b" ", 2**27),
+        (b" \r\n", 2**25),
+        (b"y", 2**27),
+        (b"{}\n", 2**25),
+        (b'{"type": "m.room.message"}\n', 2**22),
+    ],
+    ids=["blank lines", "blanks", "blank lines with blanks", "one endless line", "tiny lines", "one line"],
+)
+def test_an_archive_of_nothing_comes_to_an_end(tmp_path, pack, piece, pieces):
+    path = tmp_path / "in.jsonl"
+    with pyarrow.CompressedOutputStream(str(path), pack) as packed:
+        for _ in range(256):
+            packed.write(piece * (pieces // 256))
+        packed.write(b"last\n")
+    assert path.stat().st_size < 1 << 20
+    (part,) = parts_of(0, path, 1)
+    found = deque(enumerate(read_lines(part, LIMIT), 1), maxlen=1)
+    ((kept, last),) = found
+    assert last.reason == "expands-too-much" and kept < 400_000
+    assert "unpack it and import what was in it" in last.detail
+    *_, passed = announcing_lines(part, LIMIT, WORD)
+    assert passed == PassedLines(last.number)
+
+
+def test_an_archive_in_an_archive_is_a_line_that_is_none(file):
+    inner = gzip.compress(b"a\nb\n" * 100)
+    (found,) = read(file(gzip.compress(inner)), limit=1 << 20)
+    assert b"\n".join(line.content for line in found).startswith(b"\x1f\x8b")
+
+
+def test_many_blank_lines_between_others_count(file):
+    content = b"a\n" + b"\n" * 3_000_000 + b"  \n" * 1_000_000 + b"b\n" + b"\n" * 2_000_000 + b"c"
+    assert read(file(content), part_bytes=1 << 30) == [[Line(1, b"a"), Line(4_000_002, b"b"), Line(6_000_003, b"c")]]
 
 
 def zstd(content: bytes) -> bytes:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import io
+import secrets
+from contextlib import suppress
+
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pipeline import parquet_rows
 from pipeline.errors import UnusableSource
+from pipeline.parquet_pages import BadPage, pages
 from pipeline.parquet_rows import announcing_rows, parts_of, read_rows
 from pipeline.parts import BrokenLine, Line
 
@@ -125,3 +132,117 @@ def test_only_rows_without_a_version_are_looked_at_beforehand(file):
 def test_without_a_column_of_versions_all_rows_are(file):
     (part,) = parts_of(0, file({"json": [b"1", b"2"]}))
     assert len(list(announcing_rows(part))) == 2
+
+
+# --- small files that stand for much --------------------------------------------------------------------------------------
+
+LARGE = b"x" * 4_000_000
+MB = 1024 * 1024
+_pools = []
+
+
+@pytest.fixture
+def memory():
+    """``memory()``: most bytes that Arrow has held since the test began."""
+    before = pa.default_memory_pool()
+    _pools.append(pa.proxy_memory_pool(before))  # kept: what was made in it may live longer than the test
+    pa.set_memory_pool(_pools[-1])
+    yield _pools[-1].max_memory
+    pa.set_memory_pool(before)
+
+
+@pytest.mark.parametrize(
+    ("columns", "options"),
+    [
+        ({"json": [LARGE] * 1000}, {"dictionary_pagesize_limit": 2**30}),
+        ({"json": [b"{}"] * 1000, "rejected_reason": [LARGE.decode()] * 1000}, {"dictionary_pagesize_limit": 2**30}),
+        ({"json": [LARGE] * 200}, {"use_dictionary": False, "column_encoding": {"json": "DELTA_BYTE_ARRAY"}}),
+        ({"json": [LARGE] * 200}, {"use_dictionary": False, "write_batch_size": 1, "data_page_size": 1}),
+        ({"json": pa.array([LARGE] * 200).dictionary_encode()}, {"dictionary_pagesize_limit": 2**30}),
+        ({"json": [LARGE] * 200}, {"use_dictionary": False, "data_page_size": 2**30}),
+    ],
+    ids=["a dictionary", "of another column", "prefixes", "many pages", "a type with a dictionary", "one page"],
+)
+def test_a_small_file_takes_little_memory_whatever_it_unpacks_to(file, columns, options, memory):
+    path = file(columns, compression="zstd", write_statistics=False, **options)
+    del columns
+    assert path.stat().st_size < MB
+    before = memory()
+    (found,) = rows(path)
+    assert memory() - before < 150 * MB
+    broken = found[-1]
+    if options.get("data_page_size") == 2**30:
+        assert (len(found), broken.reason) == (1, "corrupt-parquet")
+        assert "unpacks to 800,0" in broken.detail and "Write the file with smaller pages." in broken.detail
+    else:
+        assert broken.reason == "expands-too-much" and len(found) < 100
+        assert "row group 0: " in broken.detail and "unpack it and import what was in it" in broken.detail
+
+
+def test_row_groups_before_one_of_nothing_are_in(file):
+    path = file({"json": [b"{}"] * 50 + [LARGE] * 50}, rows_per_group=50, compression="zstd")
+    (found,) = rows(path)
+    assert found[:50] == [Line(number, b"{}", {}) for number in range(1, 51)]
+    assert [line.reason for line in found if isinstance(line, BrokenLine)] == ["expands-too-much"]
+
+
+def test_rows_without_anything_in_them_come_to_an_end(file):
+    path = file({"json": pa.array([None] * 1_000_000, pa.binary())}, rows_per_group=1_000_000, compression="zstd")
+    (found,) = rows(path)
+    assert found[-1].reason == "expands-too-much" and len(found) < 200_000
+
+
+def test_a_text_beside_the_event_has_a_limit(file):
+    path = file({"json": [b"{}", b"{}"], "rejected_reason": ["y" * 70_000, "z"]}, use_dictionary=False)
+    (found,) = rows(path)
+    assert [line.number for line in found] == [1, 2] and isinstance(found[1], Line)
+    assert (found[0].reason, found[0].detail) == (
+        "line-too-long", "column 'rejected_reason' has 70,000 characters, the limit is 65,536",
+    )  # fmt: skip
+
+
+def test_a_history_is_read_whole_however_often_its_words_come_again(file):
+    events = [
+        b'{"body": "%s", "hashes": "%s"}' % (b"ha " * 2_000, secrets.token_urlsafe(32).encode()) for _ in range(20_000)
+    ]
+    (found,) = rows(
+        file({"json": events, "room_version": ["10"] * len(events)}, rows_per_group=50_000, compression="zstd")
+    )
+    assert [line.content for line in found] == events
+
+
+def test_a_file_that_claims_too_many_rows_is_refused(file, monkeypatch):
+    monkeypatch.setattr(parquet_rows, "_MOST_ROWS", 5)
+    with pytest.raises(UnusableSource, match=r"claims to have 6 rows; at most 5 are read of a file. Split it"):
+        parts_of(0, file({"json": [b"{}"] * 6}))
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"data_page_version": "2.0"}, {"use_dictionary": False}, {"write_page_checksum": True}]
+)
+def test_pages_are_what_the_file_was_written_with(file, options):
+    values = [b"%05d" % (n % 100) for n in range(10_000)]
+    path = file({"json": values}, rows_per_group=10_000, compression="zstd", **options)
+    with pq.ParquetFile(path) as source:
+        column = source.metadata.row_group(0).column(0)
+    start = column.dictionary_page_offset or column.data_page_offset
+    with path.open("rb") as raw:
+        found = list(pages(raw, start, column.total_compressed_size))
+    assert [page.is_dictionary for page in found[:1]] == [options.get("use_dictionary", True)]
+    assert sum(page.values for page in found if not page.is_dictionary) == 10_000
+    assert 0 < sum(page.size for page in found) <= column.total_uncompressed_size
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\x15", b"\xff" * 40, b"\x1c" * 40, b"\x19\x99" * 20, b"\x15\x00\x15\x01\x00", b"\x00"],
+    ids=["nothing", "a beginning", "unknown", "structures", "lists", "a size below zero", "no sizes"],
+)  # fmt: skip
+def test_bytes_that_are_no_page_are_one_error(content):
+    with pytest.raises(BadPage):
+        list(pages(io.BytesIO(content), 0, max(len(content), 1)))
+
+
+@given(st.binary(max_size=200))
+def test_whatever_the_bytes_are_the_look_at_pages_ends(content):
+    with suppress(BadPage):
+        list(pages(io.BytesIO(content), 0, len(content)))

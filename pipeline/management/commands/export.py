@@ -42,7 +42,9 @@ class Command(SiteCommand):
         parser.add_argument("folder", metavar="FOLDER", help="where to; on a cluster one that all workers see")
         parser.add_argument("tables", nargs="*", metavar="TABLE", help=f"these only: {', '.join(TABLES)}")
         parser.add_argument("--room", action="append", metavar="ROOM", help="of this room only; may be repeated")
-        parser.add_argument("--since", metavar="DAY", help="from this day on, by the events' own clocks (2026-01-31)")
+        parser.add_argument(
+            "--since", metavar="DAY", help="from this day on, by the events' own clocks (2026-01-31, or 30d ago)"
+        )
         parser.add_argument("--until", metavar="DAY", help="before this day")
         parser.add_argument(
             "--buckets", type=int, metavar="N", help=f"put the rooms into so many buckets (1 to {MOST_BUCKETS})"
