@@ -17,6 +17,7 @@ from pipeline.conf import pipeline_settings
 from pipeline.errors import UnusableArguments
 from pipeline.job_runs import JobRun, register
 from pipeline.kinds import only
+from streams.masking import masked
 
 __all__ = ["ImportKind", "register_imports"]
 
@@ -71,7 +72,7 @@ def _checked(name: str) -> str:
         return name
     if "://" in name:
         raise UnusableArguments(
-            f"{name!r:.200} cannot be queued: name a database as postgresql:///?service=NAME, with the service defined in "
+            f"{masked(name)!r:.200} cannot be queued: name a database as postgresql:///?service=NAME, with the service in "
             "pg_service.conf (and the password in .pgpass) of the user who runs runjobs."
         )
     path = PurePosixPath(name)

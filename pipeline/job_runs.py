@@ -39,6 +39,7 @@ from pipeline.spark_steps import spark_steps
 from streams.conf import stream_settings
 from streams.database import channel, past_pooler
 from streams.logs import get_logger
+from streams.masking import masked
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -317,7 +318,7 @@ def _put_back(job: Job, using: str) -> None:
 
 def _fail(job: Job, using: str, error: BaseException, keeper: Keeper) -> None:
     """The job ended early. One of the queue whose lock went, as when the database was started anew, is left to be begun again."""
-    why = str(error) or _WHY.get(type(error), type(error).__name__)
+    why = masked(str(error)) or _WHY.get(type(error), type(error).__name__)
     if not keeper.has_lost():
         log.error("job.failed", job=job.pk, kind=job.kind, error=why)
         end_run(job, using, state=JobState.FAILED, error=why[:2000], finished_at=Now())

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 
 from django.conf import settings
 from django.core.signals import setting_changed
 
-__all__ = ["StreamSettings", "stream_settings"]
+__all__ = ["StreamSettings", "redis_password", "stream_settings"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +86,10 @@ class StreamSettings:
     """Users that sync over a connection without news for this long are forgotten."""
     user_address_days: float = 28.0
     """How long it is kept from where a user was last seen."""
+    redis_password: str = field(default="", repr=False)
+    """Of Redis servers whose address has none: an address is on the command line, where every user of the machine can read it."""
+    redis_password_file: str = ""
+    """Where it is read from instead; the line feed at the end does not count."""
     replication_secret: str = field(default="", repr=False)
     """Whoever asks for missed facts over HTTP has to know it; empty: only loopback and ``plain_networks`` may ask."""
     replication_hosts: Sequence[str] = ()
@@ -117,6 +122,14 @@ class StreamSettings:
     """Networks of reverse proxies: each speaks for many clients."""
     plain_networks: Sequence[str] = ()
     """Networks besides loopback in which the replication port may listen without TLS, e.g. ``10.1.2.0/24``."""
+
+
+def redis_password() -> str:
+    """The password for Redis by the settings; empty: there is none. Raises ``OSError`` for a file that cannot be read."""
+    conf = stream_settings()
+    if conf.redis_password or not conf.redis_password_file:
+        return conf.redis_password
+    return Path(conf.redis_password_file).read_text().rstrip("\r\n")
 
 
 _cached: StreamSettings | None = None

@@ -19,15 +19,15 @@ from typing import Any
 
 import structlog
 
+from streams.masking import BLOT, masked
+
 __all__ = ["FORMS", "catch_the_rest", "logging_config"]
 
 FORMS = ("key-value", "json")
 LONGEST_VALUE = 2_000
 LONGEST_TRACE = 20_000
-BLOT = "***"
 #: Shorter ones would blot out words.
 SHORTEST_SECRET = 6
-_PASSWORD = re.compile(r"(://[^\s:/@]*:)[^\s@]{1,1000}(?=@)")
 #: What is looked through beyond the cut, so that a secret that the cut would divide is seen whole.
 _MORE = 1_000
 _ODD_IN_KEYS = re.compile(r"[^\w.-]")
@@ -75,7 +75,7 @@ class Cleaner:
         """The text without the secrets, and without passwords in addresses."""
         for secret in self._secrets:
             text = text.replace(secret, BLOT)
-        return _PASSWORD.sub(rf"\1{BLOT}", text)
+        return masked(text)
 
 
 def _is_number(value: Any) -> bool:

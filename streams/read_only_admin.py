@@ -15,7 +15,9 @@ from django.db import connections, models
 from django.http import HttpRequest
 from django.utils.functional import cached_property
 
-__all__ = ["EstimatedPaginator", "ReadOnlyAdmin"]
+from streams.terminal import visible
+
+__all__ = ["EstimatedPaginator", "ReadOnlyAdmin", "VisibleText"]
 
 if TYPE_CHECKING:
     from django.db.models import QuerySet
@@ -45,6 +47,38 @@ class EstimatedPaginator(Paginator):
             return max(rows, int(cursor.fetchone()[0]))
 
 
+class VisibleText(str):
+    """Text that is shown with what a terminal or a browser would obey written as escapes; links and queries have it as it is."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return visible(self)
+
+
+def _make_visible(row: Any) -> Any:
+    """The row with its texts made visible, for pages: nothing here saves it."""
+    for field in row._meta.concrete_fields:
+        value = row.__dict__.get(field.attname)
+        if isinstance(value, str):
+            if not value.isprintable():
+                setattr(row, field.attname, VisibleText(value))
+        elif isinstance(value, dict | list):
+            setattr(row, field.attname, _visible_json(value))
+    for other in row._state.fields_cache.values():
+        if isinstance(other, models.Model):
+            _make_visible(other)
+    return row
+
+
+def _visible_json(value: Any) -> Any:
+    if isinstance(value, str):
+        return value if value.isprintable() else visible(value)
+    if isinstance(value, dict):
+        return {_visible_json(name): _visible_json(inner) for name, inner in value.items()}
+    return [_visible_json(inner) for inner in value] if isinstance(value, list) else value
+
+
 class ReadOnlyAdmin(_Base):
     """Rows are shown to staff with the view permission; nothing can be added, changed or deleted here."""
 
@@ -59,6 +93,24 @@ class ReadOnlyAdmin(_Base):
         if tuple(self.list_display) != ("__str__",):
             return self.list_display
         return [f.name for f in self.model._meta.concrete_fields if not isinstance(f, models.BinaryField)]
+
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> Any:
+        """The list, with texts made visible: most of them were chosen by others."""
+        base: Any = super().get_changelist(request, **kwargs)
+
+        class VisibleList(base):
+            result_list: Any
+
+            def get_results(self, request: HttpRequest) -> None:
+                super().get_results(request)
+                self.result_list = [_make_visible(row) for row in self.result_list]
+
+        return VisibleList
+
+    def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Any:
+        """The row of a page, likewise."""
+        found = super().get_object(request, object_id, from_field)
+        return found if found is None else _make_visible(found)
 
     def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         """Nobody adds."""

@@ -38,6 +38,7 @@ from streams.errors import (
     WriterRetired,
 )
 from streams.logs import get_logger
+from streams.masking import masked_command
 from streams.names import check_name, matches_pattern
 from streams.pokes import CHANNEL
 from streams.positions import RETIRED
@@ -439,7 +440,7 @@ def _close_quietly(connection: Any) -> None:
 
 
 def _identity() -> leases.Identity:
-    return leases.Identity(socket.gethostname(), os.getpid(), " ".join(sys.argv)[:200], program_version())
+    return leases.Identity(socket.gethostname(), os.getpid(), masked_command(sys.argv)[:200], program_version())
 
 
 #: Told the database alias when facts of this process are complete, in the thread that learned it; must be quick.

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import psutil
 
-__all__ = ["Probe", "connect", "head", "memory", "status_of", "statuses"]
+__all__ = ["Probe", "connect", "drain", "head", "memory", "status_of", "statuses"]
 
 STATIC = "/static/unfold/css/styles.css"
 """A third of a megabyte."""
@@ -177,14 +177,15 @@ def _replicates(_: int, replication: int) -> Iterator[object]:
 def _lines(replication: int, line: bytes, seconds: float = 8.0) -> Iterator[object]:
     flood = connect(replication)
     yield flood
-    threading.Thread(target=_drain, args=(flood,), daemon=True).start()
+    threading.Thread(target=drain, args=(flood,), daemon=True).start()
     deadline = time.monotonic() + seconds
     with contextlib.suppress(OSError):
         while time.monotonic() < deadline:
             flood.sendall(line * 1000)
 
 
-def _drain(made: socket.socket) -> None:
+def drain(made: socket.socket) -> None:
+    """Read and forget, to the end."""
     with contextlib.suppress(OSError):
         while made.recv(1 << 20):
             pass

@@ -1,7 +1,8 @@
-"""The check of a WebSocket's origin: the page must come from the very host and port that the WebSocket is asked of.
+"""The check of a WebSocket's origin: the page must come from the very scheme, host and port that the WebSocket is asked of.
 
-Cookies know no ports, so a page of another program on the same host would be let in with the viewer's session. Origins in
-``CSRF_TRUSTED_ORIGINS`` (``REPLSITE_TRUSTED_ORIGINS``) are let in as well, for proxies that change the host.
+Cookies know no ports, so a page of another program on the same host would be let in with the viewer's session; and a page that
+came in plain HTTP may be anybody's on the way. Origins in ``CSRF_TRUSTED_ORIGINS`` (``REPLSITE_TRUSTED_ORIGINS``) are let in
+as well, for proxies that change the host or that are not named.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from django.utils.http import is_same_domain
 __all__ = ["SameOrigin", "is_same_origin"]
 
 _DEFAULT_PORTS = {"http": 80, "https": 443}
+#: The scheme of pages for that of WebSockets.
+_OF_PAGES = {"ws": "http", "wss": "https", "http": "http", "https": "https"}
 _LOCAL_HOSTS = [".localhost", "127.0.0.1", "[::1]"]
 Application = Callable[..., Awaitable[Any]]
 
@@ -30,13 +33,14 @@ class SameOrigin:
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> Any:
         headers = {name: value.decode("latin-1") for name, value in scope.get("headers", ())}
-        if is_same_origin(headers.get(b"origin", ""), headers.get(b"host")):
+        scheme = _OF_PAGES.get(scope.get("scheme", "ws"), "http")
+        if is_same_origin(headers.get(b"origin", ""), headers.get(b"host"), scheme):
             return await self._application(scope, receive, send)
         return await WebsocketDenier()(scope, receive, send)
 
 
-def is_same_origin(origin: str, host: str | None) -> bool:
-    """Whether a page of that origin may speak to that host (``Host`` header); both as the browser said."""
+def is_same_origin(origin: str, host: str | None, scheme: str) -> bool:
+    """Whether a page of that origin may speak to that host (``Host`` header), both as the browser said, over that scheme."""
     try:
         found = urlsplit(origin)
         wanted = urlsplit(f"//{host}" if host is not None else f"//{found.netloc}")
@@ -44,6 +48,8 @@ def is_same_origin(origin: str, host: str | None) -> bool:
             return False
         if _is_trusted(found, settings.CSRF_TRUSTED_ORIGINS):
             return True
+        if found.scheme != scheme:
+            return False
         same_host = found.hostname == wanted.hostname and _port(found, found.scheme) == _port(wanted, found.scheme)
     except ValueError:  # a port or an address that is none
         return False

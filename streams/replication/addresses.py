@@ -14,10 +14,12 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import psutil
 
+from streams.conf import redis_password
+from streams.masking import masked, masked_command
 from streams.replication.access import networks_of
 from streams.replication.errors import BadAddress, PortTaken
 
-__all__ = ["Address", "RedisAddress", "bind", "holder_of_port", "needs_redis", "refuse_open_network"]
+__all__ = ["Address", "RedisAddress", "bind", "holder_of_port", "needs_redis", "redis_of", "refuse_open_network"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +38,9 @@ class Address:
             port = parts.port
             (parts.hostname or "").encode("idna")  # whoever looks the name up does so, with an error of another kind
         except ValueError as error:
-            raise BadAddress(f"{text!r} is no address ({error}): write {form}.") from error
+            raise BadAddress(f"{masked(text)!r} is no address ({masked(str(error))}): write {form}.") from error
         if parts.scheme != scheme or not parts.hostname or port is None or parts.path.strip("/") or "@" in parts.netloc:
-            raise BadAddress(f"{text!r} is no address: write {form}, for example {form[:-9]}127.0.0.1:9092.")
+            raise BadAddress(f"{masked(text)!r} is no address: write {form}, for example {form[:-9]}127.0.0.1:9092.")
         return cls(parts.hostname, port)
 
     def __str__(self) -> str:
@@ -61,8 +63,11 @@ class RedisAddress:
     is_tls: bool = False
 
     @classmethod
-    def parse(cls, text: str) -> RedisAddress:
-        """Read ``redis://…`` or ``rediss://…`` (TLS). Raises `BadAddress`, without the password in it."""
+    def parse(cls, text: str, password: str = "") -> RedisAddress:
+        """Read ``redis://…`` or ``rediss://…`` (TLS); ``password``: for an address without one.
+
+        Raises `BadAddress`, without the password in it.
+        """
         try:
             parts = urlsplit(text)
             port = parts.port or 6379
@@ -73,12 +78,20 @@ class RedisAddress:
         channels = query.pop("channel", [""])
         if parts.scheme not in ("redis", "rediss") or not parts.hostname or query or len(channels) > 1 or database < 0:
             raise BadAddress(f"This is no Redis address: write {_REDIS_FORM}, or rediss://… for TLS.")
-        user, password = unquote(parts.username or ""), unquote(parts.password or "")
+        user, password = unquote(parts.username or ""), unquote(parts.password or "") or password
         return cls(parts.hostname, port, database, channels[0], user, password, parts.scheme == "rediss")
 
     def __str__(self) -> str:
         channel = f"?channel={self.channel}" if self.channel else ""
         return f"{'rediss' if self.is_tls else 'redis'}://{Address(self.host, self.port)}/{self.database}{channel}"
+
+
+def redis_of(text: str) -> RedisAddress:
+    """The address, with the password of the settings where it has none. Raises `BadAddress`."""
+    try:
+        return RedisAddress.parse(text, redis_password())
+    except OSError as error:
+        raise BadAddress(f"REPLSITE_REDIS_PASSWORD_FILE cannot be read: {error}.") from error
 
 
 def needs_redis() -> str:
@@ -119,7 +132,7 @@ def holder_of_port(port: int) -> str:
     try:
         for one in psutil.net_connections("tcp"):
             if one.status == psutil.CONN_LISTEN and one.laddr.port == port and one.pid:
-                command = " ".join(psutil.Process(one.pid).cmdline())
+                command = masked_command(psutil.Process(one.pid).cmdline())
                 return f" by process {one.pid} ({command[:200]})"
     except (psutil.Error, OSError):
         return ""

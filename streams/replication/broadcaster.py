@@ -48,6 +48,8 @@ ANSWER_OTHERS_SECONDS = 0.05
 ANSWER_AGAIN_SECONDS, TELL_OTHERS_SECONDS = 0.1, 1.0
 #: An answer that waits in the client's buffer with so much is not taken yet.
 ANSWER_TAKEN_BYTES = 4 * 1024
+#: Clients that say a lot are worked for so long before the loop rests.
+REST_FROM_SECONDS = 0.002
 #: So many clients that came and went within a second are told of in the table of readers; more are only counted.
 MOST_LOST = 100
 #: While every client has this much waiting, no more backlog is read.
@@ -93,6 +95,7 @@ class Broadcaster:
         self._unchecked_bytes = 0
         #: Clients that say a lot take turns.
         self.turn = asyncio.Lock()
+        self._without_rest = 0.0
         self._questions = 0
         self._answer_others: asyncio.TimerHandle | None = None
         self._others_answered_at = -math.inf
@@ -174,6 +177,17 @@ class Broadcaster:
             self._asked_again.pop(peer.key, None)
             if peer.is_told or peer.has_replicated or len(self._lost) < MOST_LOST:
                 self._lost.append(peer)
+
+    def rest_after(self, seconds: float) -> float:
+        """How long the loop rests after so much work for clients that say a lot: as long as that took, now and then.
+
+        A loop that is never idle gives the threads of pages the interpreter five milliseconds late, each time they want it.
+        """
+        self._without_rest += seconds
+        if self._without_rest < REST_FROM_SECONDS:
+            return 0.0
+        rest, self._without_rest = self._without_rest, 0.0
+        return rest
 
     def name_peer(self, peer: Peer, name: str) -> None:
         """The client says how it is called; what it was sent before counts as of nobody."""

@@ -18,7 +18,7 @@ from structlog.contextvars import bind_contextvars
 
 from streams.logs import get_logger
 from streams.replication.broadcaster import Broadcaster, process_broadcaster
-from streams.replication.commands import Command, Error, Name, Replicate, printable
+from streams.replication.commands import Command, Error, FederationAck, Name, Replicate, printable
 from streams.replication.peers import Peer
 from streams.replication.protocol import CloseReason
 from streams.replication.reports import WorkerReports, process_reports
@@ -44,6 +44,7 @@ class ReplicationConsumer(AsyncConsumer):
         self._reports = reports or own or process_reports()
         self._peer: Peer | None = None
         self._has_said_error = False
+        self._name: str | None = None
         self._second = 0.0
         self._bytes_in_second = 0
 
@@ -101,8 +102,7 @@ class ReplicationConsumer(AsyncConsumer):
             async with self._broadcaster.turn:
                 begun = time.monotonic()
                 self._take(peer, peer.receive(piece))
-                # The loop rests as long as that took: one that is never idle gives no thread the interpreter in time.
-                await asyncio.sleep(time.monotonic() - begun)
+                await asyncio.sleep(self._broadcaster.rest_after(time.monotonic() - begun))
         if not peer.is_open:
             log.info("replication.closing", client=peer.name, address=peer.address, reason=peer.connection.close_reason)
 
@@ -115,10 +115,15 @@ class ReplicationConsumer(AsyncConsumer):
         return self._bytes_in_second <= FREE_BYTES
 
     def _take(self, peer: Peer, commands: Sequence[Command]) -> None:
+        reported: list[Command] = []
         for command in commands:
             self._broadcaster.counts.received[f"{command.WORD} {peer.label}"] += 1
             self._handle(peer, command)
-        self._reports.take(peer, commands)
+            if isinstance(command, FederationAck) and command.instance != self._name:
+                self._reports.drop(command)  # what one sender has not sent would be freed on another's word
+            else:
+                reported.append(command)
+        self._reports.take(peer, reported)
 
     def _handle(self, peer: Peer, command: Command) -> None:
         """The effect of a command on this connection; what it tells everybody is the reports' business."""
@@ -128,6 +133,7 @@ class ReplicationConsumer(AsyncConsumer):
                     log.info("replication.follows", client=peer.name, address=peer.address)
                 self._broadcaster.answer_replicate(peer)
             case Name(name):
+                self._name = name
                 self._broadcaster.name_peer(peer, printable(name[:200]))
                 bind_contextvars(client=peer.name)
             case Error(text) if not self._has_said_error:

@@ -106,6 +106,10 @@ class WorkerReports:
         if self._buffer.has_reports:
             self._wake()
 
+    def drop(self, command: Command) -> None:
+        """Count a report that does not count."""
+        self._buffer.dropped[command.WORD] += 1
+
     def _within_rate(self, peer: Peer, commands: list[Command]) -> list[Command]:
         """What may be told to everybody, which costs as much as there are clients; the rest of a flood is dropped."""
         if not commands:

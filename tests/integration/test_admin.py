@@ -102,6 +102,23 @@ def test_every_search_answers(admin_client, filled, model):
         assert admin_client.get(changelist(model), {"q": words}).status_code in (200, 302), words
 
 
+TURNING = "a\x1b[2Jb\u202ec\u2066"
+
+
+def test_text_that_moves_a_cursor_or_turns_around_is_shown_as_escapes(admin_client, transactional_db):
+    from streams.models import Reader
+
+    Reader.objects.create(key=TURNING, name=TURNING, kind="connection", address=TURNING, queued={TURNING: 1})
+    pages = [admin_client.get(reverse("admin:streams_reader_changelist"))]
+    [link] = set(re.findall(r'href="(/admin/streams/reader/[^"]+/change/)', pages[0].content.decode()))
+    pages.append(admin_client.get(link))
+    for page in pages:
+        text = page.content.decode()
+        assert page.status_code == 200
+        assert not {"\x1b", "\u202e", "\u2066"} & set(text)
+        assert r"a\x1b[2Jb\u202ec\u2066" in text
+
+
 def test_event_shows_its_json_edges_and_markup_as_text(admin_client, filled):
     page = admin_client.get(detail(Event, Event._base_manager.get())).content.decode()
     assert "&lt;script&gt;alert(1)" in page

@@ -39,12 +39,12 @@ def test_federation_is_announced_only_when_somebody_else_sends(start_manage):
         token = writing.push_rules_changed("@u:x")
         client.read_until(f"RDATA push_rules master {token}", 30.0)
         assert client.of("RDATA federation") == []
-    with positioned(start_replication(start_manage, REPLSITE_SEND_FEDERATION="false")) as client:
+    with positioned(start_replication(start_manage, REPLSITE_SEND_FEDERATION="false"), "sender1") as client:
         assert announced(client) == NAMES
 
 
 def test_empty_streams_are_at_one_and_those_in_memory_at_zero(start_manage):
-    with positioned(start_replication(start_manage, REPLSITE_SEND_FEDERATION="false")) as client:
+    with positioned(start_replication(start_manage, REPLSITE_SEND_FEDERATION="false"), "sender1") as client:
         announced(client)
         at = {line.split()[1]: line.split()[3:] for line in client.of("POSITION")}
     in_memory = {"typing", "presence_federation", "federation"}
@@ -105,7 +105,7 @@ def test_every_server_sends_what_is_in_memory(start_manage):
 def test_acknowledged_items_leave_the_table(start_manage):
     tokens = [queues.send_federation([("e", {"n": n})]) for n in range(3)]
     wait_until(lambda: linear("federation") >= tokens[2], 30.0)
-    with positioned(start_replication(start_manage, REPLSITE_SEND_FEDERATION="false")) as client:
+    with positioned(start_replication(start_manage, REPLSITE_SEND_FEDERATION="false"), "sender1") as client:
         client.say(f"FEDERATION_ACK sender1 {tokens[1]}")
         wait_until(lambda: [token for token, _ in rows("federation")] == tokens[2:], 30.0)
     assert FederationAcknowledgement.objects.get().token == tokens[1]

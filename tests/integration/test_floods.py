@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 import time
 
 import psutil
@@ -11,11 +12,11 @@ import pytest
 from django.contrib.auth.models import User
 from django.db import connection, connections
 
-from streams.models import WireCount
-from tests.floods import STATIC, Probe, connect, head, memory, status_of, statuses
+from streams.models import Reader, WireCount
+from tests.floods import STATIC, Probe, connect, drain, head, memory, status_of, statuses
 from tests.waiting import wait_until
 from tests.websocket_client import WebSocketClient, session_cookie
-from tests.wire_client import ready_ports
+from tests.wire_client import positioned, ready_ports
 from tests.writing import append
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -26,7 +27,8 @@ class Site:
 
     def __init__(self, start_manage, **env: str) -> None:
         self.process = start_manage("serve", "--http", "127.0.0.1:0", "--replication", "127.0.0.1:0", env=env)
-        self.port = ready_ports(self.process)["http"]
+        ports = ready_ports(self.process)
+        self.port, self.replication = ports["http"], ports["replication"]
         self.id = self.process.pid
         assert status_of(self.port) == 200
 
@@ -39,9 +41,9 @@ def start_site(start_manage):
     return lambda **env: Site(start_manage, **env)
 
 
-def counted(reason: str) -> None:
-    found = WireCount.objects.filter(kind="refused", name=reason)
-    wait_until(lambda: sum(found.values_list("total", flat=True)) >= 1, 30, reason)
+def counted(reason: str, kind: str = "refused", least: int = 1) -> None:
+    found = WireCount.objects.filter(kind=kind, name=reason)
+    wait_until(lambda: sum(found.values_list("total", flat=True)) >= least, 30, reason)
 
 
 # --- what waits for a client ------------------------------------------------------------------------------------------
@@ -294,3 +296,46 @@ def test_bodies_that_wait_have_a_bound(start_site):
     assert seen.memory - before < 100_000_000
     for one in held:
         one.close()
+
+
+# --- the replication port -----------------------------------------------------------------------------------------------
+
+
+def test_pages_are_answered_while_clients_flood_the_replication_port(start_site):
+    """One that said REPLICATE as fast as it could took everything from everybody."""
+    site = start_site()
+    over = threading.Event()
+
+    def flood(line: bytes) -> None:
+        with contextlib.suppress(OSError), connect(site.replication) as made:
+            threading.Thread(target=drain, args=(made,), daemon=True).start()
+            while not over.is_set():
+                made.sendall(line * 500)
+
+    threads = [
+        threading.Thread(target=flood, args=(line,))
+        for line in (b"REPLICATE\n", b"REPLICATE\n", b"PING 1\n", b"REMOTE_SERVER_UP example.org\n")
+    ]
+    with Probe(site.port, site.id) as seen:
+        for one in threads:
+            one.start()
+        time.sleep(5)  # as long as they flood
+        with positioned(site.replication) as client:
+            append()
+            client.read_until("RDATA caches", 20)
+        over.set()
+        for one in threads:
+            one.join()
+    assert set(seen.statuses) == {200}
+    assert len(seen.statuses) > 10
+
+
+def test_connections_that_come_and_go_are_counted_and_few_of_them_are_told_of(start_site):
+    site = start_site()
+    for _ in range(1_000):
+        connect(site.replication).close()
+    with positioned(site.replication) as client:
+        append()
+        client.read_until("RDATA caches", 20)
+    counted("peer closed", "closed", 900)
+    assert Reader.objects.count() < 900

@@ -123,16 +123,22 @@ def test_a_server_forgets_connections_without_news(start_manage):
 
 
 def test_the_last_acknowledgement_of_each_sender_is_kept(port):
-    with WireClient(port, "FEDERATION_ACK sender1 0\nFEDERATION_ACK sender2 7\nFEDERATION_ACK sender1 5"):
+    with (
+        WireClient(port, "NAME sender1\nFEDERATION_ACK sender1 0\nFEDERATION_ACK sender1 5"),
+        WireClient(port, "NAME sender2\nFEDERATION_ACK sender2 7\nFEDERATION_ACK sender1 9"),
+    ):
         wait_until(lambda: workers.federation_acknowledged() == {"sender1": 5, "sender2": 7}, 20)
 
 
 def test_what_every_sender_acknowledged_is_freed(port):
     tokens = [queues.send_federation([("e", {"number": number})]) for number in range(3)]
     wait_until(lambda: linear("federation") >= tokens[2], 20)  # nobody acknowledges what he was not told of
-    with WireClient(port, f"FEDERATION_ACK slow {tokens[0]}") as client:
+    with (
+        WireClient(port, f"NAME slow\nFEDERATION_ACK slow {tokens[0]}") as client,
+        WireClient(port, "NAME fast") as fast,
+    ):
         wait_until(lambda: FederationItem.objects.count() == 2, 20)
-        client.say(f"FEDERATION_ACK fast {tokens[2]}")
+        fast.say(f"FEDERATION_ACK fast {tokens[2]}")
         wait_until(lambda: "fast" in workers.federation_acknowledged(), 20)
         assert FederationItem.objects.count() == 2
         client.say(f"FEDERATION_ACK slow {tokens[1]}")
@@ -166,7 +172,7 @@ def test_nobody_was_never_seen():
 
 def test_odd_text_of_a_worker_stops_nothing(port):
     odd = 'USER_IP @a:b ["\\u0000\\ud800","\\u0000","\\ud800","\\u0000",5]\nUSER_SYNC w\0 @a:b\0 start 99999999999999999999'
-    with WireClient(port, odd + "\nFEDERATION_ACK sender 3"):
+    with WireClient(port, odd + "\nNAME sender\nFEDERATION_ACK sender 3"):
         wait_until(lambda: workers.federation_acknowledged() == {"sender": 3}, 20)
         syncing("@a:b\ufffd")
 

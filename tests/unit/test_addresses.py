@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from streams.replication.addresses import Address, RedisAddress, bind, refuse_open_network
+from streams.replication.addresses import Address, RedisAddress, bind, redis_of, refuse_open_network
 from streams.replication.errors import BadAddress, PortTaken
 
 
@@ -135,3 +135,24 @@ def test_a_password_in_an_address_that_cannot_be_is_not_told():
     with pytest.raises(BadAddress) as error:
         RedisAddress.parse("redis://u:s3cret@h:notaport")
     assert "s3cret" not in str(error.value)
+
+
+def test_the_password_of_redis_comes_from_the_settings_where_the_address_has_none(settings, tmp_path):
+    """A command line can be read by every user of the machine."""
+    file = tmp_path / "redis"
+    file.write_text("from a file\n")
+    settings.REPLSITE_REDIS_PASSWORD, settings.REPLSITE_REDIS_PASSWORD_FILE = "", str(file)
+    assert redis_of("redis://h:1").password == "from a file"
+    settings.REPLSITE_REDIS_PASSWORD = "given"
+    assert redis_of("redis://h:1").password == "given"
+    assert redis_of("redis://u:its%20own@h:1").password == "its own"
+    assert "given" not in repr(redis_of("redis://h:1")) + str(redis_of("redis://h:1"))
+    settings.REPLSITE_REDIS_PASSWORD, settings.REPLSITE_REDIS_PASSWORD_FILE = "", str(tmp_path / "nothing")
+    with pytest.raises(BadAddress, match="REPLSITE_REDIS_PASSWORD_FILE cannot be read"):
+        redis_of("redis://h:1")
+
+
+def test_errors_about_addresses_have_no_passwords():
+    with pytest.raises(BadAddress) as error:
+        Address.parse("tcp://user:Wonder5-land@h:9092", scheme="tcp")
+    assert "Wonder5" not in str(error.value)

@@ -12,6 +12,7 @@ from streams.conf import StreamSettings
 from streams.replication.broadcaster import ANSWER_AGAIN_SECONDS, Broadcaster
 from streams.replication.consumer import ReplicationConsumer
 from streams.replication.protocol import CloseReason
+from streams.replication.reports import WorkerReports
 from streams.replication.testing import TcpCommunicator
 from tests.async_waiting import wait_for
 
@@ -156,6 +157,28 @@ async def test_errors_of_a_client_are_logged_once(connect, broadcaster, caplog):
     said = [record.getMessage() for record in caplog.records if "client_error" in record.getMessage()]
     assert len(said) == 1
     assert "\x1b" not in said[0]
+
+
+@pytest.mark.parametrize(
+    ("said", "counts"),
+    [
+        (b"NAME sender\nFEDERATION_ACK sender 5\n", {"sender": 5}),
+        (b"NAME other\nFEDERATION_ACK sender 5\n", {}),
+        (b"FEDERATION_ACK sender 5\nNAME sender\n", {}),
+        (b"FEDERATION_ACK  5\n", {}),
+        (b"NAME sender\nNAME other\nFEDERATION_ACK sender 5\n", {}),
+    ],
+)
+async def test_an_acknowledgement_counts_for_the_name_that_the_client_gave(broadcaster, said, counts):
+    """It frees what the sender of that name has not sent: nobody else may say it."""
+    reports = WorkerReports(broadcaster)
+    client = TcpCommunicator(ReplicationConsumer(broadcaster, reports))
+    await client.connect()
+    await client.send(said + b"ERROR done\n")
+    await wait_for(lambda: broadcaster.commands["ERROR"] == 1 or not broadcaster.peers)
+    assert reports._buffer.drain().acknowledged == counts
+    assert bool(reports.figures().get("FEDERATION_ACK")) != bool(counts)
+    await client.disconnect()
 
 
 async def test_a_name_is_kept_for_the_table(connect, broadcaster):

@@ -20,7 +20,9 @@ from replsite.dashboard.origin import is_same_origin
     ],
 )
 def test_the_same_host_and_port_are_let_in(origin, host):
-    assert is_same_origin(origin, host)
+    scheme = origin.partition(":")[0]
+    assert is_same_origin(origin, host, scheme)
+    assert not is_same_origin(origin, host, {"http": "https", "https": "http"}[scheme])
 
 
 @pytest.mark.parametrize(
@@ -40,12 +42,12 @@ def test_the_same_host_and_port_are_let_in(origin, host):
     ],
 )
 def test_other_origins_are_refused(origin, host):
-    assert not is_same_origin(origin, host)
+    assert not is_same_origin(origin, host, "http")
 
 
 @pytest.mark.parametrize("origin", ["https://admin.example", "https://a.b.example.org"])
 def test_trusted_origins_are_let_in_whatever_the_host(settings, origin):
     settings.CSRF_TRUSTED_ORIGINS = ["https://admin.example", "https://*.example.org"]
-    assert is_same_origin(origin, "inner:8000")
-    assert not is_same_origin(origin.replace("https", "http"), "inner:8000")
-    assert not is_same_origin(f"{origin}:444", "inner:8000")
+    assert is_same_origin(origin, "inner:8000", "http")
+    assert not is_same_origin(origin.replace("https", "http"), "inner:8000", "http")
+    assert not is_same_origin(f"{origin}:444", "inner:8000", "https")

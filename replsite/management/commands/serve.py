@@ -9,7 +9,7 @@ from django.core.management.base import CommandError, CommandParser
 
 from streams.command_line import SiteCommand
 from streams.conf import stream_settings
-from streams.replication.addresses import Address, RedisAddress, needs_redis
+from streams.replication.addresses import Address, needs_redis, redis_of
 from streams.replication.errors import BadAddress, BadCertificate, ReplicationError
 from streams.replication.tls import TlsFiles, add_server_arguments
 
@@ -53,7 +53,7 @@ class Command(SiteCommand):
             wanted = Endpoints(
                 http=Address.parse(options["http"]),
                 replication=Address.parse(options["replication"]),
-                publish_to=RedisAddress.parse(options["redis"]) if options["redis"] else None,
+                publish_to=redis_of(options["redis"]) if options["redis"] else None,
             )
             serve(application, wanted, self._tell_ready, TlsFiles.of_server(stream_settings(), options))
         except (BadAddress, BadCertificate) as error:

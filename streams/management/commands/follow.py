@@ -17,7 +17,7 @@ from streams.command_line import SiteCommand
 from streams.conf import stream_settings
 from streams.errors import EpochChanged, StreamError, TokenError
 from streams.recorded import check_record_name
-from streams.replication.addresses import Address, RedisAddress, needs_redis
+from streams.replication.addresses import Address, RedisAddress, needs_redis, redis_of
 from streams.replication.commands import Name, Server, format_line
 from streams.replication.connections import Connector, TcpConnector
 from streams.replication.errors import BadAddress, BadCertificate, UnsendableCommand
@@ -175,7 +175,7 @@ def _redis(text: str) -> RedisAddress | None:
         return None
     if needs_redis():
         raise CommandError(needs_redis(), returncode=2)
-    return RedisAddress.parse(text)
+    return redis_of(text)
 
 
 def _server_name(given: str | None, redis: RedisAddress | None) -> str | None:
