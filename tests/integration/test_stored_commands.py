@@ -39,7 +39,7 @@ def test_a_process_tells_its_command_line_without_passwords(monkeypatch):
 )
 def test_what_earlier_versions_kept_is_cleaned(stored, wanted):
     Instance.objects.create(name="one", lease=1, state="active", host="h", process_id=1, version="1", command=stored)
-    migration = importlib.import_module("migrations.streams.0015_commands_without_passwords").Migration
+    migration = importlib.import_module("migrations.streams.0016_commands_without_passwords").Migration
     with connection.schema_editor() as editor:
         for statement in migration.operations[0].sql:
             editor.execute(statement)
