@@ -400,7 +400,7 @@ def _failed_reader(seen: ReaderOnStream, named: NamedReader) -> Verdict:
     how = "Runs again, and has not got beyond what stopped it" if named.runs else "Ended with an error"
     behind = f" {_capital(_behind(seen))}." if seen.lag_facts else ""
     if RESYNC in named.error:
-        command = f"{RESYNC} {quote(named.name)}"
+        command = f"manage.py resync reader {quote(named.name)}"
         cure = f"If those facts may be missed: {command}."
     else:
         command = f"manage.py runhandlers {quote(named.name)}"
