@@ -5,6 +5,7 @@ from contextlib import contextmanager
 import orjson
 import pytest
 from django.db import connection, transaction
+from django.db.models import QuerySet
 from django.test.utils import CaptureQueriesContext
 
 from events import stored_room
@@ -59,7 +60,7 @@ def delete_room(room_id):
     """What a purge of a whole room leaves: nothing."""
     ids = list(Event.objects.filter(room_id=room_id).values_list("event_id", flat=True))
     for model in (EventJson, EventEdge, EventAuth, ForwardExtremity):
-        model.objects.filter(event_id__in=ids).delete()
+        QuerySet(model).filter(event_id__in=ids).delete()
     for model in (CurrentState, EventVisibility, StateGroup, CurrentStateDelta, Event, Room):
         rows = model.objects.filter(room_id=room_id)
         rows._raw_delete(rows.db)
