@@ -28,7 +28,6 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-import psycopg2
 from django.db import connections
 from django.db.models.expressions import DatabaseDefault
 
@@ -53,8 +52,6 @@ __all__ = ["Doubt", "append_facts", "check_new_facts"]
 #: More facts than this go in steps: several statements.
 MOST_FACTS = 1_000
 
-_IDLE = psycopg2.extensions.TRANSACTION_STATUS_IDLE
-_OPEN = (psycopg2.extensions.TRANSACTION_STATUS_INTRANS, psycopg2.extensions.TRANSACTION_STATUS_ACTIVE)
 _OPERATOR_INTERVENED = "57"  # class of SQLSTATE: an administrator's or a time limit's word may come after the commit
 _LENGTHS = re.compile(r"\(\s*\d+(\s*,\s*\d+)*\s*\)")
 
@@ -244,7 +241,7 @@ class _Appending:
         """The IDs; none when nothing was inserted, for a reason that the way in steps finds."""
         if self.connection.in_atomic_block or not self.connection.get_autocommit():
             return self._in_callers_transaction(message)
-        if self.connection.connection.get_transaction_status() != _IDLE:
+        if self.connection.connection.get_transaction_status() != database.IDLE:
             return []  # somebody said BEGIN by hand
         return self._alone(message)
 
@@ -288,7 +285,7 @@ class _Appending:
     def _may_commit(self) -> bool:
         """The caller's transaction is as whole as before: no error of the server ended the message."""
         given = self.connection.connection
-        return given is not None and not given.closed and given.get_transaction_status() in _OPEN
+        return given is not None and not given.closed and given.get_transaction_status() in database.OPEN
 
     def _end_with_transaction(self, fetch: Fetch) -> None:
         """An interrupt hid the answer: there may be rows under IDs that nobody knows, so the position waits for their commit."""
@@ -323,7 +320,7 @@ class _Appending:
 
     def _exchange_is_over(self) -> bool:
         given = self.connection.connection
-        return given is not None and not given.closed and given.get_transaction_status() == _IDLE
+        return given is not None and not given.closed and given.get_transaction_status() == database.IDLE
 
     def _is_rolled_back(self, error: BaseException) -> bool:
         """The server itself said that the statement failed, and is ready for the next."""

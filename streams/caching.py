@@ -28,9 +28,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from asgiref.sync import sync_to_async
 from django.db import connections, transaction
-from psycopg2.extensions import ISOLATION_LEVEL_REPEATABLE_READ, ISOLATION_LEVEL_SERIALIZABLE
 
-from streams import cache_feed, registry
+from streams import cache_feed, database, registry
 from streams.cache_store import MISSING, CacheStore, Key, Ticket
 from streams.conf import stream_settings
 from streams.effects import is_changed_here
@@ -43,7 +42,6 @@ if TYPE_CHECKING:
 __all__ = ["AsyncCachedFunction", "CachedFunction", "cached", "invalidate_room_state", "invalidate_room_states"]
 
 T = TypeVar("T")
-_FROZEN = (ISOLATION_LEVEL_REPEATABLE_READ, ISOLATION_LEVEL_SERIALIZABLE)
 
 
 class _Decorate:
@@ -230,4 +228,4 @@ def _connection() -> BaseDatabaseWrapper:
 def _is_frozen(connection: BaseDatabaseWrapper) -> bool:
     """A transaction that sees the database as it was: what it reads now may be old already."""
     level = getattr(connection, "isolation_level", None)
-    return connection.in_atomic_block and level is not None and int(level) in _FROZEN
+    return connection.in_atomic_block and level is not None and int(level) in database.FROZEN

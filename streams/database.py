@@ -25,7 +25,10 @@ if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
 
 __all__ = [
+    "FROZEN",
+    "IDLE",
     "LOCK_HOLDERS",
+    "OPEN",
     "SERVER_KEEPALIVES",
     "BehindPooler",
     "DatabaseError",
@@ -65,6 +68,11 @@ class BehindPooler(psycopg2.OperationalError):
 connection_gone = (psycopg2.OperationalError, psycopg2.InterfaceError)
 #: What it raises for a table, a sequence or a column that is not there: waiting does not help.
 missing = (psycopg2.errors.UndefinedTable, psycopg2.errors.UndefinedColumn)
+#: What ``get_transaction_status`` says of a connection without a transaction, and of one with a transaction that is whole.
+IDLE = psycopg2.extensions.TRANSACTION_STATUS_IDLE
+OPEN = (psycopg2.extensions.TRANSACTION_STATUS_INTRANS, psycopg2.extensions.TRANSACTION_STATUS_ACTIVE)
+#: Isolation levels whose transactions see the database as it was.
+FROZEN = (psycopg2.extensions.ISOLATION_LEVEL_REPEATABLE_READ, psycopg2.extensions.ISOLATION_LEVEL_SERIALIZABLE)
 
 #: The loss of the server's host is noticed after 5 + 3 x 2 seconds of silence, or after as long with bytes that nobody takes.
 _KEEPALIVES = {

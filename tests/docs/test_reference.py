@@ -1,7 +1,9 @@
 """The reference is complete: what is not documented fails here."""
 
+import ast
 import re
 import tomllib
+from collections import defaultdict
 from dataclasses import fields
 from pathlib import Path
 
@@ -24,6 +26,30 @@ def test_every_direct_dependency_says_what_it_is_for() -> None:
         re.findall(r"[a-z0-9-]+", " ".join(re.findall(r"^\| ([a-z0-9, -]+) \|", page("dependencies.md"), re.M)))
     )
     assert {re.split(r"[=\[<>~]", pin)[0].lower() for pin in pins} - documented == set()
+
+
+def imported_by() -> dict[str, set[str]]:
+    """Package -> the modules of the rooms that import it, anywhere in the module."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for path in (path for room in ROOMS for path in (PROJECT / room).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            named = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                named = [node.module]
+            for name in named:
+                found[name.partition(".")[0]].add(str(path.relative_to(PROJECT)))
+    return found
+
+
+def test_packages_are_known_to_whom_the_page_says() -> None:
+    _, _, table = page("dependencies.md").partition("## Known to few")
+    told = {
+        name: set(re.findall(r"`([^`]+)`", rest)) for name, rest in re.findall(r"^\| (\w+) \| (`.*) \|$", table, re.M)
+    }
+    assert len(told) > 10
+    known = imported_by()
+    assert {name: known[name] for name in told} == told
+    assert {name for name in known["psycopg2"] if name.startswith("streams/")} == {"streams/database.py"}
 
 
 def test_every_pin_is_exact() -> None:

@@ -304,7 +304,7 @@ class History:
             move(self.dice.choice(self.rooms))
         if self.dice.random() < 0.4:  # another process wrote them
             for model in (Event, CurrentStateDelta):
-                model.objects.filter(stream_ordering__gt=self.tokens[-1].base).update(instance_name="other")
+                model.objects.writable().filter(stream_ordering__gt=self.tokens[-1].base).update(instance_name="other")
         self.tokens.append(here())
 
     def talk(self, room):

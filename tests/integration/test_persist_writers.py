@@ -5,6 +5,7 @@ from contextlib import contextmanager
 import orjson
 import pytest
 from django.db import connection, transaction
+from django.db.models import QuerySet
 from django.test.utils import CaptureQueriesContext
 
 from events import stored_room
@@ -60,7 +61,7 @@ def delete_room(room_id):
     for model in (EventJson, EventEdge, EventAuth, ForwardExtremity):
         model.objects.filter(event_id__in=ids).delete()
     for model in (CurrentState, EventVisibility, StateGroup, CurrentStateDelta, Event, Room):
-        rows = model.objects.filter(room_id=room_id)
+        rows = QuerySet(model).filter(room_id=room_id)
         rows._raw_delete(rows.db)
 
 
@@ -170,7 +171,7 @@ def test_event_that_is_gone_is_not_built_on():
     room = room_of_two()
     stored(*room.events, message := room.message())
     for model in (Event, EventJson, EventEdge, ForwardExtremity):
-        rows = model.objects.filter(event_id=message.event_id)
+        rows = QuerySet(model).filter(event_id=message.event_id)
         rows._raw_delete(rows.db)
     outcome = persist([incoming(room.message(prev=[message]))])
     assert [refused.error.reason for refused in outcome.refused] == [Reason.MISSING_PREV_EVENTS]
