@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from events import hashes
 from events.censoring import CACHE_NAME
 from events.decoding import decode_event
-from events.errors import EventRefused, NotCanonical, Reason, SignaturesUnchecked
+from events.errors import EventRefused, Reason, SignaturesUnchecked
 from events.fields import storable
 from events.judging import as_let_through
 from events.measures import count_stored
@@ -30,8 +30,7 @@ from events.room_reading import RoomReading, lock_and_read
 from events.room_writes import write_rooms
 from events.stored_room import StoredRoom
 from events.stored_states import parsed_events
-from events.verifying import KeysOf, check_signatures
-from state.errors import UnknownRoomVersion
+from events.verifying import KeysOf, check_signatures, tells_version
 from state.room_versions import ROOM_VERSIONS, RoomVersion, room_version
 from streams import registry
 from streams.conf import stream_settings
@@ -147,7 +146,7 @@ def _parse(batch: Sequence[Incoming], outcome: PersistOutcome, using: str, verif
             decoded.append((place, incoming, decode_event(incoming.json)))
         except EventRefused as error:
             outcome.refused.append(RefusedEvent(place, error))
-    versions = _versions(decoded, using)
+    versions = _versions(decoded, using, verifier)
     parsed: list[_Placed] = []
     for place, incoming, event in decoded:
         try:
@@ -201,29 +200,42 @@ def _reference_hash(event: ParsedEvent, version: RoomVersion) -> str:
     return hashes.reference_hash(decode_event(event.json), version)
 
 
-def _versions(decoded: Sequence[tuple[int, Incoming, dict[str, Any]]], using: str) -> dict[str, str]:
+def _versions(
+    decoded: Sequence[tuple[int, Incoming, dict[str, Any]]], using: str, verifier: KeysOf | None
+) -> dict[str, str]:
     """Room version by room ID: of stored rooms, and as told in the batch."""
     untold = [event for _, incoming, event in decoded if incoming.room_version is None]
     rooms = {event["room_id"] for event in untold if _is_room_id(event.get("room_id"))}
     if not untold:
         return {}
     versions = dict(Room.objects.using(using).filter(room_id__in=rooms).values_list("room_id", "room_version"))
+    creates: list[ParsedEvent] = []
     for _, incoming, event in decoded:
-        content = event.get("content")
-        if event.get("type") == "m.room.create" and isinstance(content, dict) and _is_room_id(event.get("room_id")):
-            told = incoming.room_version or content.get("room_version", "1")
-            if isinstance(told, str) and (incoming.room_version or _announces(event, told)):
-                versions.setdefault(event["room_id"], told)
+        if event.get("type") != "m.room.create" or not _is_room_id(event.get("room_id")):
+            continue
+        if isinstance(incoming.room_version, str):
+            versions.setdefault(event["room_id"], incoming.room_version)
+        elif event["room_id"] not in versions and (create := _announcing(incoming.json, event)) is not None:
+            creates.append(create)
+    unsigned = check_signatures(creates, verifier) if creates and verifier is not None else [None] * len(creates)
+    for create, refusal in zip(creates, unsigned, strict=True):
+        if refusal is None:
+            versions.setdefault(create.room_id, create.room_version)
     return versions
 
 
-def _announces(create: dict[str, Any], name: str) -> bool:
-    """Whether a create event tells the room's version: not where nobody signed that part of it."""
+def _announcing(json: bytes, event: dict[str, Any]) -> ParsedEvent | None:
+    """A create event that tells its room's version, if it is signed."""
     try:
-        version = room_version(name)
-        return version.newer_redactions or hashes.content_hash_matches(create, version)
-    except (UnknownRoomVersion, NotCanonical):
-        return False
+        create = parse_event(json, event, _own_version(event))
+    except EventRefused:
+        return None
+    return create if tells_version(create) else None
+
+
+def _own_version(create: dict[str, Any]) -> Any:
+    content = create.get("content")
+    return content.get("room_version", "1") if isinstance(content, dict) else "1"
 
 
 def _is_room_id(value: Any) -> bool:
@@ -241,10 +253,12 @@ def _parsed(incoming: Incoming, event: dict[str, Any], versions: dict[str, str])
         if version is None and event.get("type") != "m.room.create":
             raise EventRefused(Reason.UNKNOWN_ROOM, f"no room {room_id!r} is stored: begin with its create event")
     if version is None:
-        content = event.get("content")
-        version = content.get("room_version", "1") if isinstance(content, dict) else "1"
-        if version in ROOM_VERSIONS and not _announces(event, version):
-            detail = "a create event that does not fit its hash tells no version: tell the room_version with it"
+        version = _own_version(event)
+        if version in ROOM_VERSIONS and _announcing(incoming.json, event) is None:
+            parse_event(incoming.json, event, version, incoming.event_id)  # may have another reason
+            detail = (
+                "the create event does not fit its hash, or is not of the room's server: tell the room_version with it"
+            )
             raise EventRefused(Reason.UNKNOWN_ROOM_VERSION, detail)
     parsed = parse_event(incoming.json, event, version, incoming.event_id)
     _check_given(incoming.state_before)

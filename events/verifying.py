@@ -21,7 +21,7 @@ from events.redaction_rules import pruned_fields
 from events.signatures import is_public_key, signatures_of, verify_keys
 from state.room_versions import RoomVersion, room_version
 
-__all__ = ["KeyRing", "KeysOf", "PublicKey", "check_signatures", "signing_servers"]
+__all__ = ["KeyRing", "KeysOf", "PublicKey", "check_signatures", "signing_servers", "tells_version"]
 
 _MOST_KEYS_TRIED = 16
 """Of one server on one event: others are not looked at."""
@@ -83,6 +83,16 @@ def _key(name: str, key_id: str, found: Any) -> PublicKey:
     if not isinstance(key, str) or not is_public_key(key_id, key):
         raise UnusableKeys(f"{name} is no public ed25519 key in base64")
     return PublicKey(key, until)
+
+
+def tells_version(create: ParsedEvent) -> bool:
+    """Whether a create event, signed as it has to be, is to be believed what it says of the room's version.
+
+    Not where the hash does not cover that, nor where it comes from another server than the room.
+    """
+    version = room_version(create.room_version)
+    own = version.room_id_is_create_hash or _server(create.room_id) == _server(create.sender)
+    return own and (create.content_hash_matches or version.newer_redactions)
 
 
 def signing_servers(event: ParsedEvent) -> tuple[str, ...]:

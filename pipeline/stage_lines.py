@@ -13,12 +13,11 @@ from typing import Any
 from events.errors import EventRefused, Reason
 from events.judging import as_let_through
 from events.parsing import ParsedEvent, announced_version, parse_line, parse_row
-from events.verifying import KeyRing, check_signatures
+from events.verifying import KeyRing, check_signatures, tells_version
 from pipeline.inputs import announcing_rows, read_part
 from pipeline.packed_events import pack
 from pipeline.parts import HEAD_BYTES, BrokenLine, Line, Part
 from pipeline.staging import BROKEN, STAGED_EVENTS, STEPS, VERSIONS, copy_rows, staging_connection, table_name
-from state.room_versions import room_version
 
 __all__ = ["LINES_PER_PART", "LineWork", "PartScan", "StoredVersions", "scan_part", "sequence_number", "stage_part"]
 
@@ -155,12 +154,10 @@ def _check(event: ParsedEvent, keys: KeyRing) -> None:
     (refusal,) = check_signatures([event], keys)
     if refusal is not None:
         raise refusal
-    if (
-        event.type == "m.room.create"
-        and not event.content_hash_matches
-        and not room_version(event.room_version).newer_redactions
-    ):
-        detail = f"{event.event_id} does not fit its hash, so nobody signed what it says of the room's version"
+    if event.type == "m.room.create" and not tells_version(event):
+        detail = (
+            f"{event.event_id} does not fit its hash, or is not of the room's server: nobody signed the room's version"
+        )
         raise EventRefused(Reason.UNKNOWN_ROOM_VERSION, detail)
 
 

@@ -6,9 +6,10 @@ from dataclasses import replace
 import pytest
 from django.db import connection
 
+from events.building import finish_event
 from events.creating import create_room
 from events.errors import Reason, SignaturesUnchecked
-from events.models import Event, EventJson
+from events.models import Event, EventJson, Room
 from events.parsing import parse_event
 from events.persist import Incoming, persist
 from events.receiving import with_state
@@ -192,3 +193,19 @@ def test_an_outlier_that_nobody_signed_is_rejected_unless_its_auth_events_tell(v
     )
     assert outcome.refused == []
     assert Event.objects.get(event_id=forged.event_id).rejected_reason is not None
+
+
+@pytest.mark.parametrize("forger", [None, "e.test"])
+@pytest.mark.parametrize("first", [True, False])
+def test_a_forged_create_event_does_not_tell_the_rooms_version(forger, first):
+    """With a fitting hash, and unsigned, or signed by the server of a sender whose room it is not."""
+    made = public_room("10")
+    sender = "@alice:a.test" if forger is None else "@eve:e.test"
+    parts = json.loads(made.create.json) | {"sender": sender, "content": {"room_version": "9", "creator": sender}}
+    forged = finish_event(parts, "9", None if forger is None else KEYS[forger])
+    batch = [Incoming(signed(event)) for event in made.events]
+    outcome = persist([Incoming(forged.json), *batch] if first else [*batch, Incoming(forged.json)], verifier=RING)
+    assert len(outcome.stored) + len(outcome.refused) == len(batch) + 1
+    assert Room.objects.get(room_id=made.room_id).room_version == "10"
+    if forger is None:  # an event that is signed may come first, and is rejected by the rules
+        assert {stored.event_id for stored in outcome.stored} == {event.event_id for event in made.events}
