@@ -51,6 +51,9 @@ def _told(rows: Sequence[VisibilityRow], places: Sequence[int]) -> dict[tuple[st
         told[user_id, kind] = _merged(found, hidden.get(user_id, ()) if kind == "own" else ())
         if kind == "own":  # where the room admits members anyway, the predicate does not look at what is theirs
             told[user_id, kind] = list(_outside(told[user_id, kind], open_to_all))
+    for row in rows:  # what goes on counts for events to come, whatever the room admits now
+        if row.last is None and row.kind in ("joined", "invited"):
+            told[row.user_id, "open"] = [(0, 0)]
     return {key: found for key, found in told.items() if found}
 
 
