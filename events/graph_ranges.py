@@ -31,6 +31,7 @@ def tell_the_same(one: Sequence[VisibilityRow], other: Sequence[VisibilityRow], 
     return _told(one, places) == _told(other, places)
 
 
+_GOES_ON = ("joined", "invited")
 _OWN = dict.fromkeys(("joined", "invited", "shown", "hidden"), "own")
 
 
@@ -51,6 +52,8 @@ def _told(rows: Sequence[VisibilityRow], places: Sequence[int]) -> dict[tuple[st
         told[user_id, kind] = _merged(found, hidden.get(user_id, ()) if kind == "own" else ())
         if kind == "own":  # where the room admits members anyway, the predicate does not look at what is theirs
             told[user_id, kind] = list(_outside(told[user_id, kind], open_to_all))
+    if open_to_all and open_to_all[-1][1] == len(places) - 1:  # what goes on counts for events to come
+        told.update(((row.user_id, "open"), [(0, 0)]) for row in rows if row.last is None and row.kind in _GOES_ON)
     return {key: found for key, found in told.items() if found}
 
 

@@ -357,7 +357,7 @@ class _StoredLeaves:
 
     def __init__(self, room: StoredRoom, own: Set[str], rejected: Set[str]) -> None:
         self._room, self._own, self._rejected = room, own, rejected
-        self._stored = set(room.leaves)
+        self._stored = set(room.leaves) - rejected
         self._begins_live = room.room_id in room.reading.latest
         self._known: dict[bool, dict[str, _Through]] = {}
         """Events to be looked through, by whether backfilled ones are."""

@@ -146,3 +146,16 @@ def test_what_is_seen_of_a_wrong_state_is_mended_with_it():
     assert resync_room(made.room_id, "state").after.of("visibility") > 0
     assert resync_room(made.room_id, "visibility").after.clean
     assert stored_ranges(made.room_id) == wanted
+
+
+def test_leaf_that_turns_out_rejected_is_seen_through_by_what_comes_with_the_verdict():
+    """A room of old events: the leaf below is told to be rejected in the batch that brings another event on top of it."""
+    made = closed_room()
+    base = made.events[-1]
+    persist([incoming(made.create, outlier=True)])
+    late = made.message(prev=[base], sender=BOB)  # Bob never joined; the events that tell are not here
+    persist([incoming(late, backfilled=True)])
+    above = made.message(prev=[late])
+    persist([incoming(event, backfilled=True) for event in (*made.events[: made.events.index(late)], above)])
+    assert Event.objects.get(event_id=late.event_id).rejected_reason is not None
+    assert leaves(made.room_id) == [above.event_id]

@@ -102,7 +102,11 @@ def test_every_subject_mends_its_part(made):
     for damage in (wrong_delta, missing_current_state, wrong_redacted_by, lost_leaf, missing_ranges):
         damage(made.room_id)
     forget_kept()
-    for subject in ("extremities", "visibility", "state"):
+    for subject in (
+        "extremities",
+        "state",
+        "visibility",
+    ):  # what is seen is not mended by a current state that is wrong
         dry, status = run("resync", subject, made.room_id, "--dry-run")
         assert status == 1 and dry["before"] == dry["after"] != {}
         found, status = run("resync", subject, "--all")
