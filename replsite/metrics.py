@@ -10,6 +10,7 @@ Names that peers choose are unbounded, so only plain ones and at most ``labels.M
 
 from __future__ import annotations
 
+import math
 import platform
 import threading
 import time
@@ -49,7 +50,7 @@ from streams.logs import get_logger
 __all__ = ["OWN", "SYNAPSE", "MetricName", "SnapshotCollector", "families", "metrics_view"]
 
 log = get_logger(__name__)
-#: A rendering is given again for so many times what it took, but no longer than this.
+#: Between two renderings is so many times what one took, but no longer than this.
 REST_FACTOR, LONGEST_REST_SECONDS = 3.0, 0.9
 
 
@@ -309,26 +310,29 @@ _CLUSTER.register(SynapseNames(SnapshotCollector(_get_in_time)))
 
 
 class SharedRendering:
-    """One rendering for all scrapes that come while it is made, and for a moment after it.
+    """One rendering for all scrapes that come before it begins.
 
-    Rendering takes the interpreter for itself. It rests three times as long as it took, so however many scrape, it takes no more
-    than a quarter of a core.
+    A page that is given is never older than the question: of several processes that show the same sums none would seem to fall.
+    Rendering takes the interpreter for itself, so the next one begins when three times as long has passed: however many
+    scrape, it takes no more than a quarter of a core.
     """
 
     def __init__(self, render: Callable[[], bytes]) -> None:
         self._render = render
         self._lock = threading.Lock()
         self._page = b""
-        self._good_until = 0.0
+        self._begun = self._next = -math.inf
 
     def get(self) -> bytes:
-        """The page; waits for the one that is being made."""
+        """The page; waits for the one that is being made, and for its own."""
+        asked = time.monotonic()
         with self._lock:
-            begun = time.monotonic()
-            if begun >= self._good_until:
+            if self._begun < asked:
+                time.sleep(max(self._next - time.monotonic(), 0.0))
+                begun = time.monotonic()
                 self._page = self._render()
-                done = time.monotonic()
-                self._good_until = done + min(REST_FACTOR * (done - begun), LONGEST_REST_SECONDS)
+                self._begun, done = begun, time.monotonic()
+                self._next = done + min(REST_FACTOR * (done - begun), LONGEST_REST_SECONDS)
             return self._page
 
 

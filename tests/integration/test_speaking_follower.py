@@ -28,7 +28,7 @@ class Speaking(Followed):
     """A follower of the server with a speaker; ``do`` calls on its loop."""
 
     def __init__(self, port: int) -> None:
-        self.speaker = Speaker("zHeCu", "sender1", lambda: int(time.time() * 1000))
+        self.speaker = Speaker("zHeCu", "test", lambda: int(time.time() * 1000))
         super().__init__(port, speaker=self.speaker)
 
     def do(self, method, *arguments) -> None:
@@ -72,7 +72,7 @@ def test_acknowledgements_and_addresses_arrive(port):
     with Speaking(port) as follower:
         follower.do(follower.speaker.acknowledge_federation, 5)
         follower.do(follower.speaker.see, "@a:b", "token", "1.2.3.4", "ua")
-        wait_until(lambda: workers.federation_acknowledged() == {"sender1": 5}, 20)
+        wait_until(lambda: workers.federation_acknowledged() == {"test": 5}, 20)
         wait_until(lambda: [sight.ip for sight in workers.sights("@a:b")] == ["1.2.3.4"], 20)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections import Counter
 
 import pytest
@@ -10,7 +12,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from replsite import metrics
-from replsite.metrics import OWN, SYNAPSE, SnapshotCollector
+from replsite.metrics import OWN, SYNAPSE, SharedRendering, SnapshotCollector
 from replsite.process_metrics import WaitCollector
 from replsite.snapshot_views import (
     CountView,
@@ -298,3 +300,29 @@ def test_the_least_share_of_jobs_of_one_kind_is_told():
     assert value(found, "replsite_jobs", status="running") == 3
     assert value(found, "replsite_jobs", status="waiting") == 0
     assert not [labels for name, labels in found if name == "replsite_job_progress_ratio" and ("job", "walk") in labels]
+
+
+def test_scrapes_at_once_share_a_rendering_and_none_is_older_than_its_question():
+    made: list[float] = []
+
+    def render() -> bytes:
+        made.append(time.monotonic())
+        time.sleep(0.05)
+        return b"%d" % len(made)
+
+    shared = SharedRendering(render)
+    found: list[tuple[float, int]] = []
+
+    def scrape() -> None:
+        asked = time.monotonic()
+        found.append((asked, int(shared.get())))
+
+    threads = [threading.Thread(target=scrape) for _ in range(50)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    assert len(made) <= 5
+    assert all(made[number - 1] >= asked for asked, number in found)
+    before = len(made)
+    assert int(shared.get()) == before + 1, "a scrape alone gets a page of its own"
