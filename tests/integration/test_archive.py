@@ -23,6 +23,7 @@ from pipeline.job_runs import queue_job, run_job
 from pipeline.models import Job
 from state.models import StateGroup
 from streams.database import dsn
+from tests.full_disk import FULL, needs_full_disk
 from tests.integration.test_purging import middle, talked_room
 from tests.oracle.answers import parsed
 from tests.persisted_rooms import incoming, persist
@@ -213,6 +214,7 @@ def test_a_file_that_differs_from_the_database_stops_the_purge(tmp_path, monkeyp
     assert (names(tmp_path), Event.objects.filter(outlier=False).count()) == ([], before)
 
 
+@needs_full_disk
 def test_a_full_disk_leaves_the_room_as_it_was(tmp_path, monkeypatch):
     made = talked_room(3)
     monkeypatch.setattr(ArchivePart, "__init__", _to_a_full_device(ArchivePart.__init__))
@@ -226,7 +228,7 @@ def test_a_full_disk_leaves_the_room_as_it_was(tmp_path, monkeypatch):
 
 def _to_a_full_device(plain):
     def init(self, table, name, query):
-        plain(self, table, "/dev/full" if table == "event" else name, query)
+        plain(self, table, str(FULL) if table == "event" else name, query)
 
     return init
 

@@ -6,13 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from django.db import connection
 from django.db.migrations.recorder import MigrationRecorder
 
 from tests import session
+from tests.full_disk import FULL, needs_full_disk
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.cold_start]
 
@@ -30,9 +30,10 @@ def test_nobody_reads_the_output(command, run_manage):
     assert "Exception" not in done.stderr
 
 
+@needs_full_disk
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_disk_is_full(command, run_manage):
-    with Path("/dev/full").open("w") as full:
+    with FULL.open("w") as full:
         done = run_manage(*command, stdout=full, stderr=subprocess.PIPE)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == "error: the output cannot be written: the disk is full"

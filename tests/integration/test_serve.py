@@ -11,13 +11,13 @@ import subprocess
 import threading
 import time
 import urllib.request
-from pathlib import Path
 
 import pytest
 from django.core.management import CommandError, call_command
 
 from streams.epochs import current_epoch
 from streams.models import Reader
+from tests.full_disk import FULL, needs_full_disk
 from tests.waiting import wait_until
 from tests.wire_client import WireClient, positioned, ready_ports, start_replication
 from tests.writing import append, fact, session, stream
@@ -257,10 +257,11 @@ def test_follow_ends_cleanly_when_told_to(port, start_manage, number):
     assert Reader.objects.get(kind="follower", name="told").closed_at is not None
 
 
+@needs_full_disk
 def test_follow_ends_when_its_output_cannot_be_written(port, run_manage):
     first, last = append(2)[0], append()[-1]
     span = ("--from", f"caches={first - 1}", "--until", f"caches={last}", "--timeout", "20")
-    with Path("/dev/full").open("w") as full:
+    with FULL.open("w") as full:
         done = run_manage("follow", f"tcp://127.0.0.1:{port}", *span, stdout=full, stderr=subprocess.PIPE)
     assert done.returncode == 1
     assert "cannot be written" in done.stderr.splitlines()[-1]
