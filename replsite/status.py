@@ -47,7 +47,7 @@ __all__ = [
 JOB_WAITS_SECONDS = 60.0
 _MOST_OF_ERROR = 300
 #: The way out of an error of trimmed facts, which the error names itself.
-RESYNC = "manage.py resync reader"
+_RESYNC = "manage.py resync reader"
 
 
 class Severity(IntEnum):
@@ -399,7 +399,7 @@ def _failed_reader(seen: ReaderOnStream, named: NamedReader) -> Verdict:
     error = named.error if len(named.error) <= _MOST_OF_ERROR else f"{named.error[:_MOST_OF_ERROR]}..."
     how = "Runs again, and has not got beyond what stopped it" if named.runs else "Ended with an error"
     behind = f" {_capital(_behind(seen))}." if seen.lag_facts else ""
-    if RESYNC in named.error:
+    if _RESYNC in named.error:
         command = f"manage.py resync reader {quote(named.name)}"
         cure = f"If those facts may be missed: {command}."
     else:
