@@ -284,7 +284,8 @@ class VisibilityRanges:
             return False
         user.membership = membership
         self._close(user_id, "joined", step.index if own else self._last)
-        self._close(user_id, "invited", step.index if own and self._setting == "invited" else self._last)
+        begun = user.ranges.get("invited", (None, False))[0] == step.index and membership == "join"  # by a new setting
+        self._close(user_id, "invited", step.index if own and self._setting == "invited" and not begun else self._last)
         self._invited.discard(user_id)
         if membership == "join" or (membership == "invite" and self._setting == "invited"):
             self._open(user_id, _IN[membership], step.index)
