@@ -5,7 +5,6 @@ from django.core.management import call_command
 
 from events.errors import RangesDisagree
 from events.models import CurrentState, Event, EventVisibility
-from events.persist import persist
 from events.receiving import with_state
 from events.room_repair import check_room, resync_room
 from events.user_timeline import timeline_of
@@ -13,7 +12,7 @@ from events.visibility_rebuild import accepted_places, ranges_anew, rebuild_visi
 from tests.integration.test_gap_filling import closed_room
 from tests.integration.test_visible_sql import compare
 from tests.made_rooms import ALICE, BOB, EVE
-from tests.persisted_rooms import current_state, incoming, leaves, persist_all, replayed_state
+from tests.persisted_rooms import current_state, incoming, leaves, persist, persist_all, replayed_state
 
 pytestmark = pytest.mark.django_db
 

@@ -8,7 +8,6 @@ import pytest
 from django.core.management import call_command
 
 from events.models import EventVisibility
-from events.persist import persist
 from events.room_repair import check_room
 from events.visibility_rebuild import accepted_places, ranges_anew, stored_ranges, tell_the_same
 from tests.integration.test_extremities import with_its_state
@@ -16,7 +15,7 @@ from tests.integration.test_gap_filling import assert_ranges_tell_what_the_rule_
 from tests.integration.test_live_is_bulk import states_of
 from tests.integration.test_live_ranges import overlaps
 from tests.made_rooms import ALICE, BOB, EVE, MadeRoom
-from tests.persisted_rooms import persist_all
+from tests.persisted_rooms import persist, persist_all
 
 pytestmark = pytest.mark.django_db
 

@@ -11,7 +11,6 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from events.models import Event, Room
-from events.persist import persist
 from events.room_history import room_history
 from events.room_repair import check_room
 from events.room_states import RoomStates
@@ -24,7 +23,7 @@ from tests.generated_rooms import USERS, forked_rooms
 from tests.integration.test_extremities import with_its_state
 from tests.integration.test_live_ranges import as_they_came, overlaps
 from tests.integration.test_visible_sql import STRANGER, compare
-from tests.persisted_rooms import current_state, incoming, leaves, replayed_state
+from tests.persisted_rooms import current_state, incoming, leaves, persist, replayed_state
 from tests.properties.test_room_graph import slow_leaves
 
 pytestmark = pytest.mark.django_db(transaction=True)
