@@ -32,7 +32,7 @@ def troubled(boss) -> None:
     wait_for_linear(ids()[-1])
     retire_all()
     long_ago = timezone.now() - timedelta(minutes=40)
-    CacheInvalidation.objects.update(received_at=long_ago)
+    CacheInvalidation.objects.writable().update(received_at=long_ago)
     ended = {"stream": "caches", "ended_at": long_ago, "seen_at": long_ago, "host": "app-2", "process_id": 812}
     StoredCursor.objects.create(reader="billing", base=4, error=ERROR, **ended)
     StoredCursor.objects.create(reader="search", base=10, **ended)

@@ -74,7 +74,7 @@ def fail(count: int = 5) -> None:
 def long_ago(**columns: float) -> None:
     """As if it had been so many seconds ago."""
     StoredCursor.objects.update(**{name: timezone.now() - timedelta(seconds=s) for name, s in columns.items()})
-    CacheInvalidation.objects.update(received_at=timezone.now() - timedelta(hours=2))
+    CacheInvalidation.objects.writable().update(received_at=timezone.now() - timedelta(hours=2))
 
 
 def reader():
@@ -225,10 +225,12 @@ def test_a_linear_reader_waits_for_a_blocked_writer_and_is_not_called_stuck(view
     with running(handler(view=view)), Held() as held:
         later = append(3)  # of another writer, which is ahead
         Instance.objects.create(name="other", heartbeat_at=timezone.now() + timedelta(hours=1))
-        CacheInvalidation.objects.filter(stream_id__in=later).update(instance_name="other")
+        CacheInvalidation.objects.writable().filter(stream_id__in=later).update(instance_name="other")
         at = {"position": later[-1], "last_write_position": later[-1]}
         StreamPosition.objects.create(stream="caches", instance_name="other", **at)
-        CacheInvalidation.objects.filter(stream_id__in=later).update(received_at=timezone.now() - timedelta(minutes=1))
+        CacheInvalidation.objects.writable().filter(stream_id__in=later).update(
+            received_at=timezone.now() - timedelta(minutes=1)
+        )
         wait_until(lambda: take_snapshot().stream("caches").writers[0].status.word == "blocked", 30)
         history = History()
 

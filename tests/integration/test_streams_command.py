@@ -148,7 +148,7 @@ def test_a_reader_that_was_left_behind_is_told_with_exit_status_1(run_manage):
     append()
     wait_for_linear(ids()[-1])
     long_ago = timezone.now() - timedelta(hours=1)
-    CacheInvalidation.objects.update(received_at=long_ago)
+    CacheInvalidation.objects.writable().update(received_at=long_ago)
     StoredCursor.objects.create(reader="billing", stream="caches", base=1, ended_at=long_ago, seen_at=long_ago)
     done = run_manage("streams", "--now")
     assert done.returncode == 1
