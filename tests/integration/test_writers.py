@@ -133,11 +133,11 @@ def test_an_idle_writer_that_was_taken_for_dead_stands_in_its_streams_again():
     with session() as cursor:
         terminate(writer.control.info.backend_pid)
         cursor.execute(
-            "SELECT pg_advisory_lock(%s)", [database.writer_key("master")]
+            "SELECT pg_advisory_lock(%s)", [database.writer_key(cursor, "master")]
         )  # so that it cannot come back yet
         assert [one.stream for one in liveness.resolve_writer(cursor, "master", "test")]
         assert stored()["master"].state == "retired"
-        cursor.execute("SELECT pg_advisory_unlock(%s)", [database.writer_key("master")])
+        cursor.execute("SELECT pg_advisory_unlock(%s)", [database.writer_key(cursor, "master")])
     wait_until(lambda: stored()["master"].state == "active", 30)
     assert writer.condition is Condition.HOLDING
     later = append()
