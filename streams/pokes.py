@@ -93,6 +93,8 @@ class PokeJudge:
             self._sessions.look(cursor)  # a writer came, or took its name again in another session
             unclear = self._unclear(given)
         proved = [poke for _, poke in given if poke.stream not in unclear]
+        if any(poke.position is None and self._sessions.is_writers(session) for session, poke in given):
+            self._sessions.forget()  # a writer left: its session ends, and the next one may get the number
         if not unclear or not is_due:
             self._waiting = unclear
             return proved

@@ -6,7 +6,7 @@ line for followers only when the session's role may write the table of positions
 means at most "look at the table", and looks are bounded: whatever comes within ``LOOK_GAP_SECONDS`` is one look.
 
 The number of a session that has ended may be given to another one. So the session must live and be of a role that may
-write when it is looked up, and what was looked up counts for ``FRESH_SECONDS``.
+write when it is looked up, and what was looked up counts for ``FRESH_SECONDS``, or until a writer says that one left.
 """
 
 from __future__ import annotations
@@ -65,6 +65,10 @@ class WriterSessions:
     def speaks_for(self, session: int, writer: str) -> bool:
         """Whether that session holds the writer's lock."""
         return self._sessions.get(writer) == session
+
+    def is_writers(self, session: int) -> bool:
+        """Whether that session holds the lock of some writer."""
+        return session in self._sessions.values()
 
     def look(self, cursor: Cursor) -> None:
         """Ask the database; a role that may not read this believes nobody. Raises when the connection is gone."""
