@@ -135,6 +135,21 @@ def test_a_flood_costs_few_looks_and_no_memory(judge, table, clock):
     assert len(judge._waiting) <= 1
 
 
+def test_what_others_say_is_hardly_read(judge, table, monkeypatch):
+    """A flood goes as fast as PostgreSQL: with each word read followers fell behind for minutes."""
+    read = []
+    parse = Poke.parse
+
+    def counted(payload: str) -> Poke:
+        read.append(payload)
+        return parse(payload)
+
+    monkeypatch.setattr(Poke, "parse", counted)
+    flood = [(1, f"caches w{number} {number}") for number in range(1_000)]
+    assert judge.judge([*flood, (7, "events north 2")], table.cursor) == [LOOK, Poke("events", "north", 2)]
+    assert set(read) == {"events north 2"}
+
+
 def test_the_writer_itself_needs_no_table(table, clock):
     judge = PokeJudge(own=(5, "own"))
     assert judge.judge([(5, "caches own 3")], table.cursor) == [Poke("caches", "own", 3)]
