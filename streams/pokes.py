@@ -10,7 +10,7 @@ else means "look at the table", a bounded number of times (``streams.trust``).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,29 +81,50 @@ class PokeJudge:
 
         Of streams that this program does not know nothing is kept. Raises what a lost connection does.
         """
-        given = [(session, Poke.parse(payload)) for session, payload in heard]
-        given = [(session, poke) for session, poke in given if registry.find(poke.stream) is not None]
         now = time.monotonic()
         is_due = now >= self._look_due
-        looked = not self._sessions.is_fresh(now) and any(self._may_be_proved(*one) for one in given)
+        looked = not self._sessions.is_fresh(now) and any(self._may_be_proved(*one) for one in heard)
         if looked:
             self._sessions.look(cursor)
-        unclear = self._unclear(given)
-        if is_due and not looked and any(self._may_be_proved(*one) and not self._is_proved(*one) for one in given):
+        unclear, given = self._sorted(heard)
+        if is_due and not looked and any(self._may_be_proved(*one) for one in self._not_proved(heard)):
             self._sessions.look(cursor)  # a writer came, or took its name again in another session
-            unclear = self._unclear(given)
+            unclear, given = self._sorted(heard)
         proved = [poke for _, poke in given if poke.stream not in unclear]
+        if any(poke.position is None and self._sessions.is_writers(session) for session, poke in given):
+            self._sessions.forget()  # a writer left: its session ends, and the next one may get the number
         if not unclear or not is_due:
             self._waiting = unclear
             return proved
         self._look_due, self._waiting = now + LOOK_GAP_SECONDS, set()
         return [Poke(stream, "", None) for stream in sorted(unclear)] + proved
 
-    def _unclear(self, given: Sequence[tuple[int, Poke]]) -> set[str]:
-        return self._waiting | {poke.stream for session, poke in given if not self._is_proved(session, poke)}
+    def _sorted(self, heard: Sequence[tuple[int, str]]) -> tuple[set[str], list[tuple[int, Poke]]]:
+        """The streams to look at, and what sessions of writers said.
 
-    def _may_be_proved(self, session: int, poke: Poke) -> bool:
-        return poke.position is not None and (session, poke.writer) != self.own
+        Of what others say only the stream is read: somebody who says 100,000 things a second must not keep this thread busy.
+        """
+        said = [(session, Poke.parse(payload)) for session, payload in heard if self._is_writers(session)]
+        given = [(session, poke) for session, poke in said if registry.find(poke.stream) is not None]
+        unclear = {poke.stream for session, poke in given if not self._is_proved(session, poke)}
+        if len(said) < len(heard):
+            named = {payload.partition(" ")[0] for session, payload in heard if not self._is_writers(session)}
+            unclear |= {stream for stream in named if registry.find(stream) is not None}
+        return self._waiting | unclear, given
+
+    def _not_proved(self, heard: Sequence[tuple[int, str]]) -> Iterator[tuple[int, str]]:
+        for session, payload in heard:
+            if not self._is_writers(session) or not self._is_proved(session, Poke.parse(payload)):
+                yield session, payload
+
+    def _may_be_proved(self, session: int, payload: str) -> bool:
+        """Whether it looks like a position of another writer than the caller."""
+        if payload.count(" ") != 2 or registry.find(payload.partition(" ")[0]) is None:
+            return False
+        return self.own is None or session != self.own[0] or payload.split(" ")[1] != self.own[1]
+
+    def _is_writers(self, session: int) -> bool:
+        return self._sessions.is_writers(session) or (self.own is not None and session == self.own[0])
 
     def _is_proved(self, session: int, poke: Poke) -> bool:
         if poke.position is None:

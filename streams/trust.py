@@ -6,7 +6,7 @@ line for followers only when the session's role may write the table of positions
 means at most "look at the table", and looks are bounded: whatever comes within ``LOOK_GAP_SECONDS`` is one look.
 
 The number of a session that has ended may be given to another one. So the session must live and be of a role that may
-write when it is looked up, and what was looked up counts for ``FRESH_SECONDS``.
+write when it is looked up, and what was looked up counts for ``FRESH_SECONDS``, or until a writer says that one left.
 """
 
 from __future__ import annotations
@@ -51,12 +51,14 @@ class WriterSessions:
 
     def __init__(self) -> None:
         self._sessions: dict[str, int] = {}
+        self._writers: frozenset[int] = frozenset()
         self._read_at = -math.inf
         self._denied_until = -math.inf
 
     def forget(self) -> None:
         """Look up everything anew before anybody is believed."""
-        self._sessions, self._read_at = {}, -math.inf
+        self._believe({})
+        self._read_at = -math.inf
 
     def is_fresh(self, now: float) -> bool:
         """Whether what was looked up counts."""
@@ -66,22 +68,29 @@ class WriterSessions:
         """Whether that session holds the writer's lock."""
         return self._sessions.get(writer) == session
 
+    def is_writers(self, session: int) -> bool:
+        """Whether that session holds the lock of some writer."""
+        return session in self._writers
+
     def look(self, cursor: Cursor) -> None:
         """Ask the database; a role that may not read this believes nobody. Raises when the connection is gone."""
-        self._sessions = {}
+        self._believe({})
         now = time.monotonic()
         if now < self._denied_until:
             return
         try:
             with cursor() as asking:
                 asking.execute(_WRITERS)
-                self._sessions = dict(asking.fetchall())
+                self._believe(dict(asking.fetchall()))
         except database.connection_gone:
             raise
         except database.DatabaseError as error:
             self._denied_until = now + _DENIED_SECONDS
             log.debug("trust.not_known", error=str(error).strip())
         self._read_at = now  # before the question: what changed since is not covered
+
+    def _believe(self, sessions: dict[str, int]) -> None:
+        self._sessions, self._writers = sessions, frozenset(sessions.values())
 
 
 class TrustedSessions:

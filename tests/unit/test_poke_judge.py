@@ -78,6 +78,26 @@ def test_what_was_asked_is_not_believed_for_ever(judge, table, clock):
     assert judge.judge([(7, "caches north 3")], table.cursor) == [LOOK]
 
 
+@pytest.mark.parametrize("leaves", [(7, "caches north"), (8, "caches north")])
+def test_a_writer_that_left_says_nothing_more(judge, table, clock, leaves):
+    """Its session ends, and the number may be somebody else's at once."""
+    judge.judge([(7, "caches north 2"), (8, "caches south 2")], table.cursor)
+    del table.sessions["north"]
+    assert judge.judge([leaves], table.cursor) == [LOOK]
+    assert judge.judge([(7, "caches north 9")], table.cursor) == []
+    clock.now += trust.LOOK_GAP_SECONDS
+    assert judge.judge([], table.cursor) == [LOOK]
+    assert judge.judge([(8, "caches south 3")], table.cursor) == [Poke("caches", "south", 3)]
+
+
+def test_who_says_that_writers_left_has_nobody_asked_about_more_often(judge, table, clock):
+    judge.judge([(7, "caches north 2")], table.cursor)
+    for number in range(3, 100):
+        judge.judge([(1, "events north"), (7, f"caches north {number}")], table.cursor)
+        clock.now += 0.01
+    assert table.asked == 1
+
+
 @pytest.mark.parametrize(
     "given", [(8, "caches north 9"), (1, "caches north 9"), (1, "caches ghost 9"), (7, "caches north")]
 )
@@ -113,6 +133,21 @@ def test_a_flood_costs_few_looks_and_no_memory(judge, table, clock):
     assert looks <= 1 + 1.0 / trust.LOOK_GAP_SECONDS
     assert table.asked <= looks + 1
     assert len(judge._waiting) <= 1
+
+
+def test_what_others_say_is_hardly_read(judge, table, monkeypatch):
+    """A flood goes as fast as PostgreSQL: with each word read followers fell behind for minutes."""
+    read = []
+    parse = Poke.parse
+
+    def counted(payload: str) -> Poke:
+        read.append(payload)
+        return parse(payload)
+
+    monkeypatch.setattr(Poke, "parse", counted)
+    flood = [(1, f"caches w{number} {number}") for number in range(1_000)]
+    assert judge.judge([*flood, (7, "events north 2")], table.cursor) == [LOOK, Poke("events", "north", 2)]
+    assert set(read) == {"events north 2"}
 
 
 def test_the_writer_itself_needs_no_table(table, clock):
