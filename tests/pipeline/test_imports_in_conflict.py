@@ -38,7 +38,7 @@ def persist_each(events) -> int:
 
 @pytest.mark.parametrize("step", ["plan", "rooms"])
 def test_two_imports_of_overlapping_rooms(step, tmp_path):
-    """The second begins and ends while the first stands at that step; each counts what it stored, and nobody's events are lost."""
+    """The second begins and ends while the first stands at that step; each counts what it stored, and nothing is lost."""
     shared, first, second = (event_lines(name) for name in ("v10_rejected", "v9_restricted", "v11_redactions"))
     ours = write_lines(tmp_path / "ours", *shared, *first)
     theirs = write_lines(tmp_path / "theirs", *shared[: len(shared) // 2], *second)
