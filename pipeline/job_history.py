@@ -1,19 +1,21 @@
 """The history of jobs is bounded: rows of jobs that are over go after some days, and the oldest when there are too many.
 
 With a job go the rows that tell of it: what it refused, loaded and read. Jobs that wait or run stay, and so does one that a
-process holds, because it is just being resumed. ``manage.py runjobs`` calls this now and then; what it leaves when it is stopped
-in the middle is removed the next time.
+process holds, because it is just being resumed. One that was killed a day ago, and that nobody resumed, is over: it has failed.
+``manage.py runjobs`` calls this now and then; what it leaves when it is stopped in the middle is removed the next time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import Any
 
 from django.db import connections
+from django.db.models.functions import Now
 
 from pipeline.conf import pipeline_settings
-from pipeline.jobs import JobLock
+from pipeline.jobs import JobLock, close_killed
 from pipeline.models import Job
 from pipeline.staging import PREFIX
 
@@ -21,6 +23,7 @@ __all__ = ["remove_old_jobs"]
 
 _JOBS_AT_ONCE = 100
 _ROWS_AT_ONCE = 10_000
+_KILLED_FOR = timedelta(days=1)
 _OVER = "state IN ('done', 'failed', 'cancelled')"
 #: An import's row stays while there are staging tables that tell its number: the next import removes them.
 _DUE = f"""
@@ -39,6 +42,7 @@ _IS_OVER = f"SELECT count(*) FROM pipeline_job WHERE id = %s AND {_OVER}"
 def remove_old_jobs(lock: JobLock, using: str, stopping: Callable[[], bool] = lambda: False) -> int:
     """Remove what is due by the settings, in small transactions; returns how many jobs went. Not inside a transaction."""
     removed = 0
+    close_killed(lock, using, updated_at__lt=Now() - _KILLED_FOR)
     with connections[using].cursor() as cursor:
         for job in _due(cursor):
             if stopping():

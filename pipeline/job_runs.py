@@ -26,6 +26,7 @@ from pipeline.job_counts import count_rows
 from pipeline.jobs import (
     JobLock,
     begin_job,
+    close_killed,
     end_cancelled_job,
     end_run,
     hold_lock,
@@ -242,7 +243,9 @@ def run_job(
     with hold_lock(alias) as lock:
         ended = resumable_job(lock, name, checked, alias) if resume else None
         job = ended or begin_job(lock, name, checked, alias)
-        return carry_out(job, alias, stream or sys.stderr, keeper=Keeper(lock))
+        summary = carry_out(job, alias, stream or sys.stderr, keeper=Keeper(lock))
+        close_killed(lock, alias, kind=name, arguments=dict(checked))  # their work is done now
+        return summary
 
 
 def queue_job(

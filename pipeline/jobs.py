@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import Any
 
 from django.db import DataError, connections, transaction
+from django.db.models import F
 from django.db.models.functions import Now
 
 from pipeline.errors import UnknownJob, UnusableArguments
@@ -28,6 +29,7 @@ __all__ = [
     "abandoned_jobs",
     "begin_job",
     "cancel_job",
+    "close_killed",
     "end_cancelled_job",
     "end_run",
     "fail_job",
@@ -156,6 +158,24 @@ def abandoned_jobs(lock: JobLock, kind: str, keep: Sequence[int], using: str) ->
             killed.update(state=JobState.FAILED, error="killed", finished_at=Now(), updated_at=Now())
             found.append(job.pk)
     return found
+
+
+def close_killed(lock: JobLock, using: str, **which: Any) -> int:
+    """Mark killed jobs that ``which`` (a filter) names as failed, at the time of their last sign of life; returns how many.
+
+    One of the queue that was killed is left to ``runjobs``, which begins it again.
+    """
+    closed = 0
+    killed = Job.objects.using(using).filter(state=JobState.RUNNING, queued_at__isnull=True, pk__in=killed_jobs(using))
+    for job in killed.filter(**which).values_list("pk", flat=True):
+        if not lock.take(job):
+            continue  # it is being resumed
+        try:
+            one = Job.objects.using(using).filter(pk=job, state=JobState.RUNNING, queued_at__isnull=True)
+            closed += one.update(state=JobState.FAILED, error="killed", finished_at=F("updated_at"))
+        finally:
+            lock.give_back(job)
+    return closed
 
 
 def show_progress(job: int, using: str, **values: Any) -> None:

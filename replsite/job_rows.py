@@ -21,7 +21,10 @@ MOST_OVER_JOBS = 10
 
 _JOBS = f"""
 WITH killed AS ({KILLED_JOBS}),
-open AS (SELECT * FROM pipeline_job WHERE state IN ('queued', 'running') ORDER BY id LIMIT {MOST_OPEN_JOBS}),
+open AS (
+    SELECT * FROM pipeline_job WHERE state IN ('queued', 'running')
+    ORDER BY id IN (SELECT id FROM killed), id LIMIT {MOST_OPEN_JOBS}
+),
 over AS (
     SELECT * FROM pipeline_job WHERE state NOT IN ('queued', 'running') AND finished_at > clock_timestamp() - interval '1 day'
     ORDER BY id DESC LIMIT {MOST_OVER_JOBS}

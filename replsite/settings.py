@@ -29,6 +29,16 @@ def _secret_key(data_dir: Path) -> str:
     if key := env.str("REPLSITE_SECRET_KEY", ""):
         return key
     path = data_dir / "secret_key"
+    try:
+        return _kept_key(path)
+    except OSError as error:
+        raise ImproperlyConfigured(
+            f"REPLSITE_DATA_DIR is {str(data_dir)!r}, and the key of the site cannot be kept there: {error}. Run as the user "
+            "that made the folder, choose another REPLSITE_DATA_DIR, or set REPLSITE_SECRET_KEY."
+        ) from error
+
+
+def _kept_key(path: Path) -> str:
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         fresh = path.with_name(f"{path.name}.{get_random_secret_key()[:8].encode().hex()}")

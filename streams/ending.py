@@ -38,7 +38,7 @@ SELECT a.pid, a.application_name, coalesce(host(a.client_addr), 'local'), coales
 ORDER BY a.xact_start NULLS LAST
 """
 _INSTANCE = """
-SELECT state, host, process_id, command, heartbeat_at, extract(epoch FROM clock_timestamp() - heartbeat_at)::float8
+SELECT state, host, process_id, command, heartbeat_at, abs(extract(epoch FROM clock_timestamp() - heartbeat_at))::float8
 FROM streams_instance WHERE name = %s
 """
 _ROWS = """

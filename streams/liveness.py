@@ -23,10 +23,11 @@ __all__ = ["Resolution", "Trace", "leave_trace", "resolve_dead_writers", "resolv
 
 log = get_logger(__name__)
 
+#: A heartbeat that is ahead of the database's clock is of before that clock was set back, and may be of any age.
 _SILENT = """
 SELECT DISTINCT i.name FROM streams_instance i JOIN streams_streamposition p ON p.instance_name = i.name
 WHERE p.state <> 'retired' AND i.name <> %(by)s
-  AND (i.heartbeat_at IS NULL OR i.heartbeat_at < clock_timestamp() - make_interval(secs => %(silent)s))
+  AND (i.heartbeat_at IS NULL OR abs(extract(epoch FROM clock_timestamp() - i.heartbeat_at)) > %(silent)s)
 """
 _RETIRE = """
 UPDATE streams_streamposition SET state = 'retired',

@@ -8,8 +8,10 @@ import time
 from datetime import datetime, timedelta
 from pathlib import Path
 
+import psutil
 import pytest
 from django.contrib.auth.models import User
+from django.db import connection
 from django.test import Client
 
 import pipeline.job_admin
@@ -18,10 +20,14 @@ from pipeline.models import Job, JobState
 from replsite.snapshot import take_snapshot
 from replsite.status import Severity
 from streams.clock import database_now
-from streams.models import Reader, StreamPosition
+from streams.models import CacheInvalidation, Reader, StreamPosition, WriterResolution
+from tests.conftest import end_process
+from tests.deployment.followed import Followed
+from tests.effects import TABLE, effects_table
 from tests.session import PROJECT
 from tests.waiting import wait_until
 from tests.wire_client import ready_ports
+from tests.writing import linear
 
 pytestmark = pytest.mark.django_db(transaction=True)
 HOUR = 3600
@@ -58,6 +64,12 @@ def writers(start_manage):
         assert word == "open"
         assert abs(float(clock) - time.time() - seconds) < 300, "its clock is an hour off"
     return found
+
+
+def effects() -> list[int]:
+    with connection.cursor() as cursor:
+        cursor.execute(f"SELECT token FROM {TABLE} WHERE reader = 'r' ORDER BY number")
+        return [row[0] for row in cursor.fetchall()]
 
 
 def pending_since(name: str) -> datetime | None:
@@ -102,6 +114,51 @@ def test_a_server_and_a_follower_on_wrong_clocks_look_well_everywhere(start_mana
     assert {reader["status"]["word"] for reader in told["readers"]} <= {"current", "idle"}
     (caches,) = [stream for stream in told["streams"] if stream["name"] == "caches"]
     assert {writer["status"]["word"] for writer in caches["writers"]} <= {"writing", "idle", "retired"}
+
+
+def test_clocks_that_jump_while_processes_run(start_manage, run_manage, tmp_path):
+    """A writer, a server, a follower and a handler go on; nobody is taken for dead, and nobody spins."""
+    jumps = tmp_path / "jumps"
+    jumps.write_text("0")
+    env = {**skewed(0), "SKEW_FILE": str(jumps)}
+    with effects_table():
+        append = ("append", "caches", "--count", "100000", "--rate", "20", "--instance", "jumping")
+        writer = start_manage(*append, env=env, stdout=subprocess.DEVNULL)
+        server = start_manage("serve", "--http", "127.0.0.1:0", "--replication", "127.0.0.1:0", env=env)
+        port = ready_ports(server)["replication"]
+        follow = ("follow", f"tcp://127.0.0.1:{port}", "--streams", "caches", "--from", "caches=1", "--json")
+        follower = start_manage(*follow, env=env)
+        followed = Followed(follower)
+        handler = start_manage("-m", "tests.handler_process", "never", str(tmp_path), "runhandlers", "r", env=env)
+        processes = [writer, server, follower, handler]
+        for seconds in (0, HOUR, -HOUR, 40 * 24 * HOUR, 0):
+            jumps.write_text(str(seconds))
+            reached = linear()
+            wait_until(lambda reached=reached: linear() > reached + 10, 30, "facts come")
+            reached = linear()
+            wait_until(lambda reached=reached: followed.tokens[-1:] >= [reached], 30, "the follower has them")
+            wait_until(lambda reached=reached: effects()[-1:] >= [reached], 30, "the handler has them")
+            snapshot = take_snapshot()
+            assert max(r.status.severity for r in snapshot.readers) <= Severity.NOTE, [
+                r.status for r in snapshot.readers
+            ]
+            assert {w.status.word for w in snapshot.stream("caches").writers} == {"writing"}
+        assert [process.poll() for process in processes] == [None] * 4
+        before = [sum(psutil.Process(process.pid).cpu_times()[:2]) for process in processes]
+        began = time.monotonic()
+        wait_until(lambda: time.monotonic() - began > 1.5, 5)
+        used = [sum(psutil.Process(p.pid).cpu_times()[:2]) - was for p, was in zip(processes, before, strict=True)]
+        assert max(used) < 1.2, "a loop that does not wait takes all of a core"
+        assert not WriterResolution.objects.exists()
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT count(*), max(at) < clock_timestamp() FROM streams_sample")
+            samples, is_past = cursor.fetchone()
+        assert samples > 0 and is_past
+        end_process(writer)
+        tokens = list(CacheInvalidation.objects.order_by("stream_id").values_list("stream_id", flat=True))
+        wait_until(lambda: followed.tokens == tokens and effects() == tokens, 30, "each once, in order")
+        for process in processes:
+            end_process(process)
 
 
 def test_a_job_takes_as_long_as_it_does(monkeypatch, transactional_db):

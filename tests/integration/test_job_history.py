@@ -52,8 +52,24 @@ def test_what_waits_or_runs_stays_and_counts_for_nothing(settings):
     settings.REPLSITE_JOB_HISTORY_COUNT = 0
     open_ones = [job(JobState.QUEUED, days=1000), job(JobState.RUNNING, days=1000)]
     job()
-    assert remove() == 1
+    with hold_lock("default") as at_work:
+        assert at_work.take(open_ones[1].pk)
+        assert remove() == 1
     assert left() == {one.pk for one in open_ones}
+
+
+def test_one_that_was_killed_is_over_after_a_day_and_goes_like_a_failed_one(settings):
+    settings.REPLSITE_JOB_HISTORY_DAYS = 30.0
+    ages = {days: job(JobState.RUNNING, days) for days in (0.5, 2, 31)}
+    queued = job(JobState.RUNNING, 31)
+    Job.objects.filter(pk=queued.pk).update(queued_at=timezone.now())
+    assert remove() == 1 and left() == {ages[0.5].pk, ages[2].pk, queued.pk}
+    killed = Job.objects.get(pk=ages[2].pk)
+    assert (killed.state, killed.error, killed.finished_at) == (JobState.FAILED, "killed", ages[2].updated_at)
+    assert {Job.objects.get(pk=one.pk).state for one in (ages[0.5], queued)} == {JobState.RUNNING}
+    with hold_lock("default") as lock:
+        found = resumable_job(lock, "walk", {}, "default")
+        assert found is not None and found.state == JobState.RUNNING, "it can still be resumed"
 
 
 def test_with_a_job_goes_all_that_tells_of_it_however_much(settings, monkeypatch):

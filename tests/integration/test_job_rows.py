@@ -83,6 +83,14 @@ def test_the_worst_come_first_and_the_list_is_bounded():
     assert len(found) == MOST_OPEN_JOBS + MOST_OVER_JOBS
 
 
+def test_killed_jobs_do_not_hide_one_that_is_at_work():
+    Job.objects.bulk_create(Job(kind="killed", state=JobState.RUNNING) for _ in range(MOST_OPEN_JOBS + 5))
+    with hold_lock("default") as lock:
+        at_work = begin_job(lock, "walk", {}, "default")
+        wait_until(lambda: at_work.pk in {job.id for job in jobs()}, 5)
+        assert words()["walk"] == "running"
+
+
 def test_page_command_metrics_and_health_tell_the_same(run_manage):
     over("censor", JobState.FAILED, error="the <b>disk</b> is full", asked_by="ann")
     snapshot = take_snapshot()

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.db import connection
 
 from streams import database, leases, registry
+from streams.clock import database_now
 from streams.liveness import resolve_dead_writers, resolve_writer, retire_streams
 from streams.models import Instance, StreamPosition, WriterResolution
 from streams.testing import forget_writers
@@ -108,11 +110,21 @@ def test_living_writer_is_never_resolved_however_silent():
         assert resolve_dead_writers(cursor, "somebody") == []
 
 
-def test_recent_heartbeat_is_not_even_looked_at(ghost):
+def test_recent_heartbeat_is_not_even_looked_at(ghost, settings):
+    settings.REPLSITE_HEARTBEAT_SECONDS = 100.0
     ghost.execute("ROLLBACK")
-    Instance.objects.filter(name="dead").update(heartbeat_at="2999-01-01T00:00:00Z")
+    Instance.objects.filter(name="dead").update(heartbeat_at=database_now("default"))
     with session() as cursor:
         assert resolve_dead_writers(cursor, "test") == []
+
+
+def test_a_dead_writer_is_found_although_the_databases_clock_was_set_back(ghost):
+    """Its last sign of life lies an hour ahead: without a look at it, linear readers wait for that hour."""
+    ghost.execute("COMMIT")
+    Instance.objects.filter(name="dead").update(heartbeat_at=database_now("default") + timedelta(hours=1))
+    append()
+    wait_until(lambda: stored()["dead"].state == "retired", 5)
+    wait_for_linear(max(ids()))
 
 
 def test_stream_that_this_program_does_not_know_is_retired_where_it_is():

@@ -2,7 +2,8 @@
 
 Whatever of ours, and Django's ``timezone``, asks for the time of day is told the wrong one; ``time.monotonic`` is right, as on
 such a host. The class ``datetime`` is replaced in those modules only: others are compiled against the real one. The variable is
-read at every look, so that a process may be forked from one that has another clock.
+read at every look, so that a process may be forked from one that has another clock. With ``SKEW_FILE`` the number stands in that
+file instead: the clock jumps while the process runs, whenever the file is written.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import importlib.machinery
 import os
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 ROOMS = ("replsite", "pipeline", "events", "state", "streams")
@@ -19,6 +21,8 @@ _time, _time_ns, _Datetime = time.time, time.time_ns, datetime.datetime
 
 
 def _skew_seconds() -> float:
+    if jumps := os.environ.get("SKEW_FILE"):
+        return float(Path(jumps).read_text() or "0")
     return float(os.environ.get("SKEW_SECONDS", "0"))
 
 

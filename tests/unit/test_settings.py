@@ -1,9 +1,12 @@
 """Settings that are more than a plain value."""
 
+import os
+from pathlib import Path
+
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 
-from replsite.settings import _days_or_never, _ports
+from replsite.settings import _days_or_never, _ports, _secret_key
 
 
 @pytest.mark.parametrize(("text", "days"), [("7", 7.0), ("0", 0.0), ("0.5", 0.5), ("never", None)])
@@ -26,3 +29,24 @@ def test_ports_are_one_or_from_the_first_to_the_last(text, ports):
 def test_ports_that_nobody_can_listen_on_are_refused(text):
     with pytest.raises(ImproperlyConfigured, match="REPLSITE_METRICS_PORTS"):
         _ports(text)
+
+
+@pytest.mark.parametrize("closed", ["folder", "key"])
+def test_another_users_data_folder_is_a_clear_error(
+    closed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Root ran the site once; an ordinary user comes later."""
+    monkeypatch.delenv("REPLSITE_SECRET_KEY", raising=False)
+    tmp_path.chmod(0o711)
+    data = tmp_path / "data"
+    assert _secret_key(data) == _secret_key(data), "it is made once"
+    (data if closed == "folder" else data / "secret_key").chmod(0)
+    was = os.geteuid()
+    if was == 0:
+        os.seteuid(65534)
+    try:
+        with pytest.raises(ImproperlyConfigured, match="Run as the user that made the folder"):
+            _secret_key(data)
+    finally:
+        os.seteuid(was)
+        data.chmod(0o700)
