@@ -235,7 +235,7 @@ def stored_in_full(made, *events):
     persist([incoming(event) for event in made.events])
     for event in events:
         EventJson.objects.filter(pk=event.event_id).update(json=tampered(event, **{"m.relates_to": {"event_id": "$t"}}))
-        Event.objects.filter(event_id=event.event_id).update(relates_to="$t")
+        Event.objects.writable().filter(event_id=event.event_id).update(relates_to="$t")
     forget_kept()
 
 

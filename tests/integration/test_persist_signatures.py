@@ -209,3 +209,39 @@ def test_a_forged_create_event_does_not_tell_the_rooms_version(forger, first):
     assert Room.objects.get(room_id=made.room_id).room_version == "10"
     if forger is None:  # an event that is signed may come first, and is rejected by the rules
         assert {stored.event_id for stored in outcome.stored} == {event.event_id for event in made.events}
+
+
+# --- who begins a room ----------------------------------------------------------------------------------------------------
+
+
+def squatting(made, sender="@eve:e.test", **content):
+    """A create event of another server for the same room, signed by that."""
+    squatter = MadeRoom(made.version, made.room_id)
+    parts = {"type": "m.room.create", "state_key": "", "sender": sender}
+    if made.version == "1":
+        parts["event_id"] = "$squat:e.test"
+    return squatter.send({**parts, "content": {"room_version": made.version, "creator": sender, **content}}, prev=[])
+
+
+@pytest.mark.parametrize("version", ["1", "10", "11"])
+@pytest.mark.parametrize("how", ["first", "last", "batch before", "outlier", "outlier before", "given"])
+def test_a_create_event_of_another_server_does_not_take_the_room(version, how):
+    made = public_room(version)
+    squat = squatting(made)
+    real = [sent(event) for event in made.events]
+    if how.endswith("before") or how == "given":
+        batch = [sent(squat, outlier=how.startswith("outlier"))]
+        if how == "given":
+            alone = made.message(prev=["$gone:a.test"])
+            batch = with_state(sent(alone), [signed(squat), *(signed(event) for event in made.events[1:-1])])
+        persist(batch, verifier=RING)
+        assert not Room.objects.exclude(create_event_id=None).exists()
+        outcome = persist(real, verifier=RING)
+    else:
+        other = sent(squat, outlier=how == "outlier")
+        outcome = persist([*real, other] if how == "last" else [other, *real], verifier=RING)
+    assert [one.error for one in outcome.refused if one.error.reason is not Reason.UNKNOWN_ROOM] == []
+    assert Room.objects.get().create_event_id == made.create.event_id
+    accepted = set(Event.objects.filter(rejected_reason=None).values_list("event_id", flat=True))
+    assert {event.event_id for event in made.events[:4]} <= accepted and squat.event_id not in accepted
+    assert check_room(made.room_id).clean
