@@ -31,7 +31,7 @@ SECOND_CREATE = "create: the room has another create event"
 
 
 def is_create(event: ParsedEvent) -> bool:
-    """True for an event that may begin a room: never for one that the rules refuse, such as one of another server than the room."""
+    """True for an event that may begin a room: not for one that the rules refuse, as one of another server than the room's."""
     if event.type != "m.room.create" or event.state_key != "" or event.prev_event_ids:
         return False
     if event.rejection_given:
