@@ -254,7 +254,7 @@ def _parsed(incoming: Incoming, event: dict[str, Any], versions: dict[str, str])
             raise EventRefused(Reason.UNKNOWN_ROOM, f"no room {room_id!r} is stored: begin with its create event")
     if version is None:
         version = _own_version(event)
-        if version in ROOM_VERSIONS and _announcing(incoming.json, event) is None:
+        if isinstance(version, str) and version in ROOM_VERSIONS and _announcing(incoming.json, event) is None:
             parse_event(incoming.json, event, version, incoming.event_id)  # may have another reason
             detail = (
                 "the create event does not fit its hash, or is not of the room's server: tell the room_version with it"

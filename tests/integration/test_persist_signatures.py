@@ -17,7 +17,7 @@ from events.room_repair import check_room
 from events.signatures import SigningKey
 from events.verifying import KeyRing, PublicKey
 from state.room_versions import room_version
-from tests.made_rooms import BOB, MadeRoom, public_room
+from tests.made_rooms import ALICE, BOB, MadeRoom, public_room
 from tests.room_data import ROOMS, event_lines
 
 pytestmark = pytest.mark.django_db
@@ -245,3 +245,13 @@ def test_a_create_event_of_another_server_does_not_take_the_room(version, how):
     accepted = set(Event.objects.filter(rejected_reason=None).values_list("event_id", flat=True))
     assert {event.event_id for event in made.events[:4]} <= accepted and squat.event_id not in accepted
     assert check_room(made.room_id).clean
+
+
+@pytest.mark.parametrize("named", [[], {}, {"a": []}, 5, True, None, "99", ""])
+@pytest.mark.parametrize("said", [{"verifier": RING}, {"verified": True}])
+def test_a_create_event_that_names_no_version_is_refused_alone(named, said):
+    made, other = public_room(), MadeRoom("10", "!other:a.test")
+    whole = json.loads(other.create.json)
+    text = json.dumps(whole | {"content": {"creator": ALICE, "room_version": named}}).encode()
+    outcome = persist([Incoming(text), *(sent(event) for event in made.events)], **said)
+    assert list(reasons(outcome)) == [0] and len(outcome.stored) == len(made.events)
