@@ -255,3 +255,55 @@ def test_a_create_event_that_names_no_version_is_refused_alone(named, said):
     text = json.dumps(whole | {"content": {"creator": ALICE, "room_version": named}}).encode()
     outcome = persist([Incoming(text), *(sent(event) for event in made.events)], **said)
     assert list(reasons(outcome)) == [0] and len(outcome.stored) == len(made.events)
+
+
+@pytest.mark.parametrize("told", ["9", "11"])
+@pytest.mark.parametrize("how", ["invite", "create event", "both"])
+@pytest.mark.parametrize("joining", [True, False])
+def test_a_version_that_another_server_told_gives_way_to_the_rooms_own(told, how, joining):
+    """Servers that invite tell the room's version with it; nobody has signed that."""
+    made = public_room("10")
+    squatter = MadeRoom(told, made.room_id)
+    invite = squatter.member("@alice:a.test", "invite", sender="@eve:e.test", prev=["$x"])
+    squat = squatting(MadeRoom(told, made.room_id))
+    first = [invite] if how == "invite" else [squat] if how == "create event" else [squat, invite]
+    outcome = persist([sent(event, outlier=True) for event in first], verifier=RING)
+    if how == "create event":
+        assert [refused.error.reason for refused in outcome.refused] == [
+            Reason.UNKNOWN_ROOM
+        ] and not Room.objects.exists()
+    else:
+        assert outcome.refused == [] and Room.objects.get().room_version == told
+    last = made.message()
+    batch = [sent(event) for event in made.events]
+    if joining:
+        batch = with_state(sent(last), [signed(event) for event in made.events if event.is_state])
+    assert persist(batch, verifier=RING).refused == []
+    room = Room.objects.get()
+    assert (room.room_version, room.create_event_id) == ("10", made.create.event_id)
+    assert check_room(made.room_id).clean
+    late = persist([sent(squat), sent(squat, outlier=True)], verifier=RING)
+    assert {refused.error.reason for refused in late.refused} <= {Reason.WRONG_ROOM_VERSION}
+    assert Room.objects.get().room_version == "10"
+
+
+def test_the_version_of_a_room_with_events_stays():
+    made, other = public_room("10"), MadeRoom("9")
+    persist([sent(event) for event in made.events], verifier=RING)
+    outcome = persist([sent(other.create)], verifier=RING)
+    assert reasons(outcome) == {0: Reason.WRONG_ROOM_VERSION} and Room.objects.get().room_version == "10"
+
+
+@pytest.mark.parametrize("lie", [None, 0, 1])
+def test_an_outlier_that_was_read_by_another_version_is_read_anew(lie):
+    made = public_room("11")
+    message = made.message()
+    text = signed(message)
+    copies = [text, text]
+    if lie is not None:
+        copies[lie] = json.dumps(json.loads(text) | {"content": {"body": "I owe you 1000000"}}).encode()
+    assert persist([Incoming(copies[0], "10", outlier=True)], verifier=RING).refused == []
+    outcome = persist([*(sent(event) for event in made.events[:-1]), Incoming(copies[1], "11")], verifier=RING)
+    assert outcome.refused == [] and check_room(made.room_id).clean
+    kept = EventJson.objects.get(pk=message.event_id)
+    assert (bytes(kept.json), kept.room_version) == (text, "11")
