@@ -15,11 +15,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import orjson
 from django.db import connections, transaction
 
 from events import hashes
 from events.composing import MOST_PREV_EVENTS, NewEvent, Place, compose
+from events.decoding import decode_stored
 from events.errors import EventNotAllowed, EventRefused, Reason, StateUnresolved, UnknownEvent, UnknownRoom
 from events.models import CurrentState, Event, EventJson, Room
 from events.parsing import ParsedEvent
@@ -322,7 +322,7 @@ class _Speech:
         json = self._states.events[event_id].json  # empty for stored events
         if not json:
             json = bytes(EventJson.objects.using(self._using).values_list("json", flat=True).get(pk=event_id))
-        return hashes.reference_hash(orjson.loads(json), self._states.version)
+        return hashes.reference_hash(decode_stored(json), self._states.version)
 
 
 # --- storing ----------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from events.errors import EventRefused, Reason
 from events.parsing import ParsedEvent
+from events.room_states import is_create
 from state.auth_selection import CREATE
 from state.deltas import StateKey
 
@@ -36,6 +37,8 @@ def given_state(event: ParsedEvent, named: Sequence[str], events: Mapping[str, P
             raise _refused(f"{found[key]} and {event_id} are both for {key}")
     if CREATE not in found:
         raise _refused("the create event is missing")
+    if not is_create(events[found[CREATE]]):
+        raise _refused(f"the create event {found[CREATE]} may not begin the room")
     return found
 
 

@@ -68,7 +68,7 @@ class Judge:
 
     ``events`` are those that are here, each with its verdict once it has one. ``trusting`` takes an event that
     lists no auth events at all as one whose auth events were not told, as in dumps; it is then judged by the state
-    before it alone.
+    before it alone. A create event has none.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class Judge:
 
     def _by_auth_events(self, event: ParsedEvent) -> str | None:
         """What the listed auth events say; nothing where some of them are not here."""
-        if self._trusting and not event.auth_event_ids:
+        if self._trusting and not event.auth_event_ids and event.type != CREATE[0]:
             return None
         find = self._events.get
         here = [found for other in event.auth_event_ids if (found := find(other)) is not None]

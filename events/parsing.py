@@ -16,12 +16,11 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
-import orjson
 from msgspec.structs import replace
 
 from events import hashes
 from events.canonical import encode_examined, examine
-from events.decoding import decode_event, decode_plain
+from events.decoding import decode_event, decode_plain, decode_stored
 from events.errors import EventRefused, NotCanonical, Reason
 from events.fields import boolean, identifier, integer, optional_identifier, references, required, shown, storable
 from events.redaction_rules import pruned_fields
@@ -134,7 +133,7 @@ def parse_stored(
     """
     if version.ids_are_hashes:
         try:
-            return _proven(json, orjson.loads(json), version, event_id, verdict, kept.setdefault)
+            return _proven(json, decode_stored(json), version, event_id, verdict, kept.setdefault)
         except (EventRefused, ValueError, TypeError, AttributeError, KeyError, RecursionError):
             pass  # the slow way has the reason
     parsed = parse_event(json, decode_event(json), version.name, event_id)

@@ -8,7 +8,7 @@ other in a circle, and positions of a room ascend as its events build on each ot
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from dataclasses import replace as replace_field
 from typing import Any
@@ -254,7 +254,7 @@ def _parsed(incoming: Incoming, event: dict[str, Any], versions: dict[str, str])
             raise EventRefused(Reason.UNKNOWN_ROOM, f"no room {room_id!r} is stored: begin with its create event")
     if version is None:
         version = _own_version(event)
-        if version in ROOM_VERSIONS and _announcing(incoming.json, event) is None:
+        if isinstance(version, str) and version in ROOM_VERSIONS and _announcing(incoming.json, event) is None:
             parse_event(incoming.json, event, version, incoming.event_id)  # may have another reason
             detail = (
                 "the create event does not fit its hash, or is not of the room's server: tell the room_version with it"
@@ -317,7 +317,7 @@ def _store(parsed: Sequence[_Placed], outcome: PersistOutcome, using: str) -> No
     positions = write_rooms(
         worked_out, {event_id for event_id in reading.own & known.keys() if known[event_id].outlier}, using
     )
-    if whole := {event_id: json for event_id, json in whole.items() if event_id in positions}:
+    if whole := [event for event in whole if event.event_id in positions]:
         _store_whole(whole, using)
     transaction.on_commit(lambda: _keep(worked_out), using=using)
     for room, _, changes in worked_out:
@@ -335,10 +335,11 @@ def _store(parsed: Sequence[_Placed], outcome: PersistOutcome, using: str) -> No
 
 def _with_stored_content(
     parsed: Sequence[_Placed], reading: RoomReading, outcome: PersistOutcome, using: str
-) -> tuple[list[_Placed], dict[str, bytes]]:
+) -> tuple[list[_Placed], list[ParsedEvent]]:
     """Outliers that come with their place keep what is stored of them, unless that fits no hash and this is whole.
 
-    What was censored stays so. Returns the batch, and the JSON of those that are whole now.
+    Those that were read by another room version, before the room's own was known, are read anew. What was censored stays so.
+    Returns the batch, and those that are stored anew.
     """
     known = reading.events
     moved = [p for p in parsed if not p.event.outlier and (f := known.get(p.event.event_id)) and f.outlier]
@@ -351,7 +352,7 @@ def _with_stored_content(
         else ()
     )
     found: list[_Placed] = []
-    whole: dict[str, bytes] = {}
+    whole: list[ParsedEvent] = []
     for placed in parsed:
         event = placed.event
         kept = None if event.outlier else stored.get(event.event_id)
@@ -360,20 +361,34 @@ def _with_stored_content(
         elif not _is_same(kept, event):
             detail = f"{event.event_id} is the ID of another event that is stored"
             outcome.refused.append(RefusedEvent(placed.place, EventRefused(Reason.WRONG_EVENT_ID, detail)))
-        elif event.content_hash_matches and not kept.content_hash_matches:
-            found.append(placed)
+        elif kept.room_version != event.room_version or (event.content_hash_matches and not kept.content_hash_matches):
+            event = _whole_of_both(event, kept)
+            found.append(replace_field(placed, event=event))
             if event.event_id not in censored:
-                whole[event.event_id] = event.json
+                whole.append(event)
         else:
             found.append(replace_field(placed, event=_at_place_of(event, kept)))
     return found, whole
 
 
-def _store_whole(texts: Mapping[str, bytes], using: str) -> None:
-    """Events that were stored redacted, because the copy that came first did not fit its hash."""
-    for event_id, json in texts.items():
-        EventJson.objects.using(using).filter(pk=event_id).update(json=json)
-    registry.get("caches").append(*(CacheInvalidation(cache_name=CACHE_NAME, keys=[event_id]) for event_id in texts))
+def _whole_of_both(event: ParsedEvent, kept: ParsedEvent) -> ParsedEvent:
+    """The event, with the stored content where only that fits its hash."""
+    if event.content_hash_matches:
+        return event
+    try:
+        again = parse_event(kept.json, decode_event(kept.json), event.room_version, event.event_id)
+    except EventRefused:
+        return event
+    return _at_place_of(event, again) if again.content_hash_matches else event
+
+
+def _store_whole(events: Sequence[ParsedEvent], using: str) -> None:
+    """Events of which a worse copy was stored: redacted, because it did not fit its hash, or read by another room version."""
+    for event in events:
+        kept = EventJson.objects.using(using).filter(pk=event.event_id)
+        kept.update(json=event.json, room_version=event.room_version)
+    keys = [event.event_id for event in events]
+    registry.get("caches").append(*(CacheInvalidation(cache_name=CACHE_NAME, keys=[event_id]) for event_id in keys))
 
 
 def _work(parsed: Sequence[_Placed], reading: RoomReading, outcome: PersistOutcome) -> _Work:

@@ -16,6 +16,7 @@ from django.db import connections
 from events.models import Room
 from events.parsing import ParsedEvent
 from events.room_states import is_create
+from events.verifying import tells_version
 from streams.database import Statement, send_together
 
 __all__ = ["EventFacts", "GroupFacts", "RoomReading", "lock_and_read"]
@@ -26,6 +27,13 @@ INSERT INTO events_room (room_id, room_version, content_generation)
 SELECT room_id, room_version, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint
 FROM unnest(%(begun)s::text[], %(versions)s::text[]) AS new (room_id, room_version)
 ORDER BY room_id ON CONFLICT (room_id) DO NOTHING
+"""
+#: Of a room that is known by outliers only, any server may have told the version; its own create event tells the right one.
+_CORRECT_VERSIONS = """
+UPDATE events_room r SET room_version = own.version, content_generation = content_generation + 1
+FROM unnest(%(own_rooms)s::text[], %(own_versions)s::text[]) AS own (room_id, version)
+WHERE r.room_id = own.room_id AND r.room_version <> own.version AND r.create_event_id IS NULL
+  AND NOT EXISTS (SELECT FROM events_event e WHERE e.room_id = r.room_id AND NOT e.outlier)
 """
 _LOCK_ROOMS = "SELECT FROM events_room WHERE room_id = ANY(%(rooms)s::text[]) ORDER BY room_id FOR UPDATE"
 _ROOM_COLUMNS = (
@@ -125,15 +133,22 @@ def lock_and_read(
 ) -> RoomReading:
     """Lock the rooms of the events, and ``rooms``, and read them; makes those that a create event or an outlier begins.
 
+    A create event that the rules refuse begins none.
+
     ``building`` is false where no state groups are going to be made: then nobody looks which ones are tips.
     """
-    begun = {e.room_id: e.room_version for e in sorted(events, key=is_create) if e.outlier or is_create(e)}
+    creates = [event for event in events if is_create(event)]
+    outliers = [event for event in events if event.outlier and event.type != "m.room.create"]
+    begun = {event.room_id: event.room_version for event in (*outliers, *creates)}
+    told = {event.room_id: event.room_version for event in creates if tells_version(event)}
     own = {event.event_id for event in events}
     prevs = {prev for event in events for prev in event.prev_event_ids} - own
     auths = {other for event in events for other in event.auth_event_ids} - own - prevs
     values = {
         "begun": list(begun),
         "versions": list(begun.values()),
+        "own_rooms": list(told),
+        "own_versions": list(told.values()),
         "rooms": sorted({*rooms, *(event.room_id for event in events)}),
         "own": sorted(own),
         "prevs": sorted(prevs),
@@ -141,7 +156,9 @@ def lock_and_read(
         "building": building,
     }
     made = [Statement(_MAKE_ROOM, values)] if begun else []
-    found = send_together(connections[using], [*made, Statement(_LOCK_ROOMS, values), Statement(_READ, values)])
+    corrected = [Statement(_CORRECT_VERSIONS, values)] if told else []
+    locked = Statement(_LOCK_ROOMS, values)
+    found = send_together(connections[using], [*made, locked, *corrected, Statement(_READ, values)])
     return _reading(found[0][0], own, {*own, *prevs, *auths})
 
 

@@ -22,7 +22,7 @@ from state.auth_selection import AuthEvent
 from state.deltas import GroupBuilder, StateKey
 from state.group_resolution import resolve_near
 from state.resolution import resolve
-from state.room_versions import RoomVersion
+from state.room_versions import RoomVersion, room_version
 
 __all__ = ["CYCLE", "SECOND_CREATE", "GroupState", "RoomStates", "Stored", "is_create"]
 
@@ -31,13 +31,12 @@ SECOND_CREATE = "create: the room has another create event"
 
 
 def is_create(event: ParsedEvent) -> bool:
-    """True for an event that may begin a room."""
-    return (
-        event.type == "m.room.create"
-        and event.state_key == ""
-        and not event.prev_event_ids
-        and event.rejected_reason is None
-    )
+    """True for an event that may begin a room: not for one that the rules refuse, as one of another server than the room's."""
+    if event.type != "m.room.create" or event.state_key != "" or event.prev_event_ids:
+        return False
+    if event.rejection_given:
+        return event.rejected_reason is None
+    return not event.auth_event_ids and AuthRules(room_version(event.room_version)).refusal(event, {}) is None
 
 
 class GroupState:
@@ -164,7 +163,7 @@ class RoomStates:
         if event.outlier:
             self._judge(event, None)
             return
-        if event.type == "m.room.create" and is_create(event):
+        if is_create(event):
             self._assign_create(event)
             return
         before = self._before(event)

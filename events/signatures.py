@@ -9,6 +9,7 @@ import base64
 import binascii
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 from typing import Any
 
 from cryptography.exceptions import InvalidSignature
@@ -30,6 +31,12 @@ __all__ = [
 ]
 
 _ALGORITHM = "ed25519:"
+_MOST_TRIED = 16
+"""Keys, and signatures, of a third party invite; others are not looked at."""
+_P = 2**255 - 19
+_EIGHTH = 0x05FC536D880238B13933C6D305ACDFD5F098EFF289F4C345B027B2C28F95E826
+_SMALL_ORDER = frozenset((0, 1, _P - 1, _EIGHTH, _P - _EIGHTH))
+"""The y of the points of which eight times is nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +87,17 @@ def event_is_signed(event: Mapping[str, Any], version: RoomVersion, server: str,
 
 
 def signed_by(value: Mapping[str, Any], public_keys: Sequence[str]) -> bool:
-    """Whether anybody signed the object with one of these keys, whatever they are called."""
+    """Whether anybody signed the object with one of these keys, whatever they are called.
+
+    The first 16 keys and the first 16 signatures are looked at: each key is tried with each signature.
+    """
     message, signatures = _message(value), value.get("signatures")
     if message is None or not isinstance(signatures, dict):
         return False
-    found = [signature for server in signatures for _, signature in signatures_of(value, server)]
-    return any(_verifies(key, signature, message) for key in public_keys for signature in found)
+    entries = chain.from_iterable(signatures_of(value, server) for server in signatures)
+    found = list(islice(dict.fromkeys(signature for _, signature in entries), _MOST_TRIED))
+    keys = islice(dict.fromkeys(public_keys), _MOST_TRIED)
+    return any(_verifies(key, signature, message) for key in keys for signature in found)
 
 
 def _message(value: Mapping[str, Any]) -> bytes | None:
@@ -102,7 +114,7 @@ def _covered(value: Mapping[str, Any]) -> dict[str, Any]:
 def is_public_key(key_id: str, key: str) -> bool:
     """Whether this can verify anything."""
     try:
-        Ed25519PublicKey.from_public_bytes(_decoded(key))
+        _public_key(key)
     except ValueError:
         return False
     return key_id.startswith(_ALGORITHM)
@@ -118,10 +130,27 @@ def signatures_of(value: Mapping[str, Any], server: str) -> list[tuple[str, str]
 
 def _verifies(public_key: str, signature: str, message: bytes) -> bool:
     try:
-        Ed25519PublicKey.from_public_bytes(_decoded(public_key)).verify(_decoded(signature), message)
+        key, signed = _public_key(public_key), _decoded(signature)
+        if _is_weak(signed[:32]):
+            return False
+        key.verify(signed, message)
     except (InvalidSignature, ValueError):  # binascii.Error is a ValueError
         return False
     return True
+
+
+def _public_key(text: str) -> Ed25519PublicKey:
+    """Raises ``ValueError``, also for a weak key: anybody can make signatures that fit it."""
+    point = _decoded(text)
+    if _is_weak(point):
+        raise ValueError("The key is a point of small order, or one that is written in another way than servers take.")
+    return Ed25519PublicKey.from_public_bytes(point)
+
+
+def _is_weak(point: bytes) -> bool:
+    """Whether servers refuse a point of this form: those of small order, and those whose y is not below the prime."""
+    y = int.from_bytes(point, "little") & (2**255 - 1)
+    return y >= _P or y in _SMALL_ORDER
 
 
 def _decoded(text: str) -> bytes:

@@ -37,7 +37,7 @@ FROM events_event WHERE room_id = %(room)s AND stream_ordering > %(after)s ORDER
 _OF_EVENTS = """ANY(ARRAY(
     SELECT event_id FROM events_event WHERE room_id = %(room)s AND stream_ordering BETWEEN %(first)s AND %(last)s
 ))"""
-_JSON = f"SELECT event_id, json FROM events_eventjson WHERE event_id = {_OF_EVENTS}"
+_JSON = f"SELECT event_id, json, room_version FROM events_eventjson WHERE event_id = {_OF_EVENTS}"
 _EDGES = f"SELECT event_id, prev_event_id FROM events_eventedge WHERE event_id = {_OF_EVENTS}"
 _AUTH = f"SELECT event_id, auth_event_ids FROM events_eventauth WHERE event_id = {_OF_EVENTS}"
 _OWN = 9
@@ -114,7 +114,8 @@ def _whole_rows(
     for query in (_JSON, _AUTH, _EDGES):
         cursor.execute(query, names)
         found.append(cursor.fetchall())
-    json, auth, prevs = dict(found[0]), dict(found[1]), dict[str, list[str]]()
+    json = {event_id: (text, version) for event_id, text, version in found[0]}
+    auth, prevs = dict(found[1]), dict[str, list[str]]()
     for event_id, prev in found[2]:
         prevs.setdefault(event_id, []).append(prev)
     for row in rows:
@@ -136,26 +137,30 @@ class _Events:
         self._version = version
         self._kept: dict[Any, Any] = {}
 
-    def event(self, own: tuple[Any, ...], text: Any, columns: Columns) -> StoredEvent:
+    def event(self, own: tuple[Any, ...], stored: tuple[Any, str] | None, columns: Columns) -> StoredEvent:
         """The event of one of ``_event_rows``."""
         parsed, problem = None, None
-        if text is None:
+        if stored is None:
             problem = "its JSON is not stored"
         else:
             try:
-                parsed = self._parsed(own, columns, bytes(text))
+                parsed = self._parsed(own, columns, bytes(stored[0]), stored[1])
             except (EventRefused, ValueError) as error:
                 problem = f"its JSON cannot be read: {error}"
         same = parsed is not None and columns == Columns.of(parsed)
         values: tuple[Any, ...] = (*own, None if same else columns, parsed, problem)
         return StoredEvent(*values)
 
-    def _parsed(self, own: tuple[Any, ...], columns: Columns, json: bytes) -> ParsedEvent:
-        """With the verdict that is stored, but for an event that is to be judged once the state before it is known."""
+    def _parsed(self, own: tuple[Any, ...], columns: Columns, json: bytes, told: str) -> ParsedEvent:
+        """With the verdict that is stored, but for an event that is to be judged once the state before it is known.
+
+        ``told`` is the version by which it was read; that of an outlier may be another one than the room's, not known by then.
+        """
         event_id, place, outlier, reason, soft_failed, _, unresolved, censored, group = own
         waits = unresolved and group is None and reason is None
         verdict = Verdict(outlier, reason, soft_failed, place, not waits, True)
-        parsed = parse_stored(json, self._version, event_id, verdict, self._kept)
+        version = room_version(told) if outlier else self._version
+        parsed = parse_stored(json, version, event_id, verdict, self._kept)
         if censored:  # the JSON has lost these
             return replace(
                 parsed, redacts=columns.redacts, relates_to=columns.relates_to, membership=columns.membership

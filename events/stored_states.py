@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
-import orjson
-
+from events.decoding import decode_stored
 from events.errors import EventRefused
 from events.models import Event, EventJson
 from events.parsing import ParsedEvent, parse_event
@@ -33,7 +32,7 @@ def parsed_events(event_ids: Collection[str], using: str = "default") -> dict[st
 
 def _parsed(json: bytes, version: str, event_id: str) -> ParsedEvent:
     try:
-        return parse_event(json, orjson.loads(json), version, event_id)
+        return parse_event(json, decode_stored(json), version, event_id)
     except EventRefused as refused:  # what is stored was parsed before
         raise AssertionError(f"stored event {event_id} cannot be read: {refused}") from refused
 

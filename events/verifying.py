@@ -6,6 +6,7 @@ hand, as from a file.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -34,6 +35,9 @@ class PublicKey:
     key: str
     valid_until_ts: int | None = None
 
+
+_NAME = re.compile(r"([0-9A-Za-z.-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?")
+"""What a server may be called: anything else may lead a caller that asks the network elsewhere."""
 
 KeysOf = Callable[[str, Mapping[str, int]], Mapping[str, PublicKey | str]]
 """The keys of a server by key ID, asked with the key IDs that its signatures name and the latest ``origin_server_ts`` of each.
@@ -86,13 +90,14 @@ def _key(name: str, key_id: str, found: Any) -> PublicKey:
 
 
 def tells_version(create: ParsedEvent) -> bool:
-    """Whether a create event, signed as it has to be, is to be believed what it says of the room's version.
+    """Whether a create event, signed as it has to be, says that the room is of the version by which it was read.
 
     Not where the hash does not cover that, nor where it comes from another server than the room.
     """
     version = room_version(create.room_version)
     own = version.room_id_is_create_hash or _server(create.room_id) == _server(create.sender)
-    return own and (create.content_hash_matches or version.newer_redactions)
+    said = create.content.get("room_version", "1") == create.room_version
+    return own and said and (create.content_hash_matches or version.newer_redactions)
 
 
 def signing_servers(event: ParsedEvent) -> tuple[str, ...]:
@@ -123,7 +128,8 @@ def _server(name: Any) -> str:
 def check_signatures(events: Sequence[ParsedEvent], keys_of: KeysOf) -> list[EventRefused | None]:
     """Of each event why it is not to be believed, or null.
 
-    What is looked at is ``ParsedEvent.json``. ``keys_of`` is asked once for each server; what it raises passes.
+    What is looked at is ``ParsedEvent.json``. ``keys_of`` is asked once for each server, never for what no server can be called;
+    what it raises passes.
     """
     signed = [_Signed(event) for event in events]
     wanted: dict[str, dict[str, int]] = {}
@@ -132,7 +138,11 @@ def check_signatures(events: Sequence[ParsedEvent], keys_of: KeysOf) -> list[Eve
             latest = wanted.setdefault(server, {})
             for key_id, _ in one.signatures[server]:
                 latest[key_id] = max(latest.get(key_id, one.event.origin_server_ts), one.event.origin_server_ts)
-    keys = {server: _found(keys_of(server, latest)) for server, latest in wanted.items() if server and latest}
+    keys = {
+        server: _found(keys_of(server, latest))
+        for server, latest in wanted.items()
+        if latest and _NAME.fullmatch(server)
+    }
     return [one.refusal(keys) for one in signed]
 
 

@@ -10,8 +10,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from msgspec import structs
+
 from events.errors import EventRefused, Reason
-from events.judging import as_let_through
+from events.judging import as_let_through, is_third_party_invite
 from events.parsing import ParsedEvent, announced_version, parse_line, parse_row
 from events.verifying import KeyRing, check_signatures, tells_version
 from pipeline.inputs import announcing_rows, read_part
@@ -144,8 +146,13 @@ def _batches(work: LineWork, part: int, lines: Iterable[Line | BrokenLine]) -> I
 def _parse(line: Line, versions: Mapping[str, str], keys: KeyRing | None) -> ParsedEvent:
     told = line.told
     event = parse_line(line.content, versions) if told is None else parse_row(line.content, told, versions)
-    if keys is not None:
-        _check(event, keys)
+    if keys is None:
+        return event
+    _check(event, keys)
+    if (
+        is_third_party_invite(event) and event.rejected_reason is None
+    ):  # perhaps nobody's server signed it: the rules look
+        return structs.replace(event, rejection_given=False)
     return event
 
 
@@ -156,7 +163,8 @@ def _check(event: ParsedEvent, keys: KeyRing) -> None:
         raise refusal
     if event.type == "m.room.create" and not tells_version(event):
         detail = (
-            f"{event.event_id} does not fit its hash, or is not of the room's server: nobody signed the room's version"
+            f"{event.event_id} does not fit its hash, or is not of the room's server, or is not of version "
+            f"{event.room_version}: nobody signed the room's version"
         )
         raise EventRefused(Reason.UNKNOWN_ROOM_VERSION, detail)
 

@@ -15,6 +15,7 @@ from events.room_repair import check_room, resync_room
 from events.serving import load_events
 from events.signatures import SigningKey, event_is_signed
 from events.stored_room import forget_kept
+from events.stored_states import parsed_events
 from state.room_versions import room_version
 from streams.models import CacheInvalidation
 from tests.integration.test_archive import purge
@@ -263,4 +264,27 @@ def test_an_archive_of_it_goes_back_redacted(tmp_path):
     assert not EventJson.objects.filter(pk=message.event_id).exists()
     restore(outcome["archive"]["folder"])
     assert is_redacted(message) and Event.objects.get(event_id=message.event_id).relates_to is None
+    assert check_room(made.room_id).clean
+
+
+# --- what is stored is read as it is ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [2**53, 2**64, 2**70, -(2**70), 1e22, 1.0, -0.0])
+@pytest.mark.parametrize("version", ["1", "3", "5"])
+def test_numbers_of_any_size_are_read_again_as_they_came(version, number):
+    """Before version 6 integers have no bounds; one that is rounded fits neither the hash nor the ID."""
+    made = public_room(version)
+    least = -abs(number) if isinstance(number, int) else 0
+    content = {"users": {ALICE: 100, BOB: least}, "invite": 50, "more": number}
+    levels = made.state("m.room.power_levels", "", content)
+    persist([incoming(event) for event in made.events])
+    for event in (made.topic("new"), made.redaction(made.message())):
+        forget_kept()
+        outcome = persist([incoming(event) for event in made.events])
+        assert outcome.refused == [] and outcome.bad_content_hashes == 0
+        assert Event.objects.get(event_id=event.event_id).rejected_reason is None
+    (read,) = parsed_events([levels.event_id]).values()
+    assert read.content_hash_matches and read.json == stored_text(levels) == levels.json
+    assert read.content == content and str(read.content["more"]) == str(number)
     assert check_room(made.room_id).clean

@@ -17,7 +17,7 @@ from events.room_repair import check_room
 from events.signatures import SigningKey
 from events.verifying import KeyRing, PublicKey
 from state.room_versions import room_version
-from tests.made_rooms import BOB, MadeRoom, public_room
+from tests.made_rooms import ALICE, BOB, MadeRoom, public_room
 from tests.room_data import ROOMS, event_lines
 
 pytestmark = pytest.mark.django_db
@@ -209,3 +209,101 @@ def test_a_forged_create_event_does_not_tell_the_rooms_version(forger, first):
     assert Room.objects.get(room_id=made.room_id).room_version == "10"
     if forger is None:  # an event that is signed may come first, and is rejected by the rules
         assert {stored.event_id for stored in outcome.stored} == {event.event_id for event in made.events}
+
+
+# --- who begins a room ----------------------------------------------------------------------------------------------------
+
+
+def squatting(made, sender="@eve:e.test", **content):
+    """A create event of another server for the same room, signed by that."""
+    squatter = MadeRoom(made.version, made.room_id)
+    parts = {"type": "m.room.create", "state_key": "", "sender": sender}
+    if made.version == "1":
+        parts["event_id"] = "$squat:e.test"
+    return squatter.send({**parts, "content": {"room_version": made.version, "creator": sender, **content}}, prev=[])
+
+
+@pytest.mark.parametrize("version", ["1", "10", "11"])
+@pytest.mark.parametrize("how", ["first", "last", "batch before", "outlier", "outlier before", "given"])
+def test_a_create_event_of_another_server_does_not_take_the_room(version, how):
+    made = public_room(version)
+    squat = squatting(made)
+    real = [sent(event) for event in made.events]
+    if how.endswith("before") or how == "given":
+        batch = [sent(squat, outlier=how.startswith("outlier"))]
+        if how == "given":
+            alone = made.message(prev=["$gone:a.test"])
+            batch = with_state(sent(alone), [signed(squat), *(signed(event) for event in made.events[1:-1])])
+        persist(batch, verifier=RING)
+        assert not Room.objects.exclude(create_event_id=None).exists()
+        outcome = persist(real, verifier=RING)
+    else:
+        other = sent(squat, outlier=how == "outlier")
+        outcome = persist([*real, other] if how == "last" else [other, *real], verifier=RING)
+    assert [one.error for one in outcome.refused if one.error.reason is not Reason.UNKNOWN_ROOM] == []
+    assert Room.objects.get().create_event_id == made.create.event_id
+    accepted = set(Event.objects.filter(rejected_reason=None).values_list("event_id", flat=True))
+    assert {event.event_id for event in made.events[:4]} <= accepted and squat.event_id not in accepted
+    assert check_room(made.room_id).clean
+
+
+@pytest.mark.parametrize("named", [[], {}, {"a": []}, 5, True, None, "99", ""])
+@pytest.mark.parametrize("said", [{"verifier": RING}, {"verified": True}])
+def test_a_create_event_that_names_no_version_is_refused_alone(named, said):
+    made, other = public_room(), MadeRoom("10", "!other:a.test")
+    whole = json.loads(other.create.json)
+    text = json.dumps(whole | {"content": {"creator": ALICE, "room_version": named}}).encode()
+    outcome = persist([Incoming(text), *(sent(event) for event in made.events)], **said)
+    assert list(reasons(outcome)) == [0] and len(outcome.stored) == len(made.events)
+
+
+@pytest.mark.parametrize("told", ["9", "11"])
+@pytest.mark.parametrize("how", ["invite", "create event", "both"])
+@pytest.mark.parametrize("joining", [True, False])
+def test_a_version_that_another_server_told_gives_way_to_the_rooms_own(told, how, joining):
+    """Servers that invite tell the room's version with it; nobody has signed that."""
+    made = public_room("10")
+    squatter = MadeRoom(told, made.room_id)
+    invite = squatter.member("@alice:a.test", "invite", sender="@eve:e.test", prev=["$x"])
+    squat = squatting(MadeRoom(told, made.room_id))
+    first = [invite] if how == "invite" else [squat] if how == "create event" else [squat, invite]
+    outcome = persist([sent(event, outlier=True) for event in first], verifier=RING)
+    if how == "create event":
+        assert [refused.error.reason for refused in outcome.refused] == [
+            Reason.UNKNOWN_ROOM
+        ] and not Room.objects.exists()
+    else:
+        assert outcome.refused == [] and Room.objects.get().room_version == told
+    last = made.message()
+    batch = [sent(event) for event in made.events]
+    if joining:
+        batch = with_state(sent(last), [signed(event) for event in made.events if event.is_state])
+    assert persist(batch, verifier=RING).refused == []
+    room = Room.objects.get()
+    assert (room.room_version, room.create_event_id) == ("10", made.create.event_id)
+    assert check_room(made.room_id).clean
+    late = persist([sent(squat), sent(squat, outlier=True)], verifier=RING)
+    assert {refused.error.reason for refused in late.refused} <= {Reason.WRONG_ROOM_VERSION}
+    assert Room.objects.get().room_version == "10"
+
+
+def test_the_version_of_a_room_with_events_stays():
+    made, other = public_room("10"), MadeRoom("9")
+    persist([sent(event) for event in made.events], verifier=RING)
+    outcome = persist([sent(other.create)], verifier=RING)
+    assert reasons(outcome) == {0: Reason.WRONG_ROOM_VERSION} and Room.objects.get().room_version == "10"
+
+
+@pytest.mark.parametrize("lie", [None, 0, 1])
+def test_an_outlier_that_was_read_by_another_version_is_read_anew(lie):
+    made = public_room("11")
+    message = made.message()
+    text = signed(message)
+    copies = [text, text]
+    if lie is not None:
+        copies[lie] = json.dumps(json.loads(text) | {"content": {"body": "I owe you 1000000"}}).encode()
+    assert persist([Incoming(copies[0], "10", outlier=True)], verifier=RING).refused == []
+    outcome = persist([*(sent(event) for event in made.events[:-1]), Incoming(copies[1], "11")], verifier=RING)
+    assert outcome.refused == [] and check_room(made.room_id).clean
+    kept = EventJson.objects.get(pk=message.event_id)
+    assert (bytes(kept.json), kept.room_version) == (text, "11")

@@ -11,6 +11,7 @@ from contextlib import closing
 import pytest
 from django.core.management import CommandError, call_command
 
+from events.building import finish_event
 from events.models import Event, EventJson
 from events.room_repair import check_room
 from pipeline.errors import UnusableArguments
@@ -155,6 +156,38 @@ def test_a_key_that_ended_verifies_what_came_before(tmp_path):
     (tmp_path / "keys.json").write_text(json.dumps(ended))
     outcome = run_import(ROOMS / "v9_restricted" / "events.jsonl.gz", keys=tmp_path / "keys.json")
     assert outcome.quarantined == sum(moment > until for moment in times) > 0
+
+
+@pytest.mark.parametrize("outlier", [True, False])
+def test_a_third_partys_invite_is_judged_whatever_is_told_of_it(tmp_path, outlier):
+    """Nobody's server need have signed it: the rules find what is signed in it."""
+    found = lines()
+    last = found[-1]["json"]
+    signed = {"mxid": "@eve:e.test", "token": "t", "signatures": {}}
+    parts = {
+        "type": "m.room.member",
+        "state_key": "@eve:e.test",
+        "sender": found[0]["json"]["sender"],
+        "room_id": last["room_id"],
+        "content": {"membership": "invite", "third_party_invite": {"display_name": "eve", "signed": signed}},
+        "auth_events": [line["event_id"] for line in found[:3]],
+        "prev_events": last["prev_events"],
+        "depth": last["depth"],
+        "origin_server_ts": last["origin_server_ts"],
+    }
+    forged = finish_event(parts, "9")
+    line = {"event_id": forged.event_id, "room_version": "9", "json": json.loads(forged.json), "outlier": outlier}
+    line |= {"rejected_reason": None, "soft_failed": False, "stream_ordering": found[-1]["stream_ordering"] + 1}
+    outcome = run_import(write_lines(tmp_path / "in", *found, line), keys=KEYS)
+    assert outcome.quarantined == 0
+    assert Event.objects.get(event_id=forged.event_id).rejected_reason is not None
+
+
+def test_a_create_event_is_of_the_version_that_its_server_signed(tmp_path):
+    found = lines()
+    told = {**found[0], "room_version": "8"}
+    outcome = run_import(write_lines(tmp_path / "in", told), keys=KEYS)
+    assert outcome.imported == 0 and quarantined() == [(1, "unknown-room-version")]
 
 
 # --- the command and jobs ---------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from events.errors import HistoryError
 from events.room_history import EVENT_COLUMNS, RoomResult, room_history
 from events.room_states import CYCLE
-from tests.made_rooms import ALICE, BOB, EVE, MadeRoom
+from tests.made_rooms import ALICE, BOB, EVE, MadeRoom, public_room
 
 
 def expanded(result: RoomResult):
@@ -437,3 +437,17 @@ def test_cycle_of_chosen_ids_rejects_those_on_it_only():
     assert reasons[one.event_id] == reasons[two.event_id] == CYCLE
     assert reasons[above.event_id] is None and result.unresolved_events == 3
     assert reasons[made.alice.event_id] is None
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("version", ["1", "10", "11"])
+def test_a_create_event_of_another_server_than_the_room_is_rejected_wherever_it_comes(version, first):
+    made = public_room(version)
+    other = MadeRoom(version, made.room_id, ruled=True)
+    parts = {"type": "m.room.create", "state_key": "", "sender": EVE, "event_id": "$squat:e.test"}
+    squat = other.send({**parts, "content": {"room_version": version, "creator": EVE}}, prev=[])
+    result = room_history([squat, *made.events] if first else [*made.events, squat])
+    assert result.create_event_id == made.create.event_id
+    rejected = column(result, "rejected_reason")
+    assert [event_id for event_id, reason in rejected.items() if reason is not None] == [squat.event_id]
+    assert "different servers" in rejected[squat.event_id]

@@ -122,6 +122,25 @@ def test_a_sender_of_no_server_or_of_another_signs_nothing(sender):
     assert reason(made(sender=sender))
 
 
+@pytest.mark.parametrize(
+    "server",
+    ["a.test/x", "a.test/../b.test", "a.test\n", " a.test", "a.test?", "a@b.test", "[::1", "a.test:x", "ä.test"],
+)
+def test_nobody_is_asked_for_the_keys_of_what_is_no_server(server):
+    asked = []
+    event = made(sender=f"@alice:{server}", signatures={server: {"ed25519:1": "A" * 86}})
+    (found,) = check_signatures([event], lambda name, _: asked.append(name) or {})
+    assert found.reason is Reason.BAD_SIGNATURE and asked == []
+
+
+@pytest.mark.parametrize("server", ["a.test", "A.test:8448", "localhost:80", "10.0.0.1", "[::1]:8448", "[2001:db8::1]"])
+def test_servers_are_asked_for_as_they_are_written(server):
+    asked = []
+    event = made(sender=f"@alice:{server}", keys=(), signatures={server: {"ed25519:1": "A" * 86}})
+    check_signatures([event], lambda name, _: asked.append(name) or {})
+    assert asked == [server]
+
+
 # --- keys -------------------------------------------------------------------------------------------------------------
 
 
