@@ -74,20 +74,25 @@ class Scene:
         self.address, self.replication = Proxy(int(where["PORT"])), Proxy(int(where["PORT"]))
         self.address.start()
         self.replication.start()
-        self.standby = Copy(folder, "-R")
-        self.standby.say(
-            f"primary_conninfo = 'host=127.0.0.1 port={self.replication.port} user={where['USER']} "
-            f"password={where['PASSWORD']}'\n"
-        )
         self.env = {
             **os.environ, "DATABASE_URL": database_url.replace(f":{where['PORT']}/", f":{self.address.port}/"),
             "DJANGO_SETTINGS_MODULE": "tests.deployment.writing_site", "REPLSITE_INSTANCE": "page-{n}", **env,
         }  # fmt: skip
+        self.standby: Copy | None = None
         self.started: list[subprocess.Popen[str]] = []
 
-    def begin(self) -> None:
-        """Start the standby and all processes, and wait until they serve."""
+    def make_standby(self) -> None:
+        """Start one that follows the primary."""
+        where = connection.settings_dict
+        self.standby = Copy(self.folder, "-R")
+        self.standby.say(
+            f"primary_conninfo = 'host=127.0.0.1 port={self.replication.port} user={where['USER']} "
+            f"password={where['PASSWORD']}'\n"
+        )
         self.standby.start()
+
+    def begin(self) -> None:
+        """Start all processes, and wait until they serve."""
         self.ports = ready_ports(self.start("serve", "--http", "127.0.0.1:0", "--replication", "127.0.0.1:0"))
         self.start("-m", "tests.handler_process", "never", str(self.folder), "runhandlers", "r")
         self.followed = self.follow()
@@ -120,6 +125,19 @@ class Scene:
         self.address.send_to(self.standby.port)
         self.address.refuse(False)
 
+    def restore(self) -> None:
+        """The primary is lost; a server that is made of the backup, and lacks what came after it, takes its address."""
+        self.address.refuse()
+        self.address.cut()
+        (self.standby.data / "recovery.signal").touch()
+        self.standby.say(
+            "restore_command = 'false'\nrecovery_target = 'immediate'\nrecovery_target_action = 'promote'\n"
+        )
+        self.standby.start()
+        wait_until(lambda: not self.standby.ask("SELECT pg_is_in_recovery()"), 60, "the backup is the primary")
+        self.address.send_to(self.standby.port)
+        self.address.refuse(False)
+
     def goes_on(self) -> None:
         """Wait until pages append again, then let them end."""
         before = len(self.appending.tokens)
@@ -140,7 +158,8 @@ class Scene:
         self.appending.end()
         for process in self.started:
             end_process(process)
-        self.standby.stop()
+        if self.standby is not None:
+            self.standby.stop()
         self.replication.stall(False)
         self.address.stop()
         self.replication.stop()
@@ -152,9 +171,11 @@ def make_scene(tmp_path: Path, database_url: str) -> Iterator[Callable[..., Scen
     with effects_table(), ExitStack() as until_the_end:
         until_the_end.callback(shutil.rmtree, tmp_path, ignore_errors=True)
 
-        def make(**env: str) -> Scene:
+        def make(*, standby: bool = True, **env: str) -> Scene:
             scene = Scene(tmp_path, database_url, env)
             until_the_end.callback(scene.end)
+            if standby:
+                scene.make_standby()
             scene.begin()
             return scene
 
@@ -186,6 +207,26 @@ def test_ids_that_are_given_out_again_reach_everybody_as_the_new_facts(make_scen
     scene.goes_on()
     assert scene.appending.tokens[-30] <= reached, "IDs are given out again"
     facts = scene.facts()
+    wait_until(lambda: scene.effects() == facts, 60, "each fact has one effect, in order")
+    assert scene.follower.wait(60) == 2, "a follower that keeps its place ends: it has to begin anew"
+    anew = scene.follow()
+    wait_until(lambda: anew.tokens == facts, 60, "a follower that begins anew has each fact")
+
+
+def test_a_backup_that_is_restored_under_them_is_a_new_epoch_to_everybody(make_scene):
+    """Facts since the backup are lost, also those that the handler and the follower have; their IDs are given out again."""
+    scene = make_scene(standby=False)
+    wait_until(lambda: len(scene.appending.tokens) >= 20 and scene.followed.tokens, 90)
+    scene.standby = Copy(scene.folder)
+    kept = len(scene.appending.tokens)
+    wait_until(lambda: len(scene.appending.tokens) >= kept + 100, 90)
+    reached = scene.appending.tokens[-1]
+    wait_until(lambda: scene.followed.tokens[-1] >= reached, 60)
+    scene.restore()
+    assert scene.facts()[-1] < reached, "the backup lacks facts"
+    scene.goes_on()
+    facts = scene.facts()
+    assert set(scene.appending.tokens[-30:]) <= set(facts), "what was acknowledged since is there"
     wait_until(lambda: scene.effects() == facts, 60, "each fact has one effect, in order")
     assert scene.follower.wait(60) == 2, "a follower that keeps its place ends: it has to begin anew"
     anew = scene.follow()
