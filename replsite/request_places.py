@@ -183,7 +183,7 @@ class RequestPlaces:
             async with ThreadSensitiveContext(executor=place.executor):
                 await self._application(scope, receive, send)
         finally:
-            lane.leave(place, client)
+            _when_idle(place, lambda: lane.leave(place, client))
 
     def _lane(self, path: str) -> Lane:
         if path == "/health/live" or path.startswith(self._static):
@@ -197,6 +197,17 @@ class RequestPlaces:
             self._tell_at = time.monotonic() + WAIT_SECONDS
             log.warning("site.busy", reason=str(busy), path=scope["path"][:200])
         await _answer_busy(scope, send)
+
+
+def _when_idle(place: _Place, call: Callable[[], None]) -> None:
+    """Call it when the place's thread has nothing to do.
+
+    A client asks for a slow page and goes. Django gives the request up at once, but its thread works on. The next request at
+    this place would wait for that thread, with other places free.
+    """
+    loop = asyncio.get_running_loop()
+    rest = place.executor.submit(int)
+    rest.add_done_callback(lambda _: loop.call_soon_threadsafe(call))
 
 
 class ClientLimit:

@@ -48,6 +48,9 @@ KERNEL_SEND_BYTES = 128 * 1024
 READ_BYTES = 16 * 1024
 #: A piece of a body in pieces costs as much as so many bytes; a body of single bytes ends early.
 _PIECE_BYTES = 64
+#: A body in chunks that has more of them than this, of fewer bytes on average than that, is refused: each chunk costs the loop as
+#: much as a kilobyte, and a client that writes text to the network makes longer ones.
+_FREE_CHUNKS, _LEAST_CHUNK_BYTES = 64, 32
 #: So many give way at once, of a hundred that may be there: to look for one goes through all of them.
 _GIVE_WAY_PERCENT = 5
 LOOK_SECONDS = 1.0
@@ -435,17 +438,40 @@ class _BoundedRequest(WebRequest):
     """daphne's request, refused before more of it was read than anybody here has a use for."""
 
     limits: HttpLimits
-    _weight = 0
+    _is_chunked = _is_refused = False
+    _pieces = _bytes = _weight = 0
+
+    def gotLength(self, length: int | None) -> None:
+        self._is_chunked = length is None
+        super().gotLength(length)
 
     def handleContentChunk(self, data: bytes) -> None:
-        limit = self.limits.bounds.body_bytes
-        if self._weight > limit:
-            return  # it was refused: what has been read is dropped
+        if self._is_refused:
+            return  # what has been read is dropped
+        self._pieces += 1
+        self._bytes += len(data)
         self._weight += max(len(data), _PIECE_BYTES)
-        if self._weight > limit:
-            self.limits.count(BODY_LIMIT)
-            self.transport.write(_TOO_LONG)
-            self.channel.loseConnection()
+        is_crumbs = self._is_chunked and self._pieces > max(_FREE_CHUNKS, self._bytes // _LEAST_CHUNK_BYTES)
+        if is_crumbs or self._weight > self.limits.bounds.body_bytes:
+            self._refuse()
             return
         self.channel.transport.holds(len(data))
         super().handleContentChunk(data)
+
+    def _refuse(self) -> None:
+        self._is_refused = True
+        self.limits.count(BODY_LIMIT)
+        if self._is_chunked:
+            del self.channel._transferDecoder._buffer[
+                :
+            ]  # thousands of chunks that were read already are not taken apart
+        self.transport.write(_TOO_LONG)
+        self.channel.loseConnection()
+
+    def requestReceived(self, command: bytes, path: bytes, version: bytes) -> None:
+        """Twisted's takes the query and forms apart as well: seconds for a form of four megabytes, and Django does it again."""
+        self.content.seek(0)
+        self.args: dict[bytes, list[bytes]] = {}
+        self.method, self.uri, self.clientproto = command, path, version
+        self.path = path.partition(b"?")[0]
+        self.process()

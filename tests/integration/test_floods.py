@@ -41,6 +41,10 @@ def start_site(start_manage):
     return lambda **env: Site(start_manage, **env)
 
 
+def cpu_seconds(site: Site) -> float:
+    return sum(psutil.Process(site.id).cpu_times()[:2])
+
+
 def counted(reason: str, kind: str = "refused", least: int = 1) -> None:
     found = WireCount.objects.filter(kind=kind, name=reason)
     wait_until(lambda: sum(found.values_list("total", flat=True)) >= least, 30, reason)
@@ -214,6 +218,47 @@ def test_a_body_of_single_bytes_ends_before_it_is_long(start_site):
         with contextlib.suppress(OSError):
             assert client.recv(100).startswith(b"HTTP/1.1 413 ")
     counted("HTTP body too long")
+
+
+CHUNKED = b"POST / HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize("chunk", [b"1\r\nx\r\n", b"1;" + b"a" * 900 + b"\r\nx\r\n"], ids=["bytes", "extensions"])
+def test_a_body_of_tiny_chunks_costs_little(start_site, chunk):
+    """Sixty thousand chunks of a byte were taken apart one by one, on the loop that everybody is answered on."""
+    site = start_site()
+    before = cpu_seconds(site)
+    for _ in range(30):
+        with connect(site.port, CHUNKED) as client, contextlib.suppress(OSError):
+            client.sendall(chunk * (350_000 // len(chunk)))
+            client.recv(100)
+    assert status_of(site.port) == 200
+    assert cpu_seconds(site) - before < 2
+    counted("HTTP body too long", least=30)
+
+
+def test_a_body_of_short_chunks_is_taken(start_site):
+    """A client that streams what it writes line by line."""
+    site = start_site()
+    with connect(site.port, CHUNKED) as client:
+        client.sendall(b"28\r\n" + b"x" * 40 + b"\r\n")
+        client.sendall((b"28\r\n" + b"x" * 40 + b"\r\n") * 2_000 + b"0\r\n\r\n")
+        assert int(client.recv(100).split(b" ")[1]) in {302, 403, 404}
+
+
+def test_forms_are_not_taken_apart_on_the_loop(start_site):
+    """A form of a million fields was, before Django saw it: seconds in which nobody was answered."""
+    site = start_site()
+    form = b"a=1&" * 970_000
+    kind = "Content-Type: application/x-www-form-urlencoded\r\nConnection: close\r\n"
+    said = head("/admin/login/", f"{kind}Content-Length: {len(form)}\r\n", "POST") + form
+    before = cpu_seconds(site)
+    with Probe(site.port, site.id) as seen:
+        for _ in range(5):
+            with connect(site.port, said) as client:
+                assert client.recv(100).startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 403 "))
+    assert set(seen.statuses) == {200}
+    assert cpu_seconds(site) - before < 4
 
 
 # --- the database -----------------------------------------------------------------------------------------------------

@@ -120,3 +120,27 @@ async def test_a_client_has_so_many_at_a_time_and_others_are_let_in():
     asked.may_end.set()
     assert await asyncio.gather(*held, other) == [200] * 3
     assert await ask(limited) == 200
+
+
+async def test_a_place_is_free_when_its_thread_is():
+    """A client that went left its thread at work, and the next request at that place waited for it."""
+    may_end, begun = threading.Event(), threading.Event()
+
+    async def application(scope, receive, send) -> None:
+        if scope["path"] == "/slow":
+            await sync_to_async(lambda: (begun.set(), may_end.wait(20)))()
+        await sync_to_async(threading.get_ident)()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    places = RequestPlaces(application, pages=2)
+    try:
+        gone = asyncio.ensure_future(ask(places, path="/slow"))
+        await wait_for(begun.is_set)
+        gone.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await gone
+        assert await asyncio.wait_for(ask(places), 5) == 200
+        await wait_for(lambda: places._pages.at_work == 1)
+    finally:
+        may_end.set()
+    await wait_for(lambda: places._pages.at_work == 0)
