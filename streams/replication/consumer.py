@@ -133,7 +133,8 @@ class ReplicationConsumer(AsyncConsumer):
                     log.info("replication.follows", client=peer.name, address=peer.address)
                 self._broadcaster.answer_replicate(peer)
             case Name(name):
-                self._name = name
+                if self._name is None:  # a client that is called otherwise each time would have a row for each name
+                    self._name = name
                 self._broadcaster.name_peer(peer, printable(name[:200]))
                 bind_contextvars(client=peer.name)
             case Error(text) if not self._has_said_error:

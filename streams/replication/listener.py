@@ -17,7 +17,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from daphne.http_protocol import WebRequest
 from daphne.server import Server as DaphneServer
@@ -47,6 +47,7 @@ REFUSAL_LOG_SECONDS = 1.0
 WEBSOCKET_HANDSHAKE_SECONDS = 30
 Message = dict[str, Any]
 Application = Callable[..., Awaitable[None]]
+_T = TypeVar("_T", Gate, "TcpConnection")
 
 
 class TcpConnection(asyncio.Protocol):
@@ -139,6 +140,7 @@ class TcpConnection(asyncio.Protocol):
         self._server.start_application(self, scope)
 
     def data_received(self, data: bytes) -> None:
+        self._server.heard(self)
         self._put({"type": "tcp.receive", "bytes": data}, len(data))
         if self._input_bytes > INPUT_HIGH_BYTES and self._transport is not None:
             self._transport.pause_reading()
@@ -271,6 +273,7 @@ class AsgiServer(DaphneServer):
         self._tcp_sockets = tuple(tcp_sockets)
         self._tcp_connections: set[TcpConnection] = set()
         self._gates: dict[Gate, None] = {}
+        self._silent: dict[TcpConnection, None] = {}
         self._tcp_listeners: list[asyncio.Server] = []
         self._http_ports: list[Any] = []
         self._starting: asyncio.Task[None] | None = None
@@ -287,19 +290,18 @@ class AsgiServer(DaphneServer):
 
     def entered(self, gate: Gate) -> bool:
         """A connection at the gate; whether there is room for it."""
-        if len(self._tcp_connections) + len(self._gates) >= self.limits.tcp_connections and not self._gate_gives_way():
+        there = len(self._tcp_connections) + len(self._gates)
+        if there >= self.limits.tcp_connections and not (_gives_way(self._gates) or self._silent_gives_way()):
             return False
         self._gates[gate] = None
         return True
 
-    def _gate_gives_way(self) -> bool:
-        """The oldest that has not come in yet: who connects and says nothing, or half of a handshake, keeps nobody out."""
-        oldest = next(iter(self._gates), None)
-        if oldest is None:
-            return False
-        del self._gates[oldest]
-        oldest.abort()
-        return True
+    def _silent_gives_way(self) -> bool:
+        """A client that has come in and said nothing, the oldest; followers say who they are at once."""
+        oldest = _gives_way(self._silent)
+        if oldest is not None:
+            self._tcp_connections.discard(oldest)
+        return oldest is not None
 
     def left(self, gate: Gate) -> None:
         """It was admitted, or is gone."""
@@ -308,6 +310,11 @@ class AsgiServer(DaphneServer):
     def admitted(self, connection: TcpConnection) -> None:
         """It came through the gate."""
         self._tcp_connections.add(connection)
+        self._silent[connection] = None
+
+    def heard(self, connection: TcpConnection) -> None:
+        """It said something."""
+        self._silent.pop(connection, None)
 
     def refused(self, reason: Refusal, host: str, detail: str = "") -> None:
         """Count it; one line in the log, but for those that come in floods."""
@@ -333,6 +340,7 @@ class AsgiServer(DaphneServer):
     def forget(self, connection: TcpConnection) -> None:
         """The transport is gone."""
         self._tcp_connections.discard(connection)
+        self._silent.pop(connection, None)
         if connection in self.connections:
             self.protocol_disconnected(connection)
 
@@ -416,6 +424,15 @@ class AsgiServer(DaphneServer):
             isinstance(protocol, WebRequest) and "disconnected" not in details
             for protocol, details in self.connections.items()
         )
+
+
+def _gives_way(waiting: dict[_T, None]) -> _T | None:
+    """End the oldest of those that have yet to say what they want, if there is one: to be silent keeps nobody out."""
+    oldest = next(iter(waiting), None)
+    if oldest is not None:
+        del waiting[oldest]
+        oldest.abort()
+    return oldest
 
 
 def _tls_extension(transport: asyncio.Transport) -> Message:

@@ -130,6 +130,12 @@ def test_the_last_acknowledgement_of_each_sender_is_kept(port):
         wait_until(lambda: workers.federation_acknowledged() == {"sender1": 5, "sender2": 7}, 20)
 
 
+def test_a_client_that_is_called_otherwise_each_time_acknowledges_for_one_name(port):
+    """It had a row for each name, 20,000 a second, which nobody took away."""
+    with WireClient(port, "NAME a\nFEDERATION_ACK a 1\nNAME b\nFEDERATION_ACK b 2\nFEDERATION_ACK a 3"):
+        wait_until(lambda: workers.federation_acknowledged() == {"a": 3}, 20)
+
+
 def test_what_every_sender_acknowledged_is_freed(port):
     tokens = [queues.send_federation([("e", {"number": number})]) for number in range(3)]
     wait_until(lambda: linear("federation") >= tokens[2], 20)  # nobody acknowledges what he was not told of

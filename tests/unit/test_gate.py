@@ -65,6 +65,8 @@ class Host:
 
     def admitted(self, connection): ...
 
+    def heard(self, connection): ...
+
     def start_application(self, connection, scope):
         self.connections.append(connection)
         self.scopes.append(scope)
