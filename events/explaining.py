@@ -58,7 +58,7 @@ class Explanation:
 
     @property
     def seen(self) -> bool:
-        """Both: timelines show the event to the user."""
+        """Both: pages and syncs show the event to the user; pages going back pass over what is deeper than the own leave."""
         return self.allowed and self.reachable
 
 

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from events import group_purging, purge_batch, purging
+from events import group_purging, pages, purge_batch, purging
 from events.errors import EventsError, PurgeRefused, PurgeWentWrong, UnknownEvent, UnknownRoom
 from events.group_purging import GroupPurge, plan_groups
 from events.models import (
@@ -35,7 +35,6 @@ from events.purging import PurgeRequest, cut_at_event, cut_at_time, only_purge, 
 from events.reading import timeline
 from events.states_at import states_at
 from events.stored_room import forget_kept
-from events.user_timeline import timeline_of
 from pipeline import resting
 from pipeline.job_runs import queue_job
 from pipeline.jobs import killed_jobs
@@ -181,7 +180,7 @@ def test_tables_are_what_the_rule_says(name, batch, monkeypatch):
 def visible(room_id, user, cut):
     """What the user is shown from the cut on."""
     try:
-        shown = timeline_of(user, room_id, limit=1000)
+        shown = pages.timeline(room_id, user, limit=1000, after=pages.OLDEST).events
     except Exception as error:  # noqa: BLE001 - whatever it was before has to be the same afterwards
         return type(error).__name__
     return [e.event_id for e in shown if e.topological_ordering >= cut]

@@ -6,13 +6,15 @@ import pytest
 from django.db import connection
 
 from events.creating import RoomSetup, create_room
+from events.explaining import explain_visibility
 from events.models import CurrentStateDelta
 from events.on_read import forget_room
-from events.pages import timeline
+from events.pages import OLDEST, timeline, visible_to
 from events.sync_rooms import initial_sync
 from events.sync_token import SyncToken
 from events.user_timeline import timeline_of
 from streams.epochs import current_epoch
+from streams.tokens import VectorToken
 from tests.made_rooms import ALICE, MadeRoom
 from tests.persisted_rooms import incoming, persist, persist_all
 from tests.syncing import first, here, ids, only, since, talk
@@ -152,17 +154,34 @@ def test_what_only_members_see_between_a_leave_and_a_ban_is_not_told():
 # --- pages ------------------------------------------------------------------------------------------------------------
 
 
-def test_pages_of_who_left_on_a_fork_begin_at_the_leave():
-    """The other side of the fork is deeper, and was here before the leave."""
+def left_on_a_fork():
+    """(room, what lies on the other side of the fork: it was here before the leave, and ends deeper; the leave)."""
     made = MadeRoom(ruled=True)
     made.state("m.room.join_rules", "", {"join_rule": "public"})
     join = made.member(BOB, "join")
     deep = [made.message(prev=[join]), made.message(), made.message()]
     leave = made.member(BOB, "leave", prev=[join])
     persist_all(made.events, 1)
+    return made, deep, leave
+
+
+def test_pages_of_who_left_on_a_fork_begin_at_the_leave():
+    made, deep, leave = left_on_a_fork()
     newest = [event.event_id for event in timeline_of(BOB, made.room_id)]
     assert newest[0] == leave.event_id
     assert [one for one in newest if one in {event.event_id for event in deep}] == [deep[0].event_id]
     place = timeline(made.room_id, limit=1).events[0].token
     assert [event.event_id for event in timeline_of(BOB, made.room_id, before=place)] == newest
     assert timeline(made.room_id, ALICE, limit=1).events[0].event_id == deep[-1].event_id
+
+
+def test_what_pages_of_who_left_on_a_fork_pass_over_is_still_seen():
+    """It came before the leave: the rule, single events, pages going on and a sync have it."""
+    made, deep, leave = left_on_a_fork()
+    asked = [*ids(deep), leave.event_id]
+    assert [answer.seen for answer in explain_visibility(BOB, asked)] == [True] * len(asked)
+    assert list(visible_to(BOB, asked)) == asked
+    onwards = ids(timeline(made.room_id, BOB, after=OLDEST).events)
+    assert set(asked) <= set(onwards)
+    left = only(since(BOB, VectorToken(0), limit=100).left)
+    assert set(asked) <= set(ids(left.timeline))
