@@ -41,3 +41,8 @@ def empty_tables() -> None:
 def _statement() -> str:
     names = sorted(set(connection.introspection.django_table_names()) - set(_KEPT))
     return _EMPTY.format(names=", ".join(f"'{name}'" for name in names))
+
+
+def forget_tables() -> None:
+    """Look at the database anew before the next emptying: a test made a table, or dropped it."""
+    _statement.cache_clear()

@@ -30,6 +30,7 @@ from streams.replication.backlog import read_lines
 from streams.replication.json_rows import decode_json, encode_json
 from streams.replication.rounds import Read
 from streams.replication.table_rows import Wanted, table_rows
+from tests import emptying
 from tests.waiting import wait_until
 from tests.writing import session, stored
 
@@ -77,7 +78,9 @@ def model(django_db_setup: None, django_db_blocker: Any) -> Iterator[type[Fact]]
             editor.create_model(bound)
         with connection.cursor() as cursor:
             cursor.execute(f"CREATE SEQUENCE {sequence}; SELECT nextval('{sequence}')")
+    emptying.forget_tables()  # there is one more to empty
     yield bound
+    emptying.forget_tables()
     with django_db_blocker.unblock():
         with connection.schema_editor() as editor:
             editor.delete_model(bound)

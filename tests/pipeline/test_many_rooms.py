@@ -31,7 +31,7 @@ from tests.waiting import wait_until
 pytestmark = pytest.mark.django_db(transaction=True)
 LOCAL = "local[2]"
 KINDS = [
-    damage.wrong_delta, damage.missing_group, damage.wrong_range, damage.lost_leaf, damage.missing_current_state,
+    damage.wrong_delta, damage.missing_group, damage.extra_range, damage.lost_leaf, damage.missing_current_state,
     damage.lost_edge, damage.wrong_columns, damage.lost_redacted_by, damage.wrong_room_flags,
 ]  # fmt: skip
 
