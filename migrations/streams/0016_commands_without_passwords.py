@@ -1,4 +1,7 @@
-"""Command lines of processes were kept as they were typed, with the passwords of addresses in them."""
+"""Command lines of processes were kept as they were typed, with the passwords of addresses in them.
+
+Older processes: read and write these columns as before; one that starts later stores its own command line as it was typed.
+"""
 
 from django.db import migrations
 
