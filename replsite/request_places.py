@@ -2,7 +2,7 @@
 
 Django works on each request in a thread, and each thread that asks the database has a connection. Without a bound a crowd of
 clients takes all connections that the server has, and writers are refused. Here a request needs a *place*: a thread that
-stays, with its connection. There are places for pages, for what machines nearby ask, for catch-up, and for what asks no
+stays, with its connection. There are places for pages, for scrapes, for probes, for catch-up, and for what asks no
 database, so none of these keeps another out. Who finds none free waits a while, in turn with other clients: the next place
 goes to the client that has fewest. When too many wait, the oldest of the client that has most is sent away, with 503 and
 ``Retry-After``.
@@ -165,11 +165,12 @@ class RequestPlaces:
         self._application = application
         self._static = f"/{settings.STATIC_URL.lstrip('/')}"
         self._pages = Lane("pages", pages or int(getattr(settings, "REPLSITE_REQUEST_LIMIT", 20)), 200)
-        self._machines = Lane("machines", 4, 1_000)
+        self._metrics = Lane("metrics", 4, 1_000)
+        self._health = Lane("health", 2, 1_000)
         self._catch_up = Lane("catch-up", 8, 200)
         self._plain = Lane("files", 8, 1_000)
         self._tell_at = 0.0
-        _lanes[:] = [self._pages, self._machines, self._catch_up, self._plain]
+        _lanes[:] = [self._pages, self._metrics, self._health, self._catch_up, self._plain]
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         lane = self._lane(scope["path"])
@@ -188,8 +189,10 @@ class RequestPlaces:
     def _lane(self, path: str) -> Lane:
         if path == "/health/live" or path.startswith(self._static):
             return self._plain
-        if path == "/metrics" or path.startswith("/health"):
-            return self._machines
+        if path == "/metrics":
+            return self._metrics
+        if path.startswith("/health"):  # a balancer takes a server out that has no place for this
+            return self._health
         return self._catch_up if path.startswith("/_synapse/") else self._pages
 
     async def _refuse(self, scope: dict[str, Any], send: Any, busy: Busy) -> None:

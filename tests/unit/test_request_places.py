@@ -58,6 +58,17 @@ async def test_pages_keep_out_neither_machines_nor_what_asks_no_database():
     assert await asyncio.gather(page, *found) == [200] * 6
 
 
+async def test_a_crowd_of_scrapes_keeps_no_probe_out():
+    asked = Asked()
+    places = RequestPlaces(asked)
+    scrapes = [asyncio.ensure_future(ask(places, path="/metrics")) for _ in range(50)]
+    await wait_for(lambda: len(asked.threads) == 4)
+    probe = asyncio.ensure_future(ask(places, path="/health/ready"))
+    await wait_for(lambda: len(asked.threads) == 5)
+    asked.may_end.set()
+    assert await asyncio.gather(probe, *scrapes) == [200] * 51
+
+
 async def test_the_next_place_is_for_the_client_that_has_fewest():
     lane = Lane("pages", 1, 10)
     place = await lane.enter("crowd")
