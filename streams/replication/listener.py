@@ -36,7 +36,7 @@ __all__ = ["AsgiServer", "ListenerLimits", "TcpConnection"]
 log = get_logger(__name__)
 
 #: Unread input of one application at which reading stops, and at which it goes on.
-INPUT_HIGH_BYTES, INPUT_LOW_BYTES = 256 * 1024, 64 * 1024
+INPUT_HIGH_BYTES, INPUT_LOW_BYTES = 32 * 1024, 8 * 1024
 #: Output that is handed to the transport at a time; the rest waits in pieces.
 TRANSPORT_HIGH_BYTES = 64 * 1024
 #: At an orderly end, how long the request of a connection that was just made may take to come, and the last answer to go.

@@ -155,7 +155,8 @@ def test_many_connections_are_refused_by_number(start_manage):
     server = Server(start_manage, REPLSITE_CONNECTION_LIMIT="3")
     clients = [WireClient(server.port) for _ in range(3)]
     for client in clients:
-        client.read_until("SERVER", 20)
+        client.say("REPLICATE")  # who says nothing would give way
+        client.read_until("POSITION", 20)
     with WireClient(server.port) as refused:
         assert refused.read_to_end(20) == ["ERROR too many connections"]
     closed("connection limit", "refused")

@@ -166,7 +166,7 @@ async def test_errors_of_a_client_are_logged_once(connect, broadcaster, caplog):
         (b"NAME other\nFEDERATION_ACK sender 5\n", {}),
         (b"FEDERATION_ACK sender 5\nNAME sender\n", {}),
         (b"FEDERATION_ACK  5\n", {}),
-        (b"NAME sender\nNAME other\nFEDERATION_ACK sender 5\n", {}),
+        (b"NAME sender\nNAME other\nFEDERATION_ACK sender 5\n", {"sender": 5}),
     ],
 )
 async def test_an_acknowledgement_counts_for_the_name_that_the_client_gave(broadcaster, said, counts):

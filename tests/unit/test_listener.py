@@ -22,6 +22,9 @@ class Host:
     def admitted(self, connection: TcpConnection) -> None:
         self.admissions += 1
 
+    def heard(self, connection: TcpConnection) -> None:
+        """It said something: it does not give way."""
+
     def start_application(self, connection: TcpConnection, scope: dict) -> None:
         self.connections.append(connection)
         self.scopes.append(scope)
