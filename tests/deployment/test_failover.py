@@ -79,6 +79,7 @@ class Scene:
             "DJANGO_SETTINGS_MODULE": "tests.deployment.writing_site", "REPLSITE_INSTANCE": "page-{n}", **env,
         }  # fmt: skip
         self.standby: Copy | None = None
+        self.appending: Appending | None = None
         self.started: list[subprocess.Popen[str]] = []
 
     def make_standby(self) -> None:
@@ -155,7 +156,8 @@ class Scene:
             return [row[0] for row in cursor.fetchall()]
 
     def end(self) -> None:
-        self.appending.end()
+        if self.appending is not None:
+            self.appending.end()
         for process in self.started:
             end_process(process)
         if self.standby is not None:
