@@ -9,7 +9,6 @@ Assumes that the writer's lock is taken for everything on the control connection
 from __future__ import annotations
 
 import os
-import select
 import threading
 import time
 import weakref
@@ -220,7 +219,7 @@ class Background:
         elif self._due(idle_too=True) or self._at_unknown_heads():
             due.append(self._idle_due)
         try:
-            ready, _, _ = select.select([self._wake_read, self._writer.control], [], [], max(0.0, min(due) - now))
+            ready = database.ready_to_read([self._wake_read, self._writer.control], min(due) - now)
         except (OSError, ValueError, *database.connection_gone) as error:
             self._writer.fenced(f"control connection lost: {error}")
             return

@@ -7,7 +7,9 @@ through a transaction pooler. Everything else goes through Django's connection.
 from __future__ import annotations
 
 import hashlib
+import math
 import re
+import select
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -48,6 +50,7 @@ __all__ = [
     "publisher_key",
     "read_in_order",
     "reader_key",
+    "ready_to_read",
     "recorder_key",
     "schema_mark",
     "send_together",
@@ -163,6 +166,23 @@ def _refuse_pooler(connection: Any, session: int) -> None:
         )
 
 
+def ready_to_read(files: Sequence[Any], seconds: float | None) -> list[Any]:
+    """Wait until something can be read of files, sockets or connections, or the time is up; those that have something.
+
+    ``select`` waits for parts of a millisecond, but refuses descriptors from 1,024 on, which a server of many clients has: a
+    writer in it would be fenced. ``poll`` takes them, and waits for whole milliseconds.
+    """
+    by_descriptor = {one if isinstance(one, int) else one.fileno(): one for one in files}
+    if max(by_descriptor) < _MOST_OF_SELECT:
+        found = select.select(list(by_descriptor), [], [], None if seconds is None else max(seconds, 0.0))[0]
+    else:
+        waiting = select.poll()
+        for descriptor in by_descriptor:
+            waiting.register(descriptor, select.POLLIN | select.POLLPRI)
+        found = [one for one, _ in waiting.poll(None if seconds is None else math.ceil(max(seconds, 0.0) * 1_000))]
+    return [by_descriptor[descriptor] for descriptor in found]
+
+
 @contextmanager
 def past_pooler(using: str) -> Iterator[None]:
     """Lead this thread's Django connection to the server itself, where the alias names one behind a pooler (``DIRECT``).
@@ -210,6 +230,8 @@ def read_in_order(connection: Any) -> None:
 #: Connection -> statement -> how it is called.
 _prepared: weakref.WeakKeyDictionary[Any, dict[str, str]] = weakref.WeakKeyDictionary()
 _MOST_PREPARED = 200
+#: Descriptors that ``select`` takes lie below.
+_MOST_OF_SELECT = 1_024
 _PARAMETER = re.compile(r"%\((\w+)\)s|%s|%%")
 
 

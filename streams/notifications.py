@@ -7,7 +7,6 @@ table must be harmless to lose.
 from __future__ import annotations
 
 import os
-import select
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -107,14 +106,14 @@ class NotifyListener(Generic[T]):
                     self._away.begins(error)
                     self.lost()
                 connected = False
-                if select.select([self._wake_read], [], [], RETRY_SECONDS)[0]:
+                if database.ready_to_read([self._wake_read], RETRY_SECONDS):
                     self._take_nudge()
 
     def _hear(self) -> None:
         waits = RETRY_SECONDS if self._missed else self.due_seconds()
         if self._connection.notifies:
             waits = 0.0  # they came with the answer to a question, so the socket is silent
-        ready, _, _ = select.select([self._connection, self._wake_read], [], [], waits)
+        ready = database.ready_to_read([self._connection, self._wake_read], waits)
         if self._wake_read in ready and self._take_nudge():
             self._call(self.nudged)
         if self._stopping.is_set():

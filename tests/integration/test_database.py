@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import resource
 from contextlib import closing
 
 import psycopg2
@@ -159,3 +162,18 @@ def test_reading_in_order_does_not_compile_plans():
         cursor.execute("SHOW jit")
         assert cursor.fetchone() == ("off",)
     kept.close()
+
+
+@pytest.mark.parametrize("lowest", [0, 1_500])
+def test_what_can_be_read_is_found_whatever_its_descriptor(lowest):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2_000), hard))
+    read, write = os.pipe()
+    high = fcntl.fcntl(read, fcntl.F_DUPFD, lowest)
+    try:
+        assert database.ready_to_read([high], 0.001) == []
+        os.write(write, b"x")
+        assert database.ready_to_read([high], None) == [high]
+    finally:
+        for one in (read, write, high):
+            os.close(one)
