@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from unittest import mock
 
 
-class _JumpingSelector(selectors.SelectSelector):
+class _JumpingSelector(selectors.PollSelector):
     """Never waits: moves the clock on instead."""
 
     now = 1_000.0

@@ -183,7 +183,7 @@ def test_http_connections_are_refused_by_number_and_come_back(start_manage):
         held = [socket.create_connection(("127.0.0.1", port), timeout=20) for _ in range(2)]
         for one in held:
             one.sendall(b"GET /admin/ HTTP/1.1\r\nHost: 127.0.0.1\r\nCookie: sessionid=" + b"x" * 32 + b"\r\n\r\n")
-        wait_until(lambda: _waiting_for_locks(cursor) == 2, 20)
+        wait_until(lambda: _waiting_for_locks(cursor) == 2, 90)
         assert _http_status(port) == b"503"
         closed("HTTP connection limit", "refused")
         cursor.execute("ROLLBACK")
