@@ -24,6 +24,7 @@ from streams.logs import get_logger
 from streams.pokes import CHANNEL, Poke, PokeJudge
 from streams.positions import ACTIVE, active_and_retired
 from streams.possible_positions import possible_positions
+from streams.trust import OneTimeWords
 
 if TYPE_CHECKING:
     from streams.appends import Doubt
@@ -50,8 +51,9 @@ ANNOUNCE_GAP_SECONDS = 0.005
 _ANNOUNCE = """
 WITH given AS (
     SELECT *, greatest(pg_sequence_last_value(to_regclass(sequence)), 1) AS given_out
-    FROM unnest(%(streams)s::text[], %(positions)s::bigint[], %(last_writes)s::bigint[], %(sequences)s::text[])
-        AS given (stream, position, last_write, sequence)
+    FROM unnest(
+        %(streams)s::text[], %(positions)s::bigint[], %(last_writes)s::bigint[], %(sequences)s::text[], %(words)s::text[]
+    ) AS given (stream, position, last_write, sequence, words)
 ), moved AS (
     UPDATE streams_streamposition p SET
         position = given.position,
@@ -61,9 +63,9 @@ WITH given AS (
     WHERE p.stream = given.stream AND p.instance_name = %(name)s AND abs(given.position) > abs(p.position)
       AND abs(given.position) <= given.given_out
       AND i.name = %(name)s AND i.lease = %(lease)s
-    RETURNING p.stream, p.position
+    RETURNING p.stream, p.position, given.words
 )
-SELECT pg_notify(%(channel)s, stream || ' ' || %(name)s::text || ' ' || abs(position)),
+SELECT pg_notify(%(channel)s, stream || ' ' || %(name)s::text || ' ' || abs(position) || ' ' || words),
        CASE WHEN %(lasting)s::boolean THEN set_config('synchronous_commit', 'on', true) END
 FROM moved
 """
@@ -85,6 +87,7 @@ class Background:
         self._doubts: list[Doubt] = []
         self._locks_kept = 0
         self._judge = PokeJudge()
+        self._words = OneTimeWords()
         self._looked: dict[str, dict[str, StoredPosition]] = {}
         self._announced: dict[str, tuple[int, int]] = {}
         self._idle_due = self._beat_due = self._ask_due = self._turn_due = 0.0
@@ -412,6 +415,7 @@ class Background:
                 "positions": [at * sign for (at, _), sign in zip(due.values(), signs, strict=True)],
                 "sequences": [registry.get(stream).declaration.sequence for stream in due],
                 "last_writes": [last * sign for (_, last), sign in zip(due.values(), signs, strict=True)],
+                "words": [self._words.take(stream) for stream in due],
                 "name": self._writer.name,
                 "lease": self._writer.lease,
                 "channel": database.channel(cursor, CHANNEL),

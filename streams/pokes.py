@@ -1,7 +1,7 @@
 """Telling and hearing that positions moved.
 
-A poke says ``stream writer position`` at most, and may be lost: whoever listens also looks at the table of positions after
-each (re)connection and now and then. It never carries facts.
+A poke says ``stream writer position`` at most, with two words that prove whose it is, and may be lost: whoever listens also looks
+at the table of positions after each (re)connection and now and then. It never carries facts.
 
 Every role that may connect can say one. ``PokeJudge`` lets a position pass that the session of its writer's lock has said; all
 else means "look at the table", a bounded number of times (``streams.trust``).
@@ -10,18 +10,20 @@ else means "look at the table", a bounded number of times (``streams.trust``).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from streams import database, registry
 from streams.notifications import NotifyListener
-from streams.trust import LOOK_GAP_SECONDS, Cursor, WriterSessions
+from streams.trust import LOOK_GAP_SECONDS, Cursor, HeardWords, WriterSessions
 
 __all__ = ["CHANNEL", "Poke", "PokeJudge", "PokeListener", "poke"]
 
 CHANNEL = "replsite_streams"
 _MOST_DIGITS = 18  # a bigint holds each such number
+#: Blanks in ``stream writer position``, and with words behind it that prove whose it is.
+_SPACES, _SPACES_WITH_WORDS = 2, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +37,9 @@ class Poke:
     @classmethod
     def parse(cls, payload: str) -> Poke:
         """Read a NOTIFY payload; anything odd means "look at the table"."""
-        parts = payload.split(" ")
-        is_position = len(parts) == 3 and parts[2].isdecimal() and len(parts[2]) <= _MOST_DIGITS
+        parts = payload.split(" ", _SPACES_WITH_WORDS + 1)
+        has_position = len(parts) - 1 in (_SPACES, _SPACES_WITH_WORDS)
+        is_position = has_position and parts[2].isdecimal() and len(parts[2]) <= _MOST_DIGITS
         position = int(parts[2]) if is_position else None
         return cls(parts[0], parts[1] if len(parts) > 1 else "", position)
 
@@ -50,22 +53,24 @@ def poke(cursor: Any, stream: str, writer: str, position: int | None = None) -> 
 class PokeJudge:
     """What notifications tell, whoever sent them; for one thread at a time.
 
-    Positions that are handed out were said by the session of their writer's lock. A stream of which something else was said is
-    handed out once, without writer and position, and nothing else of it. A enters the stream at 5 and takes 6, B says 7: taken
-    over without A's word, which could not be proved yet, B's would have the linear position pass 6. ``own`` is the session
-    and the name of the caller, if it is a writer itself.
+    Positions that are handed out were said by the session of their writer's lock. It is looked up after they were heard; those
+    that go on from such a one by their words (``streams.trust.OneTimeWords``) need no question. A stream of which something else
+    was said is handed out once, without writer and position, and nothing else of it. A enters the stream at 5 and takes 6, B
+    says 7: taken over without A's word, which could not be proved yet, B's would have the linear position pass 6. ``own`` is
+    the session and the name of the caller, if it is a writer itself.
     """
 
     def __init__(self, own: tuple[int, str] | None = None) -> None:
         self.own = own
         self._sessions = WriterSessions()
+        self._words = HeardWords()
         self._look_due = 0.0
         self._waiting: set[str] = set()
 
     def forget(self) -> None:
         """The caller looks at everything: nothing that was heard so far has to be looked up any more."""
         self._waiting = set()
-        self._sessions.forget()
+        self._words = HeardWords()
 
     def look_again(self, streams: set[str]) -> None:
         """The caller could not look at these streams."""
@@ -83,53 +88,58 @@ class PokeJudge:
         """
         now = time.monotonic()
         is_due = now >= self._look_due
-        looked = not self._sessions.is_fresh(now) and any(self._may_be_proved(*one) for one in heard)
-        if looked:
+        proved = [self._proved(*one) for one in heard]
+        if is_due and any(poke is None and self._may_be_proved(*one) for poke, one in zip(proved, heard, strict=True)):
             self._sessions.look(cursor)
-        unclear, given = self._sorted(heard)
-        if is_due and not looked and any(self._may_be_proved(*one) for one in self._not_proved(heard)):
-            self._sessions.look(cursor)  # a writer came, or took its name again in another session
-            unclear, given = self._sorted(heard)
-        proved = [poke for _, poke in given if poke.stream not in unclear]
-        if any(poke.position is None and self._sessions.is_writers(session) for session, poke in given):
-            self._sessions.forget()  # a writer left: its session ends, and the next one may get the number
+            self._words.keep(self._sessions.speaks_for)
+            proved = [poke or self._vouched_for(*one) for poke, one in zip(proved, heard, strict=True)]
+        others = {payload.partition(" ")[0] for poke, (_, payload) in zip(proved, heard, strict=True) if poke is None}
+        unclear = self._waiting | {stream for stream in others if registry.find(stream) is not None}
+        given = [poke for poke in proved if poke is not None and poke.stream not in unclear]
         if not unclear or not is_due:
             self._waiting = unclear
-            return proved
+            return given
         self._look_due, self._waiting = now + LOOK_GAP_SECONDS, set()
-        return [Poke(stream, "", None) for stream in sorted(unclear)] + proved
+        return [Poke(stream, "", None) for stream in sorted(unclear)] + given
 
-    def _sorted(self, heard: Sequence[tuple[int, str]]) -> tuple[set[str], list[tuple[int, Poke]]]:
-        """The streams to look at, and what sessions of writers said.
+    def _proved(self, session: int, payload: str) -> Poke | None:
+        """The position that it tells, when it is known without a question who said it.
 
-        Of what others say only the stream is read: somebody who says 100,000 things a second must not keep this thread busy.
+        Of what sessions say that are no writers' not even the words are read: somebody who says 100,000 things a second must not
+        keep this thread busy.
         """
-        said = [(session, Poke.parse(payload)) for session, payload in heard if self._is_writers(session)]
-        given = [(session, poke) for session, poke in said if registry.find(poke.stream) is not None]
-        unclear = {poke.stream for session, poke in given if not self._is_proved(session, poke)}
-        if len(said) < len(heard):
-            named = {payload.partition(" ")[0] for session, payload in heard if not self._is_writers(session)}
-            unclear |= {stream for stream in named if registry.find(stream) is not None}
-        return self._waiting | unclear, given
+        is_own = self.own is not None and session == self.own[0]
+        if not is_own and not self._sessions.is_writers(session):
+            return None
+        poke = Poke.parse(payload)
+        if poke.position is None or registry.find(poke.stream) is None:
+            return None
+        if (session, poke.writer) == self.own:
+            return poke
+        return poke if self._words.follow((session, poke.writer, poke.stream), _words_of(payload)) else None
 
-    def _not_proved(self, heard: Sequence[tuple[int, str]]) -> Iterator[tuple[int, str]]:
-        for session, payload in heard:
-            if not self._is_writers(session) or not self._is_proved(session, Poke.parse(payload)):
-                yield session, payload
+    def _vouched_for(self, session: int, payload: str) -> Poke | None:
+        """The position that it tells, when its session was found to be its writer's just now, after it was heard."""
+        if not self._sessions.is_writers(session):
+            return None
+        poke = Poke.parse(payload)
+        if poke.position is None or registry.find(poke.stream) is None:
+            return None
+        if not self._sessions.speaks_for(session, poke.writer):
+            return None
+        self._words.begin((session, poke.writer, poke.stream), _words_of(payload))
+        return poke
 
     def _may_be_proved(self, session: int, payload: str) -> bool:
         """Whether it looks like a position of another writer than the caller."""
-        if payload.count(" ") != 2 or registry.find(payload.partition(" ")[0]) is None:
+        if payload.count(" ") not in (_SPACES, _SPACES_WITH_WORDS) or registry.find(payload.partition(" ")[0]) is None:
             return False
-        return self.own is None or session != self.own[0] or payload.split(" ")[1] != self.own[1]
+        return self.own is None or session != self.own[0] or payload.split(" ", 2)[1] != self.own[1]
 
-    def _is_writers(self, session: int) -> bool:
-        return self._sessions.is_writers(session) or (self.own is not None and session == self.own[0])
 
-    def _is_proved(self, session: int, poke: Poke) -> bool:
-        if poke.position is None:
-            return False
-        return (session, poke.writer) == self.own or self._sessions.speaks_for(session, poke.writer)
+def _words_of(payload: str) -> str:
+    """What follows the position."""
+    return payload.split(" ", 3)[3] if payload.count(" ") == _SPACES_WITH_WORDS else ""
 
 
 class PokeListener(NotifyListener[Poke]):

@@ -13,11 +13,12 @@ from streams import waiting
 from streams.errors import WaitTimedOut
 from streams.replication.relay import parts_of
 from streams.testing import as_instance
+from streams.trust import OneTimeWords
 from streams.writers import WriterProcess, current_writer
 from tests.forging import forge, forger
 from tests.waiting import wait_until
 from tests.wire_client import positioned, start_replication
-from tests.writing import append, ids, session, stored, stream, wait_for_linear
+from tests.writing import append, give_out, ids, session, stored, stream, wait_for_linear
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -122,6 +123,39 @@ def test_who_got_the_number_of_an_ended_session_is_not_believed(liar):
         head = append()[0]
         wait_until(lambda: stored()["master"].position >= head)  # noqa: B023 - called in this round
     assert max(at.position for at in stored().values()) == head
+
+
+def test_who_got_the_number_of_a_killed_writer_is_not_believed_for_a_moment(liar):
+    """It has that number a moment after the writer was heard; so the test takes its role's right to write away instead."""
+    with as_instance("north"):
+        head = append()[0]
+        wait_for_linear(head)
+    liar.execute("SELECT pg_backend_pid(), current_user")
+    number, role = liar.fetchone()
+    append()
+    stream().wait_for(head, 10)
+    view = waiting._views["default"]
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "UPDATE streams_instance SET lock_backend_pid = %s, state = 'active' WHERE name = 'north'", [number]
+        )
+        cursor.execute("UPDATE streams_streamposition SET state = 'active' WHERE instance_name = 'north'")
+        cursor.execute(f"GRANT UPDATE ON streams_streamposition TO {role}")
+    words = OneTimeWords()
+    told = head
+    for told in (head + 1, head + 2):
+        give_out(told)
+        forge(liar, f"caches north {told} {words.take('caches')}")
+        wait_until(lambda: view.seen("caches").heard.raw_positions.get("north") == told)  # noqa: B023 - called in this round
+    spent = words.take("caches")
+    forge(liar, f"caches north {told} {spent}")
+    with connection.cursor() as cursor:
+        cursor.execute(f"REVOKE UPDATE ON streams_streamposition FROM {role}")
+    for lie in (f"caches north 1000000 {spent}", "caches north 1000000", "caches north 1000000 a b"):
+        forge(liar, lie)
+        number = append()[0]
+        wait_until(lambda: view.seen("caches").heard.raw_positions["master"] >= number)  # noqa: B023 - called in this round
+        assert view.seen("caches").heard.raw_positions["north"] == told
 
 
 def test_a_writer_that_took_its_name_again_is_believed(port):

@@ -17,7 +17,7 @@ from streams.models import StreamPosition
 from streams.tokens import VectorToken
 from streams.writers import current_writer, retire_all
 from tests.waiting import wait_until
-from tests.writing import append, ids, in_thread, session, stream, terminate, wait_for_linear
+from tests.writing import append, give_out, ids, in_thread, session, stream, terminate, wait_for_linear
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -248,6 +248,7 @@ def test_current_names_both_ends(north):
 
 def test_idle_writer_claims_the_maximum_and_keeps_its_minimum(north):
     number = append()[0]
+    give_out(number + 40)
     north(number + 40)
     seen = wait_until(lambda: (c := stream().current()).maximum("master") == number + 40 and c)
     assert seen.minimum("master") == number

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,6 +10,7 @@ import pytest
 
 from streams import database, pokes, trust
 from streams.pokes import Poke, PokeJudge
+from streams.trust import OneTimeWords
 
 
 class Clock:
@@ -64,38 +65,79 @@ def judge(clock) -> PokeJudge:
 LOOK = Poke("caches", "", None)
 
 
-def test_the_session_of_the_writers_lock_is_believed_and_asked_about_once(judge, table, clock):
+@pytest.fixture
+def says() -> Callable[..., str]:
+    """A writer's announcements, with the words that prove them."""
+    words: dict[str, OneTimeWords] = {}
+
+    def say(writer: str, position: int, stream: str = "caches") -> str:
+        return f"{stream} {writer} {position} {words.setdefault(writer, OneTimeWords()).take(stream)}"
+
+    return say
+
+
+def test_the_session_of_the_writers_lock_is_believed_and_asked_about_once(judge, table, clock, says):
     for number in range(2, 100):
+        assert judge.judge([(7, says("north", number))], table.cursor) == [Poke("caches", "north", number)]
+        clock.now += 0.01
+    assert table.asked == 1
+
+
+def test_several_at_once_are_asked_about_once(judge, table, clock, says):
+    heard = [(7, says("north", 2)), (8, says("south", 3)), (7, says("north", 4))]
+    told = [Poke("caches", "north", 2), Poke("caches", "south", 3), Poke("caches", "north", 4)]
+    assert judge.judge(heard, table.cursor) == told
+    assert judge.judge([(7, says("north", 5))], table.cursor) == [Poke("caches", "north", 5)]
+    assert table.asked == 1
+
+
+def test_without_words_each_is_asked_about(judge, table, clock):
+    """What a writer of a version without words says, and the entry of one that comes."""
+    for number in range(2, 10):
         assert judge.judge([(7, f"caches north {number}")], table.cursor) == [Poke("caches", "north", number)]
-        clock.now += 0.01
-    assert table.asked == 1
+    assert table.asked == 8
 
 
-def test_what_was_asked_is_not_believed_for_ever(judge, table, clock):
-    judge.judge([(7, "caches north 2")], table.cursor)
-    table.sessions["north"] = 9  # the number of its ended session is another's now
-    clock.now += trust.FRESH_SECONDS
-    assert judge.judge([(7, "caches north 3")], table.cursor) == [LOOK]
-
-
-@pytest.mark.parametrize("leaves", [(7, "caches north"), (8, "caches north")])
-def test_a_writer_that_left_says_nothing_more(judge, table, clock, leaves):
-    """Its session ends, and the number may be somebody else's at once."""
-    judge.judge([(7, "caches north 2"), (8, "caches south 2")], table.cursor)
+@pytest.mark.parametrize("position", [3, 1_000_000])
+def test_who_got_the_number_of_a_killed_writer_is_not_believed_at_any_time(judge, table, clock, says, position):
+    """It has heard all that the writer said, and says it again, with another position."""
+    last = says("north", 2)
+    judge.judge([(7, last)], table.cursor)
+    last = says("north", 3)
+    assert judge.judge([(7, last)], table.cursor) == [Poke("caches", "north", 3)]
     del table.sessions["north"]
-    assert judge.judge([leaves], table.cursor) == [LOOK]
-    assert judge.judge([(7, "caches north 9")], table.cursor) == []
-    clock.now += trust.LOOK_GAP_SECONDS
-    assert judge.judge([], table.cursor) == [LOOK]
-    assert judge.judge([(8, "caches south 3")], table.cursor) == [Poke("caches", "south", 3)]
+    words = last.split(" ", 3)[3]
+    word, digest = words.split(" ")
+    for made_up in (words, f"{digest} {word}", f"{word} {word}", f"{digest} {digest}", "x y", ""):
+        clock.now += trust.LOOK_GAP_SECONDS
+        assert judge.judge([(7, f"caches north {position} {made_up}".strip())], table.cursor) == [LOOK]
+    assert table.asked >= 2
 
 
-def test_who_says_that_writers_left_has_nobody_asked_about_more_often(judge, table, clock):
-    judge.judge([(7, "caches north 2")], table.cursor)
-    for number in range(3, 100):
-        judge.judge([(1, "events north"), (7, f"caches north {number}")], table.cursor)
-        clock.now += 0.01
-    assert table.asked == 1
+def test_a_link_that_is_missing_is_asked_about(judge, table, clock, says):
+    """The announcement was not sent, or its stream moved by somebody else's word."""
+    judge.judge([(7, says("north", 2))], table.cursor)
+    says("north", 3)
+    assert judge.judge([(7, says("north", 4))], table.cursor) == [Poke("caches", "north", 4)]
+    assert judge.judge([(7, says("north", 5))], table.cursor) == [Poke("caches", "north", 5)]
+    assert table.asked == 2
+
+
+def test_words_belong_to_session_writer_and_stream(judge, table, clock, says):
+    judge.judge([(7, says("north", 2))], table.cursor)
+    words = says("north", 3).split(" ", 3)[3]
+    del table.sessions["north"]
+    assert judge.judge([(8, f"caches north 9 {words}"), (7, f"events north 9 {words}")], table.cursor) == [
+        LOOK,
+        Poke("events", "", None),
+    ]
+
+
+def test_words_of_sessions_that_ended_are_forgotten(judge, table, clock, says):
+    for number in range(100):
+        table.sessions["north"] = number
+        judge.judge([(number, f"caches north {number} a b{number}")], table.cursor)
+    assert len(judge._words._told) == 1
 
 
 @pytest.mark.parametrize(
@@ -105,17 +147,17 @@ def test_whoever_else_says_something_has_the_table_looked_at(judge, table, given
     assert judge.judge([given], table.cursor) == [LOOK]
 
 
-def test_nothing_of_a_stream_goes_before_its_look(judge, table, clock):
+def test_nothing_of_a_stream_goes_before_its_look(judge, table, clock, says):
     """A enters and cannot be proved; what B said after it would pass A's facts."""
-    judge.judge([(1, "caches x")], table.cursor)
-    heard = [(1, "caches ghost 5"), (7, "caches north 7"), (7, "events north 3")]
+    judge.judge([(7, says("north", 2)), (7, says("north", 2, "events")), (1, "caches x")], table.cursor)
+    heard = [(1, "caches ghost 5"), (7, says("north", 7)), (7, says("north", 3, "events"))]
     assert judge.judge(heard, table.cursor) == [Poke("events", "north", 3)]
-    assert judge.judge([(7, "caches north 8")], table.cursor) == []
+    assert judge.judge([(7, says("north", 8))], table.cursor) == []
     assert 0 < judge.due_seconds <= trust.LOOK_GAP_SECONDS
     clock.now += trust.LOOK_GAP_SECONDS
     assert judge.judge([], table.cursor) == [LOOK]
     assert judge.due_seconds is None
-    assert judge.judge([(7, "caches north 9")], table.cursor) == [Poke("caches", "north", 9)]
+    assert judge.judge([(7, says("north", 9))], table.cursor) == [Poke("caches", "north", 9)]
 
 
 def test_a_writer_that_took_its_name_again_is_believed_at_once(judge, table, clock):
