@@ -27,7 +27,8 @@ from events.hot_stream import At, HotStream
 from events.hot_waiters import HotWaiter
 from events.joined_rooms import joined_rooms, rooms_of_users
 from events.waking import wake
-from streams import database, registry
+from streams import cache_feed, database, registry
+from streams.cache_feed import Shown
 from streams.conf import stream_settings
 from streams.errors import ResyncNeeded
 from streams.logs import get_logger
@@ -170,7 +171,7 @@ class HotFeed:
 
     def _stored_position(self, cursor: Any) -> VectorToken:
         """Where ``events`` is by its table, and by what this process wrote itself: own facts need not be announced yet."""
-        stored = stored_positions(cursor, ["events"]).get("events", {})
+        stored = self._stored(cursor, ["events"]).get("events", {})
         base = linear_position(stored.values(), registry.get("events").declaration.empty_position)
         positions = {writer: at.position for writer, at in stored.items()}
         writer = current_writer(self.using)
@@ -269,7 +270,7 @@ class HotFeed:
 
     def _begin(self, cursor: Any) -> None:
         names = [name for name in followed() if registry.find(name) is not None]
-        found = stored_positions(cursor, names)
+        found = self._stored(cursor, names)
         wake(self.memory.begin({name: self._begun_stream(cursor, name, found.get(name, {})) for name in names}))
 
     def _begun_stream(self, cursor: Any, name: str, stored: Mapping[str, StoredPosition]) -> HotStream:
@@ -300,12 +301,14 @@ class HotFeed:
         if look:
             self._look(cursor, sorted(look))
         if reaches:
+            for (name, writer), upto in reaches.items():
+                cache_feed.before_shown({name: {writer: Shown(upto)}}, self.using)
             self._feed(cursor, reaches, announced=True)
 
     def _look(self, cursor: Any, names: Sequence[str] | None) -> None:
         """Feed up to the stored positions."""
         looked = [name for name in (followed() if names is None else names) if registry.find(name) is not None]
-        found = stored_positions(cursor, looked)
+        found = self._stored(cursor, looked)
         reaches: Reaches = {}
         for name in looked:
             stored = found.get(name, {})
@@ -335,6 +338,12 @@ class HotFeed:
         self.memory.learn(name, _of_active(stored))
         return {(name, lane): upto for lane, upto in lanes_of(declaration, stored).items()}
 
+    def _stored(self, cursor: Any, names: Sequence[str]) -> dict[str, dict[str, StoredPosition]]:
+        """The stored positions, after cached values are dropped that they make old: whoever asks here goes on with those."""
+        found = stored_positions(cursor, names)
+        cache_feed.before_shown(found, self.using)
+        return found
+
     def _replace(self, cursor: Any, name: str, stored: Mapping[str, StoredPosition]) -> None:
         """Begin a stream's memory anew."""
         wake(self.memory.replace(self._begun_stream(cursor, name, stored)))
@@ -352,7 +361,7 @@ class HotFeed:
             except (ResyncNeeded, TooFarBehind) as error:
                 self.memory.count("trimmed" if isinstance(error, ResyncNeeded) else "behind")
                 log.warning("hot.began_anew", stream=name, writer=writer, reason=str(error) or "too far behind")
-                self._replace(cursor, name, stored_positions(cursor, [name]).get(name, {}))
+                self._replace(cursor, name, self._stored(cursor, [name]).get(name, {}))
         met = self._rooms_of_contacts(cursor, read)
         wake(self.memory.remember(read, reaches if announced else {}, met))
 

@@ -2,8 +2,9 @@
 
 It hears pokes, and reads the rows of the streams that drop caches from their tables, per writer, behind a cursor. Begun when
 a cached function is called for the first time; values are kept only while it hears, so none is older than what it has heard
-of. ``before_advance`` is called by whatever moves a position in this process (the writer's background thread, waiters,
-followers), so that a position never shows before the values that it makes old are gone.
+of. A position never shows in this process before the values that it makes old are gone: whatever moves one (the writer's
+background thread, waiters, followers) calls ``before_advance``, and whatever goes by the table of positions (named
+readers, ``Stream.current``, replication servers, hot caches) calls ``before_shown``.
 
 What this process appends itself is dropped by its own commit (``streams.effects``), and passed over here.
 """
@@ -13,8 +14,8 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from streams import database, epochs, registry
 from streams.conf import stream_settings
@@ -30,9 +31,10 @@ from streams.trim_marks import check_not_trimmed
 
 __all__ = [
     "CacheFeed",
+    "Shown",
     "before_advance",
+    "before_shown",
     "forget_feeds",
-    "forget_own",
     "has_begun",
     "is_hearing",
     "note_own",
@@ -45,6 +47,17 @@ ROWS_PER_READ = 1_000
 MOST_ROWS = 20_000
 START_SECONDS = 10.0
 RETRY_SECONDS = 1.0
+
+
+class Shown(NamedTuple):
+    """A position as notifications tell it."""
+
+    position: int
+    generation: int = 0
+
+
+#: Stream -> writer -> position.
+Positions = Mapping[str, Mapping[str, StoredPosition | Shown]]
 
 
 class _Cursor:
@@ -133,14 +146,24 @@ class CacheFeed:
                 self.is_hearing = False
                 log.warning("caches.not_hearing", error=str(error).strip())
 
+    def before_shown(self, found: Positions) -> None:
+        """Drop what these positions make old; most were covered by what was heard before."""
+        if behind := {name for name, stored in found.items() if not self._covers(name, stored)}:
+            self.before_advance(behind)
+
+    def _covers(self, stream: str, stored: Mapping[str, StoredPosition | Shown]) -> bool:
+        where = self._cursors.get(stream)
+        if where is None:
+            return False
+        return all(
+            at.generation <= where.generation and at.position <= where.positions.get(writer, where.floor)
+            for writer, at in stored.items()
+        )
+
     def note_own(self, stream: str, ids: Collection[int]) -> None:
-        """The drops of these facts are done by the commit of this process."""
+        """What these facts make old was dropped by the commit of this process."""
         if self.is_hearing:
             self._own.update((stream, number) for number in ids)
-
-    def forget_own(self, stream: str, ids: Collection[int]) -> None:
-        """These facts were rolled back."""
-        self._own.difference_update([(stream, number) for number in ids])
 
     def _catch_up(self, cursor: Any, names: Collection[str] | None) -> None:
         """Read on. A stream whose rows drop nothing in this process yet gets its cursor, and is read from there later.
@@ -256,18 +279,22 @@ def before_advance(
         tell(alias, pokes)
 
 
+def before_shown(found: Positions, using: str | None = None) -> None:
+    """Called with positions that were heard or read from their table, before anybody sees them or the rows up to there.
+
+    A reads the positions and hands out a fact; B, which hears on another connection, has not heard of it yet: a value that the
+    fact makes old would still be served. Costs nothing where all of it was heard. Not within the feed's own work. May block.
+    """
+    feed = _feeds.get(using or stream_settings().database)
+    if feed is not None and feed.is_hearing:
+        feed.before_shown(found)
+
+
 def note_own(stream: str, ids: Collection[int], using: str) -> None:
-    """This process is going to drop by itself what these facts make old."""
+    """This process has dropped what these facts make old, and they are not complete yet."""
     feed = _feeds.get(using)
     if feed is not None:
         feed.note_own(stream, ids)
-
-
-def forget_own(stream: str, ids: Collection[int], using: str) -> None:
-    """These facts of this process were rolled back."""
-    feed = _feeds.get(using)
-    if feed is not None:
-        feed.forget_own(stream, ids)
 
 
 def forget_feeds() -> None:

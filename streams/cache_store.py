@@ -106,6 +106,14 @@ class CacheStore:
             self._values.clear()
             self._spoil((ticket for tickets in self._tickets.values() for ticket in tickets), by)
 
+    def spoil(self, key: Key | None, owner: object) -> None:
+        """What ``owner`` has begun to compute of that key, or of all, is of before; values that are kept stay."""
+        with self._lock:
+            keys = list(self._tickets) if key is None else [key]
+            for ticket in (ticket for one in keys for ticket in self._tickets.get(one, ())):
+                if ticket.owner is owner:
+                    ticket.is_spoiled = True
+
     def after_fork(self) -> None:
         """In a child: empty, with a lock that nobody holds."""
         self._lock = threading.Lock()

@@ -32,7 +32,7 @@ from django.db import connections, transaction
 from streams import cache_feed, database, registry
 from streams.cache_store import MISSING, CacheStore, Key, Ticket
 from streams.conf import stream_settings
-from streams.effects import is_changed_here
+from streams.effects import is_changed_here, is_changed_in_process
 from streams.errors import BadCacheKey
 from streams.invalidations import ROOM_STATE, StateRule, depends_on_room_state, register, room_state_keys
 
@@ -109,8 +109,8 @@ class _Cached(Generic[T]):
     def prefill(self, key: Sequence[str], value: T) -> None:
         """Keep a value that the caller knows: in a transaction once that has committed, else at once.
 
-        Not kept when somebody else drops the key meanwhile. Outside of a transaction use ``filling`` when the value was
-        read from the database.
+        Not kept when anybody drops the key meanwhile, the caller's own transaction included: first invalidate, then prefill.
+        Outside of a transaction use ``filling`` when the value was read from the database.
         """
         connection = _connection()
         if not cache_feed.is_hearing() or _is_frozen(connection):
@@ -123,12 +123,16 @@ class _Cached(Generic[T]):
 
     @contextmanager
     def filling(self, *key: str) -> Iterator[Callable[[T], None]]:
-        """Give a value that is computed inside; it is kept unless the key is dropped before it is given."""
-        ticket = self.store.begin(self._key(key))
-        keeps = cache_feed.is_hearing()
+        """Give a value that is computed inside; it is kept unless the key is dropped before it is given.
+
+        Not kept in a transaction that has made the key old itself, which may yet be rolled back.
+        """
+        found, connection = self._key(key), _connection()
+        keeps = cache_feed.is_hearing() and self._may_keep(connection, found)
+        ticket = self.store.begin(found)
 
         def fill(value: T) -> None:
-            if keeps and cache_feed.is_hearing():
+            if keeps and cache_feed.is_hearing() and self._may_keep(connection, found):
                 self.store.finish(ticket, value)
 
         try:
@@ -154,7 +158,8 @@ class CachedFunction(_Cached[T]):
     def __call__(self, *key: str) -> T:
         """The value, kept or computed."""
         found = self._key(key)
-        if not cache_feed.is_hearing() or not self._may_keep(_connection(), found):
+        connection = _connection()
+        if not cache_feed.is_hearing() or not self._may_keep(connection, found):
             self.store.counts.misses += 1
             return self._function(*found)
         value = self.store.get(found)
@@ -163,7 +168,7 @@ class CachedFunction(_Cached[T]):
         ticket = self.store.begin(found)
         try:
             value = self._function(*found)
-            if cache_feed.is_hearing():
+            if cache_feed.is_hearing() and self._may_keep(connection, found):
                 self.store.finish(ticket, value)
         finally:
             self.store.abandon(ticket)
@@ -178,7 +183,7 @@ class AsyncCachedFunction(_Cached[T]):
         found = self._key(key)
         if not cache_feed.has_begun():
             await sync_to_async(cache_feed.is_hearing, thread_sensitive=False)()
-        if not cache_feed.has_begun() or not cache_feed.is_hearing():
+        if not cache_feed.has_begun() or not cache_feed.is_hearing() or is_changed_in_process(self.name, found):
             self.store.counts.misses += 1
             return await self._function(*found)
         value = self.store.get(found)
@@ -186,12 +191,18 @@ class AsyncCachedFunction(_Cached[T]):
             return value
         ticket = self.store.begin(found)
         try:
+            keeps = await sync_to_async(self._may_keep_in_thread, thread_sensitive=True)()
             value = await self._function(*found)
-            if cache_feed.is_hearing():
+            if keeps and cache_feed.is_hearing() and not is_changed_in_process(self.name, found):
                 self.store.finish(ticket, value)
         finally:
             self.store.abandon(ticket)
         return value
+
+    @staticmethod
+    def _may_keep_in_thread() -> bool:
+        """Asked in the thread whose connection the function's queries use."""
+        return not _is_frozen(_connection())
 
     async def ainvalidate(self, *key: str) -> int:
         """``invalidate`` for async code."""

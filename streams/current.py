@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from django.db import connections
 
+from streams import cache_feed
 from streams.conf import stream_settings
 from streams.positions import RETIRED, linear_position, positions_to_show
 from streams.readers import stored_positions
@@ -60,7 +61,9 @@ def current(stream: Stream, using: str | None = None) -> Current:
     """Where the stream is, as this process sees it now."""
     alias = using or stream_settings().database
     with connections[alias].cursor() as cursor:
-        stored = stored_positions(cursor, [stream.name]).get(stream.name, {})
+        found = stored_positions(cursor, [stream.name])
+    cache_feed.before_shown(found, alias)
+    stored = found.get(stream.name, {})
     linear = linear_position(stored.values(), stream.declaration.empty_position)
     maxima = positions_to_show(stored, linear)
     minima = {w: min(at.last_write_position or 0, at.position) for w, at in stored.items() if at.state != RETIRED}

@@ -1,7 +1,8 @@
 """What else happens when facts are inserted: older rows vanish where only the newest is kept, cached values become old.
 
 The values are dropped when the transaction is known to have committed, and before its facts are complete. Until then the
-transaction itself computes them anew each time (``is_changed_here``), and everybody else still sees what was before.
+transaction itself computes them anew each time (``is_changed_here``), and everybody else still sees what was before. What
+it had computed before it made them old is not kept at its end (``spoil_begun``).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from django.db.models.expressions import BaseExpression
 
 from streams import cache_feed
 from streams.declaration import ColumnKind
-from streams.invalidations import Drop, all_stores, apply_drops, drops_nothing
+from streams.invalidations import Drop, all_stores, apply_drops, drops_nothing, spoil_begun
 from streams.newest import keep_newest
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from streams.reservations import OpenTransaction
     from streams.stream import Stream
 
-__all__ = ["has_effects", "is_changed_here", "take_effect"]
+__all__ = ["has_effects", "is_changed_here", "is_changed_in_process", "take_effect"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +39,14 @@ class _Pending:
     record: OpenTransaction
     drops: frozenset[Drop]
 
+    def changes(self, cache: str, key: Key) -> bool:
+        """Whether it drops that value."""
+        return Drop(cache, key) in self.drops or Drop(cache, None) in self.drops
+
 
 _pending: weakref.WeakKeyDictionary[BaseDatabaseWrapper, list[_Pending]] = weakref.WeakKeyDictionary()
+#: The same of all connections; several threads change it, so nobody walks along it but by a copy.
+_all_pending: dict[int, _Pending] = {}
 
 
 def has_effects(stream: Stream, facts: Sequence[Fact]) -> bool:
@@ -66,7 +73,15 @@ def is_changed_here(connection: BaseDatabaseWrapper, cache: str, key: Key) -> bo
     if not waiting:
         return False
     waiting[:] = [pending for pending in waiting if not pending.record.ended]
-    return any(Drop(cache, key) in pending.drops or Drop(cache, None) in pending.drops for pending in waiting)
+    return any(pending.changes(cache, key) for pending in waiting)
+
+
+def is_changed_in_process(cache: str, key: Key) -> bool:
+    """Whether an open transaction of any connection of this process has made the value old.
+
+    For code that cannot tell on which connection its queries go: between async code and the transaction lie threads.
+    """
+    return bool(_all_pending) and any(pending.changes(cache, key) for pending in list(_all_pending.values()))
 
 
 def _may_drop_here(stream: Stream, facts: Sequence[Fact]) -> bool:
@@ -114,13 +129,17 @@ def _drop_at_end(
     stream: Stream, connection: BaseDatabaseWrapper, record: OpenTransaction, drops: frozenset[Drop], ids: list[int]
 ) -> None:
     alias, owner = connection.alias, connection
-    _pending.setdefault(connection, []).append(_Pending(record, drops))
-    cache_feed.note_own(stream.name, ids, alias)
+    pending = _Pending(record, drops)
+    _pending.setdefault(connection, []).append(pending)
+    _all_pending[id(pending)] = pending
+    spoil_begun(drops, owner)
 
     def end(written: bool) -> None:
         if written:
             apply_drops(drops, owner)
-        else:
-            cache_feed.forget_own(stream.name, ids, alias)
+            # Not before: A's answer to COMMIT is lost, another process takes A's facts for complete, and A's feed reads them
+            # before A has learnt how its transaction ended. They are then dropped by the feed.
+            cache_feed.note_own(stream.name, ids, alias)
+        _all_pending.pop(id(pending), None)
 
     record.at_end.append(end)

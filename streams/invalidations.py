@@ -32,6 +32,7 @@ __all__ = [
     "drops_of_room_state",
     "register",
     "room_state_keys",
+    "spoil_begun",
 ]
 
 #: The special name of all caches that depend on the current state of a room.
@@ -149,6 +150,13 @@ def room_state_keys(room_id: str, user_ids: Iterable[str]) -> list[list[str]]:
     return [
         [room_id, *users[first : first + ROOM_STATE_USERS]] for first in range(0, max(len(users), 1), ROOM_STATE_USERS)
     ]
+
+
+def spoil_begun(drops: Iterable[Drop], owner: object) -> None:
+    """``owner`` makes these values old: what it has begun to compute of them is of before, and not to be kept at its end."""
+    for drop in drops:
+        if (store := _stores.get(drop.cache)) is not None:
+            store.spoil(drop.key, owner)
 
 
 def apply_drops(drops: Iterable[Drop], by: object = None) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from streams import database, registry
+from streams import cache_feed, database, registry
 from streams.epochs import check_epoch, current_epoch
 from streams.follow.handlers import Begin, Handler
 from streams.positions import linear_position, positions_to_show
@@ -44,7 +44,9 @@ def present_token(cursor: Any, stream: str, view: View = View.WRITER) -> VectorT
 
 
 def _present(cursor: Any, stream: str) -> tuple[int, dict[str, int]]:
-    stored = stored_positions(cursor, [stream]).get(stream, {})
+    found = stored_positions(cursor, [stream])
+    cache_feed.before_shown(found)  # a handler may ask for what the facts up to there make old
+    stored = found.get(stream, {})
     linear = linear_position(stored.values())
     return linear, positions_to_show(stored, linear)
 

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from streams import database, epochs, liveness, registry
+from streams import cache_feed, database, epochs, liveness, registry
 from streams.conf import stream_settings
 from streams.declaration import StreamDeclaration
 from streams.pokes import Poke
@@ -67,6 +67,7 @@ class Backlog:
     def __init__(self, announcer: Announcer, using: str, line_limit_bytes: int, name: str) -> None:
         self._announcer = announcer
         self._line_limit_bytes = line_limit_bytes
+        self._using = using
         self._name = name
         in_memory = [stream.name for stream in registry.all_streams() if stream.declaration.in_memory]
         self._heard = HeardPositions(may_begin_anew=in_memory)
@@ -131,7 +132,15 @@ class Backlog:
             raise
 
     def _positions(self, cursor: Any, only: Collection[str] | None) -> dict[str, dict[str, StoredPosition]]:
-        """Where all writers are: as pokes said it, and looked up where they do not say enough."""
+        """Where all writers are: as pokes said it, and looked up where they do not say enough.
+
+        Clients are going to be told, and may come back to this process with what they were told.
+        """
+        found = self._find_positions(cursor, only)
+        cache_feed.before_shown(found, self._using)
+        return found
+
+    def _find_positions(self, cursor: Any, only: Collection[str] | None) -> dict[str, dict[str, StoredPosition]]:
         self._check_epoch(cursor)
         heard = self._take_heard()  # before the look, which is newer than all of it
         if only is None:

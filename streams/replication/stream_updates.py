@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
-from streams import database, registry
+from streams import cache_feed, database, registry
 from streams.positions import linear_position
 from streams.readers import StoredPosition, stored_positions
 from streams.replication.json_rows import encode_json
@@ -64,7 +64,9 @@ def stream_updates(question: Question, using: str | None = None) -> bytes:
         connection.set_session(isolation_level="REPEATABLE READ", readonly=True, autocommit=False)
         with connection.cursor() as cursor:
             cursor.execute(f"SET LOCAL statement_timeout = {STATEMENT_LIMIT_MS}")
-            stored = stored_positions(cursor, [question.stream]).get(question.stream, {})
+            found = stored_positions(cursor, [question.stream])
+            cache_feed.before_shown(found, using)
+            stored = found.get(question.stream, {})
             wanted = Wanted(question.after, question.upto, [instance] if instance else None)
             rows, reached = table_rows(cursor, declaration, wanted, pace.limit(ROWS_PER_ANSWER))
             check_not_trimmed(cursor, question.stream, VectorToken(max(question.after, 0)), instance)

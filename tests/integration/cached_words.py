@@ -1,7 +1,7 @@
 """A cached function for tests in several processes; run as a program, it answers lines on stdin.
 
-``get KEY`` prints the value, ``set KEY VALUE`` changes it and invalidates, ``wait TOKEN`` waits for the stream ``caches`` and
-prints the values of all keys asked so far, ``counts`` prints hits and misses.
+``get KEY`` prints the value, ``set KEY VALUE`` changes it and invalidates, ``raise KEY`` counts it up, ``wait TOKEN`` waits for
+the stream ``caches`` and prints the values of all keys asked so far, ``counts`` prints hits and misses.
 """
 
 from __future__ import annotations
@@ -38,6 +38,13 @@ def set_word(key: str, value: str) -> int:
         return word.invalidate(key)
 
 
+def raise_word(key: str) -> tuple[int, str]:
+    with transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute("UPDATE cached_words SET value = value::int + 1 WHERE key = %s RETURNING value", [key])
+        version = cursor.fetchone()[0]
+        return word.invalidate(key), version
+
+
 def main() -> None:
     for line in sys.stdin:
         match line.split():
@@ -45,6 +52,8 @@ def main() -> None:
                 answer = str(word(key))
             case ["set", key, value]:
                 answer = str(set_word(key, value))
+            case ["raise", key]:
+                answer = " ".join(map(str, raise_word(key)))
             case ["wait", token, key]:
                 registry.get("caches").wait_for(int(token), 20.0)
                 answer = str(word(key))
