@@ -34,7 +34,8 @@ from streams.errors import ResyncNeeded
 from streams.logs import get_logger
 from streams.pokes import Poke, PokeListener
 from streams.positions import RETIRED, linear_position
-from streams.readers import StoredPosition, stored_positions
+from streams.possible_positions import possible_positions
+from streams.readers import StoredPosition
 from streams.tokens import VectorToken
 from streams.writers import current_writer
 
@@ -340,7 +341,8 @@ class HotFeed:
 
     def _stored(self, cursor: Any, names: Sequence[str]) -> dict[str, dict[str, StoredPosition]]:
         """The stored positions, after cached values are dropped that they make old: whoever asks here goes on with those."""
-        found = stored_positions(cursor, names)
+        known = {name: {w: Shown(at) for w, at in s.positions.items()} for name, s in list(self.memory.streams.items())}
+        found = possible_positions(cursor, names, known)
         cache_feed.before_shown(found, self.using)
         return found
 

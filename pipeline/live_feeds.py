@@ -23,7 +23,7 @@ from streams.epochs import current_epoch
 from streams.follow.cursor_table import Owner, adopt_epoch, begin_cursor, move_cursor, read_cursor
 from streams.follow.reader_lock import ReaderLock
 from streams.positions import Stored, linear_position
-from streams.readers import stored_positions
+from streams.possible_positions import possible_positions
 from streams.tokens import VectorToken
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ class FeedsTable:
 
 
 def _stored(cursor: Any) -> dict[str, Any]:
-    return dict(stored_positions(cursor, [_STREAM]).get(_STREAM, {}))
+    return dict(possible_positions(cursor, [_STREAM]).get(_STREAM, {}))
 
 
 def ready_upto(stored: Mapping[str, Stored], vector: Mapping[str, int]) -> int:

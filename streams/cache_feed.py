@@ -24,7 +24,8 @@ from streams.invalidations import all_stores, apply_drops
 from streams.logs import get_logger
 from streams.pokes import Poke, PokeListener
 from streams.positions import linear_position
-from streams.readers import StoredPosition, rows_that_are_there, stored_positions
+from streams.possible_positions import possible_positions
+from streams.readers import StoredPosition, rows_that_are_there
 from streams.stream import Stream
 from streams.tokens import VectorToken
 from streams.trim_marks import check_not_trimmed
@@ -68,6 +69,10 @@ class _Cursor:
         self.floor = floor
         """Facts of a writer that is new to us lie above this."""
         self.positions: dict[str, int] = {}
+
+    def known(self) -> dict[str, Shown]:
+        """The positions up to which it was read."""
+        return {writer: Shown(position) for writer, position in self.positions.items()}
 
 
 class _Listener(PokeListener):
@@ -175,7 +180,8 @@ class CacheFeed:
         streams = [stream for stream in streams if stream.name not in self._cursors or stream.drops_now()]
         if not streams:
             return
-        found = stored_positions(cursor, [stream.name for stream in streams])
+        known = {name: where.known() for name, where in self._cursors.items()}
+        found = possible_positions(cursor, [stream.name for stream in streams], known)
         for stream in streams:
             self._catch_up_with(cursor, stream, found.get(stream.name, {}))
 

@@ -21,7 +21,7 @@ from django.db import connections
 from streams import cache_feed
 from streams.conf import stream_settings
 from streams.positions import RETIRED, linear_position, positions_to_show
-from streams.readers import stored_positions
+from streams.possible_positions import possible_positions
 from streams.tokens import VectorToken
 from streams.writers import current_writer
 
@@ -61,7 +61,7 @@ def current(stream: Stream, using: str | None = None) -> Current:
     """Where the stream is, as this process sees it now."""
     alias = using or stream_settings().database
     with connections[alias].cursor() as cursor:
-        found = stored_positions(cursor, [stream.name])
+        found = possible_positions(cursor, [stream.name])
     cache_feed.before_shown(found, alias)
     stored = found.get(stream.name, {})
     linear = linear_position(stored.values(), stream.declaration.empty_position)

@@ -30,8 +30,8 @@ from streams.declaration import FactTable
 from streams.errors import NotTrimmable, TrimBusy
 from streams.logs import get_logger
 from streams.positions import linear_position, lowest_unread
+from streams.possible_positions import possible_positions
 from streams.queries import bounds_sql, order_sql, read_whole, token_sql
-from streams.readers import stored_positions
 from streams.stream import Stream
 from streams.trim_marks import trim_mark
 
@@ -164,7 +164,7 @@ def plan_trim(cursor: Any, request: TrimRequest) -> TrimPlan:
     """What may be trimmed now; raises ``NotTrimmable``. The age rule is applied while the facts are looked at."""
     stream, horizon, keep = request.stream, request.horizon, request.keep
     _check_trimmable(stream)
-    stored = stored_positions(cursor, [stream.name]).get(stream.name, {})
+    stored = possible_positions(cursor, [stream.name]).get(stream.name, {})
     linear = linear_position(stored.values())
     obstacles = [
         *_cursor_obstacles(cursor, stream, horizon),

@@ -24,7 +24,8 @@ from streams.conf import stream_settings
 from streams.errors import TokenError, WaitTimedOut
 from streams.pokes import Poke, PokeListener
 from streams.positions import active_and_retired, linear_position
-from streams.readers import StoredPosition, stored_positions, writer_names
+from streams.possible_positions import possible_positions
+from streams.readers import StoredPosition, writer_names
 from streams.tokens import VectorToken
 from streams.tracker import PositionTracker, TrackerState
 from streams.waiters import Waiter, WaitingRoom, has_reached
@@ -256,7 +257,7 @@ class _View:
         """The epoch and the stored positions; before caches drop what these make old."""
         with self._connection.cursor() as cursor:
             epoch = self._epoch if streams is not None else epochs.epoch_to_see(cursor)
-            return epoch, stored_positions(cursor, streams)
+            return epoch, possible_positions(cursor, streams)
 
     def _learn(self, epoch: str, found: _Found) -> None:
         with self._lock:

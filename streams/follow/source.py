@@ -14,7 +14,7 @@ from streams import cache_feed, database, registry
 from streams.epochs import check_epoch, current_epoch
 from streams.follow.handlers import Begin, Handler
 from streams.positions import linear_position, positions_to_show
-from streams.readers import stored_positions
+from streams.possible_positions import possible_positions
 from streams.replication.cursor_math import due_rows, next_reading, target_of
 from streams.replication.table_rows import RowPace, Wanted, table_rows
 from streams.replication.views import FollowedRow, View
@@ -44,7 +44,7 @@ def present_token(cursor: Any, stream: str, view: View = View.WRITER) -> VectorT
 
 
 def _present(cursor: Any, stream: str) -> tuple[int, dict[str, int]]:
-    found = stored_positions(cursor, [stream])
+    found = possible_positions(cursor, [stream])
     cache_feed.before_shown(found)  # a handler may ask for what the facts up to there make old
     stored = found.get(stream, {})
     linear = linear_position(stored.values())

@@ -19,7 +19,8 @@ from streams.declaration import StreamDeclaration
 from streams.epochs import check_epoch, epoch_to_see, is_another_life
 from streams.errors import EpochChanged
 from streams.positions import Stored, linear_position, positions_to_show
-from streams.readers import stored_positions, writer_names
+from streams.possible_positions import possible_positions
+from streams.readers import writer_names
 from streams.replication.errors import CatchUpError
 from streams.replication.table_rows import RowPace, Wanted, table_rows
 from streams.replication.views import FollowedRow
@@ -142,7 +143,7 @@ class TableCatchUp:
         wanted = registry.names() if streams is None else [name for name in streams if self.covers(name)]
         with self._connection.cursor() as cursor:
             self._check_life(epoch_to_see(cursor))
-            found = stored_positions(cursor, wanted)
+            found = possible_positions(cursor, wanted)
         return {name: _writers_of(found.get(name, {}), registry.get(name).declaration) for name in wanted}
 
     def _fetch(

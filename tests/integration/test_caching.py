@@ -318,7 +318,7 @@ def test_lost_connection_comes_back_and_catches_up():
 def test_hearing_of_one_stream_does_not_make_up_for_what_another_one_missed(deaf, monkeypatch):
     """The drop before a position shows fails, so nothing is served; what is heard next may be older, and of another stream."""
     set_word("a", "0")
-    own, real = feed(), cache_feed.stored_positions
+    own, real = feed(), cache_feed.possible_positions
     assert word("a") == "0"
     store_quietly("a", "1")
     with session() as cursor:
@@ -331,12 +331,12 @@ def test_hearing_of_one_stream_does_not_make_up_for_what_another_one_missed(deaf
         )
     StreamPosition.objects.create(stream="caches", instance_name="north", position=token)
 
-    def fail(cursor, names):
+    def fail(cursor, names, known):
         raise OperationalError("terminating connection due to administrator command")
 
-    monkeypatch.setattr(cache_feed, "stored_positions", fail)
+    monkeypatch.setattr(cache_feed, "possible_positions", fail)
     cache_feed.before_advance(["caches"])
-    monkeypatch.setattr(cache_feed, "stored_positions", real)
+    monkeypatch.setattr(cache_feed, "possible_positions", real)
     own.heard([Poke("push_rules", "north", 5)])
     assert cache_feed.is_hearing()
     assert word("a") == "1"
