@@ -28,7 +28,7 @@ from streams.conf import stream_settings
 from streams.database import DatabaseError, direct_connection, dsn, explain
 from streams.errors import ReaderNameTaken
 from streams.logs import get_logger
-from streams.possible_positions import possible_positions
+from streams.readers import stored_positions
 from streams.schema_mark import marked_lock
 
 if TYPE_CHECKING:
@@ -187,7 +187,7 @@ class _Pipeline:
     def _caught_up(self) -> bool:
         """Beat, and compare the tables' vectors with the stored positions."""
         with connections[self._using].cursor() as cursor:
-            stored = possible_positions(cursor, [stream for table in self._tables for stream in table.streams])
+            stored = stored_positions(cursor, [stream for table in self._tables for stream in table.streams])
             there = {stream: {writer: at.position for writer, at in known.items()} for stream, known in stored.items()}
             done = True
             for table in self._tables:

@@ -13,8 +13,8 @@ from typing import Any
 from pipeline.source_vectors import Vector, target_vector
 from streams.declaration import StreamDeclaration
 from streams.positions import Stored
-from streams.possible_positions import possible_positions
 from streams.queries import NEWEST_EPOCH
+from streams.readers import stored_positions
 from streams.recorded import RECORDED_POSITIONS, is_recorded, recorded_names
 
 __all__ = ["SourcePositions", "known_positions"]
@@ -49,6 +49,6 @@ def known_positions(cursor: Any, declaration: StreamDeclaration) -> SourcePositi
     if is_recorded(declaration.name):
         cursor.execute(RECORDED_POSITIONS, recorded_names(declaration.name))
         return SourcePositions({writer: _Recorded(position) for _, writer, position in cursor.fetchall()}, epoch)
-    stored = possible_positions(cursor, [declaration.name]).get(declaration.name, {})
+    stored = stored_positions(cursor, [declaration.name]).get(declaration.name, {})
     life = max((at.generation for at in stored.values()), default=0) if declaration.in_memory else 0
     return SourcePositions(stored, epoch, f"life {life}" if life else "")

@@ -55,8 +55,15 @@ def stored_cursor(base: int, **more: Any) -> StoredCursor:
     return StoredCursor.objects.create(reader="billing", stream="caches", base=base, **more)
 
 
+def given_out(stream: Stream, upto: int) -> None:
+    """The IDs up to there were given out, as they are where a writer's position is there."""
+    with session() as cursor:
+        stream.set_sequence(cursor, max(upto, stream.sequence_value(cursor)))
+
+
 def writer_at(name: str, position: int) -> None:
     """A writer that is there."""
+    given_out(registry.get("caches"), position)
     StreamPosition.objects.create(stream="caches", instance_name=name, position=position)
 
 
@@ -78,6 +85,7 @@ def test_a_fact_goes_whole_or_stays_whole(monkeypatch, batch_rows):
                 [number],
             )
         cursor.execute("INSERT INTO streams_streamposition (stream, instance_name, position) VALUES ('caches', 'n', 5)")
+    given_out(registry.get("caches"), 5)
     assert trimmed(Keep(facts=2)) == 4
     assert ids() == [4, 4, 5]
 
@@ -377,6 +385,7 @@ def test_all_tables_of_a_union_are_trimmed_whole():
                 " VALUES (%s, 'n', '!r', 'm', 'a'), (%s, 'n', '!r', 'm', 'b')",
                 [number, number],
             )
+        given_out(union, 7)
         StreamPosition.objects.create(stream="events", instance_name="n", position=7)
         (done,) = trim(cursor, TrimRequest(union, Keep(facts=3), settle_seconds=0), pause=lambda seconds: None)
         cursor.execute("SELECT stream_ordering FROM events_event ORDER BY 1")
@@ -395,6 +404,7 @@ def test_a_backward_stream_is_trimmed_from_its_oldest_fact_on():
                 " topological_ordering, origin_server_ts) VALUES (%s, 'n', %s, '!r', 'm', '@u', 1, 1)",
                 [-number, f"${number}"],
             )
+        given_out(backward, 5)
         StreamPosition.objects.create(stream="backfill", instance_name="n", position=-5)
         list(trim(cursor, TrimRequest(backward, Keep(facts=1), settle_seconds=0), pause=lambda seconds: None))
         cursor.execute("SELECT stream_ordering FROM events_event")
