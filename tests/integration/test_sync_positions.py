@@ -9,10 +9,12 @@ from events.creating import create_room
 from events.sync_positions import current_token, events_token, read_events_token, read_token, room_text, token_text
 from events.sync_rooms import initial_sync, rooms_since
 from events.sync_token import SyncToken
+from streams import registry
 from streams.epochs import begin_epoch, current_epoch
 from streams.errors import EpochChanged, TokenError
 from streams.models import StreamPosition
 from streams.tokens import VectorToken
+from tests.writing import session
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -28,7 +30,9 @@ def epoch():
 @pytest.fixture
 def ahead():
     """Two writers, one ahead of the other."""
-    make = StreamPosition.objects.create
+    make, events = StreamPosition.objects.create, registry.get("events")
+    with session() as cursor:
+        events.set_sequence(cursor, max(9, events.sequence_value(cursor)))
     slow = make(stream="events", instance_name="slow", position=5)
     fast = make(stream="events", instance_name="fast", position=9)
     return slow, fast
