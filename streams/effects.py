@@ -8,6 +8,7 @@ it had computed before it made them old is not kept at its end (``spoil_begun``)
 from __future__ import annotations
 
 import json
+import os
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -72,7 +73,7 @@ def is_changed_here(connection: BaseDatabaseWrapper, cache: str, key: Key) -> bo
     waiting = _pending.get(connection)
     if not waiting:
         return False
-    waiting[:] = [pending for pending in waiting if not pending.record.ended]
+    waiting[:] = _open(waiting)
     return any(pending.changes(cache, key) for pending in waiting)
 
 
@@ -81,7 +82,16 @@ def is_changed_in_process(cache: str, key: Key) -> bool:
 
     For code that cannot tell on which connection its queries go: between async code and the transaction lie threads.
     """
-    return bool(_all_pending) and any(pending.changes(cache, key) for pending in list(_all_pending.values()))
+    return bool(_all_pending) and any(pending.changes(cache, key) for pending in _open(list(_all_pending.values())))
+
+
+def _open(waiting: Sequence[_Pending]) -> list[_Pending]:
+    """Those whose transaction the connection is in.
+
+    How a transaction ended may be known late, or never: A rolls back, and its writer is closed before it has asked. That
+    A's connection has left it is known at once. If it was committed nevertheless, the feed drops the values.
+    """
+    return [pending for pending in waiting if not pending.record.left]
 
 
 def _may_drop_here(stream: Stream, facts: Sequence[Fact]) -> bool:
@@ -130,7 +140,10 @@ def _drop_at_end(
 ) -> None:
     alias, owner = connection.alias, connection
     pending = _Pending(record, drops)
-    _pending.setdefault(connection, []).append(pending)
+    _pending[connection] = [*_open(_pending.get(connection, ())), pending]
+    for number, other in list(_all_pending.items()):
+        if other.record.left:
+            _all_pending.pop(number, None)
     _all_pending[id(pending)] = pending
     spoil_begun(drops, owner)
 
@@ -143,3 +156,12 @@ def _drop_at_end(
         _all_pending.pop(id(pending), None)
 
     record.at_end.append(end)
+
+
+def _after_fork() -> None:
+    """The parent's transactions are not the child's."""
+    _pending.clear()
+    _all_pending.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -73,7 +73,10 @@ class OpenTransaction:
         self.writer = writer
         self.number = number  # PostgreSQL's
         self.opened_at = time.monotonic()
+        #: How it ended is known, and its IDs are complete.
         self.ended = False
+        #: The connection has left it, though perhaps nobody knows yet how it ended.
+        self.left = False
         #: Called with "was it written?" when it ends, before its IDs are complete; quick, and never raising.
         self.at_end: list[Callable[[bool], None]] = []
         self._pending: list[tuple[Stream, PositionTracker, list[int]]] = []
@@ -116,7 +119,7 @@ class OpenTransaction:
     def end(self, *, written: bool) -> None:
         """The transaction has ended: complete its IDs. Later calls do nothing."""
         with self._lock:
-            self.ended = True
+            self.ended = self.left = True
             pending, self._pending = self._pending, []
             at_end, self.at_end = self.at_end, []
         for effect in at_end:
@@ -138,6 +141,7 @@ class _CommitHook:
 
 
 def _hook_dropped(record: OpenTransaction) -> None:
+    record.left = True
     if not record.ended:
         record.writer.ask(record)
 

@@ -16,6 +16,7 @@ from django.db import connection, transaction
 from streams import cache_feed, effects, pokes, registry
 from streams.caching import cached
 from streams.follow import Begin, Chunk, Handler, Reader
+from streams.testing import forget_writers
 from streams.writers import current_writer
 from tests.integration import cached_words
 from tests.integration.cached_words import set_word, word
@@ -194,6 +195,21 @@ def test_a_commit_whose_answer_was_lost():
     finally:
         transaction.rollback()
         transaction.set_autocommit(True)
+
+
+def test_a_transaction_that_was_left_and_whose_end_nobody_told(monkeypatch):
+    """A rolls back, and the writer is closed before it has asked how that ended: values are kept again at once."""
+    set_word("k", "1")
+    with suppress(ZeroDivisionError), transaction.atomic():
+        set_word("k", "2")
+        monkeypatch.setattr(current_writer(), "ask", lambda record: None)
+        raise ZeroDivisionError
+    forget_writers()
+    wait_until(cache_feed.is_hearing, 30.0)
+    hits = word.store.counts.hits
+    assert [word("k"), word("k")] == ["1", "1"]
+    assert word.store.counts.hits == hits + 1
+    assert not effects.is_changed_in_process("cached_words", ("k",))
 
 
 def test_a_function_that_changes_what_it_reads_and_is_taken_back():
