@@ -24,7 +24,7 @@ from events.fields import storable
 from events.judging import as_let_through
 from events.measures import count_stored
 from events.models import Event, EventJson, Room
-from events.parsing import ParsedEvent, parse_event
+from events.parsing import LINE_LIMIT_BYTES, ParsedEvent, parse_event
 from events.room_batch import RoomBatch, RoomChanges
 from events.room_reading import RoomReading, lock_and_read
 from events.room_writes import write_rooms
@@ -143,7 +143,7 @@ def _parse(batch: Sequence[Incoming], outcome: PersistOutcome, using: str, verif
     decoded: list[tuple[int, Incoming, dict[str, Any]]] = []
     for place, incoming in enumerate(batch):
         try:
-            decoded.append((place, incoming, decode_event(incoming.json)))
+            decoded.append((place, incoming, _decoded(incoming.json)))
         except EventRefused as error:
             outcome.refused.append(RefusedEvent(place, error))
     versions = _versions(decoded, using, verifier)
@@ -161,6 +161,13 @@ def _parse(batch: Sequence[Incoming], outcome: PersistOutcome, using: str, verif
             outcome.duplicates.append(event_id)
         found[key] = _of_both(found[key], placed) if key in found else placed
     return list(found.values())
+
+
+def _decoded(json: bytes) -> dict[str, Any]:
+    """Its size is looked at first: what ``unsigned`` holds counts for no other limit, and is stored and read with the event."""
+    if len(json) > LINE_LIMIT_BYTES:
+        raise EventRefused(Reason.TOO_LARGE, f"{len(json)} bytes as it came; at most {LINE_LIMIT_BYTES} are taken")
+    return decode_event(json)
 
 
 def _signed(parsed: Sequence[_Placed], outcome: PersistOutcome, verifier: KeysOf) -> list[_Placed]:

@@ -74,6 +74,7 @@ def bad_events(made):
         ("10,000 prev events", changed(message, prev_events=[f"${n:043}" for n in range(10_000)]), Reason.TOO_LARGE),
         ("prev event is no ID", changed(message, prev_events=["x"]), Reason.BAD_REFERENCE),
         ("prev event is a pair", changed(message, prev_events=[["$x", {}]]), Reason.WRONG_TYPE),
+        ("1 MiB with what nobody signs", changed(message, unsigned={"x": "y" * 2**20}), Reason.TOO_LARGE),
         ("100 kB", changed(message, content={"body": "x" * 100_000}), Reason.TOO_LARGE),
         ("100 kB of auth events", changed(message, auth_events=[f"${n:043}" for n in range(2_300)]), Reason.TOO_LARGE),
         ("depth 2^63", changed(message, depth=2**63), Reason.BAD_NUMBER),
