@@ -87,7 +87,7 @@ WITH next AS MATERIALIZED (
     DELETE FROM events_backwardextremity WHERE room_id = %(room)s AND event_id = ANY(ARRAY(SELECT event_id FROM loose))
       AND NOT EXISTS (
         SELECT FROM events_eventedge edge JOIN events_event e USING (event_id)
-        WHERE edge.prev_event_id = events_backwardextremity.event_id AND NOT e.outlier
+        WHERE edge.prev_event_id = events_backwardextremity.event_id AND e.room_id = %(room)s AND NOT e.outlier
           AND NOT EXISTS (SELECT FROM next WHERE next.event_id = e.event_id)
     )
 )
