@@ -183,6 +183,16 @@ WHERE NOT EXISTS (
       AND e.rejected_reason IS NULL)
 ON CONFLICT (event_id) DO NOTHING
 """
+#: Where the state at a live event is not known, nobody can tell who sees the room.
+_NO_RANGES = """
+WITH room AS (
+    UPDATE events_room SET visibility_unresolved = true WHERE room_id = %(room)s AND EXISTS (
+        SELECT FROM restored_fate fate JOIN events_event e ON e.event_id = fate.event_id
+        WHERE e.state_unresolved AND NOT e.outlier AND NOT e.soft_failed AND e.rejected_reason IS NULL
+          AND e.stream_ordering > 0)
+    RETURNING room_id
+) DELETE FROM events_eventvisibility v USING room WHERE v.room_id = room.room_id
+"""
 #: Redactions that came while their targets were away; the first that applies counts.
 _LATE_REDACTIONS = """
 SELECT redaction.event_id, target.event_id
@@ -287,6 +297,8 @@ def restore_events(room_id: str, mapping: str, using: str, done: EventsRestored,
         done.redacted += len(redacted)
         cursor.execute(_COUNTS)
         new, placed = cursor.fetchone()
+        if not whole:
+            cursor.execute(_NO_RANGES, names)
         if leaves and not whole:
             settle_state(cursor, room_id, using)
         cursor.execute("DROP TABLE restored_fate, restored_below; TRUNCATE restored_event")
