@@ -2,7 +2,8 @@
 
 Clients get the fields that are theirs (type, content, sender …) and the event's ID and room; content is copied as it
 stands, number for number. What a redaction leaves is decided by ``events.redaction_rules``. Of ``unsigned``, which any
-server on the way can have written, goes out what this server adds itself, and the state that comes with an invite or a knock.
+server on the way can have written, goes out what this server adds itself, and the state that comes with an invite or a knock:
+only with those, and not when they are redacted.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 import msgspec
 
 from events import canonical
+from events.fields import optional_identifier
 from events.redaction_rules import prune
 from state.room_versions import room_version
 
@@ -38,7 +40,7 @@ class StoredForm(msgspec.Struct, frozen=True):
 class _Unsigned(msgspec.Struct):
     """The parts of ``unsigned`` that clients are given."""
 
-    replaces_state: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    replaces_state: Any = msgspec.UNSET
     invite_room_state: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     knock_room_state: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
@@ -67,8 +69,8 @@ class _ForClients(msgspec.Struct):
     state_key: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
+_INVITE, _KNOCK = "invite_room_state", "knock_room_state"
 _CLIENT_KEYS = frozenset({"type", "sender", "content", "origin_server_ts", "state_key"})
-_UNSIGNED_KEYS = frozenset(_Unsigned.__struct_fields__)
 _STORED = msgspec.json.Decoder(_Stored)
 _UNSIGNED = msgspec.json.Decoder(_Unsigned)
 _ANY = msgspec.json.Decoder()
@@ -89,7 +91,7 @@ def client_json(event: StoredForm) -> bytes:
             event.room_id,
             stored.sender,
             stored.type,
-            _known_unsigned(stored.unsigned),
+            _known_unsigned(stored),
             stored.state_key,
         )
     )
@@ -102,26 +104,50 @@ def pruned_json(json: bytes, version: str) -> bytes:
     return canonical.encode(pruned, strict=False)
 
 
-def _known_unsigned(unsigned: msgspec.Raw | msgspec.UnsetType) -> _Unsigned:
-    if unsigned is msgspec.UNSET:
+def _known_unsigned(stored: _Stored) -> _Unsigned:
+    if stored.unsigned is msgspec.UNSET:
         return _NOTHING
     try:
-        return _UNSIGNED.decode(unsigned)
+        known = _UNSIGNED.decode(stored.unsigned)
     except msgspec.ValidationError:  # it may be anything: nobody signs it
         return _NOTHING
+    if not _is_event_id(known.replaces_state):
+        known.replaces_state = msgspec.UNSET
+    if known.invite_room_state is not msgspec.UNSET or known.knock_room_state is not msgspec.UNSET:
+        own = _room_state_key(_ANY.decode(stored.type), _ANY.decode(stored.content))
+        if own != _INVITE:
+            known.invite_room_state = msgspec.UNSET
+        if own != _KNOCK:
+            known.knock_room_state = msgspec.UNSET
+    return known
+
+
+def _is_event_id(value: Any) -> bool:
+    return isinstance(value, str) and value.startswith("$") and optional_identifier(value) is not None
+
+
+def _room_state_key(event_type: Any, content: Any) -> str | None:
+    """The key of ``unsigned`` in which an invite or a knock has the room's state."""
+    membership = content.get("membership") if event_type == "m.room.member" and isinstance(content, dict) else None
+    return {"invite": _INVITE, "knock": _KNOCK}.get(membership) if isinstance(membership, str) else None
 
 
 def _rewritten(event: StoredForm) -> dict[str, Any]:
     """The slow way, for events of which something changes."""
     version = room_version(event.version)
     stored = _ANY.decode(event.json)
-    unsigned = stored.get("unsigned")
     if event.pruned:
         stored = prune(stored, version)
+    unsigned = stored.get("unsigned")
+    room_state = _room_state_key(stored.get("type"), stored.get("content"))
     found = {key: value for key, value in stored.items() if key in _CLIENT_KEYS}
     found |= {"event_id": event.event_id, "room_id": event.room_id}
     kept = unsigned if isinstance(unsigned, dict) else {}
-    found["unsigned"] = {key: value for key, value in kept.items() if key in _UNSIGNED_KEYS}
+    found["unsigned"] = {
+        key: value
+        for key, value in kept.items()
+        if key == room_state or (key == "replaces_state" and _is_event_id(value))
+    }
     if event.redacted_by is not None:
         found["unsigned"]["redacted_by"] = event.redacted_by
     if event.because is not None:

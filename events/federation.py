@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from django.db import connections
 
 from events.errors import BadQuestion, StateUnresolved, UnknownEvent, UnknownRoom
-from events.models import EventAuth, Room
+from events.models import Event, EventAuth, Room
 from events.questions import can_be_stored, checked_ids, checked_limit
 from events.reading import state_at, timeline_place
 from events.server_view import as_seen_by
@@ -62,14 +62,15 @@ SELECT {SERVED} FROM (
 ORDER BY e.topological_ordering, e.stream_ordering
 """
 
-#: The auth events of state events, and theirs, each once.
+#: The auth events of state events, and theirs, each once; whoever makes an event may name some of other rooms.
 _AUTH_CHAIN = """
 WITH RECURSIVE chain (event_id) AS (
-    SELECT unnest(%(events)s::text[]) COLLATE "C"
+    SELECT event_id FROM events_event WHERE event_id = ANY(%(events)s::text[]) AND room_id = %(room)s
     UNION
-    SELECT unnest(auth.auth_event_ids) FROM chain JOIN events_eventauth AS auth ON auth.event_id = chain.event_id
+    SELECT e.event_id FROM chain JOIN events_eventauth AS auth ON auth.event_id = chain.event_id
+    CROSS JOIN unnest(auth.auth_event_ids) AS named JOIN events_event AS e ON e.event_id = named AND e.room_id = %(room)s
 )
-SELECT event_id FROM chain JOIN events_event USING (event_id)
+SELECT event_id FROM chain
 """
 
 
@@ -142,13 +143,14 @@ def state_ids(event_id: str, using: str = "default") -> StateIds:
         if before is None:
             raise StateUnresolved(f"{event_id} is an outlier: its place in the graph is not known, nor is its state.")
         state = sorted(before.values())
-        return StateIds(tuple(state), tuple(_below_in_auth(state, using)))
+        room_id = Event.objects.using(using).values_list("room_id", flat=True).get(event_id=event_id)
+        return StateIds(tuple(state), tuple(_below_in_auth(state, room_id, using)))
 
 
 def auth_chain(event_id: str, using: str = "default") -> list[str]:
     """The auth events of an event and theirs, down to the create event, sorted; the event itself is left out.
 
-    Those that are not here are left out too. Raises ``UnknownEvent``.
+    Those that are not here, or of another room, are left out too. Raises ``UnknownEvent``.
     """
     event = parsed_events([event_id], using).get(event_id) if can_be_stored(event_id) else None
     if event is None:
@@ -156,22 +158,22 @@ def auth_chain(event_id: str, using: str = "default") -> list[str]:
     starts = list(event.auth_event_ids)
     if room_version(event.room_version).room_id_is_create_hash and event.type != "m.room.create":
         starts.append("$" + event.room_id[1:])  # implied
-    return [found for found in _chain(starts, using) if found != event_id]
+    return [found for found in _chain(starts, event.room_id, using) if found != event_id]
 
 
 def _unknown(event_id: str) -> NoReturn:
     raise UnknownEvent(f"There is no event {event_id!r:.300}.")
 
 
-def _below_in_auth(event_ids: Sequence[str], using: str) -> list[str]:
+def _below_in_auth(event_ids: Sequence[str], room_id: str, using: str) -> list[str]:
     """What is reached by auth edges from the events; one of them is only part of it when another leads to it."""
     rows = EventAuth.objects.using(using).filter(event_id__in=event_ids).values_list("auth_event_ids", flat=True)
-    return _chain([event_id for ids in rows for event_id in ids], using)
+    return _chain([event_id for ids in rows for event_id in ids], room_id, using)
 
 
-def _chain(starts: Collection[str], using: str) -> list[str]:
+def _chain(starts: Collection[str], room_id: str, using: str) -> list[str]:
     with connections[using].cursor() as cursor:
-        cursor.execute(_AUTH_CHAIN, {"events": list(dict.fromkeys(starts))})
+        cursor.execute(_AUTH_CHAIN, {"events": list(dict.fromkeys(starts)), "room": room_id})
         return sorted(event_id for (event_id,) in cursor)
 
 

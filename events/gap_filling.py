@@ -44,7 +44,8 @@ _PLACES = "SELECT event_id, stream_ordering FROM events_event WHERE event_id = A
 _RESOLVABLE = """
 SELECT e.event_id FROM events_event e
 WHERE e.room_id = %(room)s AND e.state_unresolved AND NOT EXISTS (
-    SELECT FROM events_eventedge edge LEFT JOIN events_event prev ON prev.event_id = edge.prev_event_id
+    SELECT FROM events_eventedge edge
+    LEFT JOIN events_event prev ON prev.event_id = edge.prev_event_id AND prev.room_id = %(room)s
     WHERE edge.event_id = e.event_id AND prev.state_group IS NULL
 ) AND EXISTS (SELECT FROM events_eventedge edge WHERE edge.event_id = e.event_id)
 LIMIT %(most)s

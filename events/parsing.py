@@ -30,6 +30,7 @@ from state.room_versions import RoomVersion, room_version
 __all__ = [
     "ANNOUNCING",
     "LARGEST_STREAM_ORDERING",
+    "LINE_LIMIT_BYTES",
     "SIZE_LIMIT_BYTES",
     "ParsedEvent",
     "Verdict",

@@ -24,7 +24,7 @@ from events.fields import storable
 from events.judging import as_let_through
 from events.measures import count_stored
 from events.models import Event, EventJson, Room
-from events.parsing import ParsedEvent, parse_event
+from events.parsing import LINE_LIMIT_BYTES, ParsedEvent, parse_event
 from events.room_batch import RoomBatch, RoomChanges
 from events.room_reading import RoomReading, lock_and_read
 from events.room_writes import write_rooms
@@ -37,6 +37,9 @@ from streams.conf import stream_settings
 from streams.models import CacheInvalidation
 
 __all__ = ["Incoming", "PersistOutcome", "Persisted", "RefusedEvent", "persist"]
+
+_MOST_PREV_EVENTS, _MOST_AUTH_EVENTS = 20, 10
+"""As servers take them; of each choice of prev events the states are resolved, under the room's lock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +104,8 @@ def persist(
     Signatures are checked with the keys that ``verifier`` tells (``events.verifying``), before anything is locked; an event that
     a server did not sign is refused as ``bad-signature``. Or the caller says that all are ``verified``, as those made here are.
 
-    ``history_of``: the events are what the server of that name has stored, so those of its own users are never soft-failed.
+    ``history_of``: the events are what the server of that name has stored, so those of its own users are never soft-failed, and
+    any number of prev and auth events is taken.
 
     Raises ``SignaturesUnchecked`` where neither is said, what ``verifier`` raises, errors of the stream engine (``WriterFenced``,
     …) and of the database, and then nothing was stored; a transaction of the caller can then only be rolled back.
@@ -114,7 +118,7 @@ def persist(
     alias = using or stream_settings().database
     batch = list(events)
     outcome = PersistOutcome()
-    parsed = _parse(batch, outcome, alias, verifier)
+    parsed = _parse(batch, outcome, alias, verifier, known_elsewhere=history_of is not None)
     if history_of is not None:
         parsed = [replace_field(placed, event=as_let_through(placed.event, history_of)) for placed in parsed]
     if parsed:
@@ -134,7 +138,9 @@ class _Placed:
     state_before: Sequence[str] | None
 
 
-def _parse(batch: Sequence[Incoming], outcome: PersistOutcome, using: str, verifier: KeysOf | None) -> list[_Placed]:
+def _parse(
+    batch: Sequence[Incoming], outcome: PersistOutcome, using: str, verifier: KeysOf | None, *, known_elsewhere: bool
+) -> list[_Placed]:
     """The events, each once.
 
     Of several with one ID, room and room version the first, but rather one with a place in the graph, and the content of one as
@@ -143,14 +149,17 @@ def _parse(batch: Sequence[Incoming], outcome: PersistOutcome, using: str, verif
     decoded: list[tuple[int, Incoming, dict[str, Any]]] = []
     for place, incoming in enumerate(batch):
         try:
-            decoded.append((place, incoming, decode_event(incoming.json)))
+            decoded.append((place, incoming, _decoded(incoming.json)))
         except EventRefused as error:
             outcome.refused.append(RefusedEvent(place, error))
     versions = _versions(decoded, using, verifier)
     parsed: list[_Placed] = []
     for place, incoming, event in decoded:
         try:
-            parsed.append(_Placed(place, _parsed(incoming, event, versions), incoming.state_before))
+            found_event = _parsed(incoming, event, versions)
+            if not known_elsewhere:
+                _check_references(found_event)
+            parsed.append(_Placed(place, found_event, incoming.state_before))
         except EventRefused as error:
             outcome.refused.append(RefusedEvent(place, error))
     found: dict[tuple[str, str, str], _Placed] = {}
@@ -161,6 +170,13 @@ def _parse(batch: Sequence[Incoming], outcome: PersistOutcome, using: str, verif
             outcome.duplicates.append(event_id)
         found[key] = _of_both(found[key], placed) if key in found else placed
     return list(found.values())
+
+
+def _decoded(json: bytes) -> dict[str, Any]:
+    """Its size is looked at first: what ``unsigned`` holds counts for no other limit, and is stored and read with the event."""
+    if len(json) > LINE_LIMIT_BYTES:
+        raise EventRefused(Reason.TOO_LARGE, f"{len(json)} bytes as it came; at most {LINE_LIMIT_BYTES} are taken")
+    return decode_event(json)
 
 
 def _signed(parsed: Sequence[_Placed], outcome: PersistOutcome, verifier: KeysOf) -> list[_Placed]:
@@ -265,6 +281,15 @@ def _parsed(incoming: Incoming, event: dict[str, Any], versions: dict[str, str])
     if not (incoming.outlier or incoming.backfilled):
         return parsed
     return replace(parsed, outlier=incoming.outlier, stream_ordering=-1 if incoming.backfilled else None)
+
+
+def _check_references(event: ParsedEvent) -> None:
+    for what, named, most in (
+        ("prev", event.prev_event_ids, _MOST_PREV_EVENTS),
+        ("auth", event.auth_event_ids, _MOST_AUTH_EVENTS),
+    ):
+        if len(named) > most:
+            raise EventRefused(Reason.BAD_REFERENCE, f"{len(named)} {what} events; at most {most} are taken")
 
 
 def _check_given(event_ids: Any) -> None:

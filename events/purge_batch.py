@@ -16,6 +16,7 @@ from events.room_batch import RoomBatch
 from events.room_reading import lock_and_read
 from events.room_writes import write_rooms
 from streams import registry
+from streams.caching import invalidate_room_state
 from streams.conf import stream_settings
 from streams.models import CacheInvalidation
 
@@ -87,7 +88,7 @@ WITH next AS MATERIALIZED (
     DELETE FROM events_backwardextremity WHERE room_id = %(room)s AND event_id = ANY(ARRAY(SELECT event_id FROM loose))
       AND NOT EXISTS (
         SELECT FROM events_eventedge edge JOIN events_event e USING (event_id)
-        WHERE edge.prev_event_id = events_backwardextremity.event_id AND NOT e.outlier
+        WHERE edge.prev_event_id = events_backwardextremity.event_id AND e.room_id = %(room)s AND NOT e.outlier
           AND NOT EXISTS (SELECT FROM next WHERE next.event_id = e.event_id)
     )
 )
@@ -95,6 +96,9 @@ SELECT (SELECT count(*) FILTER (WHERE goes) FROM next), (SELECT count(*) FILTER 
     (SELECT count(*) FROM leaves), last.topological_ordering, last.stream_ordering
 FROM (SELECT * FROM next ORDER BY topological_ordering DESC, stream_ordering DESC LIMIT 1) AS last
 """
+_DROP_STATE = (
+    "DELETE FROM events_currentstate WHERE room_id = %s RETURNING CASE WHEN type = 'm.room.member' THEN state_key END"
+)
 _STATE_OPEN = "UPDATE events_room SET current_state_unresolved = true WHERE room_id = %s"
 
 
@@ -176,3 +180,7 @@ def settle_state(cursor: Any, room_id: str, using: str) -> None:
     batch = RoomBatch(reading, room, [], using)
     changes = batch.work_out()
     write_rooms([(room, batch.stored, changes)], set(), using)
+    if changes.current_unresolved:  # a leaf whose state is not known came back
+        cursor.execute(_DROP_STATE, [room_id])
+        if dropped := cursor.fetchall():
+            invalidate_room_state(room_id, [user for (user,) in dropped if user is not None], using)

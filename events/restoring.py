@@ -144,7 +144,8 @@ _BELOW = """
 CREATE TEMPORARY TABLE restored_below ON COMMIT DROP AS
 SELECT r.event_id, r.stream_ordering, r.instance_name, prev FROM restored_event r JOIN restored_fate fate USING (event_id)
 CROSS JOIN unnest(r.prev_event_ids) AS prev
-WHERE NOT r.outlier AND NOT EXISTS (SELECT FROM events_event e WHERE e.event_id = prev AND NOT e.outlier)
+WHERE NOT r.outlier
+  AND NOT EXISTS (SELECT FROM events_event e WHERE e.event_id = prev AND e.room_id = %(room)s AND NOT e.outlier)
 """
 _NEW_GAPS = """
 INSERT INTO events_backwardextremity (room_id, event_id) SELECT DISTINCT %(room)s, prev FROM restored_below
@@ -168,7 +169,7 @@ DELETE FROM events_timelinegap hole USING (
     SELECT event_id, r.stream_ordering FROM restored_event r JOIN restored_fate USING (event_id)
 ) AS above
 WHERE hole.room_id = %(room)s AND hole.stream_ordering = above.stream_ordering AND NOT EXISTS (
-    SELECT FROM events_eventedge edge LEFT JOIN events_event e ON e.event_id = edge.prev_event_id
+    SELECT FROM events_eventedge edge LEFT JOIN events_event e ON e.event_id = edge.prev_event_id AND e.room_id = %(room)s
     WHERE edge.event_id = above.event_id
       AND (e.outlier IS NOT FALSE OR e.stream_ordering < 0 OR e.stream_ordering > above.stream_ordering))
 """
@@ -178,8 +179,19 @@ SELECT leaf.event_id, %(room)s FROM restored_leaf leaf JOIN restored_fate fate U
 JOIN events_event own ON own.event_id = leaf.event_id AND NOT own.outlier
 WHERE NOT EXISTS (
     SELECT FROM events_eventedge edge JOIN events_event e USING (event_id)
-    WHERE edge.prev_event_id = leaf.event_id AND NOT e.outlier AND NOT e.soft_failed AND e.rejected_reason IS NULL)
+    WHERE edge.prev_event_id = leaf.event_id AND e.room_id = %(room)s AND NOT e.outlier AND NOT e.soft_failed
+      AND e.rejected_reason IS NULL)
 ON CONFLICT (event_id) DO NOTHING
+"""
+#: Where the state at a live event is not known, nobody can tell who sees the room.
+_NO_RANGES = """
+WITH room AS (
+    UPDATE events_room SET visibility_unresolved = true WHERE room_id = %(room)s AND EXISTS (
+        SELECT FROM restored_fate fate JOIN events_event e ON e.event_id = fate.event_id
+        WHERE e.state_unresolved AND NOT e.outlier AND NOT e.soft_failed AND e.rejected_reason IS NULL
+          AND e.stream_ordering > 0)
+    RETURNING room_id
+) DELETE FROM events_eventvisibility v USING room WHERE v.room_id = room.room_id
 """
 #: Redactions that came while their targets were away; the first that applies counts.
 _LATE_REDACTIONS = """
@@ -285,6 +297,8 @@ def restore_events(room_id: str, mapping: str, using: str, done: EventsRestored,
         done.redacted += len(redacted)
         cursor.execute(_COUNTS)
         new, placed = cursor.fetchone()
+        if not whole:
+            cursor.execute(_NO_RANGES, names)
         if leaves and not whole:
             settle_state(cursor, room_id, using)
         cursor.execute("DROP TABLE restored_fate, restored_below; TRUNCATE restored_event")

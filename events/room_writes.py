@@ -59,7 +59,7 @@ _CLOSE_GAPS = "DELETE FROM events_backwardextremity WHERE room_id = %s AND event
 _OPEN_GAPS = """
 INSERT INTO events_backwardextremity (room_id, event_id)
 SELECT %(room)s, prev FROM unnest(%(prevs)s::text[]) AS prev
-WHERE NOT EXISTS (SELECT FROM events_event e WHERE e.event_id = prev AND NOT e.outlier)
+WHERE NOT EXISTS (SELECT FROM events_event e WHERE e.event_id = prev AND e.room_id = %(room)s AND NOT e.outlier)
 ON CONFLICT (room_id, event_id) DO NOTHING RETURNING event_id
 """
 _MARK_GAPS = """
@@ -451,7 +451,7 @@ class _Room:
 
     def _in_graph(self, event_id: str) -> bool:
         found: ParsedEvent | None = self._stored.events.get(event_id)
-        return found is not None and not found.outlier
+        return found is not None and not found.outlier and found.room_id == self._room.room_id
 
     def _current_state(self) -> None:
         if self._changes.current_unresolved:

@@ -83,7 +83,7 @@ SELECT after.event_id, g.id, g.chain, hops, rows_to_read, NOT EXISTS (
     SELECT FROM state_stategroupdelta d WHERE d.chain = g.chain AND d.state_group > g.id
 )
 FROM events_event after JOIN state_stategroup g ON g.id = after.state_group
-WHERE after.event_id = ANY(%s) ORDER BY g.id
+WHERE after.event_id = ANY(%s) AND after.room_id = %s ORDER BY g.id
 """
 _GROUP = """
 SELECT g.chain, hops, rows_to_read, NOT EXISTS (
@@ -250,12 +250,14 @@ class StoredRoom:
         self.events.load([*prevs, *(other for event in batch for other in event.auth_event_ids if other not in own)])
 
     def adopt_after(self, event_ids: Collection[str]) -> None:
-        """Learn the groups after these events."""
+        """Learn the groups after these events; what is no event of this room is not here, whatever names it."""
         missing = []
         for event_id in event_ids:
             if event_id in self.after:
                 continue
             facts = self.reading.events.get(event_id)
+            if facts is not None and facts.room_id != self.room_id:
+                continue
             if facts is not None and facts.state_group in self.reading.groups:
                 self._adopt(event_id, facts.state_group, self.reading.groups[facts.state_group])
             elif event_id not in self.reading.asked or (facts is not None and facts.state_group is not None):
@@ -263,7 +265,7 @@ class StoredRoom:
         if not missing:
             return
         with connections[self.using].cursor() as cursor:
-            cursor.execute(_GROUPS, [missing])
+            cursor.execute(_GROUPS, [missing, self.room_id])
             for event_id, group, *facts in cursor.fetchall():
                 self._adopt(event_id, group, GroupFacts(*facts))
 

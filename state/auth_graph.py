@@ -2,7 +2,7 @@
 
 Every event has a *rank*, and its auth events have lower ones, so a walk from the highest rank downwards meets each event
 once, after all that lead to it, and can stop as soon as nothing below can matter. Nothing here recurses. Auth events that
-are not here are left out; so are those that would close a circle, which IDs that are hashes cannot do.
+are not here are left out, and those of other rooms; so are those that would close a circle, which IDs that are hashes cannot do.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ class AuthGraph:
 
     def auth_ids(self, event_id: str) -> list[str]:
         """The auth events of an event that are here, the implied one included."""
-        listed = self.events[event_id].auth_event_ids
-        return [other for other in (*listed, *self._implied) if other in self.events and other != event_id]
+        event = self.events[event_id]
+        named = (*event.auth_event_ids, *self._implied)
+        return [o for o in named if o in self.events and self.events[o].room_id == event.room_id and o != event_id]
 
     def rank(self, event_id: str) -> int:
         """The place of an event in an order in which auth events come first.

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from django.apps import AppConfig
+from django.apps import AppConfig, apps
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, Warning, register
 
@@ -185,8 +185,9 @@ def check_declarations(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -
 def check_facts(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
     """Foreign keys that would take facts away, and managers that would let them be changed."""
     models = [model for stream in registry.all_streams() for model in stream.models if issubclass(model, Fact)]
+    proxies = [model for model in apps.get_models() if model._meta.proxy and issubclass(model, tuple(models))]
     found: list[CheckMessage] = []
-    for model in dict.fromkeys(models):
+    for model in dict.fromkeys([*models, *proxies]):
         found += [
             Warning(
                 f"{model.__name__}.{key.name} has an on_delete that would delete or change facts: deleting a "
@@ -196,6 +197,7 @@ def check_facts(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[
                 id="streams.W012",
             )
             for key in keys_that_cascade(model)
+            if not model._meta.proxy
         ]
         found += [
             Warning(

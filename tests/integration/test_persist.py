@@ -7,6 +7,7 @@ import threading
 import pytest
 from django.db import connection, connections
 
+from events import persist as storing
 from events.errors import Reason
 from events.models import Event, EventJson, EventVisibility, Room
 from events.persist import Incoming
@@ -238,7 +239,7 @@ def test_each_bad_event_is_refused_by_name_and_the_rest_is_stored():
     wanted = [
         *bad.values(), Reason.BAD_NUMBER, Reason.BAD_NUMBER, Reason.BAD_NUMBER, Reason.TOO_LARGE, Reason.NUL_CHARACTER,
         Reason.IDENTIFIER_TOO_LONG, Reason.UNKNOWN_ROOM_VERSION, Reason.WRONG_EVENT_ID, Reason.MISSING_PREV_EVENTS,
-        Reason.NO_PREV_EVENTS, Reason.MISSING_PREV_EVENTS, Reason.UNKNOWN_ROOM,
+        Reason.NO_PREV_EVENTS, Reason.BAD_REFERENCE, Reason.UNKNOWN_ROOM,
     ]  # fmt: skip
     outcome = persist([*events, *fine])
     assert refused(outcome) == list(enumerate(wanted))
@@ -289,11 +290,12 @@ def test_cycle_of_chosen_ids_is_refused_and_the_rest_stored():
 
 
 def test_thousand_prev_events():
+    """A server may have taken such an event once, so those that come with its history are stored."""
     made = public_room()
     base = made.events[-1]
     heads = [made.message(prev=[base]) for _ in range(1_000)]
     merge = made.message(prev=heads)
-    persist([incoming(event) for event in made.events])
+    storing.persist([incoming(event) for event in made.events], verified=True, history_of="a.test")
     assert leaves(made.room_id) == [merge.event_id]
 
 

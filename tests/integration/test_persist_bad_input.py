@@ -8,6 +8,7 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
+from events import persist as storing
 from events.building import finish_event
 from events.errors import Reason
 from events.models import Event, EventJson, Room
@@ -72,8 +73,11 @@ def bad_events(made):
         ("wrong ID", Incoming(message.json, "10", event_id="$" + "x" * 43), Reason.WRONG_EVENT_ID),
         ("other depth, same ID", Incoming(changed(message, depth=3).json, "10", message.event_id), Reason.WRONG_EVENT_ID),
         ("10,000 prev events", changed(message, prev_events=[f"${n:043}" for n in range(10_000)]), Reason.TOO_LARGE),
+        ("21 prev events", changed(message, prev_events=[f"${n:043}" for n in range(21)]), Reason.BAD_REFERENCE),
+        ("11 auth events", changed(message, auth_events=[f"${n:043}" for n in range(11)]), Reason.BAD_REFERENCE),
         ("prev event is no ID", changed(message, prev_events=["x"]), Reason.BAD_REFERENCE),
         ("prev event is a pair", changed(message, prev_events=[["$x", {}]]), Reason.WRONG_TYPE),
+        ("1 MiB with what nobody signs", changed(message, unsigned={"x": "y" * 2**20}), Reason.TOO_LARGE),
         ("100 kB", changed(message, content={"body": "x" * 100_000}), Reason.TOO_LARGE),
         ("100 kB of auth events", changed(message, auth_events=[f"${n:043}" for n in range(2_300)]), Reason.TOO_LARGE),
         ("depth 2^63", changed(message, depth=2**63), Reason.BAD_NUMBER),
@@ -254,6 +258,20 @@ def test_auth_events_of_another_room_and_other_strange_ones():
         outcome = persist([incoming(event)])
         assert word in outcome.stored[0].rejected_reason, named
     assert persist([incoming(made.message(prev=[made.events[3]]))]).stored[0].rejected_reason is None
+
+
+@pytest.mark.parametrize("about", [{"backfilled": True}, {"outlier": True}, {}])
+def test_an_event_on_very_many_others_is_refused(about):
+    """One for each choice of hundreds of forks would have the room's state worked out of hundreds of states each time."""
+    made = public_room()
+    base = made.events[-1]
+    forks = [made.topic(str(n), prev=[base]) for n in range(21)]
+    assert persist([incoming(event) for event in made.events]).refused == []
+    merge, fine = made.message(prev=forks), made.message(prev=forks[:20])
+    assert reasons(persist([incoming(merge, **about)])) == [Reason.BAD_REFERENCE]
+    assert persist([incoming(fine, **about)]).stored[0].rejected_reason is None
+    known = storing.persist([incoming(merge)], verified=True, history_of="a.test")
+    assert known.refused == []  # a server that has it may have taken it before there was a bound
 
 
 def test_prev_event_of_another_room_is_not_here():

@@ -25,6 +25,7 @@ from events.models import (
     EventJson,
     EventVisibility,
     ForwardExtremity,
+    Room,
     TimelineGap,
 )
 from events.reading import timeline
@@ -39,10 +40,11 @@ from pipeline.models import Job
 from state.models import StateGroup
 from state.room_versions import room_version
 from streams import registry
+from streams.models import CacheInvalidation
 from streams.tokens import VectorToken
 from tests.integration.test_archive import purge
 from tests.integration.test_purging import check_groups, middle, states, talked_room, visible
-from tests.made_rooms import ALICE, BOB
+from tests.made_rooms import ALICE, BOB, public_room
 from tests.oracle.answers import parsed
 from tests.persisted_rooms import incoming, persist
 from tests.stored_rooms import store_room
@@ -72,6 +74,29 @@ def stored(name):
         for stream in ("events", "backfill"):
             registry.get(stream).set_sequence(cursor, 100_000)
     return room_id
+
+
+def test_a_leaf_comes_back_whose_state_is_not_known(tmp_path):
+    """The room's state was known without it, and is not with it: nothing of either stays."""
+    made = public_room()
+    below = made.message()
+    made.send({"type": "m.room.message", "depth": 4}, prev=["$" + "x" * 43])
+    cut = made.message(prev=[below])
+    for _ in range(5):
+        made.message()
+    room_id = store_room(made.events).room_id
+    with connection.cursor() as cursor:
+        for stream in ("events", "backfill"):
+            registry.get(stream).set_sequence(cursor, 100_000)
+    outcome = purge("history", room_id, "--before", cut.event_id, "--archive", str(tmp_path / "a"))
+    assert outcome["leaves_removed"] == 1 and CurrentState.objects.count() == 4 and check_room(room_id).clean
+    restore(outcome["archive"]["folder"])
+    room = Room.objects.get()
+    assert room.current_state_unresolved and room.visibility_unresolved
+    assert not CurrentState.objects.exists() and not EventVisibility.objects.exists()
+    dropped = CacheInvalidation.objects.filter(cache_name="cs_cache_fake").latest("stream_id").keys
+    assert dropped[0] == room_id and ALICE in dropped
+    assert check_room(room_id).clean
 
 
 def restore(folder):

@@ -6,7 +6,7 @@ import pytest
 
 from events.client_form import StoredForm, client_json, pruned_json
 from state.room_versions import ROOM_VERSIONS
-from tests.made_rooms import ALICE, MadeRoom
+from tests.made_rooms import ALICE, BOB, MadeRoom
 from tests.room_data import vectors
 
 
@@ -65,6 +65,33 @@ def test_of_unsigned_only_known_parts_go_out(unsigned):
     text = f'{{"type":"m.x","sender":"@a:a","content":{{}},"origin_server_ts":1,"unsigned":{unsigned}}}'
     found = json.loads(client_json(StoredForm("$e", "!r:a", "10", text.encode())))
     assert found["unsigned"] == ({"replaces_state": "$a"} if "replaces" in unsigned else {})
+
+
+STATE = [{"type": "m.room.name", "state_key": "", "sender": ALICE, "content": {"name": "I owe you 1000000"}}]
+
+
+@pytest.mark.parametrize("parts, told", [
+    ({"type": "m.room.member", "state_key": BOB, "content": {"membership": "invite"}}, "invite_room_state"),
+    ({"type": "m.room.member", "state_key": BOB, "content": {"membership": "knock"}}, "knock_room_state"),
+    ({"type": "m.room.member", "state_key": BOB, "content": {"membership": "join"}}, None),
+    ({"type": "m.room.member", "state_key": BOB, "content": {"membership": ["invite"]}}, None),
+    ({"type": "m.room.message", "content": {"membership": "invite"}}, None),
+    ({"type": "m.room.redaction", "redacts": "$target", "content": {}}, None),
+])  # fmt: skip
+def test_the_rooms_state_goes_out_with_an_invite_and_a_knock_only(parts, told):
+    """Nobody signs it: with a message it would be words that no redaction takes away."""
+    made = MadeRoom()
+    unsigned = {"invite_room_state": STATE, "knock_room_state": STATE, "replaces_state": "$a"}
+    event = made.send({**parts, "unsigned": unsigned})
+    assert client(event)["unsigned"] == {"replaces_state": "$a", **({told: STATE} if told else {})}
+    assert client(event, pruned=True, redacted_by="$r")["unsigned"] == {"replaces_state": "$a", "redacted_by": "$r"}
+
+
+@pytest.mark.parametrize("pruned", [True, False])
+@pytest.mark.parametrize("lie", [5, {"a": 1}, "no ID", "$" + 300 * "x", "$\0"])
+def test_what_replaces_state_names_is_an_event(lie, pruned):
+    made = MadeRoom()
+    assert client(made.send({"type": "m.x", "unsigned": {"replaces_state": lie}}), pruned=pruned)["unsigned"] == {}
 
 
 @pytest.mark.parametrize("version", ROOM_VERSIONS)
