@@ -31,13 +31,15 @@ from streams.conf import stream_settings
 from streams.logs import get_logger
 from streams.replication.access import address_key, is_among, networks_of
 
-__all__ = ["AT_WORK", "REFUSED", "Busy", "ClientLimit", "Lane", "RequestCollector", "RequestPlaces"]
+__all__ = ["AT_WORK", "CAME", "REFUSED", "Busy", "ClientLimit", "Lane", "RequestCollector", "RequestPlaces"]
 
 log = get_logger(__name__)
 WAIT_SECONDS = 10.0
 #: A place that nobody needs gives its connection back.
 IDLE_SECONDS = 60.0
 RETRY_SECONDS = 5
+#: In the scope: when the request came, before it waited for its place; of ``time.monotonic``.
+CAME = "replsite.came"
 REFUSED = MetricName(
     "replsite_requests_refused", ("lane",), "HTTP requests that found no place in this process", counter=True
 )
@@ -173,7 +175,7 @@ class RequestPlaces:
         _lanes[:] = [self._pages, self._metrics, self._health, self._catch_up, self._plain]
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
-        lane = self._lane(scope["path"])
+        lane, came = self._lane(scope["path"]), time.monotonic()
         client = address_key((scope.get("client") or [""])[0])
         try:
             place = await lane.enter(client)
@@ -182,7 +184,7 @@ class RequestPlaces:
             return
         try:
             async with ThreadSensitiveContext(executor=place.executor):
-                await self._application(scope, receive, send)
+                await self._application(scope | {CAME: came}, receive, send)
         finally:
             _when_idle(place, lambda: lane.leave(place, client))
 
