@@ -35,9 +35,11 @@ log = get_logger(__name__)
 CONNECTION_LIMIT, ADDRESS_LIMIT, GAVE_WAY = "HTTP connection limit", "HTTP address limit", "HTTP connection gave way"
 BODY_LIMIT, REQUEST_TIMEOUT, NOT_TAKEN = "HTTP body too long", "HTTP request too slow", "HTTP client too slow"
 MEMORY_LIMIT = "HTTP memory limit"
-TOO_SLOW = "WebSocket client too slow"
+TOO_SLOW, TOO_FAST = "WebSocket client too slow", "WebSocket client too fast"
 #: What a WebSocket's client says at once; whoever says more is closed with code 1009.
 WEBSOCKET_MESSAGE_BYTES = 64 * 1024
+#: Frames of a client within a second, PINGs too: each costs the loop as much as a short line. A viewer says one now and then.
+WEBSOCKET_FRAMES_A_SECOND = 100
 #: A text from this length on is shared by those that it is sent to.
 _SHARED_FROM = 1_024
 #: A client that takes its answer slower than this is given up. No modem is that slow.
@@ -414,6 +416,31 @@ class _BoundedWebSocket(WebSocketProtocol):
     """
 
     texts = PreparedTexts()
+    _second, _frames = 0.0, 0
+
+    def _dataReceived(self, data: bytes) -> None:
+        """What comes before the handshake is done waits for it; a client that goes on and on then fills the memory."""
+        if self.state == self.STATE_CONNECTING and len(self.data) + len(data) > WEBSOCKET_MESSAGE_BYTES:
+            self._cut()
+        else:
+            super()._dataReceived(data)
+
+    def onFrameBegin(self) -> None:
+        """A client that floods is cut at once: one that is only told to close may go on for as long as that takes."""
+        now = time.monotonic()
+        if now >= self._second + 1.0:
+            self._second, self._frames = now, 0
+        self._frames += 1
+        if self._frames > WEBSOCKET_FRAMES_A_SECOND:
+            self._cut()
+        else:
+            super().onFrameBegin()
+
+    def _cut(self) -> None:
+        self.data = b""
+        self.wasNotCleanReason = TOO_FAST
+        self.transport.cut(TOO_FAST)
+        self.dropConnection(abort=True)
 
     def onConnect(self, request: Any) -> Any:
         self.maxFramePayloadSize = self.maxMessagePayloadSize = WEBSOCKET_MESSAGE_BYTES

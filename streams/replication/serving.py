@@ -90,6 +90,7 @@ def serve(
 def _limits(given: StreamSettings) -> ListenerLimits:
     return ListenerLimits(
         tcp_connections=given.connection_limit,
+        tcp_of_address=given.connection_address_limit,
         handshake_seconds=given.handshake_limit_seconds,
         http=HttpBounds(
             connections=given.http_connection_limit,
