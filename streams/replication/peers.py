@@ -133,6 +133,8 @@ class Peer:
             return False
         waiting = self.buffered_bytes
         drained = self.connection.bytes_out - waiting
+        if waiting:  # the kernel asks for more when a third of its megabytes is free: minutes, on a slow line
+            drained -= self._transport.kernel_bytes[0]
         if waiting == 0 or drained != self._drained_bytes:
             self._drained_bytes, self._drained_at = drained, now
         stalled_seconds = now - self._drained_at

@@ -109,6 +109,17 @@ def test_a_client_that_reads_slowly_and_well_gets_everything(start_site):
     assert total > 300_000
 
 
+def test_a_client_on_a_slow_line_gets_everything(start_site):
+    """The kernel takes more when a third of what it keeps has gone; meanwhile the client seemed to take nothing."""
+    site = start_site(REPLSITE_SEND_STALL_LIMIT_SECONDS="2")
+    with connect(site.port, head(STATIC, "Connection: close\r\n"), takes=4096) as slow:
+        total = 0
+        while data := slow.recv(2_000):
+            total += len(data)
+            time.sleep(0.1)
+    assert total > 300_000
+
+
 def test_what_all_clients_together_do_not_take_has_a_bound(start_site):
     site = start_site(REPLSITE_HTTP_BUFFER_LIMIT_BYTES="4000000")
     deaf = [connect(site.port, head(STATIC), takes=4096) for _ in range(150)]
@@ -519,3 +530,23 @@ def test_one_address_has_its_share_of_the_replication_port(start_site):
         one.read_until("RDATA caches", 20)
         one.socket.close()
     wait_until(lambda: connect(site.replication).recv(100).startswith(b"SERVER "), 20)
+
+
+@pytest.mark.cold_start
+def test_a_crowd_leaves_the_server_the_open_files_that_it_needs(start_manage):
+    """With 1,024 of them a crowd on the replication port took all, and pages were refused."""
+    serve = ["manage.py", "serve", "--http", "127.0.0.1:0", "--replication", "127.0.0.1:0"]
+    code = (
+        "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_NOFILE, (200, 400)); "
+        f"sys.argv[:] = {serve!r}; sys.path.insert(0, ''); runpy.run_path('manage.py', run_name='__main__')"
+    )
+    process = start_manage("-c", code)
+    ports = ready_ports(process)
+    held = [connect(ports["replication"], b"NAME x\n", address=f"127.0.0.{n % 9 + 1}") for n in range(450)]
+    assert psutil.Process(process.pid).rlimit(psutil.RLIMIT_NOFILE) == (400, 400)
+    assert [status_of(ports["http"]) for _ in range(5)] == [200] * 5
+    assert status_of(ports["http"], "/metrics", 20) == 200
+    append()
+    counted("address limit")
+    for one in held:
+        one.close()

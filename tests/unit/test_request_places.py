@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 
 import pytest
 from asgiref.sync import sync_to_async
 
-from replsite.request_places import Busy, ClientLimit, Lane, RequestPlaces
+from replsite.request_places import CAME, Busy, ClientLimit, Lane, RequestPlaces
+from replsite.shared_rendering import SharedRendering
 from tests.async_waiting import wait_for
 
 
@@ -67,6 +69,26 @@ async def test_a_crowd_of_scrapes_keeps_no_probe_out():
     await wait_for(lambda: len(asked.threads) == 5)
     asked.may_end.set()
     assert await asyncio.gather(probe, *scrapes) == [200] * 51
+
+
+async def test_scrapes_that_wait_for_their_turn_share_a_page_with_those_that_have_it():
+    """Each four that had a place made a page of their own; of a crowd the last ones were sent away."""
+    made = []
+
+    def render() -> bytes:
+        made.append(time.monotonic())
+        time.sleep(0.2)
+        return b""
+
+    shared = SharedRendering(render)
+
+    async def page(scope, receive, send) -> None:
+        await sync_to_async(shared.get)(scope[CAME])
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    places = RequestPlaces(page)
+    assert await asyncio.gather(*(ask(places, path="/metrics") for _ in range(300))) == [200] * 300
+    assert len(made) <= 2
 
 
 async def test_the_next_place_is_for_the_client_that_has_fewest():
