@@ -2,7 +2,7 @@
 
 Django works on each request in a thread, and each thread that asks the database has a connection. Without a bound a crowd of
 clients takes all connections that the server has, and writers are refused. Here a request needs a *place*: a thread that
-stays, with its connection. There are places for pages, for scrapes, for probes, for catch-up, and for what asks no
+stays, with its connection. There are places for pages, for logins, for scrapes, for probes, for catch-up, and for what asks no
 database, so none of these keeps another out. Who finds none free waits a while, in turn with other clients: the next place
 goes to the client that has fewest. When too many wait, the oldest of the client that has most is sent away, with 503 and
 ``Retry-After``.
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterator
@@ -171,11 +172,13 @@ class RequestPlaces:
         self._health = Lane("health", 2, 1_000)
         self._catch_up = Lane("catch-up", 8, 200)
         self._plain = Lane("files", 8, 1_000)
+        # A password is half a second of a core: twenty at a time leave the loop none.
+        self._logins = Lane("logins", max((os.cpu_count() or 1) // 2, 1), 100)
         self._tell_at = 0.0
-        _lanes[:] = [self._pages, self._metrics, self._health, self._catch_up, self._plain]
+        _lanes[:] = [self._pages, self._metrics, self._health, self._catch_up, self._plain, self._logins]
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
-        lane, came = self._lane(scope["path"]), time.monotonic()
+        lane, came = self._lane(scope["path"], scope.get("method", "GET")), time.monotonic()
         client = address_key((scope.get("client") or [""])[0])
         try:
             place = await lane.enter(client)
@@ -188,7 +191,9 @@ class RequestPlaces:
         finally:
             _when_idle(place, lambda: lane.leave(place, client))
 
-    def _lane(self, path: str) -> Lane:
+    def _lane(self, path: str, method: str) -> Lane:
+        if method == "POST" and path.endswith("/login/"):
+            return self._logins
         if path == "/health/live" or path.startswith(self._static):
             return self._plain
         if path == "/metrics":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
 
@@ -14,8 +15,8 @@ from replsite.shared_rendering import SharedRendering
 from tests.async_waiting import wait_for
 
 
-def scope(path: str = "/admin/", client: str = "192.0.2.1", kind: str = "http") -> dict:
-    return {"type": kind, "path": path, "client": [client, 1], "headers": []}
+def scope(path: str = "/admin/", client: str = "192.0.2.1", kind: str = "http", method: str = "GET") -> dict:
+    return {"type": kind, "method": method, "path": path, "client": [client, 1], "headers": []}
 
 
 class Asked:
@@ -58,6 +59,18 @@ async def test_pages_keep_out_neither_machines_nor_what_asks_no_database():
     await wait_for(lambda: len(asked.threads) == 6)
     asked.may_end.set()
     assert await asyncio.gather(page, *found) == [200] * 6
+
+
+async def test_a_crowd_that_logs_in_keeps_no_page_out():
+    """Each password is half a second of a core; twenty at a time kept the loop waiting for seconds."""
+    asked = Asked()
+    places = RequestPlaces(asked, pages=2)
+    logins = [asyncio.ensure_future(ask(places, path="/admin/login/", method="POST")) for _ in range(30)]
+    pages = [asyncio.ensure_future(ask(places, path=path)) for path in ("/admin/", "/admin/login/")]
+    least = max((os.cpu_count() or 1) // 2, 1)
+    await wait_for(lambda: len(asked.threads) == least + 2)
+    asked.may_end.set()
+    assert await asyncio.gather(*logins, *pages) == [200] * 32
 
 
 async def test_a_crowd_of_scrapes_keeps_no_probe_out():
