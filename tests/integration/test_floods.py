@@ -13,6 +13,7 @@ from django.contrib.auth.models import User
 from django.db import connection, connections
 
 from streams.models import Reader, WireCount
+from streams.replication.broadcaster import MOST_LOST
 from tests.floods import STATIC, Probe, connect, drain, head, memory, status_of, statuses
 from tests.waiting import wait_until
 from tests.websocket_client import WebSocketClient, session_cookie
@@ -492,14 +493,15 @@ def test_pages_are_answered_while_clients_flood_the_replication_port(start_site)
 
 
 def test_connections_that_come_and_go_are_counted_and_few_of_them_are_told_of(start_site):
-    site = start_site()
+    site, begun = start_site(), time.monotonic()
     for _ in range(1_000):
         connect(site.replication).close()
     with positioned(site.replication) as client:
         append()
         client.read_until("RDATA caches", 20)
     counted("peer closed", "closed", 900)
-    assert Reader.objects.count() < 900
+    turns = time.monotonic() - begun + 2  # the table is told once a second
+    assert Reader.objects.count() <= MOST_LOST * turns
 
 
 @pytest.mark.parametrize("said", [b"", b"P", b"\n", b"PING 1\nUSER_SYNC w @a:b start 1\n", b"x" * 16_000])
