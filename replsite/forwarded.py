@@ -25,6 +25,8 @@ log = get_logger(__name__)
 _SECURE = {"http": "https", "websocket": "wss"}
 #: So many peers are told of: anybody can claim to be a proxy.
 _MOST_TOLD = 10
+#: No request comes through more proxies; a header has room for a thousand addresses, and to read them takes longer than the page.
+_MOST_PROXIES = 20
 
 
 class Forwarded:
@@ -77,7 +79,7 @@ def networks_of(texts: Sequence[str]) -> list[Network]:
 
 def client_of(peer: str, forwarded_for: str, networks: Sequence[Network]) -> str:
     """The last address of the header that is no proxy's; the peer itself when there is none that can be read."""
-    for text in reversed([part.strip() for part in forwarded_for.split(",")]):
+    for text in reversed([part.strip() for part in forwarded_for.rsplit(",", _MOST_PROXIES)]):
         if not _is_address(text):
             return peer
         peer = text

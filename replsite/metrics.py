@@ -10,9 +10,7 @@ Names that peers choose are unbounded, so only plain ones and at most ``labels.M
 
 from __future__ import annotations
 
-import math
 import platform
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -31,6 +29,8 @@ from replsite import process_metrics
 from replsite.deadline import Deadline, NoAnswer
 from replsite.metric_name import MetricName
 from replsite.metric_names import OWN, SYNAPSE
+from replsite.request_places import CAME
+from replsite.shared_rendering import SharedRendering
 from replsite.shared_snapshot import SHARED
 from replsite.snapshot_views import (
     JobsView,
@@ -50,8 +50,6 @@ from streams.logs import get_logger
 __all__ = ["OWN", "SYNAPSE", "MetricName", "SnapshotCollector", "families", "metrics_view"]
 
 log = get_logger(__name__)
-#: Between two renderings is so many times what one took, but no longer than this.
-REST_FACTOR, LONGEST_REST_SECONDS = 3.0, 0.9
 
 
 class _Page:
@@ -309,33 +307,6 @@ _CLUSTER = CollectorRegistry()
 _CLUSTER.register(SynapseNames(SnapshotCollector(_get_in_time)))
 
 
-class SharedRendering:
-    """One rendering for all scrapes that come before it begins.
-
-    A page that is given is never older than the question: of several processes that show the same sums none would seem to fall.
-    Rendering takes the interpreter for itself, so the next one begins when three times as long has passed: however many
-    scrape, it takes no more than a quarter of a core.
-    """
-
-    def __init__(self, render: Callable[[], bytes]) -> None:
-        self._render = render
-        self._lock = threading.Lock()
-        self._page = b""
-        self._begun = self._next = -math.inf
-
-    def get(self) -> bytes:
-        """The page; waits for the one that is being made, and for its own."""
-        asked = time.monotonic()
-        with self._lock:
-            if self._begun < asked:
-                time.sleep(max(self._next - time.monotonic(), 0.0))
-                begun = time.monotonic()
-                self._page = self._render()
-                self._begun, done = begun, time.monotonic()
-                self._next = done + min(REST_FACTOR * (done - begun), LONGEST_REST_SECONDS)
-            return self._page
-
-
 def _render() -> bytes:
     return b"".join(generate_latest(registry) for registry in (_CLUSTER, *process_metrics.registries()))
 
@@ -345,4 +316,5 @@ _SHARED_PAGE = SharedRendering(_render)
 
 def metrics_view(request: HttpRequest) -> HttpResponse:
     """``/metrics``: the cluster from the snapshot, then what Django and processes count."""
-    return HttpResponse(_SHARED_PAGE.get(), content_type=CONTENT_TYPE_LATEST)
+    came = getattr(request, "scope", {}).get(CAME) or time.monotonic()
+    return HttpResponse(_SHARED_PAGE.get(came), content_type=CONTENT_TYPE_LATEST)

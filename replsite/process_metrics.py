@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from django.conf import settings
-from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, start_http_server
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 from prometheus_client.registry import Collector
@@ -31,12 +31,15 @@ from replsite.cache_metrics import CACHES, CacheCollector
 from replsite.dashboard.viewers import CLOSED, ViewerCollector
 from replsite.hot_metrics import HOT, HotCollector
 from replsite.metric_name import MetricName, name_of
+from replsite.metrics_port import MetricsPort
 from replsite.request_places import AT_WORK, REFUSED, RequestCollector
 from replsite.synapse_metrics import SynapseNames
 from streams import waiting
 from streams.command_line import service_begins
 from streams.follow import delays
 from streams.logs import get_logger
+from streams.replication.addresses import Address
+from streams.replication.errors import ReplicationError
 
 __all__ = ["PROCESS", "PlainFigures", "WaitCollector", "begin", "folder_of_processes", "listen", "registries"]
 
@@ -220,8 +223,8 @@ def _listen(ports: Sequence[int]) -> None:
     host = getattr(settings, "REPLSITE_METRICS_HOST", "127.0.0.1")
     for port in ports:
         try:
-            start_http_server(port, host, _OF_THIS)
-        except OSError:
+            MetricsPort(Address(host, port), lambda: generate_latest(_OF_THIS)).start()
+        except ReplicationError:
             continue
         log.info("metrics.listening", address=f"{host}:{port}")
         return

@@ -2,7 +2,7 @@
 
 Django works on each request in a thread, and each thread that asks the database has a connection. Without a bound a crowd of
 clients takes all connections that the server has, and writers are refused. Here a request needs a *place*: a thread that
-stays, with its connection. There are places for pages, for scrapes, for probes, for catch-up, and for what asks no
+stays, with its connection. There are places for pages, for logins, for scrapes, for probes, for catch-up, and for what asks no
 database, so none of these keeps another out. Who finds none free waits a while, in turn with other clients: the next place
 goes to the client that has fewest. When too many wait, the oldest of the client that has most is sent away, with 503 and
 ``Retry-After``.
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterator
@@ -31,13 +32,15 @@ from streams.conf import stream_settings
 from streams.logs import get_logger
 from streams.replication.access import address_key, is_among, networks_of
 
-__all__ = ["AT_WORK", "REFUSED", "Busy", "ClientLimit", "Lane", "RequestCollector", "RequestPlaces"]
+__all__ = ["AT_WORK", "CAME", "REFUSED", "Busy", "ClientLimit", "Lane", "RequestCollector", "RequestPlaces"]
 
 log = get_logger(__name__)
 WAIT_SECONDS = 10.0
 #: A place that nobody needs gives its connection back.
 IDLE_SECONDS = 60.0
 RETRY_SECONDS = 5
+#: In the scope: when the request came, before it waited for its place; of ``time.monotonic``.
+CAME = "replsite.came"
 REFUSED = MetricName(
     "replsite_requests_refused", ("lane",), "HTTP requests that found no place in this process", counter=True
 )
@@ -169,11 +172,13 @@ class RequestPlaces:
         self._health = Lane("health", 2, 1_000)
         self._catch_up = Lane("catch-up", 8, 200)
         self._plain = Lane("files", 8, 1_000)
+        # A password is half a second of a core: twenty at a time leave the loop none.
+        self._logins = Lane("logins", max((os.cpu_count() or 1) // 2, 1), 100)
         self._tell_at = 0.0
-        _lanes[:] = [self._pages, self._metrics, self._health, self._catch_up, self._plain]
+        _lanes[:] = [self._pages, self._metrics, self._health, self._catch_up, self._plain, self._logins]
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
-        lane = self._lane(scope["path"])
+        lane, came = self._lane(scope["path"], scope.get("method", "GET")), time.monotonic()
         client = address_key((scope.get("client") or [""])[0])
         try:
             place = await lane.enter(client)
@@ -182,11 +187,13 @@ class RequestPlaces:
             return
         try:
             async with ThreadSensitiveContext(executor=place.executor):
-                await self._application(scope, receive, send)
+                await self._application(scope | {CAME: came}, receive, send)
         finally:
             _when_idle(place, lambda: lane.leave(place, client))
 
-    def _lane(self, path: str) -> Lane:
+    def _lane(self, path: str, method: str) -> Lane:
+        if method == "POST" and path.endswith("/login/"):
+            return self._logins
         if path == "/health/live" or path.startswith(self._static):
             return self._plain
         if path == "/metrics":

@@ -135,7 +135,7 @@ def _check_tls_files(conf: StreamSettings) -> list[CheckMessage]:
 
 def _check_retention(conf: StreamSettings) -> list[CheckMessage]:
     names = ["retention_default_seconds", "retention_shortest_seconds", "retention_longest_seconds"]
-    names += ["retired_shown_seconds", "watchdog_seconds", "http_address_limit"]
+    names += ["retired_shown_seconds", "watchdog_seconds", "http_address_limit", "connection_address_limit"]
     if conf.censor_after_days is not None:
         names.append("censor_after_days")
     found: list[CheckMessage] = [

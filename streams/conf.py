@@ -54,6 +54,8 @@ class StreamSettings:
     """A peer that takes no byte for this long while some wait is closed as slow."""
     connection_limit: int = 5_000
     """Most replication connections that one server takes."""
+    connection_address_limit: int = 2_500
+    """Most of them from one address; 0: as many as there may be."""
     close_limit_seconds: float = 25.0
     """A replication connection that is still there this long after a close was asked for is aborted."""
     http_connection_limit: int = 2_000

@@ -213,7 +213,7 @@ class Broadcaster:
             if self._answer_again is None:
                 self._answer_again = asyncio.get_running_loop().call_later(ANSWER_AGAIN_SECONDS, self._answer_those)
             return
-        self._answer([peer], now, ANSWER_OTHERS_SECONDS)
+        self._answer([peer], now)
 
     @staticmethod
     def _may_be_answered(peer: Peer, now: float) -> bool:
@@ -226,22 +226,18 @@ class Broadcaster:
         for peer in ready:
             del self._asked_again[peer.key]
         if ready:
-            self._answer(ready, now, max(self._others_answered_at + TELL_OTHERS_SECONDS - now, ANSWER_OTHERS_SECONDS))
+            self._answer(ready, now)
         if self._asked_again:
             self._answer_again = asyncio.get_running_loop().call_later(ANSWER_AGAIN_SECONDS, self._answer_those)
 
-    def _answer(self, peers: list[Peer], now: float, others_in: float) -> None:
+    def _answer(self, peers: list[Peer], now: float) -> None:
+        """A client that comes, asks and goes, again and again, is new each time; others are told no more often for that."""
         self._questions += 1
         self._tell_positions(peers)
         for peer in peers:
             peer.answered_at = now
-        if (
-            self._answer_others is not None
-            and self._answer_others.when() > asyncio.get_running_loop().time() + others_in
-        ):
-            self._answer_others.cancel()  # somebody new came: nobody waits for who asked again
-            self._answer_others = None
         if self._answer_others is None:
+            others_in = max(self._others_answered_at + TELL_OTHERS_SECONDS - now, ANSWER_OTHERS_SECONDS)
             self._answer_others = asyncio.get_running_loop().call_later(others_in, self._answer_the_others)
 
     def relay(

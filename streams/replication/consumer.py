@@ -129,10 +129,12 @@ class ReplicationConsumer(AsyncConsumer):
         """The effect of a command on this connection; what it tells everybody is the reports' business."""
         match command:
             case Replicate():
+                peer.keep_place()
                 if not peer.has_replicated:
                     log.info("replication.follows", client=peer.name, address=peer.address)
                 self._broadcaster.answer_replicate(peer)
             case Name(name):
+                peer.keep_place()
                 if self._name is None:  # a client that is called otherwise each time would have a row for each name
                     self._name = name
                 self._broadcaster.name_peer(peer, printable(name[:200]))

@@ -37,11 +37,14 @@ class GateKeeper(Protocol):
     handshake_limit_seconds: float
 
     def tls_context(self) -> ssl.SSLContext: ...
-    def entered(self, gate: Gate) -> bool:
-        """Whether there is room for one more."""
+    def entered(self, gate: Gate, host: str) -> Refusal | None:
+        """Why there is no room for one more; None: there is."""
+
+    def passed(self, gate: Gate, above: asyncio.Protocol) -> None:
+        """The gate is out of the way, or the transport of the protocol above."""
 
     def left(self, gate: Gate) -> None:
-        """The gate is out of the way, or its connection gone."""
+        """The connection at the gate is gone."""
 
     def refused(self, reason: Refusal, host: str, detail: str = "") -> None:
         """To be counted and logged."""
@@ -78,8 +81,8 @@ class Gate(asyncio.Protocol):
         peer = self._raw.get_extra_info("peername")
         self._host = str(peer[0]) if isinstance(peer, tuple) else ""
         self._speech = self._speech_of(self._host)
-        if not self._keeper.entered(self):
-            self._turn_away()
+        if (reason := self._keeper.entered(self, self._host)) is not None:
+            self._turn_away(reason)
         elif self._speech is Speech.NOTHING:
             self._refuse(Refusal.NETWORK, b"ERROR clients from this network are not allowed without TLS\n")
         elif self._speech is Speech.PLAIN:
@@ -155,13 +158,13 @@ class Gate(asyncio.Protocol):
             self._refuse(Refusal.NO_CERTIFICATE, b"")
             return
         self._cancel_timer()
-        self._keeper.left(self)
+        self._keeper.passed(self, self._above)
         self._state = _State.OPEN
         self._above.connection_made(self)  # type: ignore[arg-type]  # has what the protocol above uses of a transport
 
     def _hand_over(self, data: bytes) -> None:
         self._cancel_timer()
-        self._keeper.left(self)
+        self._keeper.passed(self, self._above)
         self._state = _State.HANDED_OVER
         self._raw.set_protocol(self._above)
         self._above.connection_made(self._raw)
@@ -182,10 +185,10 @@ class Gate(asyncio.Protocol):
             self._raw.write_eof()
         self._set_timer(LINGER_SECONDS, self._raw.abort)
 
-    def _turn_away(self) -> None:
+    def _turn_away(self, reason: Refusal) -> None:
         """One too many: no time is lost with it. A line of text would only puzzle a client that speaks TLS."""
         self._state = _State.REFUSED
-        self._keeper.refused(Refusal.CONNECTION_LIMIT, self._host)
+        self._keeper.refused(reason, self._host)
         if self._speech is not Speech.TLS:
             self._raw.write(b"ERROR too many connections\n")
         self._raw.close()

@@ -27,6 +27,7 @@ from twisted.web import http
 
 from streams.logs import get_logger
 from streams.replication.access import Network, address_key, is_among
+from streams.replication.kernel_buffers import kernel_bytes
 from streams.replication.websocket_output import PreparedTexts, SharedOutput
 
 __all__ = ["HttpBounds", "HttpLimits"]
@@ -35,9 +36,11 @@ log = get_logger(__name__)
 CONNECTION_LIMIT, ADDRESS_LIMIT, GAVE_WAY = "HTTP connection limit", "HTTP address limit", "HTTP connection gave way"
 BODY_LIMIT, REQUEST_TIMEOUT, NOT_TAKEN = "HTTP body too long", "HTTP request too slow", "HTTP client too slow"
 MEMORY_LIMIT = "HTTP memory limit"
-TOO_SLOW = "WebSocket client too slow"
+TOO_SLOW, TOO_FAST = "WebSocket client too slow", "WebSocket client too fast"
 #: What a WebSocket's client says at once; whoever says more is closed with code 1009.
 WEBSOCKET_MESSAGE_BYTES = 64 * 1024
+#: Frames of a client within a second, PINGs too: each costs the loop as much as a short line. A viewer says one now and then.
+WEBSOCKET_FRAMES_A_SECOND = 100
 #: A text from this length on is shared by those that it is sent to.
 _SHARED_FROM = 1_024
 #: A client that takes its answer slower than this is given up. No modem is that slow.
@@ -295,7 +298,7 @@ class _Counted(ProtocolWrapper):
         elif allowed is not None and now > self.since + allowed:
             self._time_out(waiting)
         elif not waiting or now > self._progress_at + bounds.stall_seconds:
-            taken = self._written - waiting
+            taken = self._written - waiting - _kernel_bytes(self.transport)
             if waiting and taken < self._taken + bounds.stall_seconds * SLOWEST_BYTES_PER_SECOND:
                 self.cut(NOT_TAKEN)
             self._progress_at, self._taken = now, taken
@@ -388,6 +391,16 @@ def _waiting_bytes(transport: Any) -> int:
     return len(transport.dataBuffer) - int(transport.offset) + int(transport._tempDataLen)
 
 
+def _kernel_bytes(transport: Any) -> int:
+    """Bytes that the kernel has taken and the client has not.
+
+    The kernel asks for more when a third of what it keeps is free. Without this a client that takes 2 kB a second would seem to
+    take nothing for half a minute, and would be cut.
+    """
+    made = getattr(transport, "socket", None)
+    return kernel_bytes(made.fileno())[0] if made is not None else 0
+
+
 def _forget_output(transport: Any) -> None:
     """What nobody takes any more would be there until the collector comes: transport and protocol hold each other."""
     transport.dataBuffer, transport.offset = b"", 0
@@ -414,6 +427,31 @@ class _BoundedWebSocket(WebSocketProtocol):
     """
 
     texts = PreparedTexts()
+    _second, _frames = 0.0, 0
+
+    def _dataReceived(self, data: bytes) -> None:
+        """What comes before the handshake is done waits for it; a client that goes on and on then fills the memory."""
+        if self.state == self.STATE_CONNECTING and len(self.data) + len(data) > WEBSOCKET_MESSAGE_BYTES:
+            self._cut()
+        else:
+            super()._dataReceived(data)
+
+    def onFrameBegin(self) -> None:
+        """A client that floods is cut at once: one that is only told to close may go on for as long as that takes."""
+        now = time.monotonic()
+        if now >= self._second + 1.0:
+            self._second, self._frames = now, 0
+        self._frames += 1
+        if self._frames > WEBSOCKET_FRAMES_A_SECOND:
+            self._cut()
+        else:
+            super().onFrameBegin()
+
+    def _cut(self) -> None:
+        self.data = b""
+        self.wasNotCleanReason = TOO_FAST
+        self.transport.cut(TOO_FAST)
+        self.dropConnection(abort=True)
 
     def onConnect(self, request: Any) -> Any:
         self.maxFramePayloadSize = self.maxMessagePayloadSize = WEBSOCKET_MESSAGE_BYTES

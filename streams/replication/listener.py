@@ -17,7 +17,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 from daphne.http_protocol import WebRequest
 from daphne.server import Server as DaphneServer
@@ -29,6 +29,7 @@ from streams.replication.access import Access
 from streams.replication.gate import Gate
 from streams.replication.http_limits import HttpBounds, HttpLimits
 from streams.replication.kernel_buffers import kernel_bytes
+from streams.replication.tcp_places import TcpPlaces
 from streams.replication.tls import Certificates, Refusal
 
 __all__ = ["AsgiServer", "ListenerLimits", "TcpConnection"]
@@ -47,7 +48,6 @@ REFUSAL_LOG_SECONDS = 1.0
 WEBSOCKET_HANDSHAKE_SECONDS = 30
 Message = dict[str, Any]
 Application = Callable[..., Awaitable[None]]
-_T = TypeVar("_T", Gate, "TcpConnection")
 
 
 class TcpConnection(asyncio.Protocol):
@@ -70,6 +70,10 @@ class TcpConnection(asyncio.Protocol):
         self._is_closing = False
 
     # --- what the application uses --------------------------------------------------------------------------------
+
+    def know(self) -> None:
+        """The client has said what it wants: from now on its connection does not give way to others."""
+        self._server.known(self)
 
     def write(self, data: bytes) -> None:
         """Send bytes after all earlier ones; ignored once the connection is closing."""
@@ -125,7 +129,6 @@ class TcpConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._server.admitted(self)
         self._transport.set_write_buffer_limits(high=TRANSPORT_HIGH_BYTES)
         self._transport.pause_reading()  # until the application accepts
         self._paused_reading = True
@@ -140,7 +143,6 @@ class TcpConnection(asyncio.Protocol):
         self._server.start_application(self, scope)
 
     def data_received(self, data: bytes) -> None:
-        self._server.heard(self)
         self._put({"type": "tcp.receive", "bytes": data}, len(data))
         if self._input_bytes > INPUT_HIGH_BYTES and self._transport is not None:
             self._transport.pause_reading()
@@ -224,6 +226,8 @@ class ListenerLimits:
     """How much a server takes."""
 
     tcp_connections: int = 5_000
+    tcp_of_address: int = 0
+    """Connections from one address (IPv6: one /64; this machine counts as one); 0: no limit."""
     handshake_seconds: float = 10.0
     http: HttpBounds = field(default_factory=HttpBounds)
 
@@ -271,9 +275,7 @@ class AsgiServer(DaphneServer):
         self._access = access or Access(has_tls=certificates is not None)
         self._certificates = certificates
         self._tcp_sockets = tuple(tcp_sockets)
-        self._tcp_connections: set[TcpConnection] = set()
-        self._gates: dict[Gate, None] = {}
-        self._silent: dict[TcpConnection, None] = {}
+        self._places = TcpPlaces(self.limits.tcp_connections, self.limits.tcp_of_address)
         self._tcp_listeners: list[asyncio.Server] = []
         self._http_ports: list[Any] = []
         self._starting: asyncio.Task[None] | None = None
@@ -288,33 +290,21 @@ class AsgiServer(DaphneServer):
 
     # --- connections ----------------------------------------------------------------------------------------------
 
-    def entered(self, gate: Gate) -> bool:
-        """A connection at the gate; whether there is room for it."""
-        there = len(self._tcp_connections) + len(self._gates)
-        if there >= self.limits.tcp_connections and not (_gives_way(self._gates) or self._silent_gives_way()):
-            return False
-        self._gates[gate] = None
-        return True
-
-    def _silent_gives_way(self) -> bool:
-        """A client that has come in and said nothing, the oldest; followers say who they are at once."""
-        oldest = _gives_way(self._silent)
-        if oldest is not None:
-            self._tcp_connections.discard(oldest)
-        return oldest is not None
+    def entered(self, gate: Gate, host: str) -> Refusal | None:
+        """A connection at the gate; why there is no room for it."""
+        return self._places.enter(gate, host)
 
     def left(self, gate: Gate) -> None:
-        """It was admitted, or is gone."""
-        self._gates.pop(gate, None)
+        """It is gone."""
+        self._places.leave(gate)
 
-    def admitted(self, connection: TcpConnection) -> None:
-        """It came through the gate."""
-        self._tcp_connections.add(connection)
-        self._silent[connection] = None
+    def passed(self, gate: Gate, above: asyncio.Protocol) -> None:
+        """It came through the gate: the connection goes on as the protocol above."""
+        self._places.hand_on(gate, cast(TcpConnection, above))
 
-    def heard(self, connection: TcpConnection) -> None:
-        """It said something."""
-        self._silent.pop(connection, None)
+    def known(self, connection: TcpConnection) -> None:
+        """The application knows the client."""
+        self._places.know(connection)
 
     def refused(self, reason: Refusal, host: str, detail: str = "") -> None:
         """Count it; one line in the log, but for those that come in floods."""
@@ -339,8 +329,7 @@ class AsgiServer(DaphneServer):
 
     def forget(self, connection: TcpConnection) -> None:
         """The transport is gone."""
-        self._tcp_connections.discard(connection)
-        self._silent.pop(connection, None)
+        self._places.leave(connection)
         if connection in self.connections:
             self.protocol_disconnected(connection)
 
@@ -385,10 +374,8 @@ class AsgiServer(DaphneServer):
         for listener in self._tcp_listeners:
             listener.close()
         await asyncio.gather(self._leave(), self._finish_requests())
-        for connection in list(self._tcp_connections):
+        for connection in self._places:
             connection.abort()
-        for gate in list(self._gates):
-            gate.abort()
         running = [d["application_instance"] for d in self.connections.values() if "application_instance" in d]
         for task in running:
             task.cancel()
@@ -424,15 +411,6 @@ class AsgiServer(DaphneServer):
             isinstance(protocol, WebRequest) and "disconnected" not in details
             for protocol, details in self.connections.items()
         )
-
-
-def _gives_way(waiting: dict[_T, None]) -> _T | None:
-    """End the oldest of those that have yet to say what they want, if there is one: to be silent keeps nobody out."""
-    oldest = next(iter(waiting), None)
-    if oldest is not None:
-        del waiting[oldest]
-        oldest.abort()
-    return oldest
 
 
 def _tls_extension(transport: asyncio.Transport) -> Message:

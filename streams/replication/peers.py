@@ -30,6 +30,7 @@ class Transport(Protocol):
     def waiting_lines(self) -> int: ...
     @property
     def kernel_bytes(self) -> tuple[int, int]: ...
+    def know(self) -> None: ...
     def write(self, data: bytes) -> None: ...
     def drop_waiting(self) -> int: ...
     def close(self) -> None: ...
@@ -81,6 +82,10 @@ class Peer:
         """Bytes that the client has not taken yet."""
         return self._transport.buffered_bytes
 
+    def keep_place(self) -> None:
+        """It said who it is, or asked for facts: it does not give way to other connections any more."""
+        self._transport.know()
+
     # --- out ------------------------------------------------------------------------------------------------------
 
     def send(self, command: Command) -> None:
@@ -128,6 +133,8 @@ class Peer:
             return False
         waiting = self.buffered_bytes
         drained = self.connection.bytes_out - waiting
+        if waiting:  # the kernel asks for more when a third of its megabytes is free: minutes, on a slow line
+            drained -= self._transport.kernel_bytes[0]
         if waiting == 0 or drained != self._drained_bytes:
             self._drained_bytes, self._drained_at = drained, now
         stalled_seconds = now - self._drained_at

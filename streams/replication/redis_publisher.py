@@ -56,6 +56,9 @@ class _Waiting:
         self.changed = asyncio.Event()
         self._pieces: deque[bytes] = deque()
 
+    def know(self) -> None:
+        """A link to Redis has no place that others could want."""
+
     def write(self, data: bytes) -> None:
         self._pieces.append(data)
         self.buffered_bytes += len(data)

@@ -56,7 +56,8 @@ class Reports:
 class ReportBuffer:
     """Takes commands with the key of their connection; `drain` gives what is to be written.
 
-    ``limit``: how many users may sync, and how many reports of a kind may wait; more are dropped and counted.
+    ``limit``: how many users may sync, and how many reports of a kind may wait; more are dropped and counted. One connection
+    has no more of them than are still free: one that floods has half, two have two thirds, and the next one finds room.
     """
 
     def __init__(self, limit: int) -> None:
@@ -67,6 +68,9 @@ class ReportBuffer:
         self._workers: dict[str, tuple[str, set[Sync]]] = {}
         self._connections: dict[str, set[str]] = {}
         self._users = 0
+        self._users_of: Counter[str] = Counter()
+        #: Reports that wait, by kind and connection.
+        self._waiting_of: Counter[tuple[str, str]] = Counter()
 
     def take(self, connection: str, command: Command) -> bool:
         """Whether this was something to report."""
@@ -74,11 +78,11 @@ class ReportBuffer:
             case UserSync():
                 self._take_sync(connection, command)
             case ClearUserSync(worker):
-                self._clear(worker)
+                self._clear(connection, worker)
             case FederationAck(instance, token):
-                self._acknowledge(instance, token)
+                self._acknowledge(connection, instance, token)
             case UserIP():
-                self._see(command)
+                self._see(connection, command)
             case _:
                 return False
         return True
@@ -94,6 +98,7 @@ class ReportBuffer:
     def drain(self) -> Reports:
         """Everything since the last call."""
         drained, self._reports = self._reports, Reports()
+        self._waiting_of.clear()
         return drained
 
     @property
@@ -122,14 +127,17 @@ class ReportBuffer:
         owner, syncs = self._workers.get(sync.worker, ("", set()))
         if owner != sync.connection:
             syncs = set()
-        if sync not in syncs and self._users >= self._limit:
+        if sync not in syncs and self._users_of[sync.connection] >= self._limit - self._users:
             self.dropped[UserSync.WORD] += 1
             return
         if owner != sync.connection:
             self._take_over(sync.worker, sync.connection, syncs)
         self._users += sync not in syncs
+        self._users_of[sync.connection] += sync not in syncs
         syncs.add(sync)
-        self._reports.ends.discard(sync)
+        if sync in self._reports.ends:
+            self._reports.ends.discard(sync)
+            self._waiting_of[sync.connection, "ends"] -= 1
         self._reports.starts[sync] = milliseconds
 
     def _take_over(self, worker: str, connection: str, syncs: set[Sync]) -> None:
@@ -137,7 +145,7 @@ class ReportBuffer:
         self._drop_worker(worker)
         self._workers[worker] = connection, syncs
         self._connections.setdefault(connection, set()).add(worker)
-        if self._waiting_workers() < self._limit:
+        if worker in self._reports.taken_over or self._takes_room(connection, "workers", self._waiting_workers()):
             self._reports.taken_over[worker] = connection
 
     def _end(self, sync: Sync) -> None:
@@ -145,18 +153,20 @@ class ReportBuffer:
         _, syncs = self._workers.get(sync.worker, ("", set()))
         if sync in syncs:
             self._users -= 1
+            self._less_of(sync.connection, 1)
             syncs.discard(sync)
             if not syncs:
                 self._drop_worker(sync.worker)
         self._reports.starts.pop(sync, None)
-        if len(self._reports.ends) < self._limit:
+        if sync in self._reports.ends or self._takes_room(sync.connection, "ends", len(self._reports.ends)):
             self._reports.ends.add(sync)
         else:
             self.dropped[UserSync.WORD] += 1
 
-    def _clear(self, text: str) -> None:
+    def _clear(self, connection: str, text: str) -> None:
         worker = _name(text)
-        if worker is None or self._waiting_workers() >= self._limit:
+        is_new = worker not in self._reports.cleared
+        if worker is None or (is_new and not self._takes_room(connection, "workers", self._waiting_workers())):
             self.dropped[ClearUserSync.WORD] += 1
             return
         self._drop_worker(worker)
@@ -165,24 +175,37 @@ class ReportBuffer:
     def _drop_worker(self, worker: str) -> None:
         connection, syncs = self._workers.pop(worker, ("", set()))
         self._users -= len(syncs)
+        self._less_of(connection, len(syncs))
         for sync in syncs:
             self._reports.starts.pop(sync, None)
         self._connections.get(connection, set()).discard(worker)
+
+    def _less_of(self, connection: str, number: int) -> None:
+        self._users_of[connection] -= number
+        if self._users_of[connection] <= 0:
+            del self._users_of[connection]
+
+    def _takes_room(self, connection: str, kind: str, waiting: int) -> bool:
+        """Whether one more report of this connection may wait; it counts then."""
+        if self._waiting_of[connection, kind] >= self._limit - waiting:
+            return False
+        self._waiting_of[connection, kind] += 1
+        return True
 
     def _waiting_workers(self) -> int:
         return len(self._reports.cleared) + len(self._reports.taken_over)
 
     # --- the rest -------------------------------------------------------------------------------------------------
 
-    def _acknowledge(self, text: str, token: int) -> None:
+    def _acknowledge(self, connection: str, text: str, token: int) -> None:
         instance = _name(text)
         waiting = self._reports.acknowledged
-        if instance is None or (instance not in waiting and len(waiting) >= self._limit):
+        if instance is None or not (instance in waiting or self._takes_room(connection, "acknowledged", len(waiting))):
             self.dropped[FederationAck.WORD] += 1
             return
         waiting[instance] = token
 
-    def _see(self, command: UserIP) -> None:
+    def _see(self, connection: str, command: UserIP) -> None:
         user, ip, device = (_name(text or "") for text in (command.user_id, command.ip, command.device_id))
         if user is None or ip is None or device is None:
             self.dropped[UserIP.WORD] += 1
@@ -190,7 +213,7 @@ class ReportBuffer:
         token = (command.access_token or "").encode("utf-8", "surrogatepass")
         key = user, hashlib.sha256(token).hexdigest(), ip
         waiting = self._reports.addresses
-        if key not in waiting and len(waiting) >= self._limit:
+        if key not in waiting and not self._takes_room(connection, "addresses", len(waiting)):
             self.dropped[UserIP.WORD] += 1
             return
         agent = _text(command.user_agent or "")[:LONGEST_AGENT]

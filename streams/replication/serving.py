@@ -19,6 +19,7 @@ from streams.logs import get_logger
 from streams.replication.access import Access, networks_of
 from streams.replication.addresses import Address, RedisAddress, bind, refuse_open_network
 from streams.replication.broadcaster import Broadcaster, process_broadcaster
+from streams.replication.descriptors import with_descriptors
 from streams.replication.errors import ReplicationError
 from streams.replication.http_limits import HttpBounds
 from streams.replication.listener import AsgiServer, ListenerLimits
@@ -75,7 +76,7 @@ def serve(
         application,
         http_sockets=[http_socket] if http_socket else [],
         tcp_sockets=[replication_socket],
-        limits=_limits(given),
+        limits=with_descriptors(_limits(given)),
         access=access,
         certificates=certificates,
     )
@@ -90,6 +91,7 @@ def serve(
 def _limits(given: StreamSettings) -> ListenerLimits:
     return ListenerLimits(
         tcp_connections=given.connection_limit,
+        tcp_of_address=given.connection_address_limit,
         handshake_seconds=given.handshake_limit_seconds,
         http=HttpBounds(
             connections=given.http_connection_limit,

@@ -20,7 +20,7 @@ class MemoryTransport:
         self.taken = bytearray()
         self.waiting = bytearray()
         self.stuck = False
-        self.is_closing = self.is_aborted = False
+        self.is_closing = self.is_aborted = self.is_known = False
 
     @property
     def sent(self) -> bytes:
@@ -41,6 +41,10 @@ class MemoryTransport:
     def kernel_bytes(self) -> tuple[int, int]:
         """There is no system in between."""
         return 0, 0
+
+    def know(self) -> None:
+        """The application knows its client."""
+        self.is_known = True
 
     def write(self, data: bytes) -> None:
         """Bytes for the peer."""

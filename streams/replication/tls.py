@@ -43,6 +43,7 @@ class Refusal(enum.StrEnum):
     """Why a connection was refused before it spoke the protocol; every one is counted under one of these."""
 
     CONNECTION_LIMIT = "connection limit"
+    ADDRESS_LIMIT = "address limit"
     NETWORK = "network not allowed"
     NOT_TLS = "plain text to a TLS port"
     NO_CERTIFICATE = "no client certificate"

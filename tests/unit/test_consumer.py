@@ -9,7 +9,12 @@ import pytest
 from structlog.contextvars import get_contextvars
 
 from streams.conf import StreamSettings
-from streams.replication.broadcaster import ANSWER_AGAIN_SECONDS, Broadcaster
+from streams.replication.broadcaster import (
+    ANSWER_AGAIN_SECONDS,
+    ANSWER_OTHERS_SECONDS,
+    TELL_OTHERS_SECONDS,
+    Broadcaster,
+)
 from streams.replication.consumer import ReplicationConsumer
 from streams.replication.protocol import CloseReason
 from streams.replication.reports import WorkerReports
@@ -71,6 +76,20 @@ async def test_who_asked_before_gets_later_answers_too(connect):
     await first.receive_until(b"POSITION caches")
     await second.send(b"REPLICATE\n")
     await wait_for(lambda: first.transport.sent.count(b"POSITION caches") == 2)
+
+
+async def test_clients_that_come_ask_and_go_are_no_reason_to_tell_others_again_and_again(connect, broadcaster):
+    """Each was new, so 300 followers got all positions twenty times a second."""
+    onlooker, begun = await connect(), time.monotonic()
+    for number in range(1, 13):
+        guest = await connect()
+        await guest.send(b"REPLICATE\n")
+        await guest.receive_until(b"POSITION caches")
+        await guest.disconnect()
+        await wait_for(lambda number=number: broadcaster.commands["REPLICATE"] == number)
+        await asyncio.sleep(ANSWER_OTHERS_SECONDS + 0.02)
+    assert onlooker.transport.sent.count(b"POSITION caches") <= 1 + (time.monotonic() - begun) / TELL_OTHERS_SECONDS
+    await wait_for(lambda: onlooker.transport.sent.count(b"POSITION caches") >= 2)
 
 
 async def test_remote_server_up_is_relayed_unchanged_but_not_back(connect):

@@ -23,6 +23,8 @@ PROXIES = networks_of(["127.0.0.1/32", "10.0.0.0/8", "::1/128"])
         ("<script>", "127.0.0.1"),
         ("203.0.113.7, nonsense", "127.0.0.1"),
         ("203.0.113.7:4711", "127.0.0.1"),
+        ("203.0.113.7" + ", 10.1.1.1" * 19, "203.0.113.7"),
+        ("203.0.113.7" + ", 10.1.1.1" * 21, "10.1.1.1"),  # no request comes through so many
     ],
 )
 def test_the_last_address_that_is_no_proxy_counts(said, client):

@@ -51,21 +51,20 @@ class Host:
     def tls_context(self):
         return self.certificates.context()
 
-    def entered(self, gate):
+    def entered(self, gate, host):
         if len(self.gates) >= self.room:
-            return False
+            return Refusal.CONNECTION_LIMIT
         self.gates.add(gate)
-        return True
+        return None
+
+    def passed(self, gate, above):
+        self.gates.discard(gate)
 
     def left(self, gate):
         self.gates.discard(gate)
 
     def refused(self, reason, host, detail=""):
         self.refusals[reason] += 1
-
-    def admitted(self, connection): ...
-
-    def heard(self, connection): ...
 
     def start_application(self, connection, scope):
         self.connections.append(connection)

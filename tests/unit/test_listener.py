@@ -17,13 +17,6 @@ class Host:
         self.connections: list[TcpConnection] = []
         self.scopes: list[dict] = []
         self.forgotten: list[TcpConnection] = []
-        self.admissions = 0
-
-    def admitted(self, connection: TcpConnection) -> None:
-        self.admissions += 1
-
-    def heard(self, connection: TcpConnection) -> None:
-        """It said something: it does not give way."""
 
     def start_application(self, connection: TcpConnection, scope: dict) -> None:
         self.connections.append(connection)

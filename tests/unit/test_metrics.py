@@ -12,8 +12,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from replsite import metrics
-from replsite.metrics import OWN, SYNAPSE, SharedRendering, SnapshotCollector
+from replsite.metrics import OWN, SYNAPSE, SnapshotCollector
 from replsite.process_metrics import WaitCollector
+from replsite.shared_rendering import SharedRendering
 from replsite.snapshot_views import (
     CountView,
     ExpectedView,
@@ -315,7 +316,7 @@ def test_scrapes_at_once_share_a_rendering_and_none_is_older_than_its_question()
 
     def scrape() -> None:
         asked = time.monotonic()
-        found.append((asked, int(shared.get())))
+        found.append((asked, int(shared.get(asked))))
 
     threads = [threading.Thread(target=scrape) for _ in range(50)]
     for one in threads:
@@ -325,4 +326,4 @@ def test_scrapes_at_once_share_a_rendering_and_none_is_older_than_its_question()
     assert len(made) <= 5
     assert all(made[number - 1] >= asked for asked, number in found)
     before = len(made)
-    assert int(shared.get()) == before + 1, "a scrape alone gets a page of its own"
+    assert int(shared.get(time.monotonic())) == before + 1, "a scrape alone gets a page of its own"

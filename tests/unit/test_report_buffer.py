@@ -131,13 +131,36 @@ def test_names_that_no_index_holds_are_dropped_and_counted(buffer, command):
         [seen(token=f"t{n}") for n in range(30)],
     ],
 )
-def test_a_flood_is_bounded_and_counted(buffer, commands):
+def test_a_flood_is_bounded_and_counted_and_leaves_room_for_others(buffer, commands):
+    """One connection could use up the limit; the next worker's users were dropped."""
     for command in commands:
         buffer.take("c", command)
+    assert buffer.dropped == {commands[0].WORD: 25}
+    for command in commands[-2:]:
+        buffer.take("another", command)
+    assert buffer.dropped == {commands[0].WORD: 25}, "another one is heard"
+    for number in range(30):
+        for command in commands:
+            buffer.take(f"c{number}", command)
     reports = buffer.drain()
     waiting = (reports.ends, reports.starts, reports.acknowledged, reports.addresses, reports.cleared)
-    assert max(map(len, waiting)) == 10
-    assert buffer.dropped == {commands[0].WORD: 20}
+    assert 5 <= max(map(len, waiting)) <= 10
+
+
+def test_what_was_written_makes_room_again(buffer):
+    for turn in range(3):
+        assert len(said(buffer, *(seen(token=f"t{turn} {n}") for n in range(9))).addresses) == 5
+        assert len(said(buffer, *(end(f"@{turn}{n}:b") for n in range(9))).ends) == 5
+
+
+def test_one_that_starts_and_ends_again_and_again_uses_up_nothing(buffer):
+    reports = said(buffer, *[start(), end()] * 50)
+    assert (len(reports.ends), buffer.dropped) == (1, {})
+    for turn in range(50):
+        buffer.take(f"c{turn % 2}", start())
+    assert not buffer.dropped
+    assert list(buffer.drain().taken_over) == ["w"]
+    assert buffer._users_of.total() == buffer._users == 1
 
 
 def test_workers_that_come_and_go_leave_nothing_in_memory(buffer):
@@ -145,10 +168,11 @@ def test_workers_that_come_and_go_leave_nothing_in_memory(buffer):
         said(buffer, start(worker=f"w{number}"), end(worker=f"w{number}"))
     assert not buffer._workers
     assert buffer._users == 0
+    assert not buffer._users_of
     assert buffer._connections == {"c": set()}
 
 
 def test_room_is_made_by_those_that_leave(buffer):
-    said(buffer, *(start(f"@{n}:b") for n in range(10)), end("@3:b"))
+    said(buffer, *(start(f"@{n}:b") for n in range(5)), end("@3:b"))
     assert said(buffer, start("@new:b")).starts
     assert not buffer.dropped

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
+import time
 
 import pytest
 from asgiref.sync import sync_to_async
 
-from replsite.request_places import Busy, ClientLimit, Lane, RequestPlaces
+from replsite.request_places import CAME, Busy, ClientLimit, Lane, RequestPlaces
+from replsite.shared_rendering import SharedRendering
 from tests.async_waiting import wait_for
 
 
-def scope(path: str = "/admin/", client: str = "192.0.2.1", kind: str = "http") -> dict:
-    return {"type": kind, "path": path, "client": [client, 1], "headers": []}
+def scope(path: str = "/admin/", client: str = "192.0.2.1", kind: str = "http", method: str = "GET") -> dict:
+    return {"type": kind, "method": method, "path": path, "client": [client, 1], "headers": []}
 
 
 class Asked:
@@ -58,6 +61,18 @@ async def test_pages_keep_out_neither_machines_nor_what_asks_no_database():
     assert await asyncio.gather(page, *found) == [200] * 6
 
 
+async def test_a_crowd_that_logs_in_keeps_no_page_out():
+    """Each password is half a second of a core; twenty at a time kept the loop waiting for seconds."""
+    asked = Asked()
+    places = RequestPlaces(asked, pages=2)
+    logins = [asyncio.ensure_future(ask(places, path="/admin/login/", method="POST")) for _ in range(30)]
+    pages = [asyncio.ensure_future(ask(places, path=path)) for path in ("/admin/", "/admin/login/")]
+    least = max((os.cpu_count() or 1) // 2, 1)
+    await wait_for(lambda: len(asked.threads) == least + 2)
+    asked.may_end.set()
+    assert await asyncio.gather(*logins, *pages) == [200] * 32
+
+
 async def test_a_crowd_of_scrapes_keeps_no_probe_out():
     asked = Asked()
     places = RequestPlaces(asked)
@@ -67,6 +82,26 @@ async def test_a_crowd_of_scrapes_keeps_no_probe_out():
     await wait_for(lambda: len(asked.threads) == 5)
     asked.may_end.set()
     assert await asyncio.gather(probe, *scrapes) == [200] * 51
+
+
+async def test_scrapes_that_wait_for_their_turn_share_a_page_with_those_that_have_it():
+    """Each four that had a place made a page of their own; of a crowd the last ones were sent away."""
+    made = []
+
+    def render() -> bytes:
+        made.append(time.monotonic())
+        time.sleep(0.2)
+        return b""
+
+    shared = SharedRendering(render)
+
+    async def page(scope, receive, send) -> None:
+        await sync_to_async(shared.get)(scope[CAME])
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    places = RequestPlaces(page)
+    assert await asyncio.gather(*(ask(places, path="/metrics") for _ in range(300))) == [200] * 300
+    assert len(made) <= 2
 
 
 async def test_the_next_place_is_for_the_client_that_has_fewest():
