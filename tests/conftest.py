@@ -77,7 +77,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     Where several processes share the work the slowest folder is first, so that none of them is left alone with it.
     """
     folders = FOLDERS[::-1] if "PYTEST_XDIST_WORKER" in os.environ else FOLDERS
-    items.sort(key=lambda item: folders.index(folder) if (folder := _folder_of(item.nodeid)) in folders else len(folders))
+    items.sort(
+        key=lambda item: folders.index(folder) if (folder := _folder_of(item.nodeid)) in folders else len(folders)
+    )
 
 
 def _folder_of(nodeid: str) -> str:
