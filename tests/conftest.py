@@ -19,6 +19,7 @@ import os
 import signal
 import socket
 import subprocess
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from typing import Any
@@ -77,8 +78,29 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
     folders = FOLDERS[::-1] if "PYTEST_XDIST_WORKER" in os.environ else FOLDERS
     items.sort(
-        key=lambda item: next((n for n, folder in enumerate(folders) if folder in item.path.parts), len(folders))
+        key=lambda item: folders.index(folder) if (folder := _folder_of(item.nodeid)) in folders else len(folders)
     )
+
+
+def _folder_of(nodeid: str) -> str:
+    """``tests/unit/pipeline/test_x.py::test_y`` -> ``unit``."""
+    return nodeid.removeprefix("tests/").partition("/")[0]
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """In CI, what each folder took: the time of all processes together, set-up and tear-down included."""
+    if not IN_CI:
+        return
+    seconds: Counter[str] = Counter()
+    tests: Counter[str] = Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                seconds[_folder_of(report.nodeid)] += report.duration
+                tests[_folder_of(report.nodeid)] += report.when == "call"
+    terminalreporter.section("time of each folder")
+    for folder, taken in seconds.most_common():
+        terminalreporter.write_line(f"{taken:7.1f} s  {tests[folder]:5d} tests  {folder}")
 
 
 def pytest_collection_finish() -> None:
