@@ -8,7 +8,8 @@ Unit tests ask for neither, and then no server is started.
 Processes: ``run_manage("check_streams", "--json")`` runs a command to its end on the test database; ``start_manage``
 starts one that is ended with the test. ``wait_until`` is how tests wait; ``free_port`` is a port for a listener.
 
-Nothing may be left behind: at the end of the session living children and files in the temporary folder are an error.
+Nothing may be left behind: at the end of the session living children and files in the temporary folder are an error, and at the
+end of a module descriptors (``tests.left_open``).
 With ``CI=true`` a skipped test is a failure.
 """
 
@@ -31,6 +32,7 @@ from django.contrib.auth.hashers import PBKDF2PasswordHasher
 from tests import session as test_session
 from tests.effort import load_profiles
 from tests.emptying import empty_tables
+from tests.left_open import LeftOpen
 from tests.waiting import wait_until as wait_until_function
 from tests.warm_start import WARM, cold_start
 
@@ -41,6 +43,7 @@ assert settings.SECRET_KEY  # loads the settings now, in the environment of the 
 #: Half a second for each user that logs in; other processes read the number from the hash.
 PBKDF2PasswordHasher.iterations = 1
 load_profiles()
+LEFT_OPEN = LeftOpen()
 
 IN_CI = os.environ.get("CI", "").lower() in ("1", "true", "yes")
 FOLDERS = (
@@ -87,6 +90,15 @@ def pytest_collection_finish() -> None:
     gc.freeze()
     gc.set_threshold(10_000, 20, 20)
     gc.enable()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, None, None]:
+    """A descriptor left by each test of a large module would use up those of the process, tests later."""
+    yield
+    is_last = nextitem is None or nextitem.path != item.path
+    if said := LEFT_OPEN.after_test(item.name, is_last_of_module=is_last):
+        pytest.fail(said, pytrace=False)
 
 
 @pytest.hookimpl(wrapper=True)
