@@ -129,9 +129,7 @@ def _nothing_left_behind() -> Iterator[None]:
     """Set up first, so torn down last: after every fixture that owns a process or a file."""
     yield
     WARM.close()
-    with suppress(AssertionError):  # a process that was told to end may need a moment; the assert below decides
-        wait_until_function(lambda: not test_session.left_processes(), 5.0)
-    processes, files = test_session.left_processes(), test_session.left_files()
+    processes, files = test_session.left_behind()
     assert not processes, f"processes left behind by the tests: {processes}"
     assert not files, f"temporary files left behind by the tests: {files}"
 
