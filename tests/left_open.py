@@ -8,7 +8,7 @@ from pathlib import Path
 __all__ = ["MOST_LEFT_OPEN", "OPEN", "LeftOpen"]
 
 #: What is kept for the whole session is opened by the first module that needs it: connections, the warm interpreter, log files.
-MOST_LEFT_OPEN = 20
+MOST_LEFT_OPEN = 30
 OPEN = Path("/proc/self/fd")
 
 
