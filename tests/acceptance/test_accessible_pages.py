@@ -45,9 +45,12 @@ def holding(transactional_db):
 
 
 @pytest.fixture
-def troubled(holding):
+def troubled(holding, monkeypatch):
     """Something of every kind: a writer that is blocked, one that hangs, readers that are behind and gone, history."""
-    alive, dead = timezone.now() + timedelta(hours=6), timezone.now() - timedelta(minutes=5)
+    monkeypatch.setenv(
+        "REPLSITE_HEARTBEAT_SECONDS", "60"
+    )  # for the site that is going to be started: who lives is heard of once
+    alive, dead = timezone.now(), timezone.now() - timedelta(minutes=5)
     for name, heartbeat_at in (("web-1", alive), ("web-3", dead)):
         Instance.objects.create(name=name, heartbeat_at=heartbeat_at, host="vm", process_id=7, started_at=dead)
         StreamPosition.objects.create(
@@ -65,7 +68,7 @@ def troubled(holding):
 
 
 @pytest.fixture
-def page(new_page, boss, troubled):
+def page(troubled, new_page, boss):
     """A page of somebody who is logged in."""
 
     def make(**options):

@@ -50,7 +50,10 @@ def test_descriptors_that_a_module_leaves_open_are_told_with_the_test():
         assert watching.after_test("test_that_opens", is_last_of_module=False) == ""
         assert watching.after_test("test_another", is_last_of_module=False) == ""
         said = watching.after_test("test_the_last", is_last_of_module=True)
-        assert f"left {MOST_LEFT_OPEN + 1} descriptors open, most of them after test_that_opens (+{MOST_LEFT_OPEN + 1})" in said
+        assert (
+            f"left {MOST_LEFT_OPEN + 1} descriptors open, most of them after test_that_opens (+{MOST_LEFT_OPEN + 1})"
+            in said
+        )
         assert os.devnull in said and "test_another" not in said
         assert watching.after_test("test_of_the_next_module", is_last_of_module=True) == "", "each module is told once"
     finally:
