@@ -113,7 +113,7 @@ class Access:
             return Reach.PEEKING
         if self.cut is None:
             return Reach.MEMBER
-        above = stream_ordering < 0 and self.cut_depth is not None and topological_ordering > self.cut_depth
+        above = stream_ordering < 0 and (self.cut_depth is None or topological_ordering > self.cut_depth)
         return Reach.AFTER_LEAVE if stream_ordering > self.cut or above else Reach.BEFORE_LEAVE
 
 

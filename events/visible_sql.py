@@ -158,15 +158,17 @@ _READS = """(m.membership = 'join' OR (m.membership = 'leave' AND NOT coalesce((
   WHERE f.user_id = m.state_key AND f.room_id = m.room_id AND f.event_id = m.event_id), false)))"""
 
 #: How every user with a membership in a room's current state may read it. Flat, so that a query may begin with a user, a room or
-#: an event.
+#: an event. The event at which a cut begins may have been purged, since it need not be the leave: a message that came with its
+#: state begins one, too. The cut stays then, and its depth is that of the leave.
 ROOM_ACCESS = f"""
 CREATE VIEW events_roomaccess AS
 SELECT m.state_key AS user_id, m.room_id, NOT {_READS} AS peeking, true AS recorded,
   cut.first AS cut, cut.depth AS cut_depth, NULL::bigint AS kept_since
 FROM events_currentstate m
 LEFT JOIN LATERAL (
-  SELECT v.first, e.topological_ordering AS depth FROM events_eventvisibility v
-  JOIN events_event e ON e.stream_ordering = v.first
+  SELECT v.first, coalesce(e.topological_ordering, (
+    SELECT own.topological_ordering FROM events_event own WHERE own.event_id = m.event_id)) AS depth
+  FROM events_eventvisibility v LEFT JOIN events_event e ON e.stream_ordering = v.first
   WHERE v.room_id = m.room_id AND v.user_id = m.state_key AND v.kind = 'cut' ORDER BY v.first DESC LIMIT 1
 ) AS cut ON m.membership = 'leave' AND {_READS}
 WHERE m.type = 'm.room.member' AND m.membership IS NOT NULL AND ({_READS} OR {

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 from django.conf import settings
@@ -66,6 +66,7 @@ from streams.names import matches_pattern
 from streams.one_view import one_view
 from streams.positions import DRAINING, RETIRED, linear_position, lowest_unread
 from streams.program_version import program_version
+from streams.silence import silent_seconds
 
 __all__ = ["limits", "take_snapshot"]
 
@@ -99,8 +100,8 @@ def take_snapshot(history: History | None = None, using: str | None = None) -> S
         writers: dict[str, list[str]] = {}
         for row in positions:
             writers.setdefault(row.stream, []).append(row.writer)
-        silent_since = as_of - timedelta(seconds=limits().gone_after_seconds)
-        readers = with_cursors(rows.read_readers(cursor), rows.read_cursors(cursor), writers, silent_since)
+        given = rows.read_readers(cursor), rows.read_cursors(cursor)
+        readers = with_cursors(*given, writers, as_of, limits().gone_after_seconds)
         reading = _Reading(
             as_of=as_of,
             declarations={stream.name: stream for stream in declarations},
@@ -284,6 +285,9 @@ class _Assembly:
     def _age(self, at: datetime | None) -> float | None:
         return None if at is None else max(0.0, (self.reading.as_of - at).total_seconds())
 
+    def _silence(self, heard_at: datetime | None) -> float | None:
+        return None if heard_at is None else silent_seconds(self.reading.as_of, heard_at)
+
     # --- writers --------------------------------------------------------------------------------------------------
 
     def _stream(self, name: str) -> StreamView:
@@ -310,12 +314,12 @@ class _Assembly:
         )
 
     def _is_alive(self, row: PositionRow) -> bool:
-        age = self._age(row.heartbeat_at)
+        age = self._silence(row.heartbeat_at)
         return age is not None and age <= self.limits.gone_after_seconds
 
     def _expected(self, one: Expected) -> ExpectedView:
         rows = self._rows_of(one)
-        ages = [age for row in rows if (age := self._age(row.heartbeat_at)) is not None]
+        ages = [age for row in rows if (age := self._silence(row.heartbeat_at)) is not None]
         living = [row for row in rows if row.state != RETIRED and self._is_alive(row)]
         seen = ExpectedSeen(
             writer=one.writer,
@@ -346,7 +350,7 @@ class _Assembly:
             stream=row.stream,
             writer=row.writer,
             retired=row.state == RETIRED,
-            heartbeat_age=self._age(row.heartbeat_at),
+            heartbeat_age=self._silence(row.heartbeat_at),
             pending_facts=row.pending_facts,
             oldest_pending_age=self._age(row.oldest_pending_at),
             behind_facts=behind.facts,
@@ -433,7 +437,7 @@ class _Assembly:
             process_id=row.process_id,
             connected_at=row.connected_at,
             heartbeat_at=row.heartbeat_at,
-            heartbeat_seconds=self._age(row.heartbeat_at) or 0.0,
+            heartbeat_seconds=self._silence(row.heartbeat_at) or 0.0,
             bytes_in=row.bytes_in,
             bytes_out=row.bytes_out,
             lines_in=row.lines_in,
@@ -495,7 +499,7 @@ class _Assembly:
         return ReaderOnStream(
             lag_facts=lag.facts,
             lag_seconds=self._age(lag.oldest_at) or 0.0,
-            heartbeat_age=self._age(row.heartbeat_at) or 0.0,
+            heartbeat_age=self._silence(row.heartbeat_at) or 0.0,
             stream_quiet_seconds=self._age(last_fact_at),
             unmoved_seconds=motion.unmoved_seconds,
             lag_change_per_second=motion.lag_change_per_second,
@@ -515,7 +519,7 @@ class _Assembly:
         return NamedReader(
             name=row.name,
             runs=runs,
-            unrun_seconds=0.0 if runs else self._age(ended_at) or 0.0,
+            unrun_seconds=0.0 if runs else self._silence(ended_at) or 0.0,
             has_ended=row.closed_at is not None or bool(row.runs_on),
             error=cursor.error if cursor is not None else row.error,
             is_wanted=row.name in stream_settings().readers,

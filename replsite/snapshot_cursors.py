@@ -12,6 +12,7 @@ from datetime import datetime
 
 from replsite.snapshot_rows import CursorRow, ReaderRow
 from streams.reader_table import NAMED
+from streams.silence import silent_seconds
 
 __all__ = ["with_cursors"]
 
@@ -20,27 +21,34 @@ Writers = Mapping[str, Sequence[str]]
 
 
 def with_cursors(
-    rows: Iterable[ReaderRow], cursors: Iterable[CursorRow], writers: Writers, silent_since: datetime
+    rows: Iterable[ReaderRow],
+    cursors: Iterable[CursorRow],
+    writers: Writers,
+    as_of: datetime,
+    gone_after_seconds: float,
 ) -> list[ReaderRow]:
-    """The readers, with each named one's cursors; a process that was last heard of before ``silent_since`` is gone."""
+    """The readers, with each named one's cursors; a process that was silent for so long is gone."""
     by_key: dict[str, dict[str, CursorRow]] = {}
     for cursor in cursors:
         by_key.setdefault(f"{NAMED}{cursor.reader}", {})[cursor.stream] = cursor
-    found = [_merged(row, by_key.pop(row.key, {}), writers, silent_since) for row in rows]
-    return found + [_merged(_row_of(key, kept), kept, writers, silent_since) for key, kept in by_key.items()]
+    found = [(row, by_key.pop(row.key, {})) for row in rows]
+    found += [(_row_of(key, kept, as_of), kept) for key, kept in by_key.items()]
+    return [_merged(row, kept, writers, as_of, gone_after_seconds) for row, kept in found]
 
 
-def _merged(row: ReaderRow, cursors: Mapping[str, CursorRow], writers: Writers, silent_since: datetime) -> ReaderRow:
+def _merged(
+    row: ReaderRow, cursors: Mapping[str, CursorRow], writers: Writers, as_of: datetime, gone_after_seconds: float
+) -> ReaderRow:
     if not row.is_named:
         return row
-    heard_at = max([row.heartbeat_at, *(cursor.seen_at for cursor in cursors.values())])
+    heard_at = _last_heard([row.heartbeat_at, *(cursor.seen_at for cursor in cursors.values())], as_of)
     ended = [cursor.ended_at for cursor in cursors.values() if cursor.ended_at is not None]
     closed_at = max(ended, default=None) if cursors else row.closed_at
     if closed_at is not None and len(ended) < len(
         cursors
     ):  # a process took the name again after one of them was set anew
         closed_at = None
-    runs = closed_at is None and heard_at >= silent_since
+    runs = closed_at is None and silent_seconds(as_of, heard_at) <= gone_after_seconds
     positions = dict(row.positions) if runs or not cursors else {}
     for stream, cursor in cursors.items():
         if not (runs and positions.get(stream)):
@@ -57,9 +65,14 @@ def _positions(cursor: CursorRow, writers: Sequence[str]) -> dict[str, int]:
     return {writer: max(cursor.base, cursor.entries.get(writer, 0)) for writer in {*writers, *cursor.entries}}
 
 
-def _row_of(key: str, cursors: Mapping[str, CursorRow]) -> ReaderRow:
+def _last_heard(times: Iterable[datetime], as_of: datetime) -> datetime:
+    """Not the highest: one may lie ahead, since the clock was set back."""
+    return min(times, key=lambda at: silent_seconds(as_of, at))
+
+
+def _row_of(key: str, cursors: Mapping[str, CursorRow], as_of: datetime) -> ReaderRow:
     """For a reader whose process left no row."""
-    last = max(cursors.values(), key=lambda cursor: cursor.seen_at)
+    last = min(cursors.values(), key=lambda cursor: silent_seconds(as_of, cursor.seen_at))
     return ReaderRow(
         key=key, name=last.reader, kind="follower", served_by="",
         address=f"{last.host}:{last.process_id}" if last.process_id else last.host, process_id=last.process_id,

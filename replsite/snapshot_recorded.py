@@ -13,6 +13,7 @@ from typing import Any
 
 from replsite.snapshot_views import StreamView, WriterView
 from replsite.status import Limits, RecordingSeen, judge_recording, worst
+from streams.silence import silent_seconds, silent_seconds_sql
 
 __all__ = ["RECORDED", "RecordedRow", "read_recorded", "recorded_streams"]
 
@@ -24,7 +25,7 @@ _WRITERS = f"""
 SELECT s.name, s.server_name, s.address, s.host, s.process_id, s.heartbeat_at, s.ended_at, p.stream, p.instance_name,
     p.position, p.last_fact_position, p.last_fact_at, p.last_advance_at, p.rows_recorded, p.ranges_missed
 FROM streams_recordedposition p JOIN streams_recordedserver s ON s.id = p.server_id
-WHERE p.is_current AND coalesce(s.ended_at, s.heartbeat_at) > clock_timestamp() - interval '1 day'
+WHERE p.is_current AND {silent_seconds_sql("coalesce(s.ended_at, s.heartbeat_at)")} < 86400
 ORDER BY s.name, p.stream, p.instance_name LIMIT {MOST_WRITERS}
 """
 
@@ -84,7 +85,7 @@ def _stream(name: str, rows: Sequence[RecordedRow], as_of: datetime, limits: Lim
 
 
 def _writer(row: RecordedRow, as_of: datetime, limits: Limits) -> WriterView:
-    age = max(0.0, (as_of - row.heartbeat_at).total_seconds())
+    age = silent_seconds(as_of, row.heartbeat_at)
     seen = RecordingSeen(
         record=row.record,
         server_name=row.server_name,

@@ -19,6 +19,7 @@ from streams.collector_pause import collector_paused
 from streams.declaration import FactTable, StreamDeclaration
 from streams.queries import bounds_sql, order_sql, sequence_sql, token_sql
 from streams.reader_table import NAMED
+from streams.silence import silent_seconds_sql
 
 __all__ = [
     "CursorRow",
@@ -42,8 +43,8 @@ SCAN_FACTS = 5_000
 MOST_PARKED = 10_000
 #: Readers that were heard of longer ago are left to history, but for named ones: those stay until they are forgotten. A
 #: connection never comes back as the same: one whose server is gone is told for as long as one that was closed.
-READER_MEMORY = "1 day"
-CLOSED_MEMORY = "5 minutes"
+READER_MEMORY_SECONDS = 86_400
+CLOSED_MEMORY_SECONDS = 300
 MOST_READERS = 1_000
 
 _POSITIONS = """
@@ -62,9 +63,9 @@ SELECT key, name, kind, served_by, address, process_id, connected_at, heartbeat_
        error, waiting_lines, kernel_send_bytes, kernel_read_bytes, queued::text
 FROM streams_reader
 WHERE CASE WHEN left(key, {len(NAMED)}) = '{NAMED}' THEN true
-           WHEN closed_at IS NOT NULL THEN closed_at > clock_timestamp() - interval '{CLOSED_MEMORY}'
-           WHEN kind = 'connection' THEN heartbeat_at > clock_timestamp() - interval '{CLOSED_MEMORY}'
-           ELSE heartbeat_at > clock_timestamp() - interval '{READER_MEMORY}' END
+           WHEN closed_at IS NOT NULL THEN {silent_seconds_sql("closed_at")} < {CLOSED_MEMORY_SECONDS}
+           WHEN kind = 'connection' THEN {silent_seconds_sql("heartbeat_at")} < {CLOSED_MEMORY_SECONDS}
+           ELSE {silent_seconds_sql("heartbeat_at")} < {READER_MEMORY_SECONDS} END
 ORDER BY left(key, {len(NAMED)}) <> '{NAMED}', closed_at IS NOT NULL, kind, name, key LIMIT {MOST_READERS}
 """
 #: Stored cursors, each with its parked facts: how many up to a limit, the first of them, and the error of the last.

@@ -8,10 +8,8 @@ Assumes that the writer's lock is taken for everything on the control connection
 
 from __future__ import annotations
 
-import os
 import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
@@ -25,6 +23,7 @@ from streams.pokes import CHANNEL, Poke, PokeJudge
 from streams.positions import ACTIVE, active_and_retired
 from streams.possible_positions import possible_positions
 from streams.trust import OneTimeWords
+from streams.wake_up import WakeUp
 
 if TYPE_CHECKING:
     from streams.appends import Doubt
@@ -80,7 +79,7 @@ class Background:
         self._writer = writer
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
-        self._wake_read, self._wake_write = -1, -1
+        self._wake_up: WakeUp | None = None
         self._open: dict[int, OpenTransaction] = {}
         self._asked: deque[OpenTransaction] = deque()
         self._hooks_lost: set[int] = set()
@@ -98,24 +97,18 @@ class Background:
     def start(self) -> None:
         """Start the thread if it does not run."""
         if self._thread is None:
-            self._wake_read, self._wake_write = os.pipe()
-            # Closed with the object and no sooner: somebody who wakes late must not write into another file.
-            weakref.finalize(self, _close, self._wake_read, self._wake_write).atexit = False
-            os.set_blocking(self._wake_read, False)
-            os.set_blocking(self._wake_write, False)
+            wake_up = self._wake_up = WakeUp()
             name = f"replsite-writer-{self._writer.name}"
-            self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+            self._thread = threading.Thread(target=self._run, args=(wake_up,), name=name, daemon=True)
             self._thread.start()
 
     def wake(self) -> None:
         """Look at everything now."""
-        if self._signalled or self._wake_write < 0:
+        wake_up = self._wake_up
+        if self._signalled or wake_up is None:
             return
         self._signalled = True
-        try:
-            os.write(self._wake_write, b"w")
-        except BlockingIOError:
-            return  # full: it is about to wake up anyway
+        wake_up.ring()
 
     def watch(self, record: OpenTransaction) -> None:
         """Look after a transaction until its end is known."""
@@ -155,13 +148,21 @@ class Background:
 
     # --- the loop -------------------------------------------------------------------------------------------------
 
-    def _run(self) -> None:
+    def _run(self, wake_up: WakeUp) -> None:
+        try:
+            self._turns(wake_up)
+        finally:
+            self._wake_up = (
+                None  # the writer and this object know each other: only the garbage collector would close it
+            )
+
+    def _turns(self, wake_up: WakeUp) -> None:
         from streams.writers import Condition  # noqa: PLC0415 - the writer imports this module
 
         while not self._stop.is_set():
             try:
                 if self._writer.has_lock:
-                    self._turn()
+                    self._turn(wake_up)
                 elif self._writer.condition is Condition.FENCED:
                     self._pause(RETRY_SECONDS)
                     self._announced = {}
@@ -175,8 +176,8 @@ class Background:
                 log.exception("writer.background_failed", writer=self._writer.name)
                 self._pause(RETRY_SECONDS)
 
-    def _turn(self) -> None:
-        self._wait()
+    def _turn(self, wake_up: WakeUp) -> None:
+        self._wait(wake_up)
         now = time.monotonic()
         with self._writer.control_cursor() as cursor:
             self._hear(cursor)
@@ -205,7 +206,7 @@ class Background:
         is_open = any(not record.ended for record in list(self._open.values())) or self._doubts
         return not is_open and not self._due(idle_too=False)
 
-    def _wait(self) -> None:
+    def _wait(self, wake_up: WakeUp) -> None:
         """Sleep until there is something to do: a wake-up, a notification, or the next due time."""
         now = time.monotonic()
         due = [self._beat_due]
@@ -222,20 +223,20 @@ class Background:
         elif self._due(idle_too=True) or self._at_unknown_heads():
             due.append(self._idle_due)
         try:
-            ready = database.ready_to_read([self._wake_read, self._writer.control], min(due) - now)
+            ready = database.ready_to_read([wake_up, self._writer.control], min(due) - now)
         except (OSError, ValueError, *database.connection_gone) as error:
             self._writer.fenced(f"control connection lost: {error}")
             return
-        self._take_signal(ready)
+        if wake_up in ready:
+            self._take_signal(wake_up)
         # Whatever comes within the gap is done together; the first piece of work after a pause waits for nothing.
         time.sleep(max(0.0, self._turn_due - time.monotonic()))
 
-    def _take_signal(self, ready: list[Any]) -> None:
-        if self._wake_read in ready:
-            os.read(self._wake_read, 65536)
-            # After the read: a wake-up between the two writes nothing, and what it is about is seen in this turn. The other
-            # way round the pipe could be empty with the signal set, and no wake-up would ever come again.
-            self._signalled = False
+    def _take_signal(self, wake_up: WakeUp) -> None:
+        wake_up.hush()
+        # After the read: a wake-up between the two writes nothing, and what it is about is seen in this turn. The other
+        # way round the pipe could be empty with the signal set, and no wake-up would ever come again.
+        self._signalled = False
 
     def _pause(self, seconds: float) -> None:
         self._stop.wait(seconds)  # whatever wakes this thread meanwhile: no faster
@@ -444,8 +445,3 @@ class Background:
         """Whether a crash could have the server give out one of these IDs again: no commit wrote it to the disk."""
         trackers = self._writer.trackers
         return any(position <= trackers[stream].last_rolled_back for stream, (position, _) in due.items())
-
-
-def _close(*descriptors: int) -> None:
-    for descriptor in descriptors:
-        os.close(descriptor)

@@ -45,6 +45,7 @@ __all__ = [
     "execute_prepared",
     "explain",
     "in_transaction",
+    "migrate_key",
     "missing",
     "past_pooler",
     "publisher_key",
@@ -442,3 +443,8 @@ def trim_key(cursor: Any, stream: str) -> int:
 def start_key(cursor: Any, stream: str) -> int:
     """Held while a writer enters a stream or its sequence is repaired."""
     return _key(cursor, "start", stream)
+
+
+def migrate_key(cursor: Any) -> int:
+    """Held by ``manage.py migrate``, as a session lock."""
+    return _key(cursor, "migrate", "")

@@ -21,6 +21,7 @@ from streams.conf import stream_settings
 from streams.errors import UnknownWriter
 from streams.liveness import Resolution, Trace, leave_trace, resolve_writer
 from streams.logs import get_logger
+from streams.silence import silent_seconds_sql
 
 __all__ = ["Holding", "OpenSession", "end_process", "end_sessions", "holding", "is_free", "is_retired", "wait_until"]
 
@@ -37,8 +38,8 @@ SELECT a.pid, a.application_name, coalesce(host(a.client_addr), 'local'), coales
 {database.LOCK_HOLDERS}
 ORDER BY a.xact_start NULLS LAST
 """
-_INSTANCE = """
-SELECT state, host, process_id, command, heartbeat_at, abs(extract(epoch FROM clock_timestamp() - heartbeat_at))::float8
+_INSTANCE = f"""
+SELECT state, host, process_id, command, heartbeat_at, {silent_seconds_sql("heartbeat_at")}
 FROM streams_instance WHERE name = %s
 """
 _ROWS = """
@@ -50,7 +51,8 @@ FROM streams_streamposition WHERE instance_name = %s ORDER BY stream
 _TERMINATE = """
 SELECT pg_terminate_backend(pid, %s) FROM pg_stat_activity WHERE pid = %s AND xact_start IS NOT DISTINCT FROM %s
 """
-_BEAT_SINCE = "SELECT heartbeat_at > %s FROM streams_instance WHERE name = %s"
+#: Name: one that lies ahead is of before the clock was set back.
+_BEAT_SINCE = "SELECT heartbeat_at > %s AND heartbeat_at <= clock_timestamp() FROM streams_instance WHERE name = %s"
 _NOW = "SELECT clock_timestamp()"
 
 

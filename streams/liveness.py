@@ -18,16 +18,16 @@ from streams import database, registry
 from streams.conf import stream_settings
 from streams.logs import get_logger
 from streams.pokes import poke
+from streams.silence import silent_seconds_sql
 
 __all__ = ["Resolution", "Trace", "leave_trace", "resolve_dead_writers", "resolve_writer", "retire_streams"]
 
 log = get_logger(__name__)
 
-#: A heartbeat that is ahead of the database's clock is of before that clock was set back, and may be of any age.
-_SILENT = """
+_SILENT = f"""
 SELECT DISTINCT i.name FROM streams_instance i JOIN streams_streamposition p ON p.instance_name = i.name
 WHERE p.state <> 'retired' AND i.name <> %(by)s
-  AND (i.heartbeat_at IS NULL OR abs(extract(epoch FROM clock_timestamp() - i.heartbeat_at)) > %(silent)s)
+  AND (i.heartbeat_at IS NULL OR {silent_seconds_sql("i.heartbeat_at")} > %(silent)s)
 """
 _RETIRE = """
 UPDATE streams_streamposition SET state = 'retired',

@@ -6,14 +6,13 @@ table must be harmless to lose.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
 from streams import database
 from streams.logs import Condition, get_logger
+from streams.wake_up import WakeUp
 
 __all__ = ["NotifyListener"]
 
@@ -39,13 +38,15 @@ class NotifyListener(Generic[T]):
         self._is_nudged = False
         self._stopping = threading.Event()
         self._connection: Any = None
-        self._wake_read, self._wake_write = -1, -1
-        self._thread = threading.Thread(target=self._run, name=f"replsite-{name}".replace(" ", "-"), daemon=True)
+        self._wake_up: WakeUp | None = None
+        self._thread: threading.Thread | None = None
 
     def start(self) -> None:
         """Connect, listen and start the thread."""
         self._connect()
-        self._wake_read, self._wake_write = os.pipe()
+        wake_up = self._wake_up = WakeUp()
+        name = f"replsite-{self._name}".replace(" ", "-")
+        self._thread = threading.Thread(target=self._run, args=(wake_up,), name=name, daemon=True)
         self._thread.start()
 
     def take(self, heard: Sequence[tuple[int, str]]) -> list[T]:
@@ -64,23 +65,21 @@ class NotifyListener(Generic[T]):
 
     def nudge(self) -> None:
         """Have ``nudged`` called in the listener's thread; from any thread, at once, as often as one likes."""
-        if not self._is_nudged and self._wake_write >= 0:
+        wake_up = self._wake_up
+        if not self._is_nudged and wake_up is not None:
             self._is_nudged = True
-            with suppress(OSError):  # ended meanwhile
-                os.write(self._wake_write, b"n")
+            wake_up.ring()
 
     def nudged(self) -> None:
         """Called in the listener's thread after ``nudge``."""
 
     def stop(self) -> None:
         """End the thread and close the connection."""
-        if self._thread.is_alive():
+        wake_up, self._wake_up = self._wake_up, None  # the thread keeps it as long as it runs
+        if wake_up is not None and self._thread is not None:
             self._stopping.set()
-            os.write(self._wake_write, b"s")
+            wake_up.ring()
             self._thread.join(timeout=10)
-            write, self._wake_write = self._wake_write, -1
-            os.close(self._wake_read)
-            os.close(write)
         if self._connection is not None:
             self._connection.close()
 
@@ -90,7 +89,7 @@ class NotifyListener(Generic[T]):
             cursor.execute(f"LISTEN {database.channel(cursor, self._channel)}")
         self.connected()
 
-    def _run(self) -> None:
+    def _run(self, wake_up: WakeUp) -> None:
         connected = True
         self._tell([])
         while not self._stopping.is_set():
@@ -100,21 +99,21 @@ class NotifyListener(Generic[T]):
                     connected = True
                     self._away.ends()
                     self._tell([])
-                self._hear()
+                self._hear(wake_up)
             except (OSError, ValueError, *database.connection_gone) as error:
                 if connected:
                     self._away.begins(error)
                     self.lost()
                 connected = False
-                if database.ready_to_read([self._wake_read], RETRY_SECONDS):
-                    self._take_nudge()
+                if database.ready_to_read([wake_up], RETRY_SECONDS):
+                    self._take_nudge(wake_up)
 
-    def _hear(self) -> None:
+    def _hear(self, wake_up: WakeUp) -> None:
         waits = RETRY_SECONDS if self._missed else self.due_seconds()
         if self._connection.notifies:
             waits = 0.0  # they came with the answer to a question, so the socket is silent
-        ready = database.ready_to_read([self._connection, self._wake_read], waits)
-        if self._wake_read in ready and self._take_nudge():
+        ready = database.ready_to_read([self._connection, wake_up], waits)
+        if wake_up in ready and self._take_nudge(wake_up):
             self._call(self.nudged)
         if self._stopping.is_set():
             return
@@ -125,9 +124,9 @@ class NotifyListener(Generic[T]):
         if heard or self._missed:
             self._tell(heard)
 
-    def _take_nudge(self) -> bool:
+    def _take_nudge(self, wake_up: WakeUp) -> bool:
         """Empty the pipe; whether somebody nudged."""
-        os.read(self._wake_read, 64)
+        wake_up.hush()
         nudged, self._is_nudged = self._is_nudged, False  # after the read: a later nudge writes again
         return nudged
 

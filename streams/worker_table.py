@@ -63,6 +63,10 @@ _FORGET_SERVER = """
 WITH gone AS (DELETE FROM streams_workerconnection WHERE served_by = %(served_by)s RETURNING key)
 DELETE FROM streams_syncinguser s USING gone WHERE s.connection_key = gone.key
 """
+#: Name: news that lie ahead are of before the clock was set back; they are as good as news of now, and grow old from here on.
+_NEWS_AHEAD = (
+    "UPDATE streams_workerconnection SET last_news_at = clock_timestamp() WHERE last_news_at > clock_timestamp()"
+)
 #: Name: connections without news; their server died, or they say nothing at all.
 _FORGET_SILENT = """
 WITH gone AS (
@@ -142,6 +146,7 @@ def forget_server(cursor: Any, served_by: str) -> None:
 
 def forget_old(cursor: Any, silence_seconds: float, address_seconds: float) -> None:
     """Connections without news for so long, and some of the addresses that were not seen for so long."""
+    cursor.execute(_NEWS_AHEAD)
     cursor.execute(_FORGET_SILENT, {"silence": silence_seconds})
     cursor.execute(_FORGET_ADDRESSES, {"seconds": address_seconds})
 

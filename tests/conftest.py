@@ -8,7 +8,8 @@ Unit tests ask for neither, and then no server is started.
 Processes: ``run_manage("check_streams", "--json")`` runs a command to its end on the test database; ``start_manage``
 starts one that is ended with the test. ``wait_until`` is how tests wait; ``free_port`` is a port for a listener.
 
-Nothing may be left behind: at the end of the session living children and files in the temporary folder are an error.
+Nothing may be left behind: at the end of the session living children and files in the temporary folder are an error, and at the
+end of a module descriptors (``tests.left_open``).
 With ``CI=true`` a skipped test is a failure.
 """
 
@@ -32,6 +33,7 @@ from django.contrib.auth.hashers import PBKDF2PasswordHasher
 from tests import session as test_session
 from tests.effort import load_profiles
 from tests.emptying import empty_tables
+from tests.left_open import LeftOpen
 from tests.waiting import wait_until as wait_until_function
 from tests.warm_start import WARM, cold_start
 
@@ -42,6 +44,7 @@ assert settings.SECRET_KEY  # loads the settings now, in the environment of the 
 #: Half a second for each user that logs in; other processes read the number from the hash.
 PBKDF2PasswordHasher.iterations = 1
 load_profiles()
+LEFT_OPEN = LeftOpen()
 
 IN_CI = os.environ.get("CI", "").lower() in ("1", "true", "yes")
 FOLDERS = (
@@ -112,6 +115,15 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, None, None]:
+    """A descriptor left by each test of a large module would use up those of the process, tests later."""
+    yield
+    is_last = nextitem is None or nextitem.path != item.path
+    if said := LEFT_OPEN.after_test(item.name, is_last_of_module=is_last):
+        pytest.fail(said, pytrace=False)
+
+
+@pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """In CI everything can be had, so a skip hides something."""
     report = _skip_fails((yield))
@@ -139,9 +151,7 @@ def _nothing_left_behind() -> Iterator[None]:
     """Set up first, so torn down last: after every fixture that owns a process or a file."""
     yield
     WARM.close()
-    with suppress(AssertionError):  # a process that was told to end may need a moment; the assert below decides
-        wait_until_function(lambda: not test_session.left_processes(), 5.0)
-    processes, files = test_session.left_processes(), test_session.left_files()
+    processes, files = test_session.left_behind()
     assert not processes, f"processes left behind by the tests: {processes}"
     assert not files, f"temporary files left behind by the tests: {files}"
 

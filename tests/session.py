@@ -96,6 +96,18 @@ def leave(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
+def left_behind(seconds: float = 5.0) -> tuple[list[str], list[str]]:
+    """Living children and files, once there are none or the time is up.
+
+    A process that was told to end may need a moment. One whose parent has ended is nobody's child any more, and may still
+    hold a file for that moment.
+    """
+    deadline = time.monotonic() + seconds
+    while any(found := (left_processes(), left_files())) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return found
+
+
 def left_processes() -> list[str]:
     """Living children of this process, but for Python's own helper of multiprocessing."""
     found = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -25,16 +26,22 @@ def browser() -> Iterator[Any]:
     # Playwright's loop runs in this thread, and Django looks for one.
     os.environ.setdefault("DJANGO_ALLOW_ASYNC_UNSAFE", "true")
     # Chromium's processes hold files that have a name for a moment only. One that is killed just then, or ends after the browser
-    # is closed, leaves its file: in a folder of its own, not in that of the tests, where nothing may be left.
+    # is closed, leaves its file: in a folder of its own, not in that of the tests, where nothing may be left. Playwright's driver
+    # has the folder too: it keeps the browser's profile, in which a process that ends late still writes.
     where = os.environ[FOLDER_VARIABLE]
-    with (
-        TemporaryDirectory(dir=where, ignore_cleanup_errors=True) as own,
-        playwright_api.sync_playwright() as playwright,
-    ):
-        environment = {**os.environ, "TMPDIR": own}
-        found = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS, env=environment)
-        yield found
-        found.close()
+    with TemporaryDirectory(dir=where, ignore_cleanup_errors=True) as own:
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setenv("TMPDIR", own)
+            manager = playwright_api.sync_playwright()
+            playwright = manager.__enter__()  # starts the driver
+        try:
+            environment = {**os.environ, "TMPDIR": own}
+            found = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS, env=environment)
+            assert any(entry.name.startswith("playwright") for entry in Path(own).iterdir()), "its profile is there"
+            yield found
+            found.close()
+        finally:
+            manager.__exit__(None, None, None)
 
 
 @pytest.fixture

@@ -33,6 +33,12 @@ PAGES = {
 }
 
 
+@pytest.fixture(autouse=True)
+def _heard_of_once(monkeypatch):
+    """For the site that is going to be started: what lives in the scene shows one sign of life."""
+    monkeypatch.setenv("REPLSITE_HEARTBEAT_SECONDS", "60")
+
+
 @pytest.fixture
 def holding(transactional_db):
     """The writers' locks are held, as by processes that hang: the broadcaster must not find them dead and mend the scene."""
@@ -47,7 +53,7 @@ def holding(transactional_db):
 @pytest.fixture
 def troubled(holding):
     """Something of every kind: a writer that is blocked, one that hangs, readers that are behind and gone, history."""
-    alive, dead = timezone.now() + timedelta(hours=6), timezone.now() - timedelta(minutes=5)
+    alive, dead = timezone.now(), timezone.now() - timedelta(minutes=5)
     for name, heartbeat_at in (("web-1", alive), ("web-3", dead)):
         Instance.objects.create(name=name, heartbeat_at=heartbeat_at, host="vm", process_id=7, started_at=dead)
         StreamPosition.objects.create(

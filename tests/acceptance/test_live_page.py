@@ -6,11 +6,9 @@ With ``REPLSITE_SCREENSHOTS`` set to a folder, what the tests see is kept there 
 from __future__ import annotations
 
 import subprocess
-from datetime import timedelta
 
 import pytest
 from django.contrib.auth.models import User
-from django.utils import timezone
 
 from streams.models import Reader
 from tests.browsing import BROWSER, PASSWORD, keep, log_in, luminance
@@ -193,11 +191,8 @@ def test_hidden_tab_does_not_ask(live):
 
 
 def test_names_that_readers_choose_are_text(live):
-    later = timezone.now() + timedelta(hours=1)
     page = live()
-    Reader.objects.create(
-        key="evil", name=HOSTILE, kind="connection", positions={"caches": {"master": 1}}, heartbeat_at=later
-    )
+    Reader.objects.create(key="evil", name=HOSTILE, kind="connection", positions={"caches": {"master": 1}})
     playwright_api.expect(page.locator("#live-readers tbody th .live-text").first).to_have_text(HOSTILE)
     page.reload()
     playwright_api.expect(page.locator("#live-readers tbody th .live-text").first).to_have_text(HOSTILE)
@@ -214,10 +209,7 @@ def test_page_fits_a_phone(live, run_manage):
 
 
 def test_a_long_name_does_not_run_under_the_menu_of_its_row(live):
-    later = timezone.now() + timedelta(hours=1)
-    Reader.objects.create(
-        key="long", name="n" * 90, kind="connection", positions={"caches": {"master": 1}}, heartbeat_at=later
-    )
+    Reader.objects.create(key="long", name="n" * 90, kind="connection", positions={"caches": {"master": 1}})
     page = live(viewport={"width": 390, "height": 844}, is_mobile=True, has_touch=True)
     row = page.locator('#live-readers tbody[data-key="long"] .live-head')
     playwright_api.expect(row.locator(".live-more")).to_be_visible()

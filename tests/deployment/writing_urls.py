@@ -1,5 +1,7 @@
 """The site's pages, one that appends, and one that tells whom Django takes the client for."""
 
+import os
+
 from django.db import connection, transaction
 from django.http import HttpRequest, JsonResponse
 from django.urls import path
@@ -15,7 +17,7 @@ def append_view(request: HttpRequest) -> JsonResponse:
     name = request.GET["name"]
     with transaction.atomic():
         (token,) = registry.get("caches").append(CacheInvalidation(cache_name=name, keys=["k"]))
-    return JsonResponse({"token": token, "writer": writers.current_writer().name})
+    return JsonResponse({"token": token, "writer": writers.current_writer().name, "process": os.getpid()})
 
 
 def client_view(request: HttpRequest) -> JsonResponse:

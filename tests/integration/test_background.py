@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import gc
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -10,9 +10,11 @@ from collections.abc import Callable, Iterator
 import pytest
 from django.db import transaction
 
-from streams import background
 from streams.models import StreamPosition
+from streams.testing import forget_writers
+from streams.wake_up import WakeUp
 from streams.writers import Condition, WriterProcess, current_writer
+from tests.left_open import OPEN
 from tests.waiting import wait_until
 from tests.writing import append, in_thread, linear, other_writer, session, stored, stream, wait_for_linear
 
@@ -77,16 +79,15 @@ def test_a_wake_up_during_the_reading_of_another_is_not_the_last(monkeypatch):
     """The signal may be set while the pipe is emptied; later wake-ups must still come through."""
     append()
     beside = current_writer()._background
-    real_read, waked = os.read, threading.Event()
+    real_hush, waked = WakeUp.hush, threading.Event()
 
-    def read(descriptor: int, size: int) -> bytes:
-        data = real_read(descriptor, size)
-        if descriptor == beside._wake_read and not waked.is_set():
+    def hush(wake_up: WakeUp) -> None:
+        real_hush(wake_up)
+        if wake_up is beside._wake_up and not waked.is_set():
             waked.set()
             beside.wake()
-        return data
 
-    monkeypatch.setattr(background.os, "read", read)
+    monkeypatch.setattr(WakeUp, "hush", hush)
     append()
     waked.wait(5)
     for _ in range(5):
@@ -178,3 +179,19 @@ def test_no_storm_of_attempts_while_fenced(monkeypatch):
         writer.announce_soon()
         time.sleep(0.001)
     assert len(attempts) <= 4
+
+
+def test_a_writer_that_ends_leaves_no_descriptors():
+    """Without waiting for the collector of cycles: a server that starts writers again and again would run out of them."""
+    append()
+    forget_writers()
+    gc.collect()
+    gc.disable()
+    try:
+        before = len(list(OPEN.iterdir()))
+        for _ in range(3):
+            append()
+            forget_writers()
+        assert len(list(OPEN.iterdir())) <= before
+    finally:
+        gc.enable()

@@ -65,6 +65,20 @@ def test_migrations_run_on_an_empty_data_directory(manage):
     assert manage("migrate", "--check").returncode == 0
 
 
+def test_two_that_migrate_an_empty_database_at_once_come_one_after_the_other(data_dir):
+    environment = {**os.environ, "REPLSITE_DATA_DIR": str(data_dir), "DJANGO_SETTINGS_MODULE": "tests.slow_migrations"}
+    environment["SLOW_DATABASE"] = "migrated_twice"
+    environment.pop("DATABASE_URL", None)
+    command = [sys.executable, "manage.py", "migrate"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    both = [subprocess.Popen(command, cwd=PROJECT, env=environment, **pipes) for _ in "ab"]
+    said = [process.communicate(timeout=240) for process in both]
+    assert [process.returncode for process in both] == [0, 0], said
+    assert [err for _, err in said] == ["", ""]
+    (waited,) = [out for out, _ in said if "Another migrate is at work on this database (database session " in out]
+    assert "No migrations to apply." in waited
+
+
 def test_first_connections_at_once_create_one_database(data_dir):
     script = """if True:
         import django; django.setup()

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from events import group_purging, pages, purge_batch, purging
 from events.errors import EventsError, PurgeRefused, PurgeWentWrong, UnknownEvent, UnknownRoom
+from events.explaining import explain_visibility
 from events.group_purging import GroupPurge, plan_groups
 from events.models import (
     BackwardExtremity,
@@ -29,12 +30,16 @@ from events.models import (
     ForwardExtremity,
     Room,
     TimelineGap,
+    VisibleEvent,
 )
+from events.on_read import readable_room
 from events.purge_rules import PurgedEvent, purge_plan
 from events.purging import PurgeRequest, cut_at_event, cut_at_time, only_purge, purge_events, room_figures
 from events.reading import timeline
+from events.receiving import with_state
 from events.states_at import states_at
 from events.stored_room import forget_kept
+from events.user_timeline import timeline_of
 from pipeline import resting
 from pipeline.job_runs import queue_job
 from pipeline.jobs import killed_jobs
@@ -45,7 +50,7 @@ from streams.models import CacheInvalidation
 from streams.tokens import VectorToken
 from tests.effort import examples
 from tests.generated_rooms import forked_rooms
-from tests.made_rooms import ALICE, BOB, MadeRoom
+from tests.made_rooms import ALICE, BOB, MadeRoom, public_room
 from tests.oracle.answers import parsed
 from tests.persisted_rooms import current_state, gaps, incoming, leaves, persist, persist_all, replayed_state
 from tests.room_data import ROOM_NAMES
@@ -332,6 +337,43 @@ def test_purged_events_come_in_again_by_backfill():
     assert gaps(made.room_id) == []
     assert [entry.event_id for entry in timeline(made.room_id)] == [e.event_id for e in reversed(made.events)]
     assert Event.objects.filter(outlier=True).count() == 0
+
+
+@pytest.mark.parametrize("setting", ["shared", "world_readable"])
+def test_who_has_left_sees_no_more_when_the_event_that_told_of_it_is_gone(setting):
+    """The leave itself never came: a message came with a state in which it was, and that message is purged."""
+    made = public_room()
+    made.state("m.room.history_visibility", "", {"history_visibility": setting})
+    made.member(BOB, "join")
+    made.message()
+    persist_all(made.events)
+    leave = made.member(BOB, "leave")
+    told_of = made.message()
+    by_id = {known.event_id: known for known in made.events}
+    state = [by_id[event_id].json for event_id in made.state_after(leave.event_id).values()]
+    persist(with_state(incoming(told_of), state))
+    later = [made.message() for _ in range(3)]
+    persist_all(later)
+
+    def seen() -> dict[str, list[str]]:
+        rows = VisibleEvent.objects.filter(user_id=BOB, room_id=made.room_id).values_list("event_id", flat=True)
+        explained = explain_visibility(BOB, [event.event_id for event in made.events])
+        return {
+            "view": sorted(rows),
+            "timeline": sorted(entry.event_id for entry in timeline_of(BOB, made.room_id)),
+            "rule": sorted(answer.event_id for answer in explained if getattr(answer, "seen", False)),
+        }
+
+    assert told_of.event_id in seen()["view"] and later[0].event_id not in seen()["view"]
+    cut = readable_room(BOB, made.room_id).cut
+    purge(made.room_id, later[-1].depth)
+    assert seen() == {"view": [], "timeline": [], "rule": []}
+    assert readable_room(BOB, made.room_id).cut == cut
+    back = [event for event in made.events if event not in (leave, later[-1])]
+    outcome = persist([incoming(event, backfilled=True) for event in [*back[:-3], leave, *back[-3:]]])
+    assert not outcome.refused
+    before = [event.event_id for event in made.events[: made.events.index(leave) + 1]]
+    assert seen() == dict.fromkeys(("view", "timeline", "rule"), sorted(before))
 
 
 def test_a_hole_is_noted_where_a_sync_meets_it():

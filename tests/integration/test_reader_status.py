@@ -72,8 +72,9 @@ def fail(count: int = 5) -> None:
 
 
 def long_ago(**columns: float) -> None:
-    """As if it had been so many seconds ago."""
-    StoredCursor.objects.update(**{name: timezone.now() - timedelta(seconds=s) for name, s in columns.items()})
+    """As if it had been so many seconds ago, and the facts older."""
+    if columns:
+        StoredCursor.objects.update(**{name: timezone.now() - timedelta(seconds=s) for name, s in columns.items()})
     CacheInvalidation.objects.writable().update(received_at=timezone.now() - timedelta(hours=2))
 
 
@@ -166,17 +167,22 @@ def test_one_that_nobody_runs_is_left_behind():
         wait_until(lambda: status().word in ("current", "idle"), 30)
 
 
-def test_one_that_was_killed_is_gone_and_then_left_behind():
+@pytest.mark.parametrize("sign", [-1, 1], ids=["before", "ahead, since the clock was set back"])
+def test_one_that_was_killed_is_gone_and_then_left_behind(sign):
     append(2)
     run(handler())
     append()
     wait_for_linear(ids()[-1])
-    StoredCursor.objects.update(ended_at=None, seen_at=timezone.now() - timedelta(seconds=5))
-    ReaderRow.objects.filter(name="r").update(closed_at=None, heartbeat_at=timezone.now() - timedelta(seconds=5))
+    short, long = sign * timedelta(seconds=5), sign * timedelta(seconds=100)
+    StoredCursor.objects.update(ended_at=None, seen_at=timezone.now() + short)
+    ReaderRow.objects.filter(name="r").update(closed_at=None, heartbeat_at=timezone.now() + short)
     assert status().word == "gone"
-    long_ago(seen_at=100)
-    ReaderRow.objects.filter(name="r").update(heartbeat_at=timezone.now() - timedelta(seconds=100))
+    long_ago()
+    StoredCursor.objects.update(seen_at=timezone.now() + long)
+    ReaderRow.objects.filter(name="r").update(heartbeat_at=timezone.now() + long)
     assert status().word == "left behind"
+    ReaderRow.objects.filter(name="r").update(heartbeat_at=timezone.now())
+    assert status().word != "left behind", "it shows life: what its cursor says is of before"
 
 
 def test_a_reader_that_the_settings_want_is_missed_though_it_has_read_everything(settings):

@@ -135,8 +135,9 @@ def test_facts_that_wait_for_a_writer_are_counted_behind_the_head(wait_until):
         assert take_snapshot().stream("caches").linear_position == found["master"].position
 
 
-def test_dead_writer_with_pending_facts_is_told_from_one_without():
-    long_ago = timezone.now() - timedelta(hours=1)
+@pytest.mark.parametrize("hours", [-1, 1], ids=["an hour ago", "ahead, since the clock was set back"])
+def test_dead_writer_with_pending_facts_is_told_from_one_without(hours):
+    long_ago = timezone.now() + timedelta(hours=hours)
     for name, pending in (("dead-1", 4), ("dead-2", 0)):
         Instance.objects.create(name=name, heartbeat_at=long_ago)
         StreamPosition.objects.create(stream="caches", instance_name=name, position=1, pending_facts=pending)
@@ -189,10 +190,11 @@ def test_reader_below_the_window_is_estimated_with_the_exact_time(wait_until, mo
     assert view.lag_seconds >= 900
 
 
-def test_living_reader_that_does_not_move_is_stuck_once_it_was_watched(wait_until):
+def test_living_reader_that_does_not_move_is_stuck_once_it_was_watched(wait_until, settings):
+    settings.REPLSITE_HEARTBEAT_SECONDS = 60  # it is heard of once
     ids = append(5)
     head(wait_until, ids)
-    a_reader({"master": ids[0]}, heartbeat_at=timezone.now() + timedelta(hours=1))
+    a_reader({"master": ids[0]})
     CacheInvalidation.objects.writable().update(received_at=timezone.now() - timedelta(seconds=60))
     history = History()
     assert reader_status(history).status.word == "catching up"
@@ -333,9 +335,10 @@ def test_what_others_sampled_fills_the_small_pictures_at_once(crowd):
 
 
 def test_speeds_and_time_to_overflow_come_from_two_looks(settings):
+    settings.REPLSITE_HEARTBEAT_SECONDS = 60  # it is heard of once
     settings.REPLSITE_SEND_BUFFER_LIMIT_BYTES = 10_000
     history, before = History(), timezone.now()
-    Reader.objects.create(key="r", name="r", kind="connection", heartbeat_at=before + timedelta(hours=1))
+    Reader.objects.create(key="r", name="r", kind="connection", heartbeat_at=before)
     take_snapshot(history)
     history.moved._seen["r"][0] = (before.timestamp() - 10, (0, 0, 0))
     Reader.objects.update(bytes_in=100, bytes_out=5_000, buffer_bytes=5_000)
@@ -345,10 +348,11 @@ def test_speeds_and_time_to_overflow_come_from_two_looks(settings):
     assert reader.seconds_to_overflow == pytest.approx(10, rel=0.3)
 
 
-def test_reader_that_goes_back_is_told(wait_until):
+def test_reader_that_goes_back_is_told(wait_until, settings):
+    settings.REPLSITE_HEARTBEAT_SECONDS = 60  # it is heard of once
     ids = append(5)
     head(wait_until, ids)
-    a_reader({"master": ids[-1]}, heartbeat_at=timezone.now() + timedelta(hours=1))
+    a_reader({"master": ids[-1]})
     history = History()
     assert reader_status(history).status.word == "current"
     Reader.objects.update(positions={"caches": {"master": ids[0]}})
@@ -356,8 +360,9 @@ def test_reader_that_goes_back_is_told(wait_until):
 
 
 def test_reader_that_has_to_be_there_and_is_not_is_never_seen(settings):
+    settings.REPLSITE_HEARTBEAT_SECONDS = 60  # it is heard of once
     settings.REPLSITE_READERS = ["search", "r"]
-    a_reader({"master": 1}, heartbeat_at=timezone.now() + timedelta(hours=1))
+    a_reader({"master": 1})
     snapshot = take_snapshot()
     assert [(r.name, r.status.word) for r in snapshot.readers if r.status.word == "never seen"] == [
         ("search", "never seen")
@@ -425,6 +430,7 @@ def expected(history=None):
 
 
 def test_a_writer_that_has_to_be_there_is_missed(settings):
+    settings.REPLSITE_HEARTBEAT_SECONDS = 60  # it is heard of once
     settings.REPLSITE_EXPECTED_WRITERS = {"caches": ["master", "web-{n}"]}
     append()
     assert expected() == {"master": ("there", "FINE"), "web-{n}": ("missing", "WRONG")}
@@ -436,6 +442,8 @@ def test_a_writer_that_has_to_be_there_is_missed(settings):
     StreamPosition.objects.create(stream="caches", instance_name="web-3", position=1)
     assert expected()["web-{n}"] == ("missing", "WRONG"), "it does not live"
     Instance.objects.filter(name="web-3").update(heartbeat_at=timezone.now() + timedelta(hours=1))
+    assert expected()["web-{n}"] == ("missing", "WRONG"), "the clock was set back since"
+    Instance.objects.filter(name="web-3").update(heartbeat_at=timezone.now())
     assert expected()["web-{n}"] == ("there", "FINE")
 
 

@@ -10,7 +10,7 @@ from django.contrib.auth import get_user_model
 from django.test import Client
 
 from replsite.snapshot import take_snapshot
-from streams.models import RecordedPosition, RecordedServer
+from streams.models import RecordedPosition
 from streams.recording import Batch, Recorder
 from streams.replication.cursors import Gap
 from streams.replication.views import FollowedRow
@@ -42,14 +42,19 @@ def test_what_was_missed_is_shown(record):
     assert "1 range of facts missed" in stream.writers[0].status.sentence
 
 
-def test_a_recorder_that_went_silent_wants_a_look(record):
-    RecordedServer.objects.update(heartbeat_at="2020-01-01T00:00:00Z")
-    assert "main/events" not in [stream.name for stream in take_snapshot().streams]  # forgotten after a day
-    with_age = "UPDATE streams_recordedserver SET heartbeat_at = clock_timestamp() - interval '1 minute'"
-    from django.db import connection
+@pytest.mark.parametrize("sign", ["-", "+"], ids=["long ago", "ahead, since the clock was set back"])
+def test_a_recorder_that_went_silent_wants_a_look(record, sign):
+    def heard(apart: str) -> None:
+        from django.db import connection
 
-    with connection.cursor() as cursor:
-        cursor.execute(with_age)
+        with connection.cursor() as cursor:
+            cursor.execute(
+                f"UPDATE streams_recordedserver SET heartbeat_at = clock_timestamp() {sign} interval '{apart}'"
+            )
+
+    heard("2 days")
+    assert "main/events" not in [stream.name for stream in take_snapshot().streams]  # forgotten after a day
+    heard("1 minute")
     snapshot = take_snapshot()
     assert snapshot.stream("main/events").status.word == "recording stopped"
     assert any("main/events" in problem.subject for problem in snapshot.health.problems)

@@ -70,10 +70,10 @@ def test_watch_repeats_until_interrupted(start_manage):
 
 def test_a_reader_that_does_not_move_is_found_by_watching_it(run_manage):
     append()
+    wait_for_linear(ids()[-1])
     CacheInvalidation.objects.writable().update(received_at=timezone.now() - timedelta(minutes=5))
-    later = timezone.now() + timedelta(hours=1)
-    Reader.objects.create(key="r", name="r", kind="follower", positions={"caches": {"master": 1}}, heartbeat_at=later)
-    patience = {"REPLSITE_STUCK_AFTER_SECONDS": "0.5"}
+    Reader.objects.create(key="r", name="r", kind="follower", positions={"caches": {"master": 1}})
+    patience = {"REPLSITE_STUCK_AFTER_SECONDS": "0.5", "REPLSITE_HEARTBEAT_SECONDS": "60"}  # it is heard of once
     done = run_manage("streams", env=patience)
     assert (done.returncode, "stuck" in done.stdout) == (1, True), done.stdout
     assert "watching it" in done.stderr

@@ -98,6 +98,15 @@ def test_old_rows_are_forgotten(cursor):
     assert ([one.worker for one in found.syncing], found.addresses) == (["two"], 0)
 
 
+def test_news_of_before_the_clock_was_set_back_grow_old_from_then_on(cursor):
+    connected(cursor, "a", age=-3600.0)
+    sync(cursor, "a", "one", "@a:b")
+    worker_table.forget_old(cursor, 300.0, 3600.0)
+    assert [one.worker for one in worker_rows.read_workers(cursor, 300.0).syncing] == ["one"], "it may well live"
+    cursor.execute("SELECT max(last_news_at) <= clock_timestamp() FROM streams_workerconnection")
+    assert cursor.fetchone() == (True,)
+
+
 def test_a_server_that_starts_forgets_its_earlier_life_only(cursor):
     connected(cursor, "mine")
     sync(cursor, "mine", "one", "@a:b")

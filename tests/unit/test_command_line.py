@@ -17,7 +17,7 @@ from streams.maintenance import subjects
 ROOMS = ("replsite", "pipeline", "events", "state", "streams")
 OURS = sorted(name for name, app in get_commands().items() if app in ROOMS)
 #: Commands that report nothing, or work until they are told to stop: they have no ``--json``.
-SILENT = {"append", "completion", "pipeline", "runhandlers", "runjobs", "runreplication", "serve"}
+SILENT = {"append", "completion", "migrate", "pipeline", "runhandlers", "runjobs", "runreplication", "serve"}
 #: Arguments that nobody can use, besides an option that is not there.
 UNUSABLE = [
     "append nosuchstream --count 1",

@@ -1,0 +1,74 @@
+"""``manage.py migrate``: Django's own, one at a time on a database.
+
+Two servers that are installed at once both begin with it. Without the lock: A and B look at the empty database, A makes
+``django_migrations``, B makes it too and ends with a traceback; or both carry out the same migration.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from django.core.management import CommandError
+from django.core.management.commands import migrate
+from django.db import connections
+
+from streams import database
+from streams.command_line import SiteCommand
+
+_LOOK_SECONDS = 0.2
+_HOLDER = f"SELECT a.pid {database.LOCK_HOLDERS} LIMIT 1"
+
+
+class Command(SiteCommand, migrate.Command):
+    """Holds an advisory lock of the site's meanwhile, in a session of its own."""
+
+    examples = (
+        ("migrate", "make and change tables up to this version; waits for another migrate that is at work"),
+        ("migrate --check", "exit status 1 when some are not applied"),
+        ("migrate events 0011", "back to an earlier version, with this program"),
+    )
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Wait for others that migrate this database, then do what Django does."""
+        with self._alone(options["database"], options["verbosity"]):
+            super().handle(*args, **options)
+
+    @contextmanager
+    def _alone(self, using: str, verbosity: int) -> Iterator[None]:
+        wrapper = connections[using]
+        if wrapper.vendor != "postgresql":
+            yield
+            return
+        wrapper.ensure_connection()  # makes the database of an embedded server
+        try:
+            lock = database.direct_connection(using, application_name="replsite migrate")
+        except database.OperationalError as error:
+            raise CommandError(database.explain(error)) from error
+        try:
+            self._take(lock, verbosity)
+            yield
+        finally:
+            lock.close()
+
+    def _take(self, lock: Any, verbosity: int) -> None:
+        """Asks again and again: a statement that waits has a snapshot, and an index that is made concurrently waits for it."""
+        has_told = False
+        with lock.cursor() as cursor:
+            key = database.migrate_key(cursor)
+            while not _is_taken(cursor, key):
+                if not has_told and verbosity:
+                    cursor.execute(_HOLDER, [key])
+                    holder = cursor.fetchone()
+                    by = f" (database session {holder[0]})" if holder else ""
+                    self.stdout.write(f"Another migrate is at work on this database{by}; waiting for it.")
+                    self.stdout.flush()
+                    has_told = True
+                time.sleep(_LOOK_SECONDS)
+
+
+def _is_taken(cursor: Any, key: int) -> bool:
+    cursor.execute("SELECT pg_try_advisory_lock(%s)", [key])
+    return bool(cursor.fetchone()[0])
