@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
+import threading
 from datetime import timedelta
 
 import pytest
 from django.contrib.auth.models import User
+from django.db import connection
 from django.utils import timezone
 
 from pipeline.models import Job
-from streams import database
+from streams import database, registry
 from streams.models import Instance, Reader, Sample, StatusChange, StreamPosition
+from streams.sequences import move_forward
 from tests.accessibility import serious_findings
 from tests.browsing import BROWSER, log_in
 
@@ -33,20 +36,34 @@ PAGES = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _heard_of_once(monkeypatch):
-    """For the site that is going to be started: what lives in the scene shows one sign of life."""
-    monkeypatch.setenv("REPLSITE_HEARTBEAT_SECONDS", "60")
+_BEAT = """
+UPDATE streams_instance SET heartbeat_at = clock_timestamp() WHERE heartbeat_at > clock_timestamp() - interval '1 minute';
+UPDATE streams_reader SET heartbeat_at = clock_timestamp() WHERE heartbeat_at > clock_timestamp() - interval '1 minute'
+"""
 
 
 @pytest.fixture
 def holding(transactional_db):
-    """The writers' locks are held, as by processes that hang: the broadcaster must not find them dead and mend the scene."""
+    """The writers' locks are held, as by processes that hang: the broadcaster must not find them dead and mend the scene.
+
+    Those of the scene that live go on showing it.
+    """
     holder = database.direct_connection(application_name="test")
+    ended = threading.Event()
+
+    def beat():
+        with holder.cursor() as cursor:
+            while not ended.wait(0.5):
+                cursor.execute(_BEAT)
+
     with holder, holder.cursor() as cursor:
         for name in ("web-1", "web-3"):
             cursor.execute("SELECT pg_advisory_lock(%s)", [database.writer_key(cursor, name)])
+    beating = threading.Thread(target=beat)
+    beating.start()
     yield
+    ended.set()
+    beating.join()
     holder.close()
 
 
@@ -54,6 +71,8 @@ def holding(transactional_db):
 def troubled(holding):
     """Something of every kind: a writer that is blocked, one that hangs, readers that are behind and gone, history."""
     alive, dead = timezone.now(), timezone.now() - timedelta(minutes=5)
+    with connection.cursor() as cursor:  # the positions that are put in by hand lie below it
+        move_forward(cursor, registry.get("caches").declaration.sequence, 5)
     for name, heartbeat_at in (("web-1", alive), ("web-3", dead)):
         Instance.objects.create(name=name, heartbeat_at=heartbeat_at, host="vm", process_id=7, started_at=dead)
         StreamPosition.objects.create(
