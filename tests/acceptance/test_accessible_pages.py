@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import threading
 from datetime import timedelta
 
 import pytest
@@ -16,6 +15,7 @@ from streams import database, registry
 from streams.models import Instance, Reader, Sample, StatusChange, StreamPosition
 from streams.sequences import move_forward
 from tests.accessibility import serious_findings
+from tests.beating import beating
 from tests.browsing import BROWSER, log_in
 
 playwright_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -36,12 +36,6 @@ PAGES = {
 }
 
 
-_BEAT = """
-UPDATE streams_instance SET heartbeat_at = clock_timestamp() WHERE heartbeat_at > clock_timestamp() - interval '1 minute';
-UPDATE streams_reader SET heartbeat_at = clock_timestamp() WHERE heartbeat_at > clock_timestamp() - interval '1 minute'
-"""
-
-
 @pytest.fixture
 def holding(transactional_db):
     """The writers' locks are held, as by processes that hang: the broadcaster must not find them dead and mend the scene.
@@ -49,21 +43,11 @@ def holding(transactional_db):
     Those of the scene that live go on showing it.
     """
     holder = database.direct_connection(application_name="test")
-    ended = threading.Event()
-
-    def beat():
-        with holder.cursor() as cursor:
-            while not ended.wait(0.5):
-                cursor.execute(_BEAT)
-
     with holder, holder.cursor() as cursor:
         for name in ("web-1", "web-3"):
             cursor.execute("SELECT pg_advisory_lock(%s)", [database.writer_key(cursor, name)])
-    beating = threading.Thread(target=beat)
-    beating.start()
-    yield
-    ended.set()
-    beating.join()
+    with beating():
+        yield
     holder.close()
 
 

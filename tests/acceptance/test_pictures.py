@@ -16,6 +16,7 @@ from django.utils import timezone
 from pipeline.models import Job, RoomStatistics
 from streams import registry
 from streams.models import CacheInvalidation, Reader, Sample, StatusChange, StreamPosition
+from tests.beating import beating
 from tests.browsing import BROWSER, keep, log_in
 
 playwright_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -128,13 +129,10 @@ def test_a_site_that_is_well(lively, new_page):
 
 
 def test_trouble_in_the_dark_and_on_a_phone(lively, new_page):
-    alive, bytes_ = (
-        timezone.now() + timedelta(hours=1),
-        {"bytes_out": 3_812_000, "bytes_in": 20_000, "buffer_bytes": 2_400_000},
-    )
+    alive, bytes_ = timezone.now(), {"bytes_out": 3_812_000, "bytes_in": 20_000, "buffer_bytes": 2_400_000}
     who = {"key": "k", "name": "mail-digest", "kind": "connection", "address": "10.0.4.17:50412"}
     Reader.objects.create(**who, **bytes_, heartbeat_at=alive, positions={"events": {"web-1": 1}})
-    with transaction.atomic():
+    with beating(), transaction.atomic():
         registry.get("caches").append(
             *[CacheInvalidation(cache_name="rooms", keys=["!lobby:example.org"]) for _ in range(3)]
         )
