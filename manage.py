@@ -37,13 +37,13 @@ def _run() -> None:
     except OperationalError as error:
         if "--traceback" in sys.argv:
             raise
-        from streams import database  # noqa: PLC0415 - needs the settings
+        from streams.db import driver  # noqa: PLC0415 - needs the settings
 
-        _fail(f"error: {database.explain(error)}")
+        _fail(f"error: {driver.explain(error)}")
     except ProgrammingError as error:
         if "--traceback" in sys.argv or getattr(error.__cause__, "pgcode", None) not in _MISSING:
             raise
-        from streams.advice import about_missing_relation  # noqa: PLC0415 - needs the settings
+        from streams.maintenance.advice import about_missing_relation  # noqa: PLC0415 - needs the settings
 
         reason = str(error).strip().splitlines()[0]
         _fail(f"error: {reason}. {about_missing_relation(reason)}")

@@ -34,9 +34,9 @@ from events.models import (
     TimelineGap,
 )
 from streams.admin import FactAdmin
+from streams.admin.base import ReadOnlyAdmin
 from streams.conf import stream_settings
 from streams.facts import Fact
-from streams.read_only_admin import ReadOnlyAdmin
 
 __all__ = ["EventAdmin", "EventJsonAdmin", "RoomAdmin"]
 

@@ -25,7 +25,7 @@ from events.visibility_words import answer_in_words, reasons_in_words
 from state.deltas import StateKey
 from state.errors import StateError, UnknownRoomVersion
 from state.room_versions import room_version
-from streams.labels import shown
+from streams.runtime.text import shown
 
 __all__ = ["MOST_JSON", "event_page", "event_user"]
 

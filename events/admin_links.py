@@ -9,7 +9,7 @@ from django.contrib.admin.utils import quote
 from django.urls import reverse
 
 from events.models import Event
-from streams.labels import shown
+from streams.runtime.text import shown
 
 __all__ = ["EventLink", "event_links", "event_url", "link_of", "page_number", "room_url", "verdict_words"]
 

@@ -11,7 +11,7 @@ from django.db.models import Count, QuerySet
 from events.admin_links import EventLink, event_links, link_of, page_number
 from events.models import BackwardExtremity, CurrentState, Event, EventEdge, ForwardExtremity, Room, TimelineGap
 from events.room_picture import Kind, Node, PictureEvent, draw
-from streams.labels import shown
+from streams.runtime.text import shown
 
 __all__ = ["room_page"]
 

@@ -16,9 +16,9 @@ class EventsConfig(AppConfig):
         from events.catalog import BACKFILL, EVENTS  # noqa: PLC0415
         from events.load import BackfillLoad, EventLoad  # noqa: PLC0415 - needs the models
         from events.state_changes import BackfillStateChanges, EventsStateChanges  # noqa: PLC0415
-        from streams import load, registry  # noqa: PLC0415
+        from streams import load_generator, registry  # noqa: PLC0415
 
-        load.register("events", EventLoad)
-        load.register("backfill", BackfillLoad)
+        load_generator.register("events", EventLoad)
+        load_generator.register("backfill", BackfillLoad)
         registry.get(EVENTS.name).state_changes = EventsStateChanges()
         registry.get(BACKFILL.name).state_changes = BackfillStateChanges()

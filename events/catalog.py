@@ -7,8 +7,8 @@ where the stream ordering is negative; its tokens are positive and ascend away f
 
 from __future__ import annotations
 
-from streams.declaration import Column, ColumnKind, FactTable, StreamDeclaration
-from streams.shapes import IsSet, Literal, Shape
+from streams.core.declaration import Column, ColumnKind, FactTable, StreamDeclaration
+from streams.core.row_format import IsSet, Literal, Shape
 
 __all__ = ["BACKFILL", "BACKFILL_SEQUENCE", "EVENTS", "EVENTS_SEQUENCE", "declarations"]
 

@@ -19,8 +19,8 @@ from events.sync_positions import read_events_token
 from events.sync_token import SyncToken
 from events.sync_windows import Span, Window, Windows, looked_at
 from streams.conf import stream_settings
-from streams.one_view import one_view
-from streams.tokens import VectorToken
+from streams.core.tokens import VectorToken
+from streams.db.consistent_read import one_view
 
 __all__ = ["MOST_NEW_EVENTS", "events_since"]
 

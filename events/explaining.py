@@ -24,7 +24,7 @@ from state.auth_rules import AuthRules
 from state.auth_selection import CREATE, JOIN_RULES, POWER_LEVELS, State
 from state.models import StateGroup
 from state.room_versions import room_version
-from streams.one_view import one_view
+from streams.db.consistent_read import one_view
 
 __all__ = ["Explanation", "explain_visibility"]
 

@@ -12,7 +12,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from events.sync_queries import rows as query_rows
-from streams.tokens import VectorToken
+from streams.core.tokens import VectorToken
 
 __all__ = ["FEEDS", "LONGEST_TAIL", "Listed", "listed_since"]
 
@@ -67,7 +67,7 @@ def listed_since(
     """What happened in these rooms between two tokens, by the user's feed and the tail beyond it; null when it cannot tell.
 
     The oldest ``limit`` places, or all there are. The user must have been joined to the rooms all the time in between. Called
-    in a view that holds everything that the second token covers (``streams.one_view``).
+    in a view that holds everything that the second token covers (``streams.db.consistent_read``).
     """
     since, now = span
     values = {"user_id": user_id, "name": FEEDS, "since": since.base, "upto": now.highest}

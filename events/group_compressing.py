@@ -26,7 +26,7 @@ from state.collecting import GroupPlace
 from state.compressing import Compression, Need, WrittenRows
 from state.errors import StateError
 from state.store import full_states, reserve_group_ids
-from streams.one_view import one_view
+from streams.db.consistent_read import one_view
 
 __all__ = ["RoomCompression", "group_rows"]
 

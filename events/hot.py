@@ -25,11 +25,13 @@ from events.hot_feed import HotFeed
 from events.hot_memory import HotFigures, Look
 from events.hot_stream import At
 from events.questions import can_be_stored
-from streams import cache_feed, database, writers
 from streams.conf import stream_settings
-from streams.logs import get_logger
-from streams.pokes import Poke
-from streams.tokens import VectorToken
+from streams.core.tokens import VectorToken
+from streams.db import driver
+from streams.reading import cache_feed
+from streams.reading.pokes import Poke
+from streams.runtime.logs import get_logger
+from streams.writing import writer
 
 __all__ = [
     "At",
@@ -177,7 +179,7 @@ def _begin(alias: str) -> HotFeed:
         feed = HotFeed(alias)
         if not feed.start():
             feed.stop()
-            raise database.OperationalError(
+            raise driver.OperationalError(
                 f"Database {alias!r} does not answer, so nothing is known of what changed. Start it, and ask again."
             )
         _feeds[alias] = feed
@@ -205,7 +207,7 @@ def _before_advance(using: str, pokes: Sequence[Poke]) -> None:
         return
     try:
         feed.heard(pokes)
-    except database.DatabaseError as error:  # it has forgotten everything, so it says nothing wrong
+    except driver.DatabaseError as error:  # it has forgotten everything, so it says nothing wrong
         log.warning("hot.not_hearing", error=str(error).strip())
 
 
@@ -216,7 +218,7 @@ def _after_fork() -> None:
     _guard = threading.Lock()
 
 
-writers.when_moved.append(_own_moved)
-writers.before_leaving.append(forget_feeds)
+writer.when_moved.append(_own_moved)
+writer.before_leaving.append(forget_feeds)
 cache_feed.observers.append(_before_advance)
 os.register_at_fork(after_in_child=_after_fork)

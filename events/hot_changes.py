@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from itertools import islice
 
-from streams.tokens import VectorToken
+from streams.core.tokens import VectorToken
 
 __all__ = ["NOTHING", "LastChanges"]
 

@@ -12,7 +12,7 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Any
 
-from streams.invalidations import ROOM_STATE
+from streams.core.invalidation import ROOM_STATE
 
 __all__ = [
     "CONCERNS_NOBODY",

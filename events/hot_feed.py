@@ -3,7 +3,7 @@
 One ``HotFeed`` per process and database alias, begun when it is asked for the first time and kept. A thread hears pokes, reads
 the rows that they tell of from the tables, and only then lets the position show (``events.hot_memory``). Own facts are fed as
 soon as this process knows that they are complete, by whoever asks first or by that thread, whichever comes earlier; whatever else
-moves a position in this process (``streams.cache_feed.before_advance``) has it fed before.
+moves a position in this process (``streams.reading.cache_feed.before_advance``) has it fed before.
 
 Everything is forgotten, and remembered anew from the newest rows, when the connection was lost (pokes may be missing), when a
 stored position is lower than one that was heard (the database was restored), and of one stream when rows were trimmed before
@@ -27,17 +27,19 @@ from events.hot_stream import At, HotStream
 from events.hot_waiters import HotWaiter
 from events.joined_rooms import joined_rooms, rooms_of_users
 from events.waking import wake
-from streams import cache_feed, database, registry
-from streams.cache_feed import Shown
+from streams import registry
 from streams.conf import stream_settings
+from streams.core.positions import RETIRED, linear_position
+from streams.core.tokens import VectorToken
+from streams.db import driver
 from streams.errors import ResyncNeeded
-from streams.logs import get_logger
-from streams.pokes import Poke, PokeListener
-from streams.positions import RETIRED, linear_position
-from streams.possible_positions import possible_positions
-from streams.readers import StoredPosition
-from streams.tokens import VectorToken
-from streams.writers import current_writer
+from streams.reading import cache_feed
+from streams.reading.cache_feed import Shown
+from streams.reading.pokes import Poke, PokeListener
+from streams.reading.possible_positions import possible_positions
+from streams.reading.rows import StoredPosition
+from streams.runtime.logs import get_logger
+from streams.writing.writer import current_writer
 
 __all__ = ["HotFeed"]
 
@@ -78,8 +80,8 @@ class HotFeed:
         self._feeding = threading.RLock()
         self._asking = threading.Lock()
         self._begun = threading.Event()
-        self._feeding_connection = database.KeptConnection(using, "replsite hot", reads_in_order=True)
-        self._asking_connection = database.KeptConnection(using, "replsite rooms of users")
+        self._feeding_connection = driver.KeptConnection(using, "replsite hot", reads_in_order=True)
+        self._asking_connection = driver.KeptConnection(using, "replsite rooms of users")
         self._listener = _Listener(self, using)
 
     # --- life -------------------------------------------------------------------------------------------------------
@@ -93,7 +95,7 @@ class HotFeed:
         """Connect and remember the newest rows; False when the database is away."""
         try:
             self._listener.start()
-        except database.OperationalError as error:
+        except driver.OperationalError as error:
             log.warning("hot.not_hearing", error=str(error).strip())
             return False
         self._begun.wait(START_SECONDS)
@@ -165,7 +167,7 @@ class HotFeed:
     def _asked(self, question: Callable[[Any], T]) -> T:
         """What a question to the tables answers; asked again on a new connection when the kept one turns out to be gone."""
         with self._asking:
-            with suppress(*database.connection_gone), self._asking_connection.cursor() as cursor:
+            with suppress(*driver.connection_gone), self._asking_connection.cursor() as cursor:
                 return question(cursor)
             with self._asking_connection.cursor() as cursor:
                 return question(cursor)
@@ -254,7 +256,7 @@ class HotFeed:
     def _see_own(self) -> None:
         """A commit of this process is seen by whoever asks after it."""
         if self._own_reaches():
-            with suppress(database.DatabaseError):  # everything is forgotten then, and the tables are asked
+            with suppress(driver.DatabaseError):  # everything is forgotten then, and the tables are asked
                 self.feed_own()
 
     def _own_reaches(self) -> Reaches:

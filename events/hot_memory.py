@@ -16,8 +16,8 @@ from events.hot_concerns import Concern, Kind, followed
 from events.hot_rooms import RoomsOfUsers
 from events.hot_stream import At, HotStream, Lane
 from events.hot_waiters import HotWaiter, HotWaiters
-from streams.cache_store import MISSING, Ticket
-from streams.tokens import VectorToken
+from streams.core.cache_store import MISSING, Ticket
+from streams.core.tokens import VectorToken
 
 __all__ = ["HotFigures", "HotMemory", "Look", "Read"]
 

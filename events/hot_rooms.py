@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from streams.cache_store import CacheStore, Ticket
+from streams.core.cache_store import CacheStore, Ticket
 
 __all__ = ["ROOMS_PER_USER", "RoomsOfUsers"]
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from events.hot_stream import ONE_LANE, Lane
-from streams.declaration import FactTable, StreamDeclaration
-from streams.positions import linear_position
-from streams.queries import FactRow, column_sql, order_sql, row_of, token_sql
-from streams.readers import StoredPosition, rows_between, rows_that_are_there
-from streams.trim_marks import trim_mark
+from streams.core.declaration import FactTable, StreamDeclaration
+from streams.core.positions import linear_position
+from streams.core.queries import FactRow, column_sql, order_sql, row_of, token_sql
+from streams.core.watermarks import trim_mark
+from streams.reading.rows import StoredPosition, rows_between, rows_that_are_there
 
 __all__ = ["MOST_ROWS", "Newest", "TooFarBehind", "lane_rows", "lanes_of", "newest_rows"]
 

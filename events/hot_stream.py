@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from events.hot_changes import LastChanges
 from events.hot_concerns import Concern, Concerns, Kind
-from streams.tokens import VectorToken
+from streams.core.tokens import VectorToken
 
 __all__ = ["ONE_LANE", "At", "HotStream", "Lane"]
 

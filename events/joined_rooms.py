@@ -12,7 +12,7 @@ import sys
 from collections.abc import Collection, Iterable
 from typing import Any
 
-from streams.tokens import VectorToken
+from streams.core.tokens import VectorToken
 
 __all__ = ["joined_rooms", "joined_rooms_of", "rooms_of_users"]
 

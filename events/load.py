@@ -30,7 +30,7 @@ from events.room_history import EVENT_COLUMNS, event_row
 from state.models import StateGroup, StateGroupDelta
 from state.store import reserve_group_ids
 from streams.conf import stream_settings
-from streams.inserts import insert_facts
+from streams.writing.insert import insert_facts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -29,8 +29,8 @@ from events.fields import storable
 from events.models import CurrentState, ErasedUser, ForgottenRoom, IgnoredUser
 from events.questions import can_be_stored, checked_ids
 from streams import registry
-from streams.catalog.models import AccountDataChange
 from streams.conf import StreamSettings, stream_settings
+from streams.models.catalog import AccountDataChange
 
 __all__ = [
     "IGNORED_USERS_LIMIT",

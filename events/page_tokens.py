@@ -15,9 +15,9 @@ from events.errors import BadToken
 from events.page_sql import LARGEST
 from events.reading import timeline_place
 from events.sync_positions import events_token, read_events_token
+from streams.core.tokens import RoomToken, VectorToken
 from streams.errors import TokenError
-from streams.readers import writer_names
-from streams.tokens import RoomToken, VectorToken
+from streams.reading.rows import writer_names
 
 __all__ = ["OLDEST", "Start", "start_of"]
 

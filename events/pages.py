@@ -26,7 +26,7 @@ from events.states_at import State, state_at
 from events.visibility_rules import Rule
 from events.visible_sql import ACCESS_ROWS, pruned, sees
 from state.filters import EVERYTHING, StateFilter
-from streams.one_view import one_view
+from streams.db.consistent_read import one_view
 
 __all__ = ["OLDEST", "PAGE_LIMIT", "Around", "Page", "events_around", "timeline", "visible_to"]
 

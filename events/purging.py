@@ -21,8 +21,8 @@ from events.errors import PurgeRefused, UnknownEvent, UnknownRoom
 from events.purge_batch import GOES, LOWEST, PURGED, HistoryPurged, PurgeRequest, check_leaves, purge_batch
 from events.questions import can_be_stored
 from events.reading import timeline_place
-from streams import database
-from streams.schema_mark import marked_lock
+from streams.db import driver
+from streams.db.schema_mark import marked_lock
 
 __all__ = [
     "HistoryPurged",
@@ -147,7 +147,7 @@ def _first(using: str, statement: str, values: Any) -> Sequence[Any] | None:
 @contextmanager
 def only_purge(room_id: str, using: str) -> Iterator[None]:
     """Nobody else purges the room within the block; raises ``PurgeRefused`` when somebody does."""
-    with closing(database.direct_connection(using, application_name="replsite purge")) as connection:
+    with closing(driver.direct_connection(using, application_name="replsite purge")) as connection:
         with connection.cursor() as cursor:
             cursor.execute(_ONLY_ONE, [room_id])
             if not cursor.fetchone()[0]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from django.apps import apps
 from django.db.models import F, Q
 
-from streams.read_only import ReadOnlyQuerySet
+from streams.models.read_only import ReadOnlyQuerySet
 
 if TYPE_CHECKING:
     from events.models import CurrentState, Event, EventVisibility, Room  # noqa: F401 - the names stand in strings

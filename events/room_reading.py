@@ -17,7 +17,7 @@ from events.models import Room
 from events.parsing import ParsedEvent
 from events.room_states import is_create
 from events.verifying import tells_version
-from streams.database import Statement, send_together
+from streams.db.driver import Statement, send_together
 
 __all__ = ["EventFacts", "GroupFacts", "RoomReading", "lock_and_read"]
 

@@ -10,8 +10,8 @@ from events.room_comparison import RoomReport
 from events.room_mending import find_damage, left_as_it_is, mend_room
 from events.stored_room import forget_kept
 from streams.caching import invalidate_room_state
-from streams.collector_pause import collector_paused
-from streams.one_view import long_transaction, one_view
+from streams.db.consistent_read import long_transaction, one_view
+from streams.runtime.gc_pause import collector_paused
 
 __all__ = ["Resynced", "check_room", "resync_room"]
 

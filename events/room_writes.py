@@ -38,13 +38,13 @@ from events.visibility_rebuild import rebuild_visibility
 from state.models import StateGroup, StateGroupDelta
 from state.store import reserve_group_ids
 from streams import registry
-from streams.appends import append_facts
 from streams.caching import invalidate_room_states
-from streams.database import Statement, send_together
+from streams.db.driver import Statement, send_together
 from streams.facts import Fact
-from streams.inserts import insert_statements
-from streams.reservations import Reservation
-from streams.writers import current_writer
+from streams.writing.append import append_facts
+from streams.writing.insert import insert_statements
+from streams.writing.reservation import Reservation
+from streams.writing.writer import current_writer
 
 __all__ = ["write_rooms"]
 

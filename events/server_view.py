@@ -17,7 +17,7 @@ from events.room_visibility import HISTORY_VISIBILITY, history_visibility
 from events.serving import ServedEvent
 from events.stored_states import StoredStates
 from events.visibility_rules import Answer, Verdict, for_server, known_visibility
-from streams.one_view import one_view
+from streams.db.consistent_read import one_view
 
 __all__ = ["as_seen_by", "server_in_room", "server_verdicts"]
 

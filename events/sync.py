@@ -39,11 +39,11 @@ from events.sync_streams import Question, StreamChanges, answer_of, providers
 from events.sync_token import SyncToken
 from streams import registry
 from streams.conf import stream_settings
+from streams.core.tokens import VectorToken
+from streams.db.consistent_read import one_view
 from streams.epochs import current_epoch
 from streams.errors import WaitTimedOut
-from streams.one_view import one_view
-from streams.readers import stored_positions
-from streams.tokens import VectorToken
+from streams.reading.rows import stored_positions
 
 __all__ = ["LONGEST_SECONDS", "SyncAnswer", "await_sync", "resync_user", "sync"]
 

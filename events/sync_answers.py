@@ -8,7 +8,7 @@ from typing import Any
 
 from events.serving import ServedEvent
 from events.sync_token import SyncToken
-from streams.tokens import VectorToken
+from streams.core.tokens import VectorToken
 
 __all__ = ["InitialSync", "NewEvents", "PendingRoom", "RoomsSince", "SyncRoom"]
 

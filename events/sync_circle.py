@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from events.joined_rooms import joined_rooms, joined_rooms_of
-from streams.tokens import VectorToken
+from streams.core.tokens import VectorToken
 
 __all__ = ["Circle", "Known", "circle_at", "circle_between", "with_late"]
 

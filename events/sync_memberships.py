@@ -12,7 +12,7 @@ from typing import Any
 
 from events.sync_queries import rows
 from events.sync_sql import MEMBERSHIP_CHANGES, MEMBERSHIPS, OUT_OF_BAND, with_tokens
-from streams.tokens import VectorToken
+from streams.core.tokens import VectorToken
 
 __all__ = ["Memberships", "Standing", "read_memberships"]
 

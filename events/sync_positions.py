@@ -14,9 +14,9 @@ from events.catalog import EVENTS
 from events.sync_token import SyncToken
 from streams import registry
 from streams.conf import stream_settings
+from streams.core.tokens import RoomToken, VectorToken
 from streams.epochs import check_epoch, current_epoch
 from streams.errors import TokenError
-from streams.tokens import RoomToken, VectorToken
 
 __all__ = ["current_token", "events_token", "read_events_token", "read_token", "room_text", "token_text"]
 
@@ -28,7 +28,7 @@ _NUMBERS = "SELECT stream, id, instance_name FROM streams_streamposition"
 def current_token(streams: Collection[str] = (EVENTS.name,), using: str | None = None) -> SyncToken:
     """Where these streams are, as this process sees it now: the token of an answer that reads up to here.
 
-    To be taken before the view that the answer is read in (``streams.one_view``).
+    To be taken before the view that the answer is read in (``streams.db.consistent_read``).
     """
     parts = {name: registry.get(name).current(using).token() for name in streams}
     with _cursor(using) as cursor:

@@ -7,7 +7,7 @@ from typing import Any
 
 from django.db import connections
 
-from streams.database import Statement, send_together
+from streams.db.driver import Statement, send_together
 
 __all__ = ["rows"]
 

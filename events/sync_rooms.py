@@ -23,10 +23,10 @@ from events.sync_queries import rows
 from events.sync_sql import ACTIVITY, LAST_IN, PUT_OUT, with_tokens
 from events.sync_token import SyncToken
 from events.sync_windows import LOWEST, Span, StateChanges, Timeline, Window, Windows
-from streams.collector_pause import collector_paused
 from streams.conf import stream_settings
-from streams.one_view import one_view
-from streams.tokens import VectorToken
+from streams.core.tokens import VectorToken
+from streams.db.consistent_read import one_view
+from streams.runtime.gc_pause import collector_paused
 
 __all__ = ["MOST_EVENTS", "MOST_ROOMS", "MOST_TOGETHER", "initial_sync", "rooms_since"]
 

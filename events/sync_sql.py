@@ -13,7 +13,7 @@ from typing import Any
 
 from events.serving import SERVED, SERVED_JSON
 from events.visible_sql import ACCESS_ROWS, is_accepted, pruned, sees
-from streams.tokens import VectorToken
+from streams.core.tokens import VectorToken
 
 __all__ = [
     "ACTIVITY",

@@ -20,9 +20,9 @@ from typing import Any, Protocol
 from events.hot_concerns import Concerns, Kind, contact_in, forget_concerns, room_in, say_concerns, user_in
 from events.sync_circle import Circle
 from streams import registry
+from streams.core.tokens import VectorToken
+from streams.core.watermarks import check_not_trimmed
 from streams.errors import ResyncNeeded
-from streams.tokens import VectorToken
-from streams.trim_marks import check_not_trimmed
 
 __all__ = [
     "Key",

@@ -3,9 +3,9 @@
     events-m5~1.7,receipts-31,typing-57!3@k3xw9
     stream-position, …        !generation @epoch
 
-Each part is a ``VectorToken`` of ``streams.tokens`` in its text form, under its stream's name, and for a stream in memory its
-generation; the word at the end names the life of the database (``streams.epochs``). Whoever is given a token keeps it as
-it is and hands it back as ``since``.
+Each part is a ``VectorToken`` of ``streams.core.tokens`` in its text form, under its stream's name, and for a stream in memory
+its generation; the word at the end names the life of the database (``streams.epochs``). Whoever is given a token keeps it as it
+is and hands it back as ``since``.
 
 * **A stream that is not in the token** has never been part of an answer to its keeper: ``of`` gives None, and the stream is
   answered as in an initial sync, whole. So a stream may join at any time: nothing of it is missed, and nothing repeated.
@@ -24,8 +24,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from streams.core.tokens import VectorToken
 from streams.errors import TokenError
-from streams.tokens import VectorToken
 
 __all__ = ["LONGEST_TOKEN", "MOST_STREAMS", "SyncToken"]
 

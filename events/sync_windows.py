@@ -1,6 +1,6 @@
 """Timelines and states of many rooms, each in its window of positions: some set-based queries for all of them.
 
-Assumes the caller's view (``streams.one_view``) and ``now`` taken before it.
+Assumes the caller's view (``streams.db.consistent_read``) and ``now`` taken before it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from events.on_read import Access, access_parameters, read_access
 from events.serving import ServedEvent, served
 from events.sync_queries import rows
 from state.store import entries
-from streams.tokens import VectorToken
+from streams.core.tokens import VectorToken
 
 __all__ = ["LOWEST", "Span", "StateChanges", "Timeline", "Window", "Windows", "looked_at"]
 

@@ -9,7 +9,7 @@ from django.utils.safestring import SafeString
 from events.json_for_people import json_for_people
 from pipeline import models
 from pipeline.job_admin import JobAdmin
-from streams.read_only_admin import ReadOnlyAdmin
+from streams.admin.base import ReadOnlyAdmin
 
 __all__ = [
     "ImportSourceAdmin",

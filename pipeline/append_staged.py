@@ -43,9 +43,9 @@ def main() -> int:
     django.setup()
     from pipeline.errors import PipelineError  # noqa: PLC0415 - after Django is set up
     from pipeline.staged_facts import StagedWrite, append_staged, sweep  # noqa: PLC0415
-    from streams.database import DatabaseError, explain  # noqa: PLC0415
+    from streams.db.driver import DatabaseError, explain  # noqa: PLC0415
     from streams.errors import StreamError  # noqa: PLC0415
-    from streams.writers import retire_all  # noqa: PLC0415
+    from streams.writing.writer import retire_all  # noqa: PLC0415
 
     attempts = tuple((attempt, rows) for attempt, rows in work["attempts"])
     write = StagedWrite(work["stream"], work["write_id"], work["staging"], tuple(work["columns"]), attempts)

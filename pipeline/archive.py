@@ -30,9 +30,9 @@ from pipeline.job_runs import JobRun
 from pipeline.private_files import settle
 from pipeline.site_spark import site_session
 from pipeline.spark_tasks import run_tasks
-from streams import database
 from streams.conf import stream_settings
-from streams.long_transactions import NO_LIMITS
+from streams.db import driver
+from streams.db.long_transactions import NO_LIMITS
 
 __all__ = ["ArchiveRequest", "archive_room", "partial_archives"]
 
@@ -189,11 +189,11 @@ def _put_in_place(folder: Path, final: Path) -> None:
 def _snapshot(room_id: str, using: str) -> Iterator[tuple[Any, str, str]]:
     """(cursor in a snapshot of the room, name of the snapshot, room version); nobody writes to the room while it is taken."""
     with (
-        closing(database.direct_connection(using, application_name="replsite archive")) as reading,
-        closing(database.direct_connection(using, application_name="replsite archive lock")) as locking,
+        closing(driver.direct_connection(using, application_name="replsite archive")) as reading,
+        closing(driver.direct_connection(using, application_name="replsite archive lock")) as locking,
         reading.cursor() as cursor,
     ):
-        with locking.cursor() as lock, database.in_transaction(lock):
+        with locking.cursor() as lock, driver.in_transaction(lock):
             lock.execute(_LOCK_ROOM, [room_id])
             found = lock.fetchone()
             if found is None:
@@ -269,7 +269,7 @@ class _Archive:
     def _in_process(self, parts: Sequence[ArchivePart], snapshot: str) -> list[ArchivedFile]:
         files = []
         with (
-            in_snapshot(database.dsn(self._run.using), snapshot) as cursor,
+            in_snapshot(driver.dsn(self._run.using), snapshot) as cursor,
             self._run.stage("archive", len(parts), "files") as count,
         ):
             for part in parts:
@@ -281,7 +281,7 @@ class _Archive:
         """A task for each file; how far it is is seen in the folder."""
         import json  # noqa: PLC0415 - travels with the task
 
-        dsn, folder = database.dsn(self._run.using), str(self._folder)
+        dsn, folder = driver.dsn(self._run.using), str(self._folder)
 
         def work(number: int) -> str:
             with in_snapshot(dsn, snapshot) as cursor:

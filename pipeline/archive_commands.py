@@ -14,7 +14,7 @@ from pipeline.archive_folders import any_folder
 from pipeline.errors import PipelineError, UnusableArguments
 from pipeline.job_runs import run_job
 from pipeline.masters import given_master
-from streams import database
+from streams.db import driver
 from streams.errors import StreamError
 
 __all__ = ["ARCHIVE_OPTIONS", "add_archive_options", "add_spark_options", "run_as_job"]
@@ -56,5 +56,5 @@ def run_as_job(command: BaseCommand, kind: str, arguments: Mapping[str, Any]) ->
         raise CommandError(str(error), returncode=2) from error
     except (EventsError, PipelineError, StreamError, OSError) as error:
         raise CommandError(str(error), returncode=1) from error
-    except (DatabaseError, database.DatabaseError) as error:
-        raise CommandError(database.explain(error), returncode=1) from error
+    except (DatabaseError, driver.DatabaseError) as error:
+        raise CommandError(driver.explain(error), returncode=1) from error

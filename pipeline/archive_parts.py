@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.archive_format import TABLES, ArchivedFile, digest_of, file_sha256
 from pipeline.errors import ArchiveDamaged
 from pipeline.private_files import open_new
-from streams.long_transactions import NO_LIMITS
+from streams.db.long_transactions import NO_LIMITS
 
 if TYPE_CHECKING:
     import pyarrow as pa

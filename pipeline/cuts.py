@@ -11,7 +11,7 @@ from events.errors import BadToken
 from events.purging import cut_at_event, cut_at_time, cut_at_token
 from events.reading import timeline_place
 from pipeline.errors import UnusableArguments
-from streams.moments import FORMS, moment_ms
+from streams.runtime.moments import FORMS, moment_ms
 
 __all__ = ["CUTS", "add_cut_options", "check_cut", "depth_of_cut"]
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from django.db import DatabaseError
 
 from pipeline.errors import DiskFull, SparkFailed
-from streams import database
+from streams.db import driver
 
 __all__ = ["disk_full"]
 
@@ -22,7 +22,7 @@ def disk_full() -> Iterator[None]:
     """Raises ``DiskFull`` for whatever comes out of the block because of a full disk; everything else as it is."""
     try:
         yield
-    except (DatabaseError, database.DatabaseError, SparkFailed, OSError) as error:
+    except (DatabaseError, driver.DatabaseError, SparkFailed, OSError) as error:
         if not _is_full(error):
             raise
         raise DiskFull(

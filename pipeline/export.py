@@ -29,9 +29,9 @@ from pipeline.job_runs import JobRun
 from pipeline.private_files import make_folder, open_new
 from pipeline.site_spark import site_session
 from pipeline.spark_tasks import last_words
-from streams import database
-from streams.long_transactions import NO_LIMITS
-from streams.queries import STORED_POSITIONS
+from streams.core.queries import STORED_POSITIONS
+from streams.db import driver
+from streams.db.long_transactions import NO_LIMITS
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -124,7 +124,7 @@ def _partial(folder: Path, table: str) -> Path:
 def _snapshot(folder: Path, using: str) -> Iterator[tuple[Any, str]]:
     """(cursor in a snapshot, its name); nobody else exports to the folder meanwhile."""
     with (
-        closing(database.direct_connection(using, application_name="replsite export")) as connection,
+        closing(driver.direct_connection(using, application_name="replsite export")) as connection,
         connection.cursor() as cursor,
     ):
         cursor.execute(_ONLY_ONE, [str(folder.resolve())])
@@ -187,7 +187,7 @@ class _Export:
             ExportPiece(self._text(f"{query} WHERE {where} AND {table.key} BETWEEN {first} AND {last}", values))
             for first, last in _ranges(low, high, rows)
         ]
-        work = Exporting(database.dsn(run.using), self._snapshot, columns)
+        work = Exporting(driver.dsn(run.using), self._snapshot, columns)
         target = _Target(
             _partial(request.folder, table.name),
             request.buckets or buckets_for(rooms=rooms, rows=rows, days=days),

@@ -22,7 +22,7 @@ from pipeline.job_runs import JobRun, carry_out, register
 from pipeline.jobs import begin_job, hold_lock
 from pipeline.kinds import only
 from streams.conf import stream_settings
-from streams.moments import moment_ms
+from streams.runtime.moments import moment_ms
 
 __all__ = ["EXPORT", "ExportKind", "checked_export", "export_lines", "register_exports", "run_export"]
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg2.extensions
 
 from events.client_form import pruned_json
-from streams.long_transactions import NO_LIMITS
+from streams.db.long_transactions import NO_LIMITS
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -12,7 +12,7 @@ from django.db import connections, transaction
 
 from pipeline.feeds import drop_feeds
 from streams.conf import stream_settings
-from streams.maintenance import register
+from streams.maintenance.subjects import register
 
 __all__ = ["PurgeFeeds", "register_feeds"]
 

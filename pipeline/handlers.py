@@ -9,7 +9,7 @@ from events.feeds import FEEDS
 from pipeline.feeds import Stretch, write_feeds
 from streams.conf import stream_settings
 from streams.follow import Chunk, View, handles
-from streams.follow.cursor_table import read_cursor
+from streams.follow.cursors import read_cursor
 
 __all__ = ["keep_feeds"]
 

@@ -53,9 +53,9 @@ from pipeline.stage_lines import LineWork, PartScan
 from pipeline.stage_rooms import RoomWork
 from pipeline.staging import STEPS, WORKING, table_name
 from streams.conf import stream_settings
-from streams.database import dsn
-from streams.one_view import long_transaction
-from streams.writers import retire_all, use_instance
+from streams.db.consistent_read import long_transaction
+from streams.db.driver import dsn
+from streams.writing.writer import retire_all, use_instance
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

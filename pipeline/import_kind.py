@@ -17,7 +17,7 @@ from pipeline.conf import pipeline_settings
 from pipeline.errors import UnusableArguments
 from pipeline.job_runs import JobRun, register
 from pipeline.kinds import only
-from streams.masking import masked
+from streams.runtime.masking import masked
 
 __all__ = ["ImportKind", "register_imports"]
 

@@ -27,11 +27,11 @@ from pipeline.job_forms import JobForm, job_form
 from pipeline.job_runs import check_arguments, job_kinds, queue_job
 from pipeline.job_views import JobView, view_of
 from pipeline.jobs import CancelOutcome, cancel_job, killed_jobs
-from streams.clock import database_now
+from streams.admin.base import ReadOnlyAdmin
 from streams.conf import stream_settings
-from streams.moments import moment_text
-from streams.read_only_admin import ReadOnlyAdmin
-from streams.terminal import printable
+from streams.db.clock import database_now
+from streams.runtime.moments import moment_text
+from streams.runtime.terminal import printable
 
 __all__ = ["FRESH_SECONDS", "JobAdmin"]
 

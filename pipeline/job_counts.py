@@ -11,7 +11,7 @@ from typing import Any
 from django.db import connections
 
 from pipeline.models import Job
-from streams.worker_table import add_counts
+from streams.replication.common.worker_sql import add_counts
 
 __all__ = ["changed_rows", "count_rows"]
 

@@ -22,9 +22,9 @@ from pipeline.job_history import remove_old_jobs
 from pipeline.job_runs import QUEUE_CHANNEL, Keeper, carry_out, job_kinds, take_over
 from pipeline.jobs import JobLock, hold_lock, killed_jobs
 from pipeline.models import Job, JobState
-from streams.database import DatabaseError
-from streams.logs import Condition, get_logger
-from streams.notifications import NotifyListener
+from streams.db.driver import DatabaseError
+from streams.reading.notify import NotifyListener
+from streams.runtime.logs import Condition, get_logger
 
 __all__ = ["MOST_ATTEMPTS", "JobServer", "requeue_killed"]
 

@@ -38,9 +38,9 @@ from pipeline.models import Job, JobState
 from pipeline.progress import Progress
 from pipeline.spark_steps import spark_steps
 from streams.conf import stream_settings
-from streams.database import channel, past_pooler
-from streams.logs import get_logger
-from streams.masking import masked
+from streams.db.driver import channel, past_pooler
+from streams.runtime.logs import get_logger
+from streams.runtime.masking import masked
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -5,7 +5,7 @@ The table is only there where ``pipeline`` is installed.
 
 from __future__ import annotations
 
-from streams.schema_mark import marked_lock
+from streams.db.schema_mark import marked_lock
 
 __all__ = ["KILLED_JOBS"]
 

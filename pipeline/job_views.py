@@ -11,8 +11,8 @@ from typing import Any
 from pipeline.errors import UnknownJob
 from pipeline.jobs import killed_jobs
 from pipeline.models import Job, JobState
-from streams.clock import database_now
-from streams.terminal import printable
+from streams.db.clock import database_now
+from streams.runtime.terminal import printable
 
 __all__ = ["Figure", "JobView", "figures_of", "job_view", "job_views", "progress_text", "view_of"]
 

@@ -19,9 +19,9 @@ from django.db.models.functions import Now
 from pipeline.errors import UnknownJob, UnusableArguments
 from pipeline.job_sql import KILLED_JOBS
 from pipeline.models import Job, JobState
-from streams.database import DatabaseError, direct_connection
-from streams.maintenance import asked_by
-from streams.schema_mark import marked_lock
+from streams.db.driver import DatabaseError, direct_connection
+from streams.db.schema_mark import marked_lock
+from streams.maintenance.subjects import asked_by
 
 __all__ = [
     "CancelOutcome",

@@ -12,9 +12,9 @@ from typing import Any
 from events.censoring import Censored, censor, due
 from pipeline.errors import UnusableArguments
 from pipeline.job_runs import JobRun, register
-from streams import database
 from streams.conf import stream_settings
-from streams.inspection import inspect_streams
+from streams.db import driver
+from streams.maintenance.check import inspect_streams
 
 __all__ = ["CensorKind", "CheckStreamsKind", "register_kinds"]
 
@@ -50,7 +50,7 @@ class CheckStreamsKind:
 
     def run(self, run: JobRun) -> Mapping[str, Any]:
         """The summary names what is wrong."""
-        connection = database.direct_connection(run.using, application_name="replsite job")
+        connection = driver.direct_connection(run.using, application_name="replsite job")
         try:
             with run.stage("check", None, "streams") as count, connection.cursor() as cursor:
                 findings = inspect_streams(cursor)

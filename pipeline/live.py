@@ -25,11 +25,11 @@ from pipeline.reader_rows import beat_reader, close_reader
 from pipeline.site_spark import site_session
 from pipeline.statistics_history import bound_history, go_through, take_figures
 from streams.conf import stream_settings
-from streams.database import DatabaseError, direct_connection, dsn, explain
+from streams.db.driver import DatabaseError, direct_connection, dsn, explain
+from streams.db.schema_mark import marked_lock
 from streams.errors import ReaderNameTaken
-from streams.logs import get_logger
-from streams.readers import stored_positions
-from streams.schema_mark import marked_lock
+from streams.reading.rows import stored_positions
+from streams.runtime.logs import get_logger
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

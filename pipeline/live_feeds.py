@@ -18,13 +18,13 @@ from events.feeds import FEEDS
 from pipeline.feeds import Stretch, write_feeds
 from pipeline.ledger import BatchOffsets, Vectors, hold_ledger, set_ledger
 from streams.conf import stream_settings
-from streams.database import DatabaseError
+from streams.core.positions import Stored, linear_position
+from streams.core.tokens import VectorToken
+from streams.db.driver import DatabaseError
 from streams.epochs import current_epoch
-from streams.follow.cursor_table import Owner, adopt_epoch, begin_cursor, move_cursor, read_cursor
-from streams.follow.reader_lock import ReaderLock
-from streams.positions import Stored, linear_position
-from streams.possible_positions import possible_positions
-from streams.tokens import VectorToken
+from streams.follow.cursors import Owner, adopt_epoch, begin_cursor, move_cursor, read_cursor
+from streams.follow.lease import ReaderLock
+from streams.reading.possible_positions import possible_positions
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

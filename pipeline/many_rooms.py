@@ -27,7 +27,7 @@ from pipeline.room_progress import RoomProgress
 from pipeline.site_spark import site_session
 from pipeline.spark_tasks import last_words
 from streams.caching import invalidate_room_state
-from streams.database import dsn
+from streams.db.driver import dsn
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

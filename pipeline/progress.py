@@ -13,7 +13,7 @@ from typing import Protocol, TextIO
 
 from django.db import connections
 
-from streams.logs import get_logger
+from streams.runtime.logs import get_logger
 
 __all__ = ["Progress", "Stage", "describe"]
 

@@ -20,8 +20,8 @@ from events.catalog import BACKFILL, EVENTS
 from pipeline.staging import OWN_COLUMNS, ROOMY, table_name
 from streams import registry
 from streams.caching import invalidate_room_states
-from streams.one_view import long_transaction
-from streams.writers import current_writer
+from streams.db.consistent_read import long_transaction
+from streams.writing.writer import current_writer
 
 __all__ = ["EVENTS_PER_BATCH", "LoadedRoom", "batches", "promote", "ready_rooms"]
 

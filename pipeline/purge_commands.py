@@ -20,8 +20,8 @@ from pipeline.purge_kind import HISTORY, ORPHANS, RETENTION, PurgeHistoryKind, P
 from pipeline.purge_room_kind import ROOM, PurgeRoomKind
 from pipeline.restore_kind import RESTORE, RestoreKind
 from streams.conf import stream_settings
-from streams.maintenance import register
-from streams.terminal import printable
+from streams.maintenance.subjects import register
+from streams.runtime.terminal import printable
 
 __all__ = ["PurgeHistory", "PurgeOrphans", "PurgeRetention", "PurgeRoom", "register_purges"]
 

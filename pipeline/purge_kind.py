@@ -29,7 +29,7 @@ from pipeline.job_runs import JobRun
 from pipeline.kinds import flag, only
 from pipeline.purge_words import history_words
 from pipeline.resting import resting
-from streams.terminal import printable
+from streams.runtime.terminal import printable
 
 __all__ = [
     "HISTORY",
@@ -55,7 +55,7 @@ class PurgeHistoryKind:
     def check(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         """``room``; one of ``before`` (event), ``before_time``, ``before_token``; ``delete_local``, ``dry_run``.
 
-        ``before_time``: milliseconds, or text as ``streams.moments`` takes it.
+        ``before_time``: milliseconds, or text as ``streams.runtime.moments`` takes it.
 
         ``archive``: a folder, for what is going to be deleted; ``spark`` and ``master`` as in ``archive``.
         """

@@ -18,7 +18,7 @@ from pipeline.kinds import flag, only
 from pipeline.models import Job
 from pipeline.purge_words import room_words
 from pipeline.resting import resting
-from streams.terminal import printable
+from streams.runtime.terminal import printable
 
 __all__ = ["ROOM", "PurgeRoomKind"]
 

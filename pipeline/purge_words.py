@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from streams.moments import moment_text
-from streams.terminal import printable
+from streams.runtime.moments import moment_text
+from streams.runtime.terminal import printable
 
 __all__ = ["archive_words", "history_words", "room_words", "scope_words"]
 

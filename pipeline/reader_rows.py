@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from streams import reader_table
+from streams.reading import reader_table
 
 __all__ = ["ReaderRow", "beat_reader", "close_reader", "store_reader"]
 

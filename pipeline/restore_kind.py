@@ -41,7 +41,7 @@ from pipeline.kinds import only
 from pipeline.resting import resting
 from streams import registry
 from streams.caching import invalidate_room_state
-from streams.one_view import long_transaction
+from streams.db.consistent_read import long_transaction
 
 if TYPE_CHECKING:
     import pyarrow as pa

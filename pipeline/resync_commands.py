@@ -18,7 +18,7 @@ from pipeline.job_runs import run_job
 from pipeline.masters import given_master
 from pipeline.resync_kind import RESYNC, WHAT, ResyncKind
 from streams.conf import stream_settings
-from streams.maintenance import register
+from streams.maintenance.subjects import register
 
 __all__ = ["Resync", "ResyncUser", "register_resyncs"]
 

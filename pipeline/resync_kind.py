@@ -27,8 +27,10 @@ from pipeline.many_rooms import ManyRooms
 from pipeline.masters import check_master
 from pipeline.resync_rooms import RoomAnswer
 from pipeline.room_progress import RoomProgress
-from streams import database, inspection, registry
+from streams import registry
 from streams.caching import invalidate_room_state
+from streams.db import driver
+from streams.maintenance import check as inspection
 
 __all__ = ["RESYNC", "WHAT", "ResyncKind", "compare_rooms", "resync_caches"]
 
@@ -197,7 +199,7 @@ def _feeds(run: JobRun) -> Mapping[str, Any]:
 def _positions(run: JobRun) -> Mapping[str, Any]:
     """Sequences behind tables or stored positions move forward."""
     with (
-        closing(database.direct_connection(run.using, application_name="replsite resync")) as connection,
+        closing(driver.direct_connection(run.using, application_name="replsite resync")) as connection,
         run.stage("resync positions", None, "streams") as count,
     ):
         cursor = connection.cursor()

@@ -16,8 +16,8 @@ import psycopg2
 from events.errors import RangesDisagree
 from events.room_comparison import RoomReport
 from events.room_mending import Found, find_damage, left_as_it_is, mend_room
-from streams.collector_pause import collector_paused, keep_for_good
-from streams.long_transactions import NO_LIMITS_IN_SESSION
+from streams.db.long_transactions import NO_LIMITS_IN_SESSION
+from streams.runtime.gc_pause import collector_paused, keep_for_good
 
 __all__ = ["RoomAnswer", "RoomsWork", "resync_rooms"]
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from events import catalog as events_catalog
 from streams import catalog as streams_catalog
-from streams.declaration import ColumnKind, StreamDeclaration
-from streams.recorded import is_recorded, recorded_declaration
+from streams.core.declaration import ColumnKind, StreamDeclaration
+from streams.core.recorded import is_recorded, recorded_declaration
 
 if TYPE_CHECKING:
     import pyarrow as pa

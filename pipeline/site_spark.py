@@ -14,7 +14,7 @@ from pipeline.executor_check import check_executors
 from pipeline.masters import check_master, is_local
 from pipeline.session import LIGHT_DRIVER, PRIVATE_FILES, spark_session
 from streams.conf import stream_settings
-from streams.database import dsn
+from streams.db.driver import dsn
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

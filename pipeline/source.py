@@ -54,10 +54,10 @@ from pipeline.source_positions import SourcePositions, known_positions
 from pipeline.source_rows import Reading, read_piece
 from pipeline.source_sql import cuts_sql
 from pipeline.source_vectors import Piece, Stretch, Vector, cut_vector, pieces, stretches, within
+from streams.core.recorded import is_recorded
+from streams.core.watermarks import trim_mark
+from streams.db.long_transactions import NO_LIMITS_IN_SESSION
 from streams.errors import EpochChanged
-from streams.long_transactions import NO_LIMITS_IN_SESSION
-from streams.recorded import is_recorded
-from streams.trim_marks import trim_mark
 
 if TYPE_CHECKING:
     import pyarrow as pa

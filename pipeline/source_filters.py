@@ -15,8 +15,8 @@ from typing import Any
 from pyspark.sql import datasource
 
 from pipeline.schemas import fact_columns
-from streams.declaration import ColumnKind, FactTable, StreamDeclaration
-from streams.queries import token_sql
+from streams.core.declaration import ColumnKind, FactTable, StreamDeclaration
+from streams.core.queries import token_sql
 
 __all__ = ["Condition", "accepted", "condition_sql", "literal", "tables_of", "token_range", "writers_of"]
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pipeline.source_vectors import Vector
-from streams.recorded import is_recorded
+from streams.core.recorded import is_recorded
 
 __all__ = ["ReadOptions", "WriteOptions"]
 

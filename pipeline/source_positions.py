@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.source_vectors import Vector, target_vector
-from streams.declaration import StreamDeclaration
-from streams.positions import Stored
-from streams.queries import NEWEST_EPOCH
-from streams.readers import stored_positions
-from streams.recorded import RECORDED_POSITIONS, is_recorded, recorded_names
+from streams.core.declaration import StreamDeclaration
+from streams.core.positions import Stored
+from streams.core.queries import NEWEST_EPOCH
+from streams.core.recorded import RECORDED_POSITIONS, is_recorded, recorded_names
+from streams.reading.rows import stored_positions
 
 __all__ = ["SourcePositions", "known_positions"]
 

@@ -17,14 +17,14 @@ from pipeline.schemas import arrow_schema, declaration_of
 from pipeline.source_filters import Condition, literal, tables_of
 from pipeline.source_sql import rows_of_piece_sql
 from pipeline.source_vectors import Piece
-from streams.long_transactions import NO_LIMITS_IN_SESSION
-from streams.tokens import VectorToken
-from streams.trim_marks import check_not_trimmed, lost_facts, trim_mark
+from streams.core.tokens import VectorToken
+from streams.core.watermarks import check_not_trimmed, lost_facts, trim_mark
+from streams.db.long_transactions import NO_LIMITS_IN_SESSION
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from streams.declaration import FactTable
+    from streams.core.declaration import FactTable
 
 __all__ = ["Reading", "read_piece"]
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pipeline.schemas import COMMON_COLUMNS
 from pipeline.source_filters import Condition, condition_sql, literal, tables_of
 from pipeline.source_vectors import Bound, Piece
-from streams.declaration import ColumnKind, FactTable, StreamDeclaration
-from streams.queries import bounds_sql, order_sql, token_sql
+from streams.core.declaration import ColumnKind, FactTable, StreamDeclaration
+from streams.core.queries import bounds_sql, order_sql, token_sql
 
 __all__ = ["cuts_sql", "rows_of_piece_sql"]
 

@@ -2,7 +2,7 @@
 
 A vector is ``{writer: position}``; facts in ``(start, end]`` are those of every writer above its entry in ``start`` and not
 above that in ``end``. A writer that is missing in ``start`` joined after it was taken, so all its facts lie above the lowest
-entry (``streams.positions.position_of``). This needs vectors that name every writer there was.
+entry (``streams.core.positions.position_of``). This needs vectors that name every writer there was.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from streams.positions import Stored, linear_position, position_of, positions_to_show
+from streams.core.positions import Stored, linear_position, position_of, positions_to_show
 
 __all__ = ["Bound", "Piece", "Stretch", "Vector", "cut_vector", "pieces", "stretches", "target_vector", "within"]
 

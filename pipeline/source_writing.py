@@ -35,10 +35,10 @@ from events import catalog as events_catalog
 from pipeline.errors import FactsNotAppended
 from pipeline.schemas import chosen_columns, declaration_of
 from pipeline.source_options import WriteOptions
-from streams.declaration import Column, ColumnKind, FactTable, StreamDeclaration
-from streams.long_transactions import NO_LIMITS
+from streams.core.declaration import Column, ColumnKind, FactTable, StreamDeclaration
+from streams.core.json_codec import decode_json, encode_json
+from streams.db.long_transactions import NO_LIMITS
 from streams.replication.errors import MalformedCommand, UnsendableCommand
-from streams.replication.json_rows import decode_json, encode_json
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -14,7 +14,7 @@ from django.db import Error as DjangoError
 from django.db import connections
 
 from pipeline.errors import PipelineError
-from streams.logs import get_logger
+from streams.runtime.logs import get_logger
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -85,7 +85,7 @@ def run_tasks(spark: SparkSession, tasks: int, work: Callable[[int], str]) -> li
         return []
 
     def each(numbers: Iterable[int]) -> Iterable[str]:
-        from streams.collector_pause import keep_for_good  # noqa: PLC0415 - in the executor
+        from streams.runtime.gc_pause import keep_for_good  # noqa: PLC0415 - in the executor
 
         for number in numbers:
             yield work(number)

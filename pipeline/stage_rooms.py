@@ -29,7 +29,7 @@ from pipeline.staging import (
     copy_rows,
     table_name,
 )
-from streams.collector_pause import collector_paused
+from streams.runtime.gc_pause import collector_paused
 
 __all__ = ["RoomWork", "stage_rooms"]
 

@@ -16,10 +16,10 @@ from django.db import Error, connections, transaction
 from pipeline.errors import FactsNotAppended
 from pipeline.source_writing import PREFIX
 from streams import registry
-from streams.declaration import ColumnKind
-from streams.newest import keep_newest_of
+from streams.core.declaration import ColumnKind
 from streams.stream import Stream
-from streams.writers import current_writer
+from streams.writing.compact_by_key import keep_newest_of
+from streams.writing.writer import current_writer
 
 __all__ = ["Appended", "StagedWrite", "append_staged", "sweep"]
 

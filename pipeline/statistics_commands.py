@@ -13,7 +13,7 @@ from django.db import connections, transaction
 from pipeline.ledger import hold_ledger
 from pipeline.live_statistics import STATISTICS
 from streams.conf import stream_settings
-from streams.maintenance import register
+from streams.maintenance.subjects import register
 
 __all__ = ["PurgeStatistics", "register_statistics"]
 

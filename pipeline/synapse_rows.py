@@ -21,7 +21,7 @@ from psycopg2.extensions import parse_dsn
 
 from pipeline.errors import UnusableSource
 from pipeline.parts import BrokenLine, Form, Line, Part
-from streams.long_transactions import NO_LIMITS
+from streams.db.long_transactions import NO_LIMITS
 
 __all__ = [
     "MAGIC",

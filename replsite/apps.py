@@ -15,7 +15,7 @@ class ReplsiteConfig(AppConfig):
     def ready(self) -> None:
         """Register the system checks, and begin to count."""
         from replsite import checks  # noqa: PLC0415 - Django is ready only now
-        from streams import log_lines  # noqa: PLC0415
+        from streams.runtime import log_format  # noqa: PLC0415
 
         for check in (checks.check_databases, checks.check_settings, checks.check_https):
             register(check)
@@ -24,4 +24,4 @@ class ReplsiteConfig(AppConfig):
 
             process_metrics.begin()
         if getattr(settings, "REPLSITE_LOG_FORMAT", "") == "json":
-            log_lines.catch_the_rest()
+            log_format.catch_the_rest()

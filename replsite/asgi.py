@@ -23,7 +23,7 @@ from replsite.database_away import DenyWhileDatabaseAway  # noqa: E402
 from replsite.forwarded import Forwarded  # noqa: E402
 from replsite.process_metrics import listen  # noqa: E402
 from replsite.request_places import ClientLimit, RequestPlaces  # noqa: E402
-from streams.replication.consumer import ReplicationConsumer  # noqa: E402
+from streams.replication.server.consumer import ReplicationConsumer  # noqa: E402
 
 if importlib.util.find_spec("replsite.dashboard") and importlib.util.find_spec("replsite.dashboard.routing"):
     from replsite.dashboard.routing import websocket_urlpatterns

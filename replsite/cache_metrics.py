@@ -11,7 +11,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from replsite.metric_name import MetricName
-from streams.invalidations import all_stores
+from streams.core.invalidation import all_stores
 
 __all__ = ["CACHES", "CacheCollector"]
 

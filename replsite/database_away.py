@@ -14,7 +14,7 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.template.loader import render_to_string
 from django.views.defaults import server_error
 
-from streams.logs import get_logger
+from streams.runtime.logs import get_logger
 
 __all__ = ["AWAY", "DatabaseAwayMiddleware", "DenyWhileDatabaseAway", "away_response", "handler500"]
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from streams.names import check_name
+from streams.core.names import check_name
 
 __all__ = ["Expected", "expected_writers", "wrong_expectations"]
 

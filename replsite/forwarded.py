@@ -15,7 +15,7 @@ from typing import Any
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 
-from streams.logs import get_logger
+from streams.runtime.logs import get_logger
 
 __all__ = ["Forwarded", "client_of", "networks_of"]
 

@@ -24,7 +24,7 @@ from replsite.snapshot_views import Snapshot
 from replsite.status import HealthWord, Severity
 from replsite.wording import byte_size
 from streams.conf import stream_settings
-from streams.replication.broadcaster import silent_seconds
+from streams.replication.server.broadcaster import silent_seconds
 
 __all__ = ["Part", "Report", "not_answering", "ready", "summary"]
 

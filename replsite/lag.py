@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from streams.positions import position_of
+from streams.core.positions import position_of
 
 __all__ = ["Unread", "Window", "unread"]
 

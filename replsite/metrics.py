@@ -44,8 +44,8 @@ from replsite.snapshot_views import (
 from replsite.status import JobWord, ReaderWord, Severity, WriterWord
 from replsite.synapse_metrics import SynapseNames, add_synapse, synapse_names_are_wanted
 from streams.conf import stream_settings
-from streams.labels import OTHER, plain_label
-from streams.logs import get_logger
+from streams.runtime.logs import get_logger
+from streams.runtime.text import OTHER, plain_label
 
 __all__ = ["OWN", "SYNAPSE", "MetricName", "SnapshotCollector", "families", "metrics_view"]
 

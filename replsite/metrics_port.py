@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from replsite.shared_rendering import SharedRendering
-from streams.replication.addresses import Address, bind
+from streams.replication.transport.addresses import Address, bind
 
 __all__ = ["MetricsPort"]
 

@@ -34,12 +34,12 @@ from replsite.metric_name import MetricName, name_of
 from replsite.metrics_port import MetricsPort
 from replsite.request_places import AT_WORK, REFUSED, RequestCollector
 from replsite.synapse_metrics import SynapseNames
-from streams import waiting
-from streams.command_line import service_begins
-from streams.follow import delays
-from streams.logs import get_logger
-from streams.replication.addresses import Address
+from streams.follow import lag_histogram
 from streams.replication.errors import ReplicationError
+from streams.replication.transport.addresses import Address
+from streams.runtime.command_line import service_begins
+from streams.runtime.logs import get_logger
+from streams.waiting import wait
 
 __all__ = ["PROCESS", "PlainFigures", "WaitCollector", "begin", "folder_of_processes", "listen", "registries"]
 
@@ -60,7 +60,7 @@ class WaitCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """The counts as they are now; a stream that nobody waited in vain for is left out."""
         family = WAIT_TIMEOUTS.family()
-        for stream, number in sorted(waiting.timed_out.items()):
+        for stream, number in sorted(wait.timed_out.items()):
             family.add_metric([stream], number)
         if family.samples:
             yield family
@@ -76,7 +76,7 @@ _PLAIN: tuple[Collector, ...] = (
 #: All names that a process counts, but those of Django.
 PROCESS = (
     WAIT_TIMEOUTS,
-    *map(name_of, (*event_measures.MEASURES, delays.DELAY)),
+    *map(name_of, (*event_measures.MEASURES, lag_histogram.DELAY)),
     *CACHES,
     *HOT,
     CLOSED,

@@ -29,8 +29,8 @@ from prometheus_client.registry import Collector
 
 from replsite.metric_name import MetricName
 from streams.conf import stream_settings
-from streams.logs import get_logger
-from streams.replication.access import address_key, is_among, networks_of
+from streams.replication.protocol.access import address_key, is_among, networks_of
+from streams.runtime.logs import get_logger
 
 __all__ = ["AT_WORK", "CAME", "REFUSED", "Busy", "ClientLimit", "Lane", "RequestCollector", "RequestPlaces"]
 

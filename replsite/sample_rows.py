@@ -13,7 +13,7 @@ from typing import Any
 from replsite.recent import STEP_SECONDS
 from replsite.snapshot_rows import ReaderRow
 from replsite.trends import History
-from streams.labels import plain_label
+from streams.runtime.text import plain_label
 
 __all__ = ["SampleRow", "read_samples", "warm"]
 

@@ -31,10 +31,10 @@ from replsite.samples import (
 from replsite.shared_snapshot import SHARED
 from replsite.snapshot_views import Snapshot
 from replsite.status import Verdict, WriterWord
-from streams import database
 from streams.conf import stream_settings
-from streams.logs import Condition, get_logger
-from streams.schema_mark import marked_lock
+from streams.db import driver
+from streams.db.schema_mark import marked_lock
+from streams.runtime.logs import Condition, get_logger
 
 __all__ = ["CHANGES_KEPT", "Sampler", "write_step"]
 
@@ -193,7 +193,7 @@ class Sampler:
         try:
             if self._may_write():
                 snapshot = self._get()
-                with self._connection.cursor() as cursor, database.in_transaction(cursor):
+                with self._connection.cursor() as cursor, driver.in_transaction(cursor):
                     for change in write_step(cursor, snapshot, self._before, self._tenures):
                         stream, writer, reader = change.subject
                         name = {"writer": writer} if writer else {"reader": reader}
@@ -202,7 +202,7 @@ class Sampler:
                         now = str(change.now.word)
                         log.info("status.changed", stream=stream, **name, was=change.was, now=now, **lasted)
             self._paused.ends()
-        except (DjangoDatabaseError, database.DatabaseError) as error:
+        except (DjangoDatabaseError, driver.DatabaseError) as error:
             self._paused.begins(error)
             self._close()
         except Exception as error:  # a defect of ours in one step must not end the history of this process
@@ -214,7 +214,7 @@ class Sampler:
     def _may_write(self) -> bool:
         """Whether this process holds the lock; its connection is kept as long as it is open."""
         if self._connection is None:
-            self._connection = database.direct_connection(self._using, application_name="replsite history")
+            self._connection = driver.direct_connection(self._using, application_name="replsite history")
             with self._connection.cursor() as cursor:
                 cursor.execute(_LOCK)
                 if not cursor.fetchone()[0]:
@@ -225,6 +225,6 @@ class Sampler:
 
     def _close(self) -> None:
         if self._connection is not None:
-            with suppress(database.DatabaseError):
+            with suppress(driver.DatabaseError):
                 self._connection.close()
             self._connection = None

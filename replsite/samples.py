@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from replsite.snapshot_views import Snapshot
 from replsite.status import Severity, Verdict, WriterWord
-from streams.labels import plain_label
+from streams.runtime.text import plain_label
 
 __all__ = [
     "MOST_SUBJECTS",
@@ -55,7 +55,7 @@ Word = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class SampleRow:
-    """The columns of ``streams.sample_models.Sample`` but for the step."""
+    """The columns of ``streams.models.samples.Sample`` but for the step."""
 
     stream: str
     reader: str

@@ -18,7 +18,7 @@ from django.core.management.utils import get_random_secret_key
 from environs import Env
 
 from migrations import MIGRATION_MODULES as _MIGRATION_MODULES
-from streams.log_lines import logging_config
+from streams.runtime.log_format import logging_config
 
 BASE_DIR = Path(__file__).resolve().parent.parent
 env = Env()

@@ -60,13 +60,13 @@ from replsite.wording import counted
 from replsite.worker_rows import read_workers
 from streams import registry
 from streams.conf import stream_settings
-from streams.declaration import StreamDeclaration
-from streams.labels import shown
-from streams.names import matches_pattern
-from streams.one_view import one_view
-from streams.positions import DRAINING, RETIRED, linear_position, lowest_unread
-from streams.program_version import program_version
-from streams.silence import silent_seconds
+from streams.core.declaration import StreamDeclaration
+from streams.core.names import matches_pattern
+from streams.core.positions import DRAINING, RETIRED, linear_position, lowest_unread
+from streams.db.consistent_read import one_view
+from streams.runtime.silence import silent_seconds
+from streams.runtime.text import shown
+from streams.runtime.version import program_version
 
 __all__ = ["limits", "take_snapshot"]
 

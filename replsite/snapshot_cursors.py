@@ -11,8 +11,8 @@ from dataclasses import replace
 from datetime import datetime
 
 from replsite.snapshot_rows import CursorRow, ReaderRow
-from streams.reader_table import NAMED
-from streams.silence import silent_seconds
+from streams.reading.reader_table import NAMED
+from streams.runtime.silence import silent_seconds
 
 __all__ = ["with_cursors"]
 

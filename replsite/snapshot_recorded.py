@@ -13,7 +13,7 @@ from typing import Any
 
 from replsite.snapshot_views import StreamView, WriterView
 from replsite.status import Limits, RecordingSeen, judge_recording, worst
-from streams.silence import silent_seconds, silent_seconds_sql
+from streams.runtime.silence import silent_seconds, silent_seconds_sql
 
 __all__ = ["RECORDED", "RecordedRow", "read_recorded", "recorded_streams"]
 

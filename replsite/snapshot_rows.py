@@ -15,11 +15,11 @@ import orjson
 
 from replsite.lag import Window
 from replsite.snapshot_views import WaitingView
-from streams.collector_pause import collector_paused
-from streams.declaration import FactTable, StreamDeclaration
-from streams.queries import bounds_sql, order_sql, sequence_sql, token_sql
-from streams.reader_table import NAMED
-from streams.silence import silent_seconds_sql
+from streams.core.declaration import FactTable, StreamDeclaration
+from streams.core.queries import bounds_sql, order_sql, sequence_sql, token_sql
+from streams.reading.reader_table import NAMED
+from streams.runtime.gc_pause import collector_paused
+from streams.runtime.silence import silent_seconds_sql
 
 __all__ = [
     "CursorRow",

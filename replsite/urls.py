@@ -12,7 +12,7 @@ from replsite.dashboard.views import live_data, live_page, live_rooms
 from replsite.database_away import handler500
 from replsite.health_views import health_view, live_view, ready_view
 from replsite.metrics import metrics_view
-from streams.replication.catch_up_view import stream_updates_view
+from streams.replication.server.http_catch_up import stream_updates_view
 
 _REPLICATION = "_synapse/replication"
 

@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 
 from replsite.snapshot_views import AcknowledgedView, CountView, SyncingView, WorkersView
-from streams.labels import shown
+from streams.runtime.text import shown
 
 __all__ = ["read_workers"]
 

@@ -1,4 +1,4 @@
-"""``manage.py streams retire`` and ``abort``: what is said, asked and waited for; ``streams.ending`` does it.
+"""``manage.py streams retire`` and ``abort``: what is said, asked and waited for; ``streams.writing.terminate`` does it.
 
 Called with a cursor of a direct connection. Raises ``CommandError`` with status 1 when the writer is left as it was or
 halfway, and 2 when it may not be asked.
@@ -15,9 +15,9 @@ from typing import Any
 from django.core.management.base import CommandError
 
 from replsite.wording import counted, duration
-from streams import ending
-from streams.ending import Holding
-from streams.liveness import Resolution, resolve_writer
+from streams.writing import terminate
+from streams.writing.dead_writers import Resolution, resolve_writer
+from streams.writing.terminate import Holding
 
 __all__ = ["Confirmation", "WriterActions"]
 
@@ -48,7 +48,7 @@ class WriterActions:
 
     def retire(self, cursor: Any, writer: str, timeout_seconds: float) -> None:
         """Take a dead writer out by evidence; ask a living one to leave, and wait for it."""
-        found = ending.holding(cursor, writer)
+        found = terminate.holding(cursor, writer)
         if found.retired:
             self._say(f"{writer} is retired already.")
             return
@@ -57,20 +57,20 @@ class WriterActions:
             self._tell(done)
             return
         if found.lock is None:
-            if ending.wait_until(lambda: ending.is_retired(cursor, writer), ending.YOUNG_SECONDS):
+            if terminate.wait_until(lambda: terminate.is_retired(cursor, writer), terminate.YOUNG_SECONDS):
                 self._say(f"{writer} is retired already.")  # by somebody who was looking at it just now
                 return
-            raise CommandError(_still_open(ending.holding(cursor, writer)), returncode=1)
-        streams = ending.ask_to_leave(cursor, writer, by)
+            raise CommandError(_still_open(terminate.holding(cursor, writer)), returncode=1)
+        streams = terminate.ask_to_leave(cursor, writer, by)
         self._warn(f"{writer} lives ({found.process}); it was asked to leave {', '.join(streams)}.")
-        if not ending.wait_until(lambda: ending.is_retired(cursor, writer), timeout_seconds):
-            raise CommandError(_not_left(ending.holding(cursor, writer), timeout_seconds), returncode=1)
-        for row in ending.holding(cursor, writer).rows:
+        if not terminate.wait_until(lambda: terminate.is_retired(cursor, writer), timeout_seconds):
+            raise CommandError(_not_left(terminate.holding(cursor, writer), timeout_seconds), returncode=1)
+        for row in terminate.holding(cursor, writer).rows:
             self._say(f"{writer} retired on {row.stream} at {row.position}")
 
     def abort(self, cursor: Any, writer: str, *, is_confirmed: bool) -> None:
         """Name what holds the writer's streams back, and end it once that is confirmed."""
-        found = ending.holding(cursor, writer)
+        found = terminate.holding(cursor, writer)
         if found.retired:
             self._say(f"{writer} is retired: it holds nothing back.")
             return
@@ -84,23 +84,23 @@ class WriterActions:
         self._end(cursor, found)
 
     def _end(self, cursor: Any, found: Holding) -> None:
-        by, since = _by("abort"), ending.now(cursor)
-        ended = ending.end_sessions(cursor, found, by)
+        by, since = _by("abort"), terminate.now(cursor)
+        ended = terminate.end_sessions(cursor, found, by)
         for session in ended:
             self._say(f"ended {session}")
-        if found.lock is not None and ending.wait_until(
-            lambda: ending.is_free(cursor, found.writer, ended, since), ending.patience_seconds()
+        if found.lock is not None and terminate.wait_until(
+            lambda: terminate.is_free(cursor, found.writer, ended, since), terminate.patience_seconds()
         ):
             self._say(f"{found.writer} goes on; nothing of these transactions is pending any more.")
             return
         if found.lock is not None:
             self._warn(f"{found.process} shows no sign of having noticed; ending the session of its lock.")
-        if done := ending.end_process(cursor, found, by):
+        if done := terminate.end_process(cursor, found, by):
             self._tell(done)
-        elif ending.is_retired(cursor, found.writer):
+        elif terminate.is_retired(cursor, found.writer):
             self._say(f"{found.writer} is retired.")
         else:
-            raise CommandError(_still_open(ending.holding(cursor, found.writer)), returncode=1)
+            raise CommandError(_still_open(terminate.holding(cursor, found.writer)), returncode=1)
 
     def _tell(self, done: list[Resolution]) -> None:
         for one in done:

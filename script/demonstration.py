@@ -166,7 +166,8 @@ def table_facts() -> dict[str, list[tuple[int, str, str]]]:
     """What the tables hold: ``{stream: [(token, writer, row)]}`` in the order of the streams."""
     from django.db import connection  # noqa: PLC0415 - after Django was set up
 
-    from streams import readers, registry  # noqa: PLC0415
+    from streams import registry  # noqa: PLC0415
+    from streams.reading import rows as readers  # noqa: PLC0415
 
     found = {}
     with connection.cursor() as cursor:
@@ -240,7 +241,7 @@ def positions() -> dict[str, int]:
     """The linear position of every stream."""
     from django.db import connection  # noqa: PLC0415
 
-    from streams import readers  # noqa: PLC0415
+    from streams.reading import rows as readers  # noqa: PLC0415
 
     with connection.cursor() as cursor:
         stored = readers.stored_positions(cursor)

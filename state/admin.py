@@ -7,7 +7,7 @@ from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
 from state.models import StateGroup, StateGroupDelta
-from streams.read_only_admin import ReadOnlyAdmin
+from streams.admin.base import ReadOnlyAdmin
 
 __all__ = ["StateGroupAdmin"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from streams.read_only import ReadOnlyQuerySet
+from streams.models.read_only import ReadOnlyQuerySet
 
 if TYPE_CHECKING:
     from state.models import StateGroup, StateGroupDelta  # noqa: F401 - the names stand in strings

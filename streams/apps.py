@@ -17,19 +17,21 @@ class StreamsConfig(AppConfig):
 
     def ready(self) -> None:
         """Register the checks; leave all streams at an orderly exit, so that nobody waits for a process that is gone."""
-        from streams import checks, trim_commands, writers  # noqa: F401, PLC0415 - importing registers the checks
-        from streams.catalog import queues, typing_users  # noqa: F401, PLC0415 - what happens when they begin anew
+        from streams import checks  # noqa: F401, PLC0415 - importing registers the checks
+        from streams.homeserver import federation_queue, typing  # noqa: F401, PLC0415 - what happens when they begin anew
+        from streams.maintenance import trim_command  # noqa: PLC0415 - importing registers the checks
+        from streams.writing import writer  # noqa: PLC0415 - importing registers the checks
 
-        trim_commands.register_subjects()
-        atexit.register(writers.retire_all)
+        trim_command.register_subjects()
+        atexit.register(writer.retire_all)
         connection_created.connect(_watch_host, dispatch_uid="streams.watch_host")
 
 
 def _watch_host(connection: BaseDatabaseWrapper, **_: object) -> None:
     """Transactions that append hold locks, too: the server has to notice when the host of one is lost."""
-    from streams import database  # noqa: PLC0415 - the driver is not needed to load the app
     from streams.conf import stream_settings  # noqa: PLC0415
+    from streams.db import driver  # noqa: PLC0415 - the driver is not needed to load the app
 
     if connection.vendor == "postgresql" and connection.alias == stream_settings().database:
         with connection.cursor() as cursor:
-            cursor.execute(database.SERVER_KEEPALIVES)
+            cursor.execute(driver.SERVER_KEEPALIVES)

@@ -29,12 +29,14 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 from asgiref.sync import sync_to_async
 from django.db import connections, transaction
 
-from streams import cache_feed, database, registry
-from streams.cache_store import MISSING, CacheStore, Key, Ticket
+from streams import registry
 from streams.conf import stream_settings
-from streams.effects import is_changed_here, is_changed_in_process
+from streams.core.cache_store import MISSING, CacheStore, Key, Ticket
+from streams.core.invalidation import ROOM_STATE, StateRule, depends_on_room_state, register, room_state_keys
+from streams.db import driver
 from streams.errors import BadCacheKey
-from streams.invalidations import ROOM_STATE, StateRule, depends_on_room_state, register, room_state_keys
+from streams.reading import cache_feed
+from streams.writing.side_effects import is_changed_here, is_changed_in_process
 
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
@@ -239,4 +241,4 @@ def _connection() -> BaseDatabaseWrapper:
 def _is_frozen(connection: BaseDatabaseWrapper) -> bool:
     """A transaction that sees the database as it was: what it reads now may be old already."""
     level = getattr(connection, "isolation_level", None)
-    return connection.in_atomic_block and level is not None and int(level) in database.FROZEN
+    return connection.in_atomic_block and level is not None and int(level) in driver.FROZEN

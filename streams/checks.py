@@ -13,12 +13,12 @@ from django.core.checks import CheckMessage, Error, Warning, register
 from migrations import MIGRATION_MODULES
 from streams import registry
 from streams.conf import StreamSettings, stream_settings
+from streams.core.names import check_name
 from streams.facts import Fact, keys_that_cascade, managers_that_write
-from streams.names import check_name
-from streams.replication.access import networks_of
-from streams.replication.commands import LINE_LIMIT_BYTES
 from streams.replication.errors import BadAddress
-from streams.replication.later_version import version_of
+from streams.replication.protocol.access import networks_of
+from streams.replication.protocol.commands import LINE_LIMIT_BYTES
+from streams.replication.redis.later_version import version_of
 
 __all__ = ["check_declarations", "check_facts", "check_migration_modules", "check_settings", "check_wire_settings"]
 

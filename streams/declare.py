@@ -17,8 +17,8 @@ from typing import TypeVar
 from django.db.migrations.operations import RunSQL
 from django.db.models import Field, Model
 
-from streams.declaration import Column, ColumnKind, FactTable, StreamDeclaration
-from streams.invalidations import KeyRule
+from streams.core.declaration import Column, ColumnKind, FactTable, StreamDeclaration
+from streams.core.invalidation import KeyRule
 from streams.registry import Sample, bind
 
 __all__ = ["CreateStreamSequence", "sequence_of", "stream"]

@@ -29,11 +29,11 @@ import secrets
 from dataclasses import dataclass
 from typing import Any
 
-from streams import database
 from streams.conf import stream_settings
+from streams.core.queries import NEWEST_EPOCH
+from streams.db import driver
 from streams.errors import EpochChanged, TokenError
-from streams.logs import get_logger
-from streams.queries import NEWEST_EPOCH
+from streams.runtime.logs import get_logger
 
 __all__ = [
     "Identity",
@@ -115,7 +115,7 @@ def epoch_to_see(cursor: Any) -> str:
     """
     try:
         return current_epoch(cursor)
-    except database.DatabaseError as error:
+    except driver.DatabaseError as error:
         if error.pgcode not in _NOT_ALLOWED:
             raise
         return ""

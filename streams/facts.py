@@ -1,8 +1,8 @@
 """The abstract model of a fact: one row of a stream's table.
 
-Rows come in only through a reservation (``streams.reservations``) or a bulk load that reserved its IDs; a fact never changes
-afterwards, and goes only when its stream is trimmed. The engine and trimming write by SQL. Everything else that Django offers
-for writing is refused with ``FactIsFixed``: methods of instances, of every manager, of related managers, the loading of
+Rows come in only through a reservation (``streams.writing.reservation``) or a bulk load that reserved its IDs; a fact never
+changes afterwards, and goes only when its stream is trimmed. The engine and trimming write by SQL. Everything else that Django
+offers for writing is refused with ``FactIsFixed``: methods of instances, of every manager, of related managers, the loading of
 fixtures, and the cascade of a foreign key.
 """
 
@@ -151,7 +151,7 @@ def keys_that_cascade(model: type[models.Model]) -> list[models.ForeignKey[Any, 
 
 def managers_that_write(model: type[models.Model]) -> list[str]:
     """The names of managers of a model of facts that would let facts be changed."""
-    from streams.read_only import ReadOnlyQuerySet  # noqa: PLC0415 - its querysets are of models
+    from streams.models.read_only import ReadOnlyQuerySet  # noqa: PLC0415 - its querysets are of models
 
     safe = (FactQuerySet, ReadOnlyQuerySet)
     return [manager.name for manager in model._meta.managers if not issubclass(type(manager.all()), safe)]

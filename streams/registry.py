@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from streams.conf import stream_settings
-from streams.declaration import StreamDeclaration
+from streams.core.declaration import StreamDeclaration
+from streams.core.invalidation import KeyRule
 from streams.errors import UnknownStream, UnknownTable
-from streams.invalidations import KeyRule
 
 if TYPE_CHECKING:
     from django.db.models import Model
@@ -43,7 +43,7 @@ def bind(
 
     A stream that is a union of tables is bound once per model. ``sample`` lets ``manage.py append`` make facts.
     ``caches`` says which cached values a row makes old: the cache's name -> the columns that are its key, or a function from
-    the row to keys (``streams.invalidations``).
+    the row to keys (``streams.core.invalidation``).
     """
 
     def register(model: M) -> M:

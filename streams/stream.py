@@ -1,7 +1,7 @@
 """A stream bound to its models: what the program holds in its hands to append and to read.
 
 ``append`` and ``reserve`` work in the caller's transaction, nested ``atomic`` blocks included, from any thread; ``aappend`` is
-for async code. Reading goes through ``streams.readers``.
+for async code. Reading goes through ``streams.reading.rows``.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import sync_to_async
 
-from streams.declaration import StreamDeclaration
-from streams.errors import ForeignFact
-from streams.invalidations import (
+from streams.core.declaration import StreamDeclaration
+from streams.core.invalidation import (
     Drop,
     Drops,
     KeyRule,
@@ -24,18 +23,19 @@ from streams.invalidations import (
     drops_of_columns,
     drops_of_room_state,
 )
-from streams.queries import ids_between_sql, ids_sql, maximum_sql, sequence_sql
-from streams.sequences import move_forward
+from streams.core.queries import ids_between_sql, ids_sql, maximum_sql, sequence_sql
+from streams.db.sequences import move_forward
+from streams.errors import ForeignFact
 
 if TYPE_CHECKING:
     from django.db.models import Model
 
-    from streams.current import Current
+    from streams.core.tokens import VectorToken
     from streams.facts import Fact
     from streams.registry import Sample
-    from streams.reservations import Reservation
-    from streams.tokens import VectorToken
-    from streams.waiting import Token
+    from streams.waiting.current import Current
+    from streams.waiting.wait import Token
+    from streams.writing.reservation import Reservation
 
 __all__ = ["Stream"]
 
@@ -112,7 +112,7 @@ class Stream:
         outermost transaction is known to have ended. Raises ``BadCount``, ``WriterNameTaken``, ``WriterNotAllowed``,
         ``WriterFenced``.
         """
-        from streams.reservations import Reservation  # noqa: PLC0415 - needs Django's apps to be loaded
+        from streams.writing.reservation import Reservation  # noqa: PLC0415 - needs Django's apps to be loaded
 
         return Reservation(self, count, using)
 
@@ -122,7 +122,7 @@ class Stream:
         In the caller's transaction if there is one: readers see the facts after its commit. Refuses, before anything is
         reserved, no facts at all (``BadCount``), and facts of other streams, with an ID or given twice (``ForeignFact``).
         """
-        from streams.appends import append_facts  # noqa: PLC0415 - needs Django's apps to be loaded
+        from streams.writing.append import append_facts  # noqa: PLC0415 - needs Django's apps to be loaded
 
         return append_facts(self, facts, using)
 
@@ -134,7 +134,7 @@ class Stream:
 
     def current(self, using: str | None = None) -> Current:
         """Both ends of "current", by name: the minimum view to wait for, the maximum view that is announced. One query."""
-        from streams.current import current  # noqa: PLC0415 - needs Django's apps to be loaded
+        from streams.waiting.current import current  # noqa: PLC0415 - needs Django's apps to be loaded
 
         return current(self, using)
 
@@ -142,15 +142,15 @@ class Stream:
         """Block until this process sees everything that the token (a position, a vector or its text) covers.
 
         Returns where the stream is then. Raises ``WaitTimedOut``, ``TokenError``, ``EpochChanged``; see
-        ``streams.waiting``.
+        ``streams.waiting.wait``.
         """
-        from streams.waiting import wait_for  # noqa: PLC0415 - needs Django's apps to be loaded
+        from streams.waiting.wait import wait_for  # noqa: PLC0415 - needs Django's apps to be loaded
 
         return wait_for(self, token, timeout_seconds, using)
 
     async def await_for(self, token: Token, timeout_seconds: float = 5.0, using: str | None = None) -> VectorToken:
         """``wait_for`` for async code."""
-        from streams.waiting import await_for  # noqa: PLC0415 - needs Django's apps to be loaded
+        from streams.waiting.wait import await_for  # noqa: PLC0415 - needs Django's apps to be loaded
 
         return await await_for(self, token, timeout_seconds, using)
 

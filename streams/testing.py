@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from streams import cache_feed, waiting, writers
+from streams.reading import cache_feed
+from streams.waiting import wait
+from streams.writing import writer as writers
 
 __all__ = ["as_instance", "forget_writers"]
 
@@ -19,7 +21,7 @@ def forget_writers() -> None:
 
     And stop hearing of positions: the tables are going to be emptied.
     """
-    waiting.forget_views()
+    wait.forget_views()
     cache_feed.forget_feeds()
     for stop in writers.before_leaving:
         stop()

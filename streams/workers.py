@@ -1,7 +1,7 @@
 """What workers told us, for anybody to ask: who syncs, what was acknowledged, where users were seen; and telling them.
 
-Reads the tables that replication servers write (``streams.replication.reports``), so every process gets the same answer, a
-fraction of a second after the worker spoke. Blocks; from async code call it through ``sync_to_async``.
+Reads the tables that replication servers write (``streams.replication.server.worker_reports``), so every process gets the same
+answer, a fraction of a second after the worker spoke. Blocks; from async code call it through ``sync_to_async``.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from django.db.models.functions import Now
 
 from streams.conf import stream_settings
 from streams.models import FederationAcknowledgement, SyncingUser, UserAddress, WorkerConnection
-from streams.replication.commands import RemoteServerUp, format_line
-from streams.replication.hearing import hear
+from streams.replication.common.command_hooks import hear
+from streams.replication.protocol.commands import RemoteServerUp, format_line
 
 __all__ = [
     "Sight",
@@ -76,7 +76,7 @@ def remote_server_up(server_name: str) -> None:
     A hint: servers take it from a session that may write and is still there a moment later.
     Raises `UnsendableCommand` for a name that no line can carry.
     """
-    from streams.replication.relay import notify_all  # noqa: PLC0415 - loads what only servers need
+    from streams.replication.server.relay import notify_all  # noqa: PLC0415 - loads what only servers need
 
     given = stream_settings()
     line = format_line(RemoteServerUp(server_name), given.line_limit_bytes)

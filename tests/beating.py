@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from streams import database
+from streams.db import driver
 
 _BEAT = """
 UPDATE streams_instance SET heartbeat_at = clock_timestamp() WHERE heartbeat_at > clock_timestamp() - interval '1 minute';
@@ -18,7 +18,7 @@ UPDATE streams_reader SET heartbeat_at = clock_timestamp() WHERE heartbeat_at > 
 def beating() -> Iterator[None]:
     """Those that showed one within the last minute live on inside."""
     ended = threading.Event()
-    connection = database.direct_connection(application_name="test beats")
+    connection = driver.direct_connection(application_name="test beats")
 
     def beat() -> None:
         with connection.cursor() as cursor:

@@ -10,7 +10,7 @@ from django.db import connection
 
 from streams.follow import Chunk, Reader
 from streams.follow.handlers import Handler
-from streams.replication.connections import Connector
+from streams.replication.client.connection import Connector
 from tests.waiting import wait_until
 from tests.writing import session
 

@@ -10,7 +10,7 @@ from typing import Any
 import psycopg2
 from django.db import connection
 
-from streams import database
+from streams.db import driver
 
 PASSWORD = "reads-only"
 
@@ -40,7 +40,7 @@ def forger() -> Iterator[Any]:
 def connect_as(role: str) -> Any:
     """A session of that role, in autocommit mode."""
     connection.ensure_connection()
-    given = psycopg2.extensions.make_dsn(database.dsn(), user=role, password=PASSWORD)
+    given = psycopg2.extensions.make_dsn(driver.dsn(), user=role, password=PASSWORD)
     made = psycopg2.connect(given)
     made.autocommit = True
     return made

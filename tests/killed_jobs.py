@@ -19,7 +19,7 @@ from events.visibility_rebuild import stored_ranges
 from pipeline.jobs import hold_lock
 from pipeline.models import ComparedRooms, Job, MendedRoom
 from streams import registry
-from streams.database import DatabaseError as DriverError
+from streams.db.driver import DatabaseError as DriverError
 from streams.errors import StreamError
 from streams.testing import forget_writers
 from tests.emptying import empty_tables

@@ -17,21 +17,21 @@ _ROWS_OF_WRITERS = ("streams_streamposition", "streams_instance", "streams_write
 @contextmanager
 def everything_let_go(request: pytest.FixtureRequest) -> Iterator[None]:
     """Around one test."""
-    from streams import writers  # needs Django's apps, which are loaded by now
+    from streams.writing import writer  # needs Django's apps, which are loaded by now
 
     marker = request.node.get_closest_marker("django_db")
     commits = "transactional_db" in request.fixturenames or bool(marker and marker.kwargs.get("transaction"))
     if commits:
         request.getfixturevalue("transactional_db")  # so that it is torn down after this one
-    instance = writers._instance
+    instance = writer._instance
     yield
-    _let_go(rows_stay=not commits and bool(writers._writers))
-    writers._instance = instance  # a command of the test may have set its own
+    _let_go(rows_stay=not commits and bool(writer._writers))
+    writer._instance = instance  # a command of the test may have set its own
 
 
 def _let_go(*, rows_stay: bool) -> None:
     from events import hot, stored_room
-    from streams import database
+    from streams.db import driver
     from streams.testing import forget_writers
     from tests.writing import session
 
@@ -46,7 +46,7 @@ def _let_go(*, rows_stay: bool) -> None:
         source._kept.clear()
     if rows_stay:
         with (
-            suppress(database.DatabaseError),
+            suppress(driver.DatabaseError),
             session() as cursor,
         ):  # the test's own transaction may hold a row for long
             cursor.execute("SET lock_timeout = '5s'")

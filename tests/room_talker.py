@@ -116,7 +116,7 @@ def persist_file(path: str, size: int) -> int:
 
 def _acts() -> dict[str, Callable[..., int]]:
     from events.creating import LocalRoom
-    from streams.catalog import typing_users, writing
+    from streams.homeserver import append, typing
 
     return {
         "ready": lambda: 0,
@@ -124,8 +124,8 @@ def _acts() -> dict[str, Callable[..., int]]:
         "join": lambda room, user: LocalRoom(room).join(user).stream_ordering,
         "leave": lambda room, user: LocalRoom(room).leave(user).stream_ordering,
         "invite": lambda room, sender, user: LocalRoom(room).invite(sender, user).stream_ordering,
-        "typing": lambda room, user: typing_users.set_typing(room, user, True) or 0,
-        "receipt": lambda room, user, event: writing.add_receipt(room, "m.read", user, event, {"ts": 1}),
+        "typing": lambda room, user: typing.set_typing(room, user, True) or 0,
+        "receipt": lambda room, user, event: append.add_receipt(room, "m.read", user, event, {"ts": 1}),
         "persist": lambda path, size: persist_file(path, int(size)),
         "chatter": lambda seed, count: chatter(seed, int(count)),
     }
@@ -137,9 +137,9 @@ def main() -> None:
 
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "replsite.settings")
     django.setup()
-    from streams import writers
+    from streams.writing import writer
 
-    writers.use_instance(sys.argv[1])
+    writer.use_instance(sys.argv[1])
     acts = _acts()
     for line in sys.stdin:
         act, *words = line.split()

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from streams.start_up import StreamFindings, start
-from streams.tracker import PositionTracker
+from streams.core.recovery import StreamFindings, start
+from streams.core.tracker import PositionTracker
 
 
 @dataclass

@@ -1,6 +1,6 @@
 """A whole site in memory, for properties: writers, readers, one table, one ordered queue of notifications.
 
-The rules under test are the real ones (``streams.tracker``, ``streams.start_up``, ``streams.positions``);
+The rules under test are the real ones (``streams.core.tracker``, ``streams.core.recovery``, ``streams.core.positions``);
 around them is only what PostgreSQL promises. ``truth`` is the slow, obvious model: the state of every ID ever given out.
 Faults can be switched on, to see that the checks notice them.
 """
@@ -12,9 +12,9 @@ from datetime import UTC, datetime
 from enum import Enum, StrEnum
 from itertools import count
 
-from streams.positions import RETIRED, active_and_retired, linear_position
-from streams.readers import StoredPosition
-from streams.tracker import Fetch, PositionTracker, TrackerState
+from streams.core.positions import RETIRED, active_and_retired, linear_position
+from streams.core.tracker import Fetch, PositionTracker, TrackerState
+from streams.reading.rows import StoredPosition
 from tests.simulated_database import SimulatedDatabase
 
 _NOW = datetime(2026, 1, 1, tzinfo=UTC)

@@ -8,7 +8,7 @@ from events.creating import LocalRoom, NewEvent
 from events.models import Event
 from events.sync_rooms import initial_sync, rooms_since
 from events.sync_token import SyncToken
-from streams.tokens import VectorToken
+from streams.core.tokens import VectorToken
 
 ANN = "@ann:site"
 

@@ -32,7 +32,7 @@ _CHANGES_EVERYWHERE = ("PYTEST_CURRENT_TEST",)
 _LATE = ("SKEW_SECONDS",)
 #: What servers import beside the site's apps, but for the reactor.
 _LOADED = (
-    "autobahn.twisted.websocket", "replsite.urls", "streams.replication.consumer", "twisted.internet.asyncioreactor",
+    "autobahn.twisted.websocket", "replsite.urls", "streams.replication.server.consumer", "twisted.internet.asyncioreactor",
     "twisted.web.http",
 )  # fmt: skip
 _OF_PYTHON = ("-m", "-c")

@@ -9,9 +9,11 @@ from typing import Any
 
 from django.db import connection, connections
 
-from streams import database, leases, registry
+from streams import registry
+from streams.db import driver
 from streams.models import CacheInvalidation
-from streams.readers import StoredPosition, linear_position, stored_positions
+from streams.reading.rows import StoredPosition, linear_position, stored_positions
+from streams.writing import lease
 from tests.waiting import wait_until
 
 
@@ -55,7 +57,7 @@ def wait_for_linear(position: int, seconds: float = 5.0) -> None:
 @contextmanager
 def session() -> Iterator[Any]:
     """A cursor on a connection of its own, in autocommit mode."""
-    with closing(database.direct_connection(application_name="test")) as own, own.cursor() as cursor:
+    with closing(driver.direct_connection(application_name="test")) as own, own.cursor() as cursor:
         yield cursor
 
 
@@ -69,7 +71,7 @@ def give_out(upto: int) -> None:
 def other_writer(name: str) -> Iterator[Any]:
     """A cursor of a session that holds the name of a writer, as another process would: what it says of that writer counts."""
     with session() as cursor:
-        leases.take(cursor, name, leases.Identity("far", 1, "x"), 1.0)
+        lease.take(cursor, name, lease.Identity("far", 1, "x"), 1.0)
         yield cursor
 
 

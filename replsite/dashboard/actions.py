@@ -1,8 +1,8 @@
 """What an operator can do from the admin to a reader (disconnect, forget) and a writer (retire, end what it holds open).
 
 Each is a page that says what would happen, and happens by POST only, for staff with the permission, with a line in the admin's
-log. The work is that of ``manage.py streams retire``, ``abort`` and ``forget`` (``streams.ending``, ``streams.follow``); nothing
-here waits for a process.
+log. The work is that of ``manage.py streams retire``, ``abort`` and ``forget`` (``streams.writing.terminate``,
+``streams.follow``); nothing here waits for a process.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ from django.urls import URLPattern, path, reverse
 
 from replsite.database_away import away_response
 from replsite.wording import counted
-from streams import database, ending
 from streams.conf import stream_settings
+from streams.db import driver
 from streams.errors import StreamError, UnknownWriter
 from streams.follow import forget_reader
-from streams.follow.reader_lock import reader_row_key
-from streams.labels import shown
-from streams.liveness import resolve_writer
+from streams.follow.lease import reader_row_key
 from streams.models import Reader, StoredCursor, StreamPosition
+from streams.runtime.text import shown
+from streams.writing import terminate
+from streams.writing.dead_writers import resolve_writer
 
 __all__ = ["action_urls"]
 
@@ -102,11 +103,11 @@ def _retire(name: str, by: str) -> Plan:
         with _cursor() as cursor:
             if done := resolve_writer(cursor, name, by):
                 return f"{name} was proven dead and is retired on {counted(len(done), 'stream')}."
-            if ending.holding(cursor, name).lock is None:
+            if terminate.holding(cursor, name).lock is None:
                 return (
                     f"{name} has no process, but a transaction of it is still open: it is retired when that has ended."
                 )
-            return f"{name} lives; it was asked to leave {', '.join(ending.ask_to_leave(cursor, name, by))}."
+            return f"{name} lives; it was asked to leave {', '.join(terminate.ask_to_leave(cursor, name, by))}."
 
     sentences = [
         f"Its process: {found.process}, " + ("alive." if found.lock else "gone."),
@@ -126,7 +127,7 @@ def _end(name: str, by: str) -> Plan:
 
     def carry_out() -> str:
         with _cursor() as cursor:
-            ended = ending.end_sessions(cursor, found, by)
+            ended = terminate.end_sessions(cursor, found, by)
         return f"{counted(len(ended), 'transaction')} of {name} ended; what they had written is rolled back."
 
     sentences = [
@@ -137,16 +138,16 @@ def _end(name: str, by: str) -> Plan:
     return Plan(title, "End them", sentences, carry_out, about)
 
 
-def _holding(cursor: Any, name: str) -> ending.Holding:
+def _holding(cursor: Any, name: str) -> terminate.Holding:
     try:
-        return ending.holding(cursor, name)
+        return terminate.holding(cursor, name)
     except UnknownWriter as error:
         raise Http404(str(error)) from error
 
 
 @contextmanager
 def _cursor() -> Iterator[Any]:
-    connection = database.direct_connection(application_name="replsite admin")
+    connection = driver.direct_connection(application_name="replsite admin")
     with closing(connection), connection.cursor() as cursor:
         yield cursor
 
@@ -155,8 +156,8 @@ def _act(request: HttpRequest, plan: Plan, carry_out: Callable[[], str]) -> None
     """Do it, say it, and leave a line in the admin's log; also when it failed, since a part of it may be done."""
     try:
         done, say = carry_out(), messages.success
-    except (database.DatabaseError, StreamError) as error:
-        done, say = f"{plan.title} It failed: {database.explain(error)}", messages.error
+    except (driver.DatabaseError, StreamError) as error:
+        done, say = f"{plan.title} It failed: {driver.explain(error)}", messages.error
     who = str(request.user.pk)
     LogEntry.objects.log_actions(who, [plan.about], CHANGE, change_message=done, single_object=True)
     say(request, done)
@@ -173,7 +174,7 @@ def _view(plan_of: Callable[[str, str], Plan], permission: str) -> Callable[...,
             raise Http404("The address must name whom it is about.")
         try:
             plan = plan_of(name, request.user.get_username())
-        except database.connection_gone as error:
+        except driver.connection_gone as error:
             return away_response(request, error)
         if request.method == "POST" and plan.carry_out is not None:
             _act(request, plan, plan.carry_out)

@@ -5,7 +5,7 @@ there is one. A hidden tab does not ask. Nothing is sent unasked, so a client th
 asks too often, or says anything else, is closed.
 
 Why and with which code a viewer is closed is in ``viewers.Closing``; each is counted. The server closes a viewer that asks and
-never reads (``streams.replication.http_limits``).
+never reads (``streams.replication.transport.http_limits``).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from structlog.contextvars import bind_contextvars
 
 from replsite.dashboard.feed import feed_of_this_loop
 from replsite.dashboard.viewers import Closing, closed
-from streams.logs import get_logger
+from streams.runtime.logs import get_logger
 
 __all__ = ["LiveConsumer"]
 

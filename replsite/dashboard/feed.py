@@ -28,7 +28,7 @@ from replsite.dashboard.page import Page, live_page_data
 from replsite.database_away import AWAY
 from replsite.shared_snapshot import SHARED
 from replsite.snapshot_views import Snapshot
-from streams.logs import Condition, get_logger
+from streams.runtime.logs import Condition, get_logger
 
 __all__ = ["LiveFeed", "Tick", "feed_of_this_loop"]
 

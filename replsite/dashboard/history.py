@@ -20,10 +20,10 @@ from replsite.status import Severity
 from replsite.storage_rows import DATABASE
 from replsite.wording import byte_size, count
 from streams import registry
-from streams.clock import database_now
 from streams.conf import stream_settings
-from streams.labels import plain_label
+from streams.db.clock import database_now
 from streams.models import Sample, StatusChange
+from streams.runtime.text import plain_label
 
 __all__ = ["CHANGES_SHOWN", "READERS_SHOWN", "history_page"]
 

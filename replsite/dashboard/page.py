@@ -43,8 +43,8 @@ from replsite.snapshot_views import (
 )
 from replsite.status import Health, ReaderWord, Severity, Verdict
 from replsite.wording import byte_size, count, counted, duration
-from streams.positions import RETIRED
-from streams.program_version import UNRELEASED
+from streams.core.positions import RETIRED
+from streams.runtime.version import UNRELEASED
 
 __all__ = [
     "JOBS",

@@ -21,9 +21,9 @@ from events.admin_links import room_url
 from pipeline.models import BatchLedger, RoomStatistics, ServerStatistics
 from replsite.statistics_plots import DAY_SECONDS, GROUPS, PERIODS, Period, Steps, begin_of_step, pictures
 from replsite.wording import count
-from streams.clock import database_now
 from streams.conf import stream_settings
-from streams.labels import shown
+from streams.db.clock import database_now
+from streams.runtime.text import shown
 
 __all__ = ["ROOMS_SHOWN", "statistics_page"]
 

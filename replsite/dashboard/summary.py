@@ -8,7 +8,7 @@ from replsite.dashboard.cells import NOTHING, Cell, Tile, per_second, rounded, s
 from replsite.snapshot_views import ReaderView, Snapshot, StorageView, WriterView
 from replsite.status import ExpectedWord, Severity, Verdict, WriterWord
 from replsite.wording import byte_size, count, counted, duration
-from streams.positions import RETIRED
+from streams.core.positions import RETIRED
 
 __all__ = ["summary_tiles"]
 

@@ -17,9 +17,11 @@ from functools import partial
 from django.db import connection, connections, transaction
 
 from script.benchmarks.report import Report, median_ratio, rounds
-from streams import database, registry, writers
+from streams import registry
+from streams.db import driver
 from streams.models import CacheInvalidation
-from streams.pokes import CHANNEL
+from streams.reading.pokes import CHANNEL
+from streams.writing import writer
 
 SECONDS = 1.0
 ROUNDS = 3
@@ -94,7 +96,7 @@ def per_second(work: Callable[[], None], threads: int) -> float:
 @contextmanager
 def announcements(said: list[int]) -> Iterator[None]:
     """Counts what is announced inside."""
-    with closing(database.direct_connection(application_name="bench")) as listener, listener.cursor() as cursor:
+    with closing(driver.direct_connection(application_name="bench")) as listener, listener.cursor() as cursor:
         cursor.execute(f"LISTEN {CHANNEL}")
         yield
         cursor.execute("SELECT 1")
@@ -159,7 +161,7 @@ def add(
 
 def main() -> None:
     """Measure with 1, 8 and 32 threads."""
-    writers.use_instance("bench-{n}")
+    writer.use_instance("bench-{n}")
     columns = ["transaction", "threads", "ours", "peer", "lock", "ratio", "over_lock", "announcements"]
     report = Report("appends", "facts appended per second", columns)
     ours()
@@ -167,5 +169,5 @@ def main() -> None:
         cursor.execute(_LOCKED_TABLE)
     single_appends(report)
     batches(report)
-    writers.retire_all()
+    writer.retire_all()
     report.finish()

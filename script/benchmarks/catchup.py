@@ -15,8 +15,9 @@ from django.db import connection, connections
 from script.benchmarks.broadcast import hear, process
 from script.benchmarks.memory import MemoryWatch
 from script.benchmarks.report import Report
-from streams import registry, writers
+from streams import registry
 from streams.models import CacheInvalidation, StoredCursor
+from streams.writing import writer
 
 FACTS = int(os.environ.get("REPLSITE_BENCH_FACTS") or 200_000)
 ROUNDS = 3
@@ -78,7 +79,7 @@ def once(where: str, view: str, upto: int) -> tuple[float, float, float]:
 
 def main() -> None:
     """Measure followers and readers in both views."""
-    writers.use_instance("bench-{n}")
+    writer.use_instance("bench-{n}")
     report = Report(
         "catchup",
         f"facts per second from the table, {FACTS} behind, a writer going on",
@@ -115,5 +116,5 @@ def main() -> None:
                     server_growth_mb=growth / 1024 / 1024,
                     server_limit_mb=MOST_SERVER_GROWTH / 1024 / 1024,
                 )
-    writers.retire_all()
+    writer.retire_all()
     report.finish()

@@ -23,12 +23,12 @@ django.setup()
 
 from script.benchmarks.memory import MemoryWatch  # noqa: E402
 from streams.conf import stream_settings  # noqa: E402
+from streams.core.tokens import VectorToken  # noqa: E402
 from streams.follow import Begin, Chunk, Handler, Reader  # noqa: E402
-from streams.replication.addresses import Address  # noqa: E402
-from streams.replication.catch_up import TableCatchUp  # noqa: E402
-from streams.replication.follower import Follower, FollowerOptions  # noqa: E402
-from streams.replication.views import FollowedRow, View  # noqa: E402
-from streams.tokens import VectorToken  # noqa: E402
+from streams.replication.client.follower import Follower, FollowerOptions  # noqa: E402
+from streams.replication.client.table_catch_up import TableCatchUp  # noqa: E402
+from streams.replication.protocol.ordering import FollowedRow, View  # noqa: E402
+from streams.replication.transport.addresses import Address  # noqa: E402
 
 
 class Count:

@@ -21,7 +21,7 @@ from events.events_since import events_since
 from events.sync_positions import events_token
 from pipeline.feeds import Stretch, drop_feeds, write_feeds
 from script.benchmarks.report import Report, median_ratio, rounds
-from streams import writers
+from streams.writing import writer
 
 ROOMS, CHANGED, MESSAGES = 1_000, 500, 2
 ROUNDS = 11
@@ -135,9 +135,9 @@ def analyze() -> None:
 
 def main() -> None:
     """Read, then write."""
-    writers.use_instance("bench-{n}")
+    writer.use_instance("bench-{n}")
     report = Report("feeds", "per-user feeds", ["what", "unit", "ours", "peer", "ratio"])
     read(report)
     written(report)
-    writers.retire_all()
+    writer.retire_all()
     report.finish()

@@ -30,8 +30,9 @@ from events.models import CurrentState, Room
 from events.sync import sync
 from script.benchmarks.latency import floor, percentile
 from script.benchmarks.report import Report
-from streams import registry, writers
-from streams.tokens import VectorToken
+from streams import registry
+from streams.core.tokens import VectorToken
+from streams.writing import writer
 from tests.room_talker import Talker, talkers
 
 ROOMS = 1_000
@@ -200,7 +201,7 @@ def many(report: Report, room: LocalRoom, talker: Talker) -> None:
 
 def feeding(report: Report, room: LocalRoom, talker: Talker) -> None:
     """CPU of this process per event of another, less what asking the other one takes. This process writes nothing."""
-    writers.retire_all()
+    writer.retire_all()
     hot.forget_feeds()
     asking = cpu_of(room, talker)
     hot.look(ALICE, VectorToken(0))
@@ -241,7 +242,7 @@ def memory(report: Report) -> None:
 
 def main() -> None:
     """Measure everything, in one run."""
-    writers.use_instance("bench-{n}")
+    writer.use_instance("bench-{n}")
     report = Report("hot", "the hot caches", ["what", "ms", "limit", "of_limit"])
     rooms = make_rooms()
     room, other = LocalRoom(rooms[0]), create_room(BOB)
@@ -255,5 +256,5 @@ def main() -> None:
         feeding(report, room, talker)
     memory(report)
     hot.forget_feeds()
-    writers.retire_all()
+    writer.retire_all()
     report.finish()

@@ -23,7 +23,7 @@ from pipeline.stage_lines import LineWork, stage_part
 from pipeline.staging import RESULT_TABLES, table_name
 from script.benchmarks.histories import make_history
 from script.benchmarks.report import Report
-from streams.database import dsn
+from streams.db.driver import dsn
 
 EVENTS = int(os.environ.get("REPLSITE_BENCH_EVENTS") or 200_000)
 MOST_EVENTS_AT_ONCE = 500_000

@@ -16,8 +16,10 @@ from django.db import connection
 
 from script.benchmarks.broadcast import hear, process, say
 from script.benchmarks.report import Report
-from streams import database, registry, writers
+from streams import registry
+from streams.db import driver
 from streams.models import CacheInvalidation
+from streams.writing import writer
 
 FOLLOWERS = {1: 1.0, 200: 3.0}
 """Followers -> largest median in milliseconds that is wanted."""
@@ -54,7 +56,7 @@ def delays(port: int, followers: int) -> list[float]:
 def floor() -> list[float]:
     """Milliseconds from a commit with NOTIFY to the notification in this process."""
     found = []
-    with closing(database.direct_connection(application_name="bench")) as listener, listener.cursor() as hearing:
+    with closing(driver.direct_connection(application_name="bench")) as listener, listener.cursor() as hearing:
         hearing.execute("LISTEN bench")
         for _ in range(PER_SECOND):
             time.sleep(1 / PER_SECOND)
@@ -76,7 +78,7 @@ def percentile(values: list[float], share: float) -> float:
 
 def main() -> None:
     """Measure with each number of followers; figures are medians over the rounds."""
-    writers.use_instance("bench-{n}")
+    writer.use_instance("bench-{n}")
     report = Report(
         "latency",
         "milliseconds from commit to receipt",
@@ -98,5 +100,5 @@ def main() -> None:
                 of_limit=figures["p50"] / limit,
                 floor=statistics.median(percentile(values, 0.5) for _, values in measured),
             )
-    writers.retire_all()
+    writer.retire_all()
     report.finish()

@@ -22,7 +22,8 @@ from events.building import finish_event
 from events.parsing import ParsedEvent
 from events.persist import Incoming, persist
 from script.benchmarks.report import Report, median_ratio
-from streams import database, writers
+from streams.db import driver
+from streams.writing import writer
 
 MEMBERS = 1_000
 ROUNDS = 5
@@ -116,7 +117,7 @@ def server_seconds() -> dict[int, float]:
 
 def rows_written() -> int:
     """Rows inserted, updated and deleted since the statistics began; of every session of ours."""
-    with writers.current_writer().control_cursor() as cursor:
+    with writer.current_writer().control_cursor() as cursor:
         cursor.execute("SELECT pg_stat_force_next_flush()")
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_stat_force_next_flush()")
@@ -154,7 +155,7 @@ class Peer:
     """Bare inserts of rows that were stored before, into copies of the tables."""
 
     def __init__(self) -> None:
-        self._connection = database.direct_connection(application_name="bench peer")
+        self._connection = driver.direct_connection(application_name="bench peer")
         self._connection.autocommit = False
         self._columns = {table: self._copy(table) for table in _COPIED}
         self._leaf: str | None = None
@@ -224,7 +225,7 @@ def measure(report: Report, room: BenchRoom, peer: Peer, size: int, count: int) 
 
 def main() -> None:
     """Messages one by one and in batches."""
-    writers.use_instance("bench-{n}")
+    writer.use_instance("bench-{n}")
     columns = ["transaction", "application", "server", "cpu", "limit", "peer", "ratio", "rows", "rows_limit", "ok"]
     title = f"milliseconds of CPU and rows per message in a room of {MEMBERS:,} members"
     report = Report("persist", title, columns)
@@ -237,5 +238,5 @@ def main() -> None:
         stored([room.messages(1) for _ in range(20)])()
         measure(report, room, peer, 1, ONE_BY_ONE)
         measure(report, room, peer, BATCH, BATCHES)
-    writers.retire_all()
+    writer.retire_all()
     report.finish()

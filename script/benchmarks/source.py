@@ -27,7 +27,7 @@ from pipeline.source_rows import Reading, read_piece
 from pipeline.source_vectors import pieces, stretches
 from script.benchmarks.catchup import make_past
 from script.benchmarks.report import Report
-from streams.database import direct_connection, dsn
+from streams.db.driver import direct_connection, dsn
 
 FACTS = int(os.environ.get("REPLSITE_BENCH_FACTS") or 1_000_000)
 WRITTEN = 200_000

@@ -26,8 +26,8 @@ from events.events_since import events_since
 from events.sync_positions import events_token
 from events.sync_rooms import initial_sync, rooms_since
 from script.benchmarks.report import Report
-from streams import writers
-from streams.tokens import VectorToken
+from streams.core.tokens import VectorToken
+from streams.writing import writer
 
 ROOMS, FIRST_ROOMS = 1_000, 100
 MESSAGES, EVENTS = 40, 20
@@ -142,7 +142,7 @@ def main() -> None:
     """Make the rooms, measure, report."""
     title = f"syncs: {FIRST_ROOMS} rooms x {EVENTS} events, and a user of {ROOMS} rooms"
     columns = ["what", "ours", "best", "cpu", "peer", "peer_cpu", "ratio", "limit", "of_limit"]
-    writers.use_instance("bench-{n}")
+    writer.use_instance("bench-{n}")
     report = Report("sync", title, columns)
     rooms = make_rooms()
     first = rooms[:FIRST_ROOMS]
@@ -168,5 +168,5 @@ def main() -> None:
     )
     expect(events_since(ALICE, after).events == (), "nothing is new")
     hot.forget_feeds()
-    writers.retire_all()
+    writer.retire_all()
     report.finish()

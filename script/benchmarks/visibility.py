@@ -25,7 +25,7 @@ from events.parsing import ParsedEvent, parse_line
 from events.room_visibility import Viewer
 from events.visible_sql import ACCESS_ROWS, sees
 from script.benchmarks.report import Report
-from streams import writers
+from streams.writing import writer
 from tests.range_reader import Seen
 from tests.room_data import ROOM_NAMES, event_lines
 from tests.stored_rooms import store_room
@@ -137,7 +137,7 @@ def _members(room_id: str) -> list[str]:
 
 def main() -> None:
     """Store the rooms, count, read."""
-    writers.use_instance("bench-{n}")
+    writer.use_instance("bench-{n}")
     report = Report("visibility", "who sees what", ["measure", "value", _SECOND, "limit", "note"])
     rooms = {}
     for room in (name for name in ROOM_NAMES if "walk" in name or "fork" in name or name == LARGE):
@@ -148,5 +148,5 @@ def main() -> None:
         cursor.execute("VACUUM ANALYZE")
     read_pages(report, rooms[LARGE])
     count_message(report, rooms[LARGE])
-    writers.retire_all()
+    writer.retire_all()
     report.finish()

@@ -8,7 +8,7 @@ from streams.catalog.federation import FEDERATION
 from streams.catalog.groups import GROUPS
 from streams.catalog.presence import PRESENCE, PRESENCE_FEDERATION
 from streams.catalog.push import PUSH_RULES, PUSHERS
-from streams.declaration import StreamDeclaration
+from streams.core.declaration import StreamDeclaration
 
 __all__ = [
     "ACCOUNT_DATA",

@@ -3,7 +3,7 @@
 They share a sequence, so the position of both moves when either is written.
 """
 
-from streams.declaration import Column, ColumnKind, FactTable, StreamDeclaration
+from streams.core.declaration import Column, ColumnKind, FactTable, StreamDeclaration
 
 __all__ = ["ACCOUNT_DATA", "TAG_ACCOUNT_DATA"]
 

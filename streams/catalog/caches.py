@@ -1,6 +1,6 @@
 """The ``caches`` stream: which cached values every other process must drop (pure)."""
 
-from streams.declaration import Column, ColumnKind, FactTable, StreamDeclaration
+from streams.core.declaration import Column, ColumnKind, FactTable, StreamDeclaration
 
 __all__ = ["CACHES"]
 

@@ -3,7 +3,7 @@
 ``device_lists`` and ``user_signature`` share a sequence, so the position of both moves when either is written.
 """
 
-from streams.declaration import Column, ColumnKind, FactTable, StreamDeclaration
+from streams.core.declaration import Column, ColumnKind, FactTable, StreamDeclaration
 
 __all__ = ["DEVICE_LISTS", "TO_DEVICE", "USER_SIGNATURE"]
 

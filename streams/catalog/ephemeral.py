@@ -1,7 +1,7 @@
 """The streams ``typing`` and ``receipts``: what happens in a room without being part of its history (pure)."""
 
-from streams.declaration import MAIN_PROCESS, Column, ColumnKind, FactTable, StreamDeclaration
-from streams.shapes import Shape
+from streams.core.declaration import MAIN_PROCESS, Column, ColumnKind, FactTable, StreamDeclaration
+from streams.core.row_format import Shape
 
 __all__ = ["RECEIPTS", "TYPING"]
 

@@ -3,8 +3,8 @@
 It is announced only while this site does not send by itself, and what a sender acknowledges is freed.
 """
 
-from streams.declaration import MAIN_PROCESS, Column, ColumnKind, FactTable, StreamDeclaration
-from streams.shapes import Shape
+from streams.core.declaration import MAIN_PROCESS, Column, ColumnKind, FactTable, StreamDeclaration
+from streams.core.row_format import Shape
 
 __all__ = ["FEDERATION", "FEDERATION_TYPES"]
 

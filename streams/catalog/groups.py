@@ -1,7 +1,7 @@
 """The stream ``groups`` (pure)."""
 
-from streams.declaration import Column, ColumnKind, FactTable, StreamDeclaration
-from streams.shapes import Shape
+from streams.core.declaration import Column, ColumnKind, FactTable, StreamDeclaration
+from streams.core.row_format import Shape
 
 __all__ = ["GROUPS"]
 

@@ -1,6 +1,6 @@
 """The streams ``presence`` and ``presence_federation`` (pure)."""
 
-from streams.declaration import MAIN_PROCESS, Column, ColumnKind, FactTable, StreamDeclaration
+from streams.core.declaration import MAIN_PROCESS, Column, ColumnKind, FactTable, StreamDeclaration
 
 __all__ = ["PRESENCE", "PRESENCE_FEDERATION", "PRESENCE_STATES"]
 

@@ -1,6 +1,6 @@
 """The streams ``push_rules`` and ``pushers`` (pure)."""
 
-from streams.declaration import Column, ColumnKind, FactTable, StreamDeclaration
+from streams.core.declaration import Column, ColumnKind, FactTable, StreamDeclaration
 
 __all__ = ["PUSHERS", "PUSH_RULES"]
 

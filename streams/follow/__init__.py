@@ -12,12 +12,12 @@ loaded: keep handlers in a module ``handlers`` of your app.
 """
 
 from streams.follow.chunks import Chunk, FollowedFact
-from streams.follow.forgetting import forget_reader
+from streams.follow.dead_letters import drop_parked, parked_facts, retry_parked
+from streams.follow.forget import forget_reader
 from streams.follow.handlers import Begin, Handler, OnFailure, handlers_of, handles, readers
-from streams.follow.parking import drop_parked, parked_facts, retry_parked
 from streams.follow.reader import Reader
-from streams.follow.resync import resync_reader
-from streams.replication.views import FollowedRow, View
+from streams.follow.reset import resync_reader
+from streams.replication.protocol.ordering import FollowedRow, View
 
 __all__ = [
     "Begin",

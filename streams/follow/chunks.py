@@ -14,7 +14,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from streams import registry
-from streams.replication.views import FollowedRow
+from streams.replication.protocol.ordering import FollowedRow
 
 if TYPE_CHECKING:
     from django.db.models import Model

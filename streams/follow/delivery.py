@@ -12,14 +12,14 @@ from collections.abc import Callable
 
 from django.db import DEFAULT_DB_ALIAS, connections, transaction
 
-from streams import database
+from streams.core.tokens import VectorToken
+from streams.db import driver
 from streams.errors import HandlerFailed, ReaderFenced
 from streams.follow.chunks import Chunk
-from streams.follow.cursor_table import CursorMoved, Owner, move_cursor
+from streams.follow.cursors import CursorMoved, Owner, move_cursor
+from streams.follow.dead_letters import check_not_undone, park
 from streams.follow.handlers import Handler, OnFailure
-from streams.follow.parking import check_not_undone, park
-from streams.logs import get_logger
-from streams.tokens import VectorToken
+from streams.runtime.logs import get_logger
 
 __all__ = ["ConnectionLost", "Delivery", "Stopped"]
 
@@ -130,7 +130,7 @@ class Delivery:
         except Exception as error:
             if connection.connection is None or not connection.is_usable():
                 connection.close()
-                raise ConnectionLost(database.explain(error)) from error
+                raise ConnectionLost(driver.explain(error)) from error
             raise
 
     def _move(self, token: VectorToken, counts: tuple[int, int]) -> None:

@@ -16,10 +16,10 @@ from django.utils.module_loading import autodiscover_modules
 
 from streams import registry
 from streams.conf import stream_settings
+from streams.core.names import check_name
 from streams.errors import BadHandler, UnknownReader
 from streams.follow.chunks import Chunk
-from streams.names import check_name
-from streams.replication.views import View
+from streams.replication.protocol.ordering import View
 
 __all__ = [
     "Begin",
@@ -101,7 +101,7 @@ class Handler:
         if registry.get(self.stream).declaration.in_memory:
             raise BadHandler(
                 f"Stream {self.stream!r} is kept in memory: its positions begin anew with its writers, so no cursor in it can be "
-                f"stored. Follow it with streams.replication.follower.Follower."
+                f"stored. Follow it with streams.replication.client.follower.Follower."
             )
 
 

@@ -11,17 +11,17 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 
-from streams import database
 from streams.conf import stream_settings
+from streams.db import driver
 from streams.errors import BadHandler, ReaderFenced
-from streams.follow.cursor_table import Owner
+from streams.follow.cursors import Owner
 from streams.follow.handlers import Handler, handlers_of
-from streams.follow.lane import FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS, Lane, TableLane
-from streams.follow.reader_lock import ReaderLock
-from streams.follow.wire_lane import WireLane
-from streams.logs import Condition, get_logger
-from streams.pokes import Poke, PokeListener
-from streams.replication.connections import Connector
+from streams.follow.lease import ReaderLock
+from streams.follow.socket_loop import WireLane
+from streams.follow.table_loop import FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS, Lane, TableLane
+from streams.reading.pokes import Poke, PokeListener
+from streams.replication.client.connection import Connector
+from streams.runtime.logs import Condition, get_logger
 
 __all__ = ["Reader"]
 
@@ -102,10 +102,10 @@ class Reader:
             try:
                 if self._hold_and_follow(until_caught_up=until_caught_up):
                     return
-            except database.missing:
+            except driver.missing:
                 raise
-            except database.DatabaseError as error:
-                self._database_lost.begins(database.explain(error))
+            except driver.DatabaseError as error:
+                self._database_lost.begins(driver.explain(error))
             if time.monotonic() - began > LONGEST_RETRY_SECONDS:
                 retry_seconds = FIRST_RETRY_SECONDS
             self._stopping.wait(retry_seconds)

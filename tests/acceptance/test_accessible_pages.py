@@ -11,9 +11,10 @@ from django.db import connection
 from django.utils import timezone
 
 from pipeline.models import Job
-from streams import database, registry
+from streams import registry
+from streams.db import driver
+from streams.db.sequences import move_forward
 from streams.models import Instance, Reader, Sample, StatusChange, StreamPosition
-from streams.sequences import move_forward
 from tests.accessibility import serious_findings
 from tests.beating import beating
 from tests.browsing import BROWSER, log_in
@@ -42,10 +43,10 @@ def holding(transactional_db):
 
     Those of the scene that live go on showing it.
     """
-    holder = database.direct_connection(application_name="test")
+    holder = driver.direct_connection(application_name="test")
     with holder, holder.cursor() as cursor:
         for name in ("web-1", "web-3"):
-            cursor.execute("SELECT pg_advisory_lock(%s)", [database.writer_key(cursor, name)])
+            cursor.execute("SELECT pg_advisory_lock(%s)", [driver.writer_key(cursor, name)])
     with beating():
         yield
     holder.close()

@@ -173,7 +173,7 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "replsite.settings")
 django.setup()
 from events import measures
 from replsite import process_metrics
-from streams import waiting
+from streams.waiting.wait import wait as waiting
 from streams.caching import cached
 number = int(sys.argv[1])
 measures.HOPS.observe(number)

@@ -9,7 +9,7 @@ import pytest
 from django.utils import timezone
 
 from streams.models import CacheInvalidation, ParkedFact, StoredCursor, StreamPosition
-from streams.writers import retire_all
+from streams.writing.writer import retire_all
 from tests.browsing import BROWSER, Site, keep, log_in
 from tests.writing import append, ids, wait_for_linear
 

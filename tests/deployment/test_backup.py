@@ -13,8 +13,9 @@ import psycopg2
 import pytest
 from django.test import override_settings
 
-from streams import epochs, inspection, registry
+from streams import epochs, registry
 from streams.errors import EpochChanged
+from streams.maintenance import check
 from tests.deployment.conftest import made_by_the_page
 from tests.deployment.copied import PAGE, Copy, line
 from tests.deployment.places import FILES, postgres_program
@@ -80,9 +81,9 @@ def test_a_dump_without_its_sequences_is_found_and_mended(site):
     with site.session() as cursor:
         cursor.execute("SELECT setval('streams_cacheinvalidation_seq', 1)")
         caches = registry.get("caches")
-        assert "caches" in [found.stream for found in inspection.inspect_streams(cursor) if not found.well]
-        inspection.repair(cursor, caches)
-        assert all(found.well for found in inspection.inspect_streams(cursor))
+        assert "caches" in [found.stream for found in check.inspect_streams(cursor) if not found.well]
+        check.repair(cursor, caches)
+        assert all(found.well for found in check.inspect_streams(cursor))
 
 
 # --- base backups -------------------------------------------------------------------------------------------------

@@ -23,7 +23,8 @@ from django.db import connection  # noqa: E402
 
 from events.pages import timeline  # noqa: E402
 from pipeline.plan import create_staging, drop_staging  # noqa: E402
-from streams import epochs, writers  # noqa: E402
+from streams import epochs  # noqa: E402
+from streams.writing import writer  # noqa: E402
 from tests.made_rooms import ALICE, MadeRoom  # noqa: E402
 from tests.persisted_rooms import incoming, persist  # noqa: E402
 
@@ -76,7 +77,7 @@ def main() -> None:
         create_staging(cursor, _A_JOB)  # what an import puts its lines into
         drop_staging(cursor, [_A_JOB])
         epochs.begin_epoch(cursor, "said by a test")
-    writers.retire_all()
+    writer.retire_all()
     sys.stdout.write("all done\n")
 
 

@@ -8,8 +8,9 @@ from django.urls import path
 from django.views.decorators.csrf import csrf_exempt
 
 from replsite.urls import urlpatterns as site_urls
-from streams import registry, writers
+from streams import registry
 from streams.models import CacheInvalidation
+from streams.writing import writer
 
 
 @csrf_exempt
@@ -17,7 +18,7 @@ def append_view(request: HttpRequest) -> JsonResponse:
     name = request.GET["name"]
     with transaction.atomic():
         (token,) = registry.get("caches").append(CacheInvalidation(cache_name=name, keys=["k"]))
-    return JsonResponse({"token": token, "writer": writers.current_writer().name, "process": os.getpid()})
+    return JsonResponse({"token": token, "writer": writer.current_writer().name, "process": os.getpid()})
 
 
 def client_view(request: HttpRequest) -> JsonResponse:

@@ -8,7 +8,7 @@ import pytest
 
 from events.models import ForwardExtremity
 from pipeline.resync_kind import WHAT
-from streams.maintenance import subjects
+from streams.maintenance.subjects import subjects
 from tests.made_rooms import BOB, MadeRoom
 from tests.persisted_rooms import persist_all
 from tests.session import PROJECT

@@ -3,9 +3,9 @@
 import re
 from pathlib import Path
 
-from streams.replication import http_limits
-from streams.replication.protocol import CloseReason
-from streams.replication.tls import Refusal
+from streams.replication.protocol.connection import CloseReason
+from streams.replication.transport import http_limits
+from streams.replication.transport.tls import Refusal
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "close-reasons.md").read_text()
 HTTP_REASONS = {

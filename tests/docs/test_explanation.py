@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from replsite.status import WriterWord
-from streams.tracker import PositionTracker, TrackerState
+from streams.core.tracker import PositionTracker, TrackerState
 
 PAGES = Path(__file__).resolve().parents[2] / "docs"
 

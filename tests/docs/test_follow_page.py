@@ -58,7 +58,8 @@ class Site:
 
     def python(self, script: str) -> str:
         return self.run(
-            "-c", f"import django; django.setup()\n{script}\nfrom streams.writers import retire_all; retire_all()"
+            "-c",
+            f"import django; django.setup()\n{script}\nfrom streams.writing.writer import retire_all; retire_all()",
         )
 
 

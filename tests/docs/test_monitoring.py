@@ -22,8 +22,8 @@ from replsite.metrics import SnapshotCollector
 from replsite.process_metrics import PROCESS, WaitCollector
 from replsite.snapshot_views import CountView, ExpectedView, JobFigures, JobsView, Snapshot, StorageView, TableView
 from replsite.status import ExpectedWord, ReaderWord, Severity, Verdict, WriterWord
-from streams import waiting
-from streams.follow import delays
+from streams.follow import lag_histogram
+from streams.waiting import wait
 from tests.session import PROJECT
 from tests.snapshots import NOW, a_job, a_reader, a_snapshot, a_stream, a_writer, ago, on_stream, some_workers
 
@@ -97,7 +97,7 @@ def test_promtool_takes_our_names() -> None:
     """Synapse's are as they are."""
     cluster, process = CollectorRegistry(), CollectorRegistry()
     cluster.register(SnapshotCollector(lambda: well(1)))
-    for measure in (*measures.MEASURES, delays.DELAY):
+    for measure in (*measures.MEASURES, lag_histogram.DELAY):
         process.register(measure)
     text = (generate_latest(cluster) + generate_latest(process)).decode()
     ours = "".join(f"{line}\n" for line in text.splitlines() if "replsite_" in line)
@@ -312,7 +312,7 @@ def test_processes_that_disagree_for_a_minute_are_told(tmp_path: Path) -> None:
 def test_waits_that_time_out_are_told(tmp_path: Path, monkeypatch) -> None:
     counts: Series = {}
     for minute in range(10):
-        monkeypatch.setattr(waiting, "timed_out", Counter(events=1 + (minute > 7)))
+        monkeypatch.setattr(wait, "timed_out", Counter(events=1 + (minute > 7)))
         for name, value in shown(WaitCollector()).items():
             counts.setdefault(name.replace("}", ',instance="a"}'), {})[minute] = value
     assert firing([counts], 10, tmp_path) == {"ReplsiteWaitsTimeOut"}

@@ -49,7 +49,7 @@ def test_packages_are_known_to_whom_the_page_says() -> None:
     assert len(told) > 10
     known = imported_by()
     assert {name: known[name] for name in told} == told
-    assert {name for name in known["psycopg2"] if name.startswith("streams/")} == {"streams/database.py"}
+    assert {name for name in known["psycopg2"] if name.startswith("streams/")} == {"streams/db/driver.py"}
 
 
 def test_every_pin_is_exact() -> None:

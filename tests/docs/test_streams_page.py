@@ -10,7 +10,7 @@ import pytest
 
 from events import catalog as events_catalog
 from streams import catalog, registry
-from streams.declaration import StreamDeclaration
+from streams.core.declaration import StreamDeclaration
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "streams.md").read_text()
 DECLARATIONS = {d.name: d for d in (*events_catalog.declarations(), *catalog.declarations())}

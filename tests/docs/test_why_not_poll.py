@@ -7,7 +7,7 @@ from contextlib import closing
 
 import pytest
 
-from streams import database
+from streams.db import driver
 from tests.docs.test_explanation import table_rows
 
 STEPS = table_rows("explanation/why-not-poll-by-id.md", "| who | statement | answer |")
@@ -15,7 +15,7 @@ STEPS = table_rows("explanation/why-not-poll-by-id.md", "| who | statement | ans
 
 @pytest.fixture
 def note(transactional_db: None) -> Iterator[None]:
-    with closing(database.direct_connection(application_name="poll")) as connection:
+    with closing(driver.direct_connection(application_name="poll")) as connection:
         cursor = connection.cursor()
         cursor.execute("CREATE TABLE note (id bigserial PRIMARY KEY, text text)")
         yield
@@ -25,7 +25,7 @@ def note(transactional_db: None) -> Iterator[None]:
 @pytest.mark.usefixtures("note")
 def test_the_table_of_the_page_happens() -> None:
     assert len(STEPS) == 7
-    sessions = {who: database.direct_connection(application_name=who) for who, *_ in STEPS}
+    sessions = {who: driver.direct_connection(application_name=who) for who, *_ in STEPS}
     assert set(sessions) == {"A", "B", "reader"}
     try:
         for who, statement, answer in STEPS:

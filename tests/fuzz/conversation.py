@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from streams.replication import commands as wire
 from streams.replication.errors import CommandError, UnsendableCommand
-from streams.replication.protocol import (
+from streams.replication.protocol import commands as wire
+from streams.replication.protocol.connection import (
     ClientConnection,
     CloseReason,
     Connection,

@@ -16,16 +16,16 @@ from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import ExitStack
 from unittest import mock
 
-from streams.replication import cursors as cursors_module
-from streams.replication import follower as follower_module
-from streams.replication.catch_up import Writers
-from streams.replication.commands import Command, Error, Ping, Position, RData, parse_line
-from streams.replication.connections import Counters
+from streams.core.tokens import VectorToken
+from streams.replication.client import follower as follower_module
+from streams.replication.client.connection import Counters
+from streams.replication.client.follower import Follower, FollowerOptions
+from streams.replication.client.table_catch_up import Writers
 from streams.replication.errors import CatchUpError, TooManyWriters
-from streams.replication.follower import Follower, FollowerOptions
-from streams.replication.rounds import Announce, Announcer, Read, encode_rows, position_line
-from streams.replication.views import FollowedRow, LinearView, View
-from streams.tokens import VectorToken
+from streams.replication.protocol import cursors as cursors_module
+from streams.replication.protocol.announcer import Announce, Announcer, Read, encode_rows, position_line
+from streams.replication.protocol.commands import Command, Error, Ping, Position, RData, parse_line
+from streams.replication.protocol.ordering import FollowedRow, LinearView, View
 from tests.fuzz.conversation import Broken
 from tests.fuzz.history import STREAM, History
 

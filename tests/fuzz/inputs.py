@@ -11,8 +11,8 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
-from streams.replication import commands as wire
 from streams.replication.errors import UnsendableCommand
+from streams.replication.protocol import commands as wire
 
 __all__ = ["LIMIT_BYTES", "command", "data", "pieces"]
 

@@ -16,9 +16,10 @@ from django.core.management import call_command
 from django.db import DatabaseError, connection, transaction
 from django.db.models.functions import Now
 
-from streams import database, ending
+from streams.db import driver
 from streams.models import ParkedFact, Reader, StoredCursor, StreamPosition
 from streams.testing import as_instance
+from streams.writing import terminate
 from tests.waiting import wait_until
 from tests.wire_client import positioned, start_replication
 from tests.writing import append, ids, stored, wait_for_linear
@@ -92,7 +93,7 @@ def test_a_dead_writer_is_proven_dead_and_retired(staff, start_manage, run_manag
 
 
 def test_what_a_writer_holds_open_is_named_and_ended(staff, monkeypatch):
-    monkeypatch.setattr(ending, "YOUNG_SECONDS", 0.0)
+    monkeypatch.setattr(terminate, "YOUNG_SECONDS", 0.0)
     before = append()
     begun, ended = threading.Event(), threading.Event()
 
@@ -206,7 +207,7 @@ def test_an_action_that_failed_is_in_the_log_as_well(staff, monkeypatch):
     def fail(*_):
         raise psycopg2.errors.InsufficientPrivilege("permission denied to terminate process")
 
-    monkeypatch.setattr(ending, "ask_to_leave", fail)
+    monkeypatch.setattr(terminate, "ask_to_leave", fail)
     page = staff("retire_writer").post(f"{RETIRE}?name=master", follow=True)
     assert page.status_code == 200
     assert "It failed: permission denied" in LogEntry.objects.get().change_message
@@ -219,7 +220,7 @@ def test_an_action_says_when_the_database_is_away(staff, monkeypatch):
     def away(*_, **__):
         raise psycopg2.OperationalError("connection refused")
 
-    monkeypatch.setattr(database, "direct_connection", away)
+    monkeypatch.setattr(driver, "direct_connection", away)
     for method in (client.get, client.post):
         assert method(f"{RETIRE}?name=master").status_code == 503
     assert not LogEntry.objects.exists()

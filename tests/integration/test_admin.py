@@ -16,8 +16,8 @@ from django.utils import timezone
 from events.models import Event, EventEdge, EventJson, Room
 from pipeline.models import Job, QuarantinedLine
 from state.models import StateGroup, StateGroupDelta
+from streams.admin.base import EstimatedPaginator
 from streams.models import CacheInvalidation, Instance, Reader, StreamPosition, WriterResolution
-from streams.read_only_admin import EstimatedPaginator
 
 pytestmark = pytest.mark.django_db
 

@@ -12,7 +12,7 @@ from events import admin_event
 from events.admin_links import event_url, room_url
 from events.models import Event, EventJson, Room
 from events.parsing import parse_event
-from streams.labels import shown
+from streams.runtime.text import shown
 from tests.made_rooms import ALICE, BOB, MadeRoom
 from tests.stored_rooms import store_room
 

@@ -12,10 +12,11 @@ import pytest
 from django.db import DatabaseError, InterfaceError, connection, transaction
 from django.test.utils import CaptureQueriesContext
 
-from streams import appends, registry
+from streams import registry
 from streams.errors import BadCount, ForeignFact, WriterFenced
 from streams.models import CacheInvalidation, Instance, Reader
-from streams.writers import Condition, current_writer
+from streams.writing import append as appends
+from streams.writing.writer import Condition, current_writer
 from tests.cutting_proxy import Cut, CuttingProxy
 from tests.waiting import wait_until
 from tests.writing import append, fact, ids, in_thread, linear, session, stored, stream, wait_for_linear
@@ -338,9 +339,9 @@ def test_a_message_that_comes_after_the_verdict_writes_nothing(monkeypatch):
 
 
 def test_many_lost_answers_take_a_new_lease(proxy, monkeypatch):
-    from streams import background
+    from streams.writing import control_loop
 
-    monkeypatch.setattr(background, "MOST_LOCKS_KEPT", 3)
+    monkeypatch.setattr(control_loop, "MOST_LOCKS_KEPT", 3)
     for _ in range(3):
         lost_append(proxy, Cut.ANSWER)
     wait_until(lambda: current_writer().lease == 2 and current_writer().condition is Condition.HOLDING)

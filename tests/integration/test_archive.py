@@ -22,7 +22,7 @@ from pipeline.errors import ArchiveDamaged, UnusableArguments
 from pipeline.job_runs import queue_job, run_job
 from pipeline.models import Job
 from state.models import StateGroup
-from streams.database import dsn
+from streams.db.driver import dsn
 from tests.full_disk import FULL, needs_full_disk
 from tests.integration.test_purging import middle, talked_room
 from tests.oracle.answers import parsed

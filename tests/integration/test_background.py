@@ -11,9 +11,9 @@ import pytest
 from django.db import transaction
 
 from streams.models import StreamPosition
+from streams.runtime.wake_up import WakeUp
 from streams.testing import forget_writers
-from streams.wake_up import WakeUp
-from streams.writers import Condition, WriterProcess, current_writer
+from streams.writing.writer import Condition, WriterProcess, current_writer
 from tests.left_open import OPEN
 from tests.waiting import wait_until
 from tests.writing import append, in_thread, linear, other_writer, session, stored, stream, wait_for_linear

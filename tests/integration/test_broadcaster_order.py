@@ -12,12 +12,12 @@ import pytest
 from django.db import connection
 
 from streams.conf import stream_settings
-from streams.database import OperationalError
+from streams.db.driver import OperationalError
 from streams.models import StreamPosition
-from streams.pokes import Poke
-from streams.replication import backlog
-from streams.replication.broadcaster import Broadcaster
-from streams.replication.redis_publisher import RedisPeer
+from streams.reading.pokes import Poke
+from streams.replication.redis.publisher import RedisPeer
+from streams.replication.server import broadcast_reader
+from streams.replication.server.broadcaster import Broadcaster
 from tests.writing import give_out
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -78,7 +78,7 @@ def heard(transactional_db, request):
 @pytest.fixture
 def next_look_fails(monkeypatch):
     """The database goes away for one question."""
-    real, failed = backlog.possible_positions, []
+    real, failed = broadcast_reader.possible_positions, []
 
     def fail_once(cursor, streams, known):
         if failed:
@@ -86,14 +86,14 @@ def next_look_fails(monkeypatch):
         failed.append(streams)
         raise OperationalError("terminating connection due to administrator command")
 
-    monkeypatch.setattr(backlog, "possible_positions", fail_once)
+    monkeypatch.setattr(broadcast_reader, "possible_positions", fail_once)
     return failed
 
 
 @pytest.fixture
 def next_read_fails(monkeypatch):
     """The database goes away behind the positions, before the rows."""
-    real, failed = backlog.read_lines, []
+    real, failed = broadcast_reader.read_lines, []
 
     def fail_once(cursor, declaration, step, limit):
         if failed:
@@ -101,7 +101,7 @@ def next_read_fails(monkeypatch):
         failed.append(step)
         raise OperationalError("terminating connection due to administrator command")
 
-    monkeypatch.setattr(backlog, "read_lines", fail_once)
+    monkeypatch.setattr(broadcast_reader, "read_lines", fail_once)
     return failed
 
 
@@ -148,6 +148,6 @@ async def test_a_round_that_fails_at_its_rows_has_told_nobody_of_a_writer(heard,
 
 def test_what_waits_to_be_taken_is_bounded(heard):
     own = heard.broadcaster._backlog
-    own.hear(COMES_BACK * backlog.MOST_WAITING)
+    own.hear(COMES_BACK * broadcast_reader.MOST_WAITING)
     assert own._waiting == [None]
     assert {step.writer for step in heard.broadcaster._announcer.steps(own.snapshot(), 0.0)} == {"south", "north"}

@@ -14,9 +14,9 @@ from django.db import connections
 from streams import epochs
 from streams.conf import stream_settings
 from streams.models import StreamPosition
-from streams.replication.broadcaster import Broadcaster
-from streams.replication.protocol import CloseReason
-from streams.replication.redis_publisher import RedisPeer
+from streams.replication.protocol.connection import CloseReason
+from streams.replication.redis.publisher import RedisPeer
+from streams.replication.server.broadcaster import Broadcaster
 from tests.async_waiting import wait_for
 from tests.writing import give_out, session, terminate
 
@@ -116,7 +116,7 @@ async def test_a_lost_connection_alone_costs_nobody_his(served):
 async def test_what_began_on_a_standby_is_looked_at_again_when_it_is_none_any_more(served, monkeypatch):
     backlog = served.broadcaster._backlog
     answers = iter([True, True, False])
-    monkeypatch.setattr("streams.replication.backlog.is_standby", lambda cursor: next(answers))
+    monkeypatch.setattr("streams.replication.server.broadcast_reader.is_standby", lambda cursor: next(answers))
     for sure in (False, False, True, True):
         await in_thread(backlog.snapshot)
         assert backlog._knows_epoch is sure

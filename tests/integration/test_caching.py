@@ -12,13 +12,14 @@ import pytest
 from asgiref.sync import sync_to_async
 from django.db import connection, connections, transaction
 
-from streams import cache_feed, epochs, registry
+from streams import epochs, registry
 from streams.caching import invalidate_room_state
-from streams.database import OperationalError
+from streams.db.driver import OperationalError
 from streams.errors import BadCacheKey
-from streams.load import generator
+from streams.load_generator import generator
 from streams.models import CacheInvalidation, StreamPosition
-from streams.pokes import Poke
+from streams.reading import cache_feed
+from streams.reading.pokes import Poke
 from tests import session as test_session
 from tests.async_waiting import wait_for
 from tests.integration import cached_words
@@ -194,7 +195,7 @@ def test_declared_stream_drops_with_its_rows(monkeypatch):
     store_quietly("@a:x", "1")
     assert word("@a:x") == "1"
     store_quietly("@a:x", "2")
-    from streams.catalog.writing import push_rules_changed
+    from streams.homeserver.append import push_rules_changed
 
     push_rules_changed("@a:x")
     assert word("@a:x") == "2"
@@ -265,7 +266,7 @@ def test_change_in_another_process_is_heard_here(other):
 
 
 def test_writing_process_drops_before_its_tracker_advances(other):
-    from streams.writers import current_writer
+    from streams.writing.writer import current_writer
 
     set_word("a", "0")
     assert word("a") == "0"
@@ -401,7 +402,7 @@ def test_waiting_drops_first(deaf, other):
 
 def test_tracker_of_a_writer_drops_first(deaf, other):
     token = change_elsewhere(other)
-    from streams.writers import current_writer
+    from streams.writing.writer import current_writer
 
     tracker = current_writer().tracker(registry.get("caches"))
     wait_until(lambda: tracker.position_of("other") >= token, 20.0)
@@ -422,8 +423,8 @@ def test_named_reader_drops_first(deaf, other):
 async def test_follower_drops_first(deaf, other, start_manage):
     import asyncio
 
-    from streams.replication.addresses import Address
-    from streams.replication.follower import Follower, FollowerOptions
+    from streams.replication.client.follower import Follower, FollowerOptions
+    from streams.replication.transport.addresses import Address
     from tests.wire_client import start_replication
 
     port = await asyncio.to_thread(start_replication, start_manage)

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from streams import registry
-from streams.catalog import models, queues, writing
 from streams.errors import UnusableFact
-from streams.load import generator
-from streams.models import FederationAcknowledgement
-from streams.readers import rows_between
-from streams.replication.backlog import read_lines
-from streams.replication.commands import RData, parse_line
-from streams.replication.rounds import Read
+from streams.homeserver import append, federation_queue
+from streams.load_generator import generator
+from streams.models import FederationAcknowledgement, catalog
+from streams.reading.rows import rows_between
+from streams.replication.protocol.announcer import Read
+from streams.replication.protocol.commands import RData, parse_line
+from streams.replication.server.broadcast_reader import read_lines
 from tests.writing import session, stored
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -70,19 +70,19 @@ def test_first_id_is_two_and_in_memory_one():
 
 
 def test_rows_are_those_of_the_recordings():
-    writing.set_presence(
-        models.Presence(
+    append.set_presence(
+        catalog.Presence(
             user_id="@c:x", state="unavailable", last_federation_update_ts=1795225958912, status_msg='gone "fishing" ☕'
         )
     )
-    writing.add_receipt("!r:x", "m.read", "@d:x", "$e", {"ts": 1795225957840, "hidden": False})
-    writing.push_rules_changed("@c:x")
-    writing.pusher_changed("@c:x", "org.example.app", "PushKey With Space", deleted=True)
-    writing.set_tags("@c:x", "!r:x", {"m.favourite": {"order": 0.5}})
-    writing.account_data_changed("@c:x", "org.example.after")
-    writing.account_data_changed("@c:x", "org.example.room", "!r:x")
-    writing.group_changed("+g:x", "@c:x", {"membership": "join", "content": {}})
-    writing.signatures_changed("@c:x")
+    append.add_receipt("!r:x", "m.read", "@d:x", "$e", {"ts": 1795225957840, "hidden": False})
+    append.push_rules_changed("@c:x")
+    append.pusher_changed("@c:x", "org.example.app", "PushKey With Space", deleted=True)
+    append.set_tags("@c:x", "!r:x", {"m.favourite": {"order": 0.5}})
+    append.account_data_changed("@c:x", "org.example.after")
+    append.account_data_changed("@c:x", "org.example.room", "!r:x")
+    append.group_changed("+g:x", "@c:x", {"membership": "join", "content": {}})
+    append.signatures_changed("@c:x")
     presence = ["@c:x", "unavailable", 0, 1795225958912, 0, 'gone "fishing" ☕', False]
     assert [command.row for command in wire("presence")] == [presence]
     assert [command.row for command in wire("receipts")] == [
@@ -100,7 +100,7 @@ def test_rows_are_those_of_the_recordings():
 
 
 def test_json_travels_compact_and_ascii():
-    writing.add_receipt("!r:x", "m.read", "@d:x", "$e", {"thé": [1, {"a": None}]})
+    append.add_receipt("!r:x", "m.read", "@d:x", "$e", {"thé": [1, {"a": None}]})
     with session() as cursor:
         lines, _ = read_lines(cursor, registry.get("receipts").declaration, Read("receipts", "master", 0, 9), 16384)
     assert lines.data == b'RDATA receipts master 2 ["!r:x","m.read","@d:x","$e",{"th\\u00e9":[1,{"a":null}]}]\n' + (
@@ -109,14 +109,14 @@ def test_json_travels_compact_and_ascii():
 
 
 def test_messages_to_devices_are_one_fact_with_a_row_per_recipient():
-    token = writing.messages_to_devices(["@a:x", "@b:x", "other.example"])
+    token = append.messages_to_devices(["@a:x", "@b:x", "other.example"])
     parsed = wire("to_device")
     assert [command.token for command in parsed] == [None, None, token]
     assert [command.row for command in parsed] == [["@a:x"], ["@b:x"], ["other.example"]]
 
 
 def test_presence_for_destinations_is_a_row_per_pair():
-    token = queues.tell_presence(["a.example", "b.example"], ["@u:x", "@v:x"])
+    token = federation_queue.tell_presence(["a.example", "b.example"], ["@u:x", "@v:x"])
     assert [row for _, row in rows("presence_federation")] == [
         ["a.example", "@u:x"], ["a.example", "@v:x"], ["b.example", "@u:x"], ["b.example", "@v:x"],
     ]  # fmt: skip
@@ -125,18 +125,18 @@ def test_presence_for_destinations_is_a_row_per_pair():
 
 def test_items_for_federation_keep_their_json():
     edu = {"edu_type": "m.typing", "content": {"typing": True}, "origin": "a.example", "destination": "b.example"}
-    queues.send_federation([("k", {"key": ["!r:a", "@u:a"], "edu": edu}), ("e", edu)])
+    federation_queue.send_federation([("k", {"key": ["!r:a", "@u:a"], "edu": edu}), ("e", edu)])
     assert [command.row for command in wire("federation")] == [["k", {"key": ["!r:a", "@u:a"], "edu": edu}], ["e", edu]]
 
 
 @pytest.mark.parametrize(
     "wrong",
     [
-        lambda: writing.set_presence(models.Presence(user_id="@u:x", state="asleep")),
-        lambda: writing.add_receipt("!r", "m.read", "@u", "$e", {"ts": float("nan")}),
-        lambda: writing.devices_changed([]),
-        lambda: queues.send_federation([("x", {})]),
-        lambda: queues.tell_presence([], ["@u:x"]),
+        lambda: append.set_presence(catalog.Presence(user_id="@u:x", state="asleep")),
+        lambda: append.add_receipt("!r", "m.read", "@u", "$e", {"ts": float("nan")}),
+        lambda: append.devices_changed([]),
+        lambda: federation_queue.send_federation([("x", {})]),
+        lambda: federation_queue.tell_presence([], ["@u:x"]),
     ],
 )
 def test_what_cannot_travel_is_refused_by_name(wrong):
@@ -145,20 +145,20 @@ def test_what_cannot_travel_is_refused_by_name(wrong):
 
 
 def test_only_the_newest_presence_of_a_user_is_kept():
-    def presence(user: str, state: str) -> models.Presence:
-        return models.Presence(user_id=user, state=state)
+    def presence(user: str, state: str) -> catalog.Presence:
+        return catalog.Presence(user_id=user, state=state)
 
-    writing.set_presence(presence("@a:x", "online"), presence("@b:x", "online"))
-    writing.set_presence(presence("@a:x", "offline"), presence("@a:x", "busy"))
+    append.set_presence(presence("@a:x", "online"), presence("@b:x", "online"))
+    append.set_presence(presence("@a:x", "offline"), presence("@a:x", "busy"))
     assert [(token, row[0], row[1]) for token, row in rows("presence")] == [(3, "@b:x", "online"), (5, "@a:x", "busy")]
 
 
 def test_older_row_of_a_user_stays_while_the_newer_is_not_committed():
     from django.db import transaction
 
-    writing.set_presence(models.Presence(user_id="@a:x", state="online"))
+    append.set_presence(catalog.Presence(user_id="@a:x", state="online"))
     with pytest.raises(RuntimeError), transaction.atomic():
-        writing.set_presence(models.Presence(user_id="@a:x", state="busy"))
+        append.set_presence(catalog.Presence(user_id="@a:x", state="busy"))
         raise RuntimeError
     assert [row[1] for _, row in rows("presence")] == ["online"]
 
@@ -168,7 +168,7 @@ def test_writers_of_presence_side_by_side_leave_one_row():
 
     def write() -> None:
         for _ in range(10):
-            writing.set_presence(models.Presence(user_id="@a:x", state="online"))
+            append.set_presence(catalog.Presence(user_id="@a:x", state="online"))
 
     threads = [in_thread(write) for _ in range(4)]
     for thread in threads:
@@ -178,34 +178,34 @@ def test_writers_of_presence_side_by_side_leave_one_row():
 
 
 def test_acknowledged_items_are_freed_up_to_the_slowest_sender():
-    tokens = [queues.send_federation([("e", {"n": n})]) for n in range(4)]
+    tokens = [federation_queue.send_federation([("e", {"n": n})]) for n in range(4)]
     for number, sender in ((2, "sender1"), (1, "sender2")):
         FederationAcknowledgement.objects.create(instance_name=sender, token=tokens[number])
     with session() as cursor:
-        assert queues.free_acknowledged(cursor) == 2
+        assert federation_queue.free_acknowledged(cursor) == 2
     assert [token for token, _ in rows("federation")] == tokens[2:]
 
 
 def test_sender_that_is_long_gone_is_not_waited_for():
-    token = queues.send_federation([("e", {})])
+    token = federation_queue.send_federation([("e", {})])
     FederationAcknowledgement.objects.create(instance_name="gone", token=0, acknowledged_at="2020-01-01T00:00Z")
     with session() as cursor:
-        assert queues.free_acknowledged(cursor) == 0
+        assert federation_queue.free_acknowledged(cursor) == 0
         FederationAcknowledgement.objects.create(instance_name="here", token=token)
-        assert queues.free_acknowledged(cursor) == 1
+        assert federation_queue.free_acknowledged(cursor) == 1
 
 
 def test_old_rows_of_the_queues_are_freed():
-    queues.tell_presence(["a.example"], ["@u:x"])
+    federation_queue.tell_presence(["a.example"], ["@u:x"])
     with session() as cursor:
         cursor.execute("UPDATE streams_presencefederation SET received_at = now() - interval '6 minutes'")
-    queues.tell_presence(["a.example"], ["@v:x"])
-    queues.free_old("presence_federation")
+    federation_queue.tell_presence(["a.example"], ["@v:x"])
+    federation_queue.free_old("presence_federation")
     assert [row for _, row in rows("presence_federation")] == [["a.example", "@v:x"]]
 
 
 def test_linear_position_of_a_stream_of_the_catalog_follows_its_facts():
-    token = writing.push_rules_changed("@c:x")
+    token = append.push_rules_changed("@c:x")
     wait_for_linear_of("push_rules", token)
 
 

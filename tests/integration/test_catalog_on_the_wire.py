@@ -8,9 +8,10 @@ import subprocess
 import pytest
 
 from streams import registry
-from streams.catalog import queues, typing_users, writing
+from streams.homeserver import append, federation_queue
+from streams.homeserver import typing as typing_users
 from streams.models import FederationAcknowledgement
-from streams.replication.commands import RData, parse_line
+from streams.replication.protocol.commands import RData, parse_line
 from streams.testing import forget_writers
 from tests.integration.test_catalog import NAMES, _sequences_as_after_migrate, rows
 from tests.waiting import wait_until
@@ -35,8 +36,8 @@ def rdata(client: WireClient, stream: str) -> list[RData]:
 def test_federation_is_announced_only_when_somebody_else_sends(start_manage):
     with positioned(start_replication(start_manage)) as client:
         assert announced(client) == [name for name in NAMES if name != "federation"]
-        queues.send_federation([("e", {})])
-        token = writing.push_rules_changed("@u:x")
+        federation_queue.send_federation([("e", {})])
+        token = append.push_rules_changed("@u:x")
         client.read_until(f"RDATA push_rules master {token}", 30.0)
         assert client.of("RDATA federation") == []
     with positioned(start_replication(start_manage, REPLSITE_SEND_FEDERATION="false"), "sender1") as client:
@@ -53,7 +54,7 @@ def test_empty_streams_are_at_one_and_those_in_memory_at_zero(start_manage):
 
 def test_position_of_the_other_stream_of_a_pair_moves_without_rows(start_manage):
     with positioned(start_replication(start_manage)) as client:
-        token = writing.set_tags("@u:x", "!r:x", {})
+        token = append.set_tags("@u:x", "!r:x", {})
         client.read_until(f"RDATA tag_account_data master {token}", 30.0)
         client.read_until(lambda line: line.startswith("POSITION account_data") and line.endswith(f" {token}"), 30.0)
         assert client.of("RDATA account_data") == []
@@ -61,7 +62,7 @@ def test_position_of_the_other_stream_of_a_pair_moves_without_rows(start_manage)
 
 def test_rows_of_one_fact_are_a_batch_for_the_client(start_manage):
     with positioned(start_replication(start_manage)) as client:
-        token = writing.messages_to_devices(["@a:x", "@b:x"])
+        token = append.messages_to_devices(["@a:x", "@b:x"])
         client.read_until(f"RDATA to_device master {token}", 30.0)
         assert [(command.token, command.row) for command in rdata(client, "to_device")] == [
             (None, ["@a:x"]),
@@ -103,7 +104,7 @@ def test_every_server_sends_what_is_in_memory(start_manage):
 
 
 def test_acknowledged_items_leave_the_table(start_manage):
-    tokens = [queues.send_federation([("e", {"n": n})]) for n in range(3)]
+    tokens = [federation_queue.send_federation([("e", {"n": n})]) for n in range(3)]
     wait_until(lambda: linear("federation") >= tokens[2], 30.0)
     with positioned(start_replication(start_manage, REPLSITE_SEND_FEDERATION="false"), "sender1") as client:
         client.say(f"FEDERATION_ACK sender1 {tokens[1]}")
@@ -129,11 +130,11 @@ def test_our_follower_follows_all_streams_and_through_a_new_beginning(start_mana
     typing_users.set_typing("!r:x", "@b:x", True)
     for name in NAMES:
         if name not in ("events", "backfill", "groups"):
-            from streams.load import generator
+            from streams.load_generator import generator
 
             generator(name, 0).append(1)
     wait_until(lambda: follower_has(registry.names()), 30.0)
-    writing.group_changed("+g:x", "@u:x", {"membership": "join"})
+    append.group_changed("+g:x", "@u:x", {"membership": "join"})
     output, _ = follower.communicate(timeout=60)
     found = [json.loads(line) for line in output.splitlines()]
     typing = [(line["token"], line["row"]) for line in found if line["stream"] == "typing"]

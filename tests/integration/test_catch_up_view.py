@@ -9,9 +9,9 @@ from django.test import Client
 
 from streams import registry
 from streams.models import StreamPosition
-from streams.replication import catch_up_view, stream_updates
-from streams.replication.catch_up_view import AnswerCache
-from streams.replication.stream_updates import Question
+from streams.replication.server import http_catch_up, stream_updates
+from streams.replication.server.http_catch_up import AnswerCache
+from streams.replication.server.stream_updates import Question
 from streams.testing import as_instance
 from tests import writing
 from tests.waiting import wait_until
@@ -24,7 +24,7 @@ _ids = iter(range(10**9))
 
 @pytest.fixture(autouse=True)
 def _fresh_cache(monkeypatch):
-    monkeypatch.setattr(catch_up_view, "_cache", AnswerCache())
+    monkeypatch.setattr(http_catch_up, "_cache", AnswerCache())
 
 
 def ask(name: str, after: object, upto: object, txn_id: str | None = None, **headers: str):
@@ -263,7 +263,7 @@ def test_the_secret_is_not_shown_in_the_settings_object(settings):
 
 def test_a_database_that_is_away_is_no_empty_answer(monkeypatch):
     def away(*_: object, **__: object) -> None:
-        raise catch_up_view.database.OperationalError("gone")
+        raise http_catch_up.database.OperationalError("gone")
 
     monkeypatch.setattr(stream_updates.database, "direct_connection", away)
     response = ask("caches", 0, 1)

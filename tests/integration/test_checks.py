@@ -14,7 +14,7 @@ from streams import registry
 from streams.catalog import CACHES
 from streams.checks import check_declarations, check_migration_modules, check_settings, check_wire_settings
 from streams.conf import StreamSettings, stream_settings
-from streams.declaration import Column, ColumnKind, FactTable
+from streams.core.declaration import Column, ColumnKind, FactTable
 
 
 def ids(found: list) -> list[str]:

@@ -19,7 +19,7 @@ from pipeline import job_views
 from pipeline.models import Job, JobState
 from replsite.snapshot import take_snapshot
 from replsite.status import Severity
-from streams.clock import database_now
+from streams.db.clock import database_now
 from streams.models import CacheInvalidation, Reader, StreamPosition, WriterResolution
 from tests.conftest import end_process
 from tests.deployment.followed import Followed
@@ -35,7 +35,8 @@ HOUR = 3600
 _WRITER = """
 import sys, time
 from django.db import transaction
-from streams import registry, writers
+from streams import registry
+from streams.writing import writer as writers
 from streams.models import CacheInvalidation
 writers.use_instance(NAME)
 with transaction.atomic():

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from django.db import DatabaseError, InterfaceError, connection, transaction
 
-from streams.writers import current_writer
+from streams.writing.writer import current_writer
 from tests.cutting_proxy import Cut, CuttingProxy
 from tests.waiting import wait_until
 from tests.writing import append, ids, wait_for_linear

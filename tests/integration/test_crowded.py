@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from streams import crowded, leases, registry, tracker
+from streams import registry
+from streams.core import tracker
 from streams.models import StreamPosition
-from streams.writers import current_writer
+from streams.reading import overflow_replay
+from streams.writing import lease
+from streams.writing.writer import current_writer
 from tests.waiting import wait_until
 from tests.writing import append, fact, linear, session, stored, stream
 
@@ -17,8 +20,8 @@ pytestmark = pytest.mark.django_db(transaction=True)
 def silent():
     """A living writer that holds the stream back: its locks are held, an ID is reserved, and it says nothing."""
     with session() as cursor:
-        leases.take(cursor, "silent", leases.Identity("far", 1, "x"), 1.0)
-        leases.store_entry(cursor, registry.get("caches"), "silent", 1)
+        lease.take(cursor, "silent", lease.Identity("far", 1, "x"), 1.0)
+        lease.store_entry(cursor, registry.get("caches"), "silent", 1)
         cursor.execute("SELECT nextval('streams_cacheinvalidation_seq')")
         yield cursor
 
@@ -27,7 +30,7 @@ def silent():
 def crowd(monkeypatch, silent) -> list[int]:
     """Single facts, far more than are kept."""
     monkeypatch.setattr(tracker, "KNOWN_DONE_LIMIT", 10)
-    monkeypatch.setattr(crowded, "REPLAY_IDS", 7)
+    monkeypatch.setattr(overflow_replay, "REPLAY_IDS", 7)
     return [append()[0] for _ in range(60)]
 
 
@@ -59,7 +62,7 @@ def test_linear_position_runs_over_dropped_ids_when_it_goes_on(crowd, silent):
 
 
 def test_metric_column_tells_how_many_are_kept(monkeypatch, silent):
-    monkeypatch.setattr("streams.heartbeat.MANY_IDS", 10)
+    monkeypatch.setattr("streams.writing.heartbeat.MANY_IDS", 10)
     for _ in range(35):
         append()
     row = StreamPosition.objects.filter(instance_name="master")
@@ -78,5 +81,5 @@ def test_ids_between_are_those_of_committed_facts():
 def test_a_stream_that_is_not_stuck_asks_nothing(django_assert_num_queries):
     append()
     with session() as cursor, django_assert_num_queries(0):
-        crowded.look_after(cursor, current_writer().trackers)
+        overflow_replay.look_after(cursor, current_writer().trackers)
     assert linear() >= 1

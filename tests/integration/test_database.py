@@ -11,13 +11,13 @@ import psycopg2
 import pytest
 from django.db import connection
 
-from streams import database
+from streams.db import driver
 
 pytestmark = pytest.mark.django_db
 
 
 def test_it_is_a_session_of_its_own_in_autocommit_mode():
-    with closing(database.direct_connection(application_name="a test")) as direct, direct.cursor() as cursor:
+    with closing(driver.direct_connection(application_name="a test")) as direct, direct.cursor() as cursor:
         cursor.execute("SELECT current_setting('application_name'), pg_backend_pid() <> %s", [own_process()])
         assert cursor.fetchone() == ("a test", True)
         assert direct.autocommit
@@ -30,8 +30,8 @@ def own_process() -> int:
 
 
 def test_a_transaction_is_committed_at_its_end():
-    with closing(database.direct_connection(application_name="test")) as direct, direct.cursor() as cursor:
-        with database.in_transaction(cursor):
+    with closing(driver.direct_connection(application_name="test")) as direct, direct.cursor() as cursor:
+        with driver.in_transaction(cursor):
             cursor.execute("CREATE TEMP TABLE of_the_test ()")
         cursor.execute("SELECT to_regclass('of_the_test') IS NOT NULL")
         assert cursor.fetchone() == (True,)
@@ -40,8 +40,8 @@ def test_a_transaction_is_committed_at_its_end():
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
 def test_any_error_rolls_a_transaction_back(error):
-    with closing(database.direct_connection(application_name="test")) as direct, direct.cursor() as cursor:
-        with pytest.raises(error), database.in_transaction(cursor):
+    with closing(driver.direct_connection(application_name="test")) as direct, direct.cursor() as cursor:
+        with pytest.raises(error), driver.in_transaction(cursor):
             cursor.execute("CREATE TEMP TABLE of_the_test ()")
             raise error
         cursor.execute("SELECT to_regclass('of_the_test')")
@@ -50,14 +50,14 @@ def test_any_error_rolls_a_transaction_back(error):
 
 
 def test_an_error_of_a_lost_connection_is_the_one_that_is_told():
-    direct = database.direct_connection(application_name="test")
-    with direct.cursor() as cursor, pytest.raises(ZeroDivisionError), database.in_transaction(cursor):
+    direct = driver.direct_connection(application_name="test")
+    with direct.cursor() as cursor, pytest.raises(ZeroDivisionError), driver.in_transaction(cursor):
         direct.close()
         raise ZeroDivisionError
 
 
 def test_long_names_are_cut():
-    with closing(database.direct_connection(application_name="x" * 100)) as direct, direct.cursor() as cursor:
+    with closing(driver.direct_connection(application_name="x" * 100)) as direct, direct.cursor() as cursor:
         cursor.execute("SHOW application_name")
         assert cursor.fetchone() == ("x" * 63,)
 
@@ -67,7 +67,7 @@ def test_options_of_the_site_are_kept(monkeypatch):
     monkeypatch.setattr(
         connection, "get_connection_params", lambda: given | {"connect_timeout": 3, "isolation_level": 2}
     )
-    with closing(database.direct_connection(application_name="test")) as direct:
+    with closing(driver.direct_connection(application_name="test")) as direct:
         assert direct.info.dsn_parameters["connect_timeout"] == "3"
 
 
@@ -75,54 +75,54 @@ def test_a_pooler_is_passed_by(monkeypatch):
     given = connection.get_connection_params()
     monkeypatch.setattr(connection, "get_connection_params", lambda: given | {"port": 1})
     with pytest.raises(psycopg2.OperationalError):
-        database.direct_connection(application_name="test")
+        driver.direct_connection(application_name="test")
     monkeypatch.setitem(connection.settings_dict, "DIRECT", {"PORT": given["port"]})
-    database.direct_connection(application_name="test").close()
+    driver.direct_connection(application_name="test").close()
 
 
 def test_dsn_is_enough_to_connect():
-    with closing(psycopg2.connect(database.dsn())) as elsewhere, elsewhere.cursor() as cursor:
+    with closing(psycopg2.connect(driver.dsn())) as elsewhere, elsewhere.cursor() as cursor:
         cursor.execute("SELECT current_database()")
         assert cursor.fetchone() == (connection.settings_dict["NAME"],)
 
 
 def test_lock_keys_differ_by_kind_and_name_and_fit():
-    kinds = (database.writer_key, database.append_key, database.start_key)
+    kinds = (driver.writer_key, driver.append_key, driver.start_key)
     with connection.cursor() as cursor:
         keys = {make(cursor, name) for make in kinds for name in ("a", "b")}
     assert len(keys) == 6
     assert all(-(2**63) <= key < 2**63 for key in keys)
 
 
-def backend(kept: database.KeptConnection) -> int:
+def backend(kept: driver.KeptConnection) -> int:
     with kept.cursor() as cursor:
         cursor.execute("SELECT pg_backend_pid()")
         return int(cursor.fetchone()[0])
 
 
 def test_a_kept_connection_is_kept():
-    with closing(database.KeptConnection(None, "kept")) as kept:
+    with closing(driver.KeptConnection(None, "kept")) as kept:
         assert backend(kept) == backend(kept)
 
 
 def test_a_kept_connection_that_failed_is_another_the_next_time():
-    with closing(database.KeptConnection(None, "kept")) as kept:
+    with closing(driver.KeptConnection(None, "kept")) as kept:
         first = backend(kept)
-        with pytest.raises(database.DatabaseError), kept.cursor() as cursor:
+        with pytest.raises(driver.DatabaseError), kept.cursor() as cursor:
             cursor.execute("SELECT pg_terminate_backend(pg_backend_pid())")
         assert backend(kept) != first
 
 
 def test_a_kept_connection_may_be_closed_twice_and_used_again():
-    kept = database.KeptConnection(None, "kept")
+    kept = driver.KeptConnection(None, "kept")
     kept.close()
     assert backend(kept)
     kept.close()
     kept.close()
 
 
-def kept_session() -> database.KeptConnection:
-    return database.KeptConnection(None, "test", reads_in_order=True)
+def kept_session() -> driver.KeptConnection:
+    return driver.KeptConnection(None, "test", reads_in_order=True)
 
 
 def test_a_statement_with_named_parameters_is_planned_once():
@@ -171,9 +171,9 @@ def test_what_can_be_read_is_found_whatever_its_descriptor(lowest):
     read, write = os.pipe()
     high = fcntl.fcntl(read, fcntl.F_DUPFD, lowest)
     try:
-        assert database.ready_to_read([high], 0.001) == []
+        assert driver.ready_to_read([high], 0.001) == []
         os.write(write, b"x")
-        assert database.ready_to_read([high], None) == [high]
+        assert driver.ready_to_read([high], None) == [high]
     finally:
         for one in (read, write, high):
             os.close(one)

@@ -7,11 +7,11 @@ import threading
 import pytest
 from django.db import transaction
 
-from streams import leases
 from streams.errors import WriterDraining, WriterRetired
 from streams.models import Instance, StreamPosition, WriterResolution
 from streams.testing import forget_writers
-from streams.writers import Condition, current_writer, retire_all
+from streams.writing import lease
+from streams.writing.writer import Condition, current_writer, retire_all
 from tests.waiting import wait_until
 from tests.writing import append, ids, in_thread, linear, session, stored, terminate, wait_for_linear
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 def ask(name: str = "master", by: str = "test") -> list[str]:
     with session() as cursor:
-        return leases.mark_draining(cursor, name, by)
+        return lease.mark_draining(cursor, name, by)
 
 
 def retired() -> bool:

@@ -15,20 +15,21 @@ from django.core.management.base import CommandError
 from django.db import DatabaseError, InterfaceError, transaction
 
 from replsite.writer_actions import WriterActions
-from streams import ending
 from streams.errors import UnknownWriter
 from streams.models import WriterResolution
-from streams.writers import current_writer
+from streams.writing import terminate
+from streams.writing.writer import current_writer
 from tests.waiting import wait_until
 from tests.writing import append, ids, in_thread, linear, session, stored, wait_for_linear
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-COMMAND_YOUNG_SECONDS = ending.YOUNG_SECONDS
+COMMAND_YOUNG_SECONDS = terminate.YOUNG_SECONDS
 _APPEND_AND_HANG = """
 import time
 from django.db import transaction
-from streams import registry, writers
+from streams import registry
+from streams.writing import writer as writers
 from streams.models import CacheInvalidation
 writers.use_instance("victim")
 with transaction.atomic():
@@ -63,7 +64,7 @@ class Session:
 @pytest.fixture
 def blocked(monkeypatch) -> Iterator[threading.Event]:
     """This process as a living writer with a fact that another thread keeps open; set the event to roll it back."""
-    monkeypatch.setattr(ending, "YOUNG_SECONDS", 0.2)
+    monkeypatch.setattr(terminate, "YOUNG_SECONDS", 0.2)
     wait_for_linear(append()[0])
     release = threading.Event()
 
@@ -81,9 +82,9 @@ def blocked(monkeypatch) -> Iterator[threading.Event]:
     thread.join()
 
 
-def look(writer: str = "master") -> tuple[ending.OpenSession, ...]:
+def look(writer: str = "master") -> tuple[terminate.OpenSession, ...]:
     with session() as cursor:
-        return ending.holding(cursor, writer).transactions
+        return terminate.holding(cursor, writer).transactions
 
 
 def test_transaction_is_named_with_process_host_and_since_when(blocked):
@@ -126,10 +127,10 @@ def test_without_anybody_to_ask_and_without_yes_nothing_happens(blocked):
 
 def test_session_that_went_on_to_another_transaction_is_left_alone(blocked):
     with session() as cursor:
-        found = ending.holding(cursor, "master")
+        found = terminate.holding(cursor, "master")
         blocked.set()
         wait_until(lambda: not look())
-        assert ending.end_sessions(cursor, found, "test") == []
+        assert terminate.end_sessions(cursor, found, "test") == []
     assert not WriterResolution.objects.exists()
 
 
@@ -163,11 +164,11 @@ def test_busy_writer_is_not_taken_for_a_blocked_one():
 def test_unknown_writer_is_told_who_exists():
     append()
     with session() as cursor, pytest.raises(UnknownWriter, match=r"no writer 'nobody'. Writers: master"):
-        ending.holding(cursor, "nobody")
+        terminate.holding(cursor, "nobody")
 
 
 def test_hanging_process_loses_its_lock_and_is_resolved_by_evidence(start_manage, monkeypatch):
-    monkeypatch.setattr(ending, "patience_seconds", lambda: 3.0)
+    monkeypatch.setattr(terminate, "patience_seconds", lambda: 3.0)
     victim = start_manage("shell", "-v", "0", "-c", _APPEND_AND_HANG)
     assert victim.stdout.readline() == "open\n"
     number = append()[0]
@@ -186,7 +187,7 @@ def test_hanging_process_loses_its_lock_and_is_resolved_by_evidence(start_manage
 
 
 def test_stopped_process_with_nothing_pending_is_aborted_as_the_page_advises(start_manage, monkeypatch):
-    monkeypatch.setattr(ending, "patience_seconds", lambda: 3.0)
+    monkeypatch.setattr(terminate, "patience_seconds", lambda: 3.0)
     victim = start_manage(
         "shell", "-v", "0", "-c", _APPEND_AND_HANG.replace("    print", "print").replace("    time", "time")
     )
@@ -196,7 +197,7 @@ def test_stopped_process_with_nothing_pending_is_aborted_as_the_page_advises(sta
     try:
         number = append()[0]
         with session() as cursor:
-            wait_until(lambda: ending.holding(cursor, "victim").is_silent)
+            wait_until(lambda: terminate.holding(cursor, "victim").is_silent)
         assert linear() < number
         with pytest.raises(CommandError, match="streams abort victim"):
             Session().retire("victim", seconds=0.1)

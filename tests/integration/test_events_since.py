@@ -13,8 +13,8 @@ from events.models import Event, IgnoredUser
 from events.persist import Incoming
 from events.sync_token import SyncToken
 from events.sync_windows import looked_at
+from streams.core.tokens import VectorToken
 from streams.errors import TokenError
-from streams.tokens import VectorToken
 from tests.made_rooms import ALICE, MadeRoom
 from tests.persisted_rooms import persist
 from tests.syncing import here, ids, talk

@@ -21,7 +21,7 @@ from events.feeds import listed_since
 from events.models import CurrentStateDelta, Event, Feed, FeedEntry, FeedPosition, IgnoredUser
 from events.persist import Incoming
 from pipeline.feeds import Stretch, Written, drop_feeds, write_feeds
-from streams.tokens import VectorToken
+from streams.core.tokens import VectorToken
 from tests.made_rooms import ALICE, MadeRoom
 from tests.persisted_rooms import persist
 from tests.syncing import here, ids, talk

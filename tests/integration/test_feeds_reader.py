@@ -13,7 +13,7 @@ from pipeline import handlers
 from pipeline.feeds import write_feeds
 from streams.errors import HandlerFailed
 from streams.follow import Reader, resync_reader
-from streams.following_models import StoredCursor
+from streams.models.readers import StoredCursor
 from tests.syncing import here, ids, talk
 
 pytestmark = pytest.mark.django_db(transaction=True)

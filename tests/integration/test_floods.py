@@ -13,7 +13,7 @@ from django.contrib.auth.models import User
 from django.db import connection, connections
 
 from streams.models import Reader, WireCount
-from streams.replication.broadcaster import MOST_LOST
+from streams.replication.server.broadcaster import MOST_LOST
 from tests.floods import STATIC, Probe, connect, drain, head, memory, status_of, statuses
 from tests.waiting import wait_until
 from tests.websocket_client import WebSocketClient, session_cookie

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 from django.db import connection, transaction
 
+from streams.core.tokens import VectorToken
 from streams.epochs import begin_epoch
 from streams.errors import BadHandler, EpochChanged, HandlerFailed, ReaderNameTaken, UnknownReader, UnknownStream
 from streams.follow import (
@@ -23,10 +24,9 @@ from streams.follow import (
 )
 from streams.follow import handlers as declared
 from streams.follow.handlers import handles
-from streams.follow.source import TableSource
+from streams.follow.table_source import TableSource
 from streams.models import CacheInvalidation, ReaderResync, StoredCursor
 from streams.models import Reader as ReaderRow
-from streams.tokens import VectorToken
 from tests.effects import Running, effects, effects_table, running, take
 from tests.waiting import wait_until
 from tests.writing import append, fact, ids, server_process, session, stream, wait_for_linear
@@ -406,7 +406,7 @@ def test_who_begins_again_does_not_read_up_to_positions_of_before_a_restore(monk
         first = source.next(VectorToken(0))
         assert first.target.covers(None, ids()[-1])
         assert not first.is_last
-        monkeypatch.setattr("streams.follow.source._present", lambda cursor, stream: (ids()[0], {}))
+        monkeypatch.setattr("streams.follow.table_source._present", lambda cursor, stream: (ids()[0], {}))
         source.begin()
         assert not source.next(VectorToken(ids()[0])).cursor.covers(None, ids()[1])
     finally:

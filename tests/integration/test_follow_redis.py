@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from streams.replication import redis_link
-from streams.replication.addresses import RedisAddress
+from streams.replication.client.follower import Follower, FollowerOptions
+from streams.replication.client.http_catch_up import HttpCatchUp, HttpServers
 from streams.replication.errors import RedisRefused
-from streams.replication.follower import Follower, FollowerOptions
-from streams.replication.http_catch_up import HttpCatchUp, HttpServers
-from streams.replication.redis_link import RedisConnector
-from streams.replication.views import FollowedRow, View
+from streams.replication.protocol.ordering import FollowedRow, View
+from streams.replication.redis import subscriber
+from streams.replication.redis.subscriber import RedisConnector
+from streams.replication.transport.addresses import RedisAddress
 from tests.redis_server import RedisServer, redis_server
 from tests.scripted_http import scripted_http
 from tests.waiting import wait_until
@@ -241,8 +241,8 @@ def test_a_connection_that_is_cut_is_noticed_and_made_anew(server):
 
 
 def test_a_redis_that_hangs_is_noticed(server, monkeypatch):
-    monkeypatch.setattr(redis_link, "PING_SECONDS", 0.2)
-    monkeypatch.setattr(redis_link, "SILENCE_LIMIT_SECONDS", 1.0)
+    monkeypatch.setattr(subscriber, "PING_SECONDS", 0.2)
+    monkeypatch.setattr(subscriber, "SILENCE_LIMIT_SECONDS", 1.0)
     with hearing(server) as heard:
         subscribed(server)
         first = wait_until(lambda: heard.follower.link)
@@ -251,7 +251,7 @@ def test_a_redis_that_hangs_is_noticed(server, monkeypatch):
 
 
 def test_a_slow_handler_bounds_what_waits(server, monkeypatch):
-    monkeypatch.setattr(redis_link, "WAITING_LIMIT", 100)
+    monkeypatch.setattr(subscriber, "WAITING_LIMIT", 100)
     go_on = threading.Event()
     with hearing(server) as heard:
 

@@ -13,11 +13,11 @@ import django
 django.setup()
 from django.core.management import call_command
 from django.db import DatabaseError, InterfaceError, connection
-from streams import database
+from streams.db import driver as database
 from streams.errors import StreamError
 from streams.follow import Begin, Handler, Reader, View
 from streams.models import StoredCursor
-from streams.writers import retire_all
+from streams.writing.writer import retire_all
 from tests.effects import effects, effects_table, take
 from tests.waiting import wait_until
 from tests.writing import append, ids

@@ -15,10 +15,10 @@ from django.utils import timezone
 
 from replsite.snapshot import take_snapshot
 from streams.follow import forget_reader
+from streams.maintenance.trim import Keep, TrimRequest, trim
 from streams.models import Reader as ReaderRow
 from streams.models import StoredCursor
-from streams.reader_table import forget_readers
-from streams.trimming import Keep, TrimRequest, trim
+from streams.reading.reader_table import forget_readers
 from tests.session import PROJECT
 from tests.writing import append, session, stream, wait_for_linear
 
@@ -39,7 +39,7 @@ from django.db import connections
 from streams.errors import BadHandler, HandlerFailed
 from streams.follow import Begin, Handler, OnFailure, Reader, handlers, parked_facts, resync_reader, retry_parked
 from streams.models import StoredCursor
-from streams.tokens import VectorToken
+from streams.core.tokens import VectorToken
 
 call_command("migrate", "streams", database="service", verbosity=0)
 with connections["service"].cursor() as cursor:

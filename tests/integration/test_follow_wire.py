@@ -7,17 +7,17 @@ from collections.abc import Iterator
 
 import pytest
 
+from streams.core.tokens import VectorToken
 from streams.epochs import begin_epoch
 from streams.errors import EpochChanged, HandlerFailed, ResyncNeeded
 from streams.follow import Begin, Chunk, Handler, OnFailure, View, parked_facts
-from streams.follow.wire_lane import token_after
+from streams.follow.socket_loop import token_after
+from streams.maintenance.trim import Keep, TrimRequest, trim
 from streams.models import StoredCursor
-from streams.replication.addresses import Address
-from streams.replication.catch_up import TableCatchUp
-from streams.replication.connections import TcpConnector
-from streams.replication.views import FollowedRow
-from streams.tokens import VectorToken
-from streams.trimming import Keep, TrimRequest, trim
+from streams.replication.client.connection import TcpConnector
+from streams.replication.client.table_catch_up import TableCatchUp
+from streams.replication.protocol.ordering import FollowedRow
+from streams.replication.transport.addresses import Address
 from tests.effects import effects, effects_table, running, take
 from tests.proxy import proxy_to
 from tests.waiting import wait_until

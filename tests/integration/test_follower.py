@@ -9,14 +9,14 @@ from contextlib import contextmanager
 
 import pytest
 
+from streams.core.tokens import VectorToken
 from streams.models import CacheInvalidation, StreamPosition
-from streams.replication.addresses import Address
-from streams.replication.catch_up import TableCatchUp
+from streams.replication.client.follower import Follower, FollowerOptions
+from streams.replication.client.table_catch_up import TableCatchUp
 from streams.replication.errors import CatchUpError, WrongRemote
-from streams.replication.follower import Follower, FollowerOptions
-from streams.replication.views import FollowedRow, View
+from streams.replication.protocol.ordering import FollowedRow, View
+from streams.replication.transport.addresses import Address
 from streams.testing import as_instance
-from streams.tokens import VectorToken
 from tests.proxy import proxy_to
 from tests.waiting import wait_until
 from tests.wire_client import start_replication

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from django.db import connection, transaction
 
-from streams import waiting
 from streams.errors import WaitTimedOut
-from streams.replication.relay import parts_of
+from streams.reading.trust import OneTimeWords
+from streams.replication.server.relay import parts_of
 from streams.testing import as_instance
-from streams.trust import OneTimeWords
-from streams.writers import WriterProcess, current_writer
+from streams.waiting import wait
+from streams.writing.writer import WriterProcess, current_writer
 from tests.forging import forge, forger
 from tests.waiting import wait_until
 from tests.wire_client import positioned, start_replication
@@ -87,7 +87,7 @@ def test_nobody_waits_in_vain_for_a_position_that_somebody_made_up(liar):
     forge(liar, f"caches master {number + 10}")
     with pytest.raises(WaitTimedOut):
         stream().wait_for(number + 10, 0.5)
-    assert waiting._views["default"].seen("caches").linear == number
+    assert wait._views["default"].seen("caches").linear == number
 
 
 def test_a_writer_speaks_for_itself_alone(port):
@@ -134,7 +134,7 @@ def test_who_got_the_number_of_a_killed_writer_is_not_believed_for_a_moment(liar
     number, role = liar.fetchone()
     append()
     stream().wait_for(head, 10)
-    view = waiting._views["default"]
+    view = wait._views["default"]
     with connection.cursor() as cursor:
         cursor.execute(
             "UPDATE streams_instance SET lock_backend_pid = %s, state = 'active' WHERE name = 'north'", [number]
@@ -193,18 +193,18 @@ def test_a_stored_position_above_the_sequence_moves_nobody(port):
 
 def test_a_flood_costs_few_looks(liar, monkeypatch):
     """Whoever says much is heard little: looks at the table are bounded, and so is what is remembered."""
-    from streams import background
+    from streams.writing import control_loop
 
     append()
     stream().wait_for(ids()[-1])
     looked = []
-    real = background.possible_positions
+    real = control_loop.possible_positions
 
     def counted(*given: Any) -> Any:
         looked.append(given)
         return real(*given)
 
-    monkeypatch.setattr(background, "possible_positions", counted)
+    monkeypatch.setattr(control_loop, "possible_positions", counted)
     began = time.monotonic()
     while time.monotonic() - began < 1.0:
         liar.execute(
@@ -215,7 +215,7 @@ def test_a_flood_costs_few_looks(liar, monkeypatch):
     wait_for_linear(number)
     assert stream().wait_for(number, 10)
     assert len(looked) <= 60 * (time.monotonic() - began)
-    view = waiting._views["default"]
+    view = wait._views["default"]
     assert set(view._trackers) <= {"caches"}
     assert set(view.seen("caches").heard.raw_positions) == {"master"}
 

@@ -6,7 +6,7 @@ import pytest
 
 from events.models import Event, TimelineGap
 from events.receiving import with_state
-from streams.tokens import VectorToken
+from streams.core.tokens import VectorToken
 from tests.made_rooms import ALICE, BOB, MadeRoom
 from tests.persisted_rooms import incoming, persist
 from tests.syncing import here, ids, only, since

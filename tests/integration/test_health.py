@@ -17,7 +17,7 @@ from replsite.deadline import Deadline, NoAnswer
 from replsite.health import Part, Report
 from replsite.shared_snapshot import SHARED
 from replsite.status import Problem, Severity, Verdict, judge_health
-from streams.replication import broadcaster
+from streams.replication.server import broadcaster
 from tests.snapshots import a_reader, a_snapshot, a_stream, a_writer
 
 pytestmark = pytest.mark.django_db

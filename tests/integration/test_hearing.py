@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from streams import cache_feed
-from streams.pokes import poke
-from streams.writers import current_writer
+from streams.reading import cache_feed
+from streams.reading.pokes import poke
+from streams.writing.writer import current_writer
 from tests.waiting import wait_until
 from tests.writing import append, other_writer
 

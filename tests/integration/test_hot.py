@@ -14,11 +14,11 @@ from events.creating import create_room
 from events.models import CurrentState, CurrentStateDelta, Event
 from streams import registry
 from streams.caching import invalidate_room_state
-from streams.catalog.writing import devices_changed
-from streams.database import KeptConnection
+from streams.core.tokens import VectorToken, in_range
+from streams.db.driver import KeptConnection
 from streams.errors import WaitTimedOut
+from streams.homeserver.append import devices_changed
 from streams.models import StreamPosition
-from streams.tokens import VectorToken, in_range
 from tests.room_talker import USERS, chatter, talkers
 from tests.waiting import wait_until
 from tests.writing import session

@@ -14,7 +14,7 @@ from django.test import override_settings
 from events import hot
 from events.creating import create_room
 from events.errors import TooManyWaiters
-from streams.catalog import writing
+from streams.homeserver import append
 from tests.async_waiting import wait_for
 from tests.room_talker import USERS
 from tests.waiting import wait_until
@@ -96,7 +96,7 @@ def test_others_are_not_woken(room, other):
 def test_whoever_shares_a_room_is_woken_by_a_contact(room):
     room.join(BOB)
     alice, stranger = Waiting(ALICE), Waiting("@stranger:x")
-    writing.devices_changed([BOB])
+    append.devices_changed([BOB])
     assert alice.end()
     assert not stranger.woken
 

@@ -7,11 +7,12 @@ import json
 import pytest
 
 from events import hot
-from streams import cache_feed, waiting
 from streams.errors import WaitTimedOut
 from streams.follow import Begin, Chunk, Handler, Reader
-from streams.replication.stream_updates import Question, stream_updates
-from streams.replication.views import View
+from streams.reading import cache_feed
+from streams.replication.protocol.ordering import View
+from streams.replication.server.stream_updates import Question, stream_updates
+from streams.waiting import wait
 from tests.integration.cached_words import word
 from tests.writing import session, stream
 
@@ -79,7 +80,7 @@ def test_current_and_waiting():
     assert stream().current().maximum("north") <= first
     with pytest.raises(WaitTimedOut):
         stream().wait_for(first + 1, 0.5)
-    assert waiting._views["default"].seen("caches").linear <= first
+    assert wait._views["default"].seen("caches").linear <= first
     second = fact_of_north()
     store(second)
     assert second == first + 1

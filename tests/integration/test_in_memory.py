@@ -5,15 +5,16 @@ from __future__ import annotations
 import pytest
 from django.db import connection
 
-from streams import registry, worker_table
-from streams.catalog import queues, typing_users
-from streams.catalog.models import TypingUser
+from streams import registry
 from streams.errors import UnusableFact
-from streams.load import generator
+from streams.homeserver import federation_queue, typing
+from streams.load_generator import generator
 from streams.models import StreamPosition, WriterResolution
+from streams.models.catalog import TypingUser
+from streams.replication.common import worker_sql
 from streams.testing import as_instance, forget_writers
 from streams.workers import federation_acknowledged
-from streams.writers import current_writer, retire_all
+from streams.writing.writer import current_writer, retire_all
 from tests.integration.test_catalog import _sequences_as_after_migrate, rows
 from tests.waiting import wait_until
 from tests.writing import linear, session, stored
@@ -78,20 +79,20 @@ def test_second_writer_joins_without_a_new_beginning(start_manage, run_manage):
 def test_acknowledgements_are_forgotten_with_the_stream():
     from streams.models import FederationAcknowledgement
 
-    queues.send_federation([("e", {})])
+    federation_queue.send_federation([("e", {})])
     FederationAcknowledgement.objects.create(instance_name="sender", token=1)
     forget_writers()
-    queues.send_federation([("e", {})])
+    federation_queue.send_federation([("e", {})])
     assert FederationAcknowledgement.objects.count() == 0
 
 
 def test_acknowledgement_of_the_last_life_frees_nothing_of_the_new_one():
     """It came late: the sender says its last word again when it connects, or a server had not written it down yet."""
-    queues.send_federation([("e", {})])
+    federation_queue.send_federation([("e", {})])
     wait_until(lambda: linear("federation") == 1, 20.0)
     with session() as cursor:
-        worker_table.store_acknowledgements(cursor, {"sender": 500})
-        assert queues.free_acknowledged(cursor) == 0
+        worker_sql.store_acknowledgements(cursor, {"sender": 500})
+        assert federation_queue.free_acknowledged(cursor) == 0
     assert federation_acknowledged() == {"sender": 0}
 
 
@@ -103,53 +104,53 @@ def lists() -> list[tuple[str, list[str]]]:
 
 
 def test_row_is_the_full_list_in_the_order_in_which_they_began():
-    typing_users.set_typing("!r:x", "@b:x", True)
-    typing_users.set_typing("!r:x", "@a:x", True)
-    typing_users.set_typing("!r:x", "@b:x", False)
-    typing_users.set_typing("!r:x", "@a:x", False)
+    typing.set_typing("!r:x", "@b:x", True)
+    typing.set_typing("!r:x", "@a:x", True)
+    typing.set_typing("!r:x", "@b:x", False)
+    typing.set_typing("!r:x", "@a:x", False)
     assert [users for _, users in lists()] == [["@b:x"], ["@b:x", "@a:x"], ["@a:x"], []]
 
 
 def test_saying_it_again_writes_nothing():
-    assert typing_users.set_typing("!r:x", "@b:x", True) == 1
-    assert typing_users.set_typing("!r:x", "@b:x", True) is None
-    assert typing_users.set_typing("!r:x", "@c:x", False) is None
+    assert typing.set_typing("!r:x", "@b:x", True) == 1
+    assert typing.set_typing("!r:x", "@b:x", True) is None
+    assert typing.set_typing("!r:x", "@c:x", False) is None
     assert len(lists()) == 1
 
 
 def test_rooms_are_apart():
-    typing_users.set_typing("!r:x", "@b:x", True)
-    typing_users.set_typing("!s:x", "@b:x", True)
+    typing.set_typing("!r:x", "@b:x", True)
+    typing.set_typing("!s:x", "@b:x", True)
     assert lists() == [("!r:x", ["@b:x"]), ("!s:x", ["@b:x"])]
-    assert typing_users.typing_in("!r:x") == ["@b:x"]
+    assert typing.typing_in("!r:x") == ["@b:x"]
 
 
 def test_somebody_who_says_nothing_more_is_taken_off():
-    typing_users.set_typing("!r:x", "@b:x", True, timeout_seconds=0.2)
+    typing.set_typing("!r:x", "@b:x", True, timeout_seconds=0.2)
     wait_until(lambda: lists()[-1] == ("!r:x", []), 20.0)
-    assert typing_users.typing_in("!r:x") == []
+    assert typing.typing_in("!r:x") == []
 
 
 def test_entry_of_another_process_is_taken_off_too():
-    typing_users.set_typing("!r:x", "@b:x", True)
-    typing_users.stop_expiry()
+    typing.set_typing("!r:x", "@b:x", True)
+    typing.stop_expiry()
     TypingUser.objects.update(until="2020-01-01T00:00Z")
-    assert typing_users.expire_typing() == 1
-    assert typing_users.expire_typing() == 0
+    assert typing.expire_typing() == 1
+    assert typing.expire_typing() == 0
     assert lists()[-1] == ("!r:x", [])
 
 
 def test_nobody_types_after_a_restart():
-    typing_users.set_typing("!r:x", "@b:x", True)
+    typing.set_typing("!r:x", "@b:x", True)
     forget_writers()
-    assert typing_users.set_typing("!r:x", "@c:x", True) == 1
+    assert typing.set_typing("!r:x", "@c:x", True) == 1
     assert lists() == [("!r:x", ["@c:x"])]
 
 
 @pytest.mark.parametrize("seconds", [0, -1, 121, float("nan")])
 def test_odd_timeouts_are_refused(seconds):
     with pytest.raises(UnusableFact, match="time-out"):
-        typing_users.set_typing("!r:x", "@b:x", True, timeout_seconds=seconds)
+        typing.set_typing("!r:x", "@b:x", True, timeout_seconds=seconds)
 
 
 def test_crash_of_the_database_leaves_a_stream_that_begins_anew():

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from django.db import connection
 
-from streams import inserts
-from streams.inserts import insert_facts
 from streams.models import CacheInvalidation
+from streams.writing import insert
+from streams.writing.insert import insert_facts
 
 pytestmark = pytest.mark.django_db
 
@@ -31,5 +31,5 @@ def test_what_is_not_set_takes_the_default_of_the_column():
 
 
 def test_more_rows_than_one_statement_takes():
-    insert_facts(connection, CacheInvalidation, [made(number) for number in range(2, 2 + 2 * inserts._MOST_ROWS + 1)])
-    assert CacheInvalidation.objects.count() == 2 * inserts._MOST_ROWS + 1
+    insert_facts(connection, CacheInvalidation, [made(number) for number in range(2, 2 + 2 * insert._MOST_ROWS + 1)])
+    assert CacheInvalidation.objects.count() == 2 * insert._MOST_ROWS + 1

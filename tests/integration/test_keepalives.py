@@ -8,8 +8,8 @@ import socket
 import pytest
 from django.db import connection
 
-from streams import database
-from streams.writers import current_writer
+from streams.db import driver
+from streams.writing.writer import current_writer
 from tests.writing import append, session
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -75,9 +75,9 @@ def test_every_direct_connection():
 
 
 def test_connection_that_cannot_be_set_up_is_closed(monkeypatch):
-    monkeypatch.setattr(database, "SERVER_KEEPALIVES", "SELECT 1/0")
-    with pytest.raises(database.DatabaseError):
-        database.direct_connection(application_name="test half made")
+    monkeypatch.setattr(driver, "SERVER_KEEPALIVES", "SELECT 1/0")
+    with pytest.raises(driver.DatabaseError):
+        driver.direct_connection(application_name="test half made")
     monkeypatch.undo()
     with session() as cursor:
         cursor.execute("SELECT count(*) FROM pg_stat_activity WHERE application_name = 'test half made'")

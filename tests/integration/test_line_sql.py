@@ -11,14 +11,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from events.catalog import EVENTS
-from streams import database
 from streams.catalog import CACHES
-from streams.declaration import Column, ColumnKind, FactTable, StreamDeclaration
-from streams.readers import rows_between
-from streams.replication import backlog
-from streams.replication.line_sql import can_write_lines, lines_sql, take_lines
-from streams.replication.rounds import Lines, Read, encode_rows
-from streams.shapes import IsSet, Literal, Shape
+from streams.core.declaration import Column, ColumnKind, FactTable, StreamDeclaration
+from streams.core.row_format import IsSet, Literal, Shape
+from streams.db import driver
+from streams.reading.rows import rows_between
+from streams.replication.protocol.announcer import Lines, Read, encode_rows
+from streams.replication.protocol.rdata_sql import can_write_lines, lines_sql, take_lines
+from streams.replication.server import broadcast_reader
 from tests.effort import examples
 
 pytestmark = pytest.mark.django_db
@@ -150,7 +150,7 @@ def test_a_stream_under_one_name_has_the_lines_of_all_writers(tables):
     for token, writer in ((2, "north"), (3, "south"), (4, "north")):
         insert("first_facts", token, writer=writer)
     with connection.cursor() as cursor:
-        lines, reached = backlog.read_lines(cursor, MERGED, Read("merged", "w", 1, 4), LIMIT)
+        lines, reached = broadcast_reader.read_lines(cursor, MERGED, Read("merged", "w", 1, 4), LIMIT)
     assert [line.split()[2:4] for line in lines.data.splitlines()] == [[b"w", b"2"], [b"w", b"3"], [b"w", b"4"]]
     assert reached == 4
 
@@ -161,18 +161,18 @@ def test_the_union_of_events_can_be_written():
 
 
 def test_the_broadcaster_reads_over_a_large_fact(tables, monkeypatch):
-    monkeypatch.setattr(backlog, "ROWS_PER_READ", 3)
+    monkeypatch.setattr(broadcast_reader, "ROWS_PER_READ", 3)
     for _ in range(5):
         insert("first_facts", 2, ("é", 1, True, ["k"]))
     with connection.cursor() as cursor:
-        lines, reached = backlog.read_lines(cursor, ONE, Read("one", "w", 1, 2), LIMIT)
+        lines, reached = broadcast_reader.read_lines(cursor, ONE, Read("one", "w", 1, 2), LIMIT)
     assert (lines.count, lines.facts, reached) == (5, 1, 2)
     assert json.loads(lines.data.splitlines()[-1].split(maxsplit=4)[4])[0] == "é"
 
 
 def test_a_table_that_was_just_filled_is_walked_along_its_index(django_db_setup, django_db_blocker):
     given = {"prefix": "RDATA caches w ", "writer": "w", "after": 1, "upto": 99_999, "limit": 1_000}
-    kept = database.KeptConnection(None, "test", reads_in_order=True)
+    kept = driver.KeptConnection(None, "test", reads_in_order=True)
     try:
         with kept.cursor() as cursor:
             cursor.execute("BEGIN")  # what is inserted goes with the connection

@@ -18,7 +18,7 @@ from pipeline.ledger import BatchOffsets, ledger_vectors, take_batch
 from pipeline.live_feeds import FeedsTable, ready_upto
 from streams.errors import ReaderFenced, ReaderNameTaken
 from streams.follow import Reader
-from streams.follow.cursor_table import read_cursor
+from streams.follow.cursors import read_cursor
 from streams.models import Reader as ReaderRow
 from streams.models import StoredCursor, StreamPosition
 from tests.syncing import here, talk

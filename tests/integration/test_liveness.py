@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 from django.db import connection
 
-from streams import database, leases, registry
-from streams.clock import database_now
-from streams.liveness import resolve_dead_writers, resolve_writer, retire_streams
+from streams import registry
+from streams.db import driver
+from streams.db.clock import database_now
 from streams.models import Instance, StreamPosition, WriterResolution
 from streams.testing import forget_writers
+from streams.writing import lease
+from streams.writing.dead_writers import resolve_dead_writers, resolve_writer, retire_streams
 from tests.waiting import wait_until
 from tests.writing import append, ids, linear, session, stored, wait_for_linear
 
@@ -24,7 +26,8 @@ pytestmark = pytest.mark.django_db(transaction=True)
 _APPEND_AND_STAY = """
 import sys, time
 from django.db import transaction
-from streams import registry, writers
+from streams import registry
+from streams.writing import writer as writers
 from streams.models import CacheInvalidation
 writers.use_instance("victim")
 fact = lambda: CacheInvalidation(cache_name="victim", keys=None)
@@ -44,11 +47,11 @@ def silence(name: str) -> None:
 def ghost() -> Iterator[Any]:
     """A session in a transaction that appended as ``dead``, whose process is gone; two IDs, one of them written."""
     with session() as entering:
-        leases.take(entering, "dead", leases.Identity("far", 1, "x"), 1.0)
-        leases.store_entry(entering, registry.get("caches"), "dead", 1)
+        lease.take(entering, "dead", lease.Identity("far", 1, "x"), 1.0)
+        lease.store_entry(entering, registry.get("caches"), "dead", 1)
     with session() as cursor:
         cursor.execute("BEGIN")
-        cursor.execute("SELECT pg_advisory_xact_lock_shared(%s)", [database.append_key(cursor, "dead")])
+        cursor.execute("SELECT pg_advisory_xact_lock_shared(%s)", [driver.append_key(cursor, "dead")])
         cursor.execute("SELECT nextval('streams_cacheinvalidation_seq')")
         number = cursor.fetchone()[0]
         cursor.execute(
@@ -99,7 +102,7 @@ def test_locks_are_given_back(ghost):
     ghost.execute("ROLLBACK")
     with session() as cursor, session() as other:
         resolve_writer(cursor, "dead", "test")
-        other.execute("SELECT pg_try_advisory_lock(%s)", [database.writer_key(other, "dead")])
+        other.execute("SELECT pg_try_advisory_lock(%s)", [driver.writer_key(other, "dead")])
         assert other.fetchone() == (True,)
 
 

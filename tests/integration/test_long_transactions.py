@@ -11,9 +11,9 @@ from pipeline import archive, inputs, restore_kind, resync_rooms
 from pipeline.resync_rooms import RoomsWork
 from pipeline.source_writing import fact_writer
 from pipeline.staging import connect, staging_connection
-from streams import database
-from streams.database import dsn
-from streams.one_view import long_transaction, one_view
+from streams.db import driver
+from streams.db.consistent_read import long_transaction, one_view
+from streams.db.driver import dsn
 from tests.impatient_server import LIMIT_SECONDS, impatient, wait_for_the_limit
 from tests.integration.test_archive import purge
 from tests.integration.test_purging import middle
@@ -197,7 +197,7 @@ def test_a_transaction_of_a_job_goes_on_beyond_the_servers_limit_for_all_transac
 
 def test_a_session_that_waits_for_notifications_or_holds_a_lock_may_be_silent():
     with impatient(idle_session_timeout=f"{LIMIT_SECONDS}s"):
-        held = database.direct_connection(application_name="replsite held")
+        held = driver.direct_connection(application_name="replsite held")
         other = psycopg2.connect(dsn())
         other.autocommit = True
         with connection.cursor() as watching:

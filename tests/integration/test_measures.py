@@ -19,8 +19,8 @@ from replsite.shared_snapshot import SharedSnapshot
 from replsite.synapse_metrics import SynapseNames
 from state.models import StateGroup
 from streams import registry
-from streams.follow import delays
-from streams.follow.delays import DelaySamples, age_sql
+from streams.follow import lag_histogram
+from streams.follow.lag_histogram import DelaySamples, age_sql
 from streams.models import CacheInvalidation, Reader, WireCount
 from tests.made_rooms import BOB, public_room
 from tests.persisted_rooms import incoming, persist
@@ -121,7 +121,7 @@ def test_types_that_nobody_specified_are_other():
 
 
 def test_the_age_of_a_handled_fact_is_sampled_by_the_databases_clock(monkeypatch):
-    monkeypatch.setattr(delays, "SAMPLE_SECONDS", 0.0)
+    monkeypatch.setattr(lag_histogram, "SAMPLE_SECONDS", 0.0)
     (token,) = append()
     CacheInvalidation.objects.writable().update(received_at="2020-01-01T00:00:00Z")
     labels = {"reader": "r-age", "stream": "caches"}

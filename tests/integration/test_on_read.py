@@ -24,8 +24,8 @@ from events.on_read import (
     unforget_room,
 )
 from events.user_timeline import timeline_of
-from streams.catalog.models import AccountDataChange
 from streams.conf import stream_settings
+from streams.models.catalog import AccountDataChange
 from tests.made_rooms import ALICE, BOB, EVE, MadeRoom
 from tests.persisted_rooms import persist_all
 from tests.stored_rooms import store_room

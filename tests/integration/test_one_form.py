@@ -16,20 +16,22 @@ from events.hot_rows import newest_rows
 from pipeline import source_rows
 from pipeline.source_rows import Reading, read_piece
 from pipeline.source_vectors import pieces
-from streams import cache_feed, database, registry
+from streams import registry
 from streams.caching import CachedFunction
+from streams.core.invalidation import _stores
+from streams.core.json_codec import decode_json, encode_json
+from streams.core.recorded import recorded_declaration
+from streams.db import driver
 from streams.declare import sequence_of, stream
 from streams.facts import Fact
 from streams.follow import Begin, Chunk, Handler, OnFailure, Reader, parked_facts
 from streams.follow import handlers as declared
-from streams.follow.parking import retry_parked
-from streams.invalidations import _stores
-from streams.readers import rows_between
-from streams.recorded import recorded_declaration
-from streams.replication.backlog import read_lines
-from streams.replication.json_rows import decode_json, encode_json
-from streams.replication.rounds import Read
-from streams.replication.table_rows import Wanted, table_rows
+from streams.follow.dead_letters import retry_parked
+from streams.reading import cache_feed
+from streams.reading.rows import rows_between
+from streams.replication.common.table_rows import Wanted, table_rows
+from streams.replication.protocol.announcer import Read
+from streams.replication.server.broadcast_reader import read_lines
 from tests import emptying
 from tests.waiting import wait_until
 from tests.writing import session, stored
@@ -200,7 +202,7 @@ def test_columns_of_spark(ids, monkeypatch):
     names = tuple(name for name in COLUMNS if name != "numbers")  # arrays of the catalog are of text
     (piece,) = pieces({writer(): (ids[0] - 1, ids[-1])}, [])
     try:
-        batches = list(read_piece(Reading(database.dsn(), NAME, names), piece))
+        batches = list(read_piece(Reading(driver.dsn(), NAME, names), piece))
     finally:
         for _, one in source_rows._kept:
             one.close()

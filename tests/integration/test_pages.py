@@ -11,8 +11,8 @@ from events.models import ErasedUser, IgnoredUser
 from events.pages import OLDEST, events_around, timeline, visible_to
 from events.sync_positions import current_token, room_text, token_text
 from state.filters import StateFilter
+from streams.core.tokens import VectorToken
 from streams.errors import EpochChanged
-from streams.tokens import VectorToken
 from tests.made_rooms import ALICE, BOB, EVE, MadeRoom
 from tests.stored_rooms import WRITER, store_room
 

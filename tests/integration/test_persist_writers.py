@@ -25,7 +25,7 @@ from events.parsing import parse_event
 from events.reading import state_at
 from events.room_history import room_history
 from state.models import StateGroup
-from streams.database import Statement, send_together
+from streams.db.driver import Statement, send_together
 from tests.made_rooms import ALICE, BOB, public_room
 from tests.persisted_rooms import current_state, incoming, leaves, persist, persist_all, ranges, replayed_state
 from tests.room_talker import talkers

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from streams.pokes import Poke, PokeListener
+from streams.reading.pokes import Poke, PokeListener
 from tests.waiting import wait_until
 from tests.writing import append, session, terminate
 

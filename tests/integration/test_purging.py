@@ -46,8 +46,8 @@ from pipeline.jobs import killed_jobs
 from pipeline.models import Job
 from state.models import StateGroup, StateGroupDelta
 from state.store import StateDigest, full_states
+from streams.core.tokens import VectorToken
 from streams.models import CacheInvalidation
-from streams.tokens import VectorToken
 from tests.effort import examples
 from tests.generated_rooms import forked_rooms
 from tests.made_rooms import ALICE, BOB, MadeRoom, public_room

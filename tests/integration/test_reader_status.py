@@ -24,10 +24,10 @@ from streams.follow import (
     forget_reader,
     resync_reader,
 )
+from streams.maintenance.trim import Keep, TrimRequest, trim
 from streams.models import CacheInvalidation, Instance, StoredCursor, StreamPosition
 from streams.models import Reader as ReaderRow
-from streams.reader_table import forget_readers
-from streams.trimming import Keep, TrimRequest, trim
+from streams.reading.reader_table import forget_readers
 from tests.effects import effects_table, running, take
 from tests.integration.test_snapshot import Held
 from tests.waiting import wait_until

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from django.db import connection
 
-from streams import reader_table
 from streams.models import Reader
-from streams.reader_table import beat_reader, close_reader, forget_readers, store_readers
+from streams.reading import reader_table
+from streams.reading.reader_table import beat_reader, close_reader, forget_readers, store_readers
 
 pytestmark = pytest.mark.django_db
 

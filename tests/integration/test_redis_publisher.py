@@ -11,10 +11,10 @@ from collections.abc import Iterator
 import pytest
 import redis
 
-from streams import database
 from streams.conf import stream_settings
+from streams.db import driver
 from streams.models import CacheInvalidation, Reader
-from streams.replication.redis_publisher import _Lock
+from streams.replication.redis.publisher import _Lock
 from tests.redis_server import RedisServer, redis_server
 from tests.waiting import wait_until
 from tests.wire_client import WireClient, ready_ports
@@ -246,7 +246,7 @@ async def test_whoever_takes_the_lock_over_begins_when_the_one_that_lost_it_has_
     await asyncio.to_thread(terminate, one._connection._connection.get_backend_pid())
     await two.acquire()
     assert watching.done()
-    with pytest.raises((OSError, database.DatabaseError)):
+    with pytest.raises((OSError, driver.DatabaseError)):
         await watching
     await one.end()
     await two.end()
@@ -256,7 +256,7 @@ async def test_whoever_takes_the_lock_over_begins_when_the_one_that_lost_it_has_
 
 
 async def test_a_peer_on_redis_says_neither_server_nor_ping():
-    from streams.replication.redis_publisher import RedisPeer
+    from streams.replication.redis.publisher import RedisPeer
 
     peer = RedisPeer("redis://there", "localhost")
     assert peer.waiting.chunk() == []
@@ -266,7 +266,7 @@ async def test_a_peer_on_redis_says_neither_server_nor_ping():
 
 
 async def test_bytes_wait_until_redis_confirmed_them():
-    from streams.replication.redis_publisher import RedisPeer
+    from streams.replication.redis.publisher import RedisPeer
 
     peer = RedisPeer("redis://there", "localhost")
     peer.write_shared(b"RDATA s w 1 []\n", 1, 0.0)
@@ -289,7 +289,7 @@ async def test_bytes_wait_until_redis_confirmed_them():
     ],
 )
 def test_only_facts_positions_and_the_question_go_to_redis(line, is_published):
-    from streams.replication.redis_publisher import _is_published
+    from streams.replication.redis.publisher import _is_published
 
     assert _is_published(line) is is_published
 
@@ -299,7 +299,7 @@ def test_only_facts_positions_and_the_question_go_to_redis(line, is_published):
 
 def test_later_workers_get_no_stream_that_they_do_not_know(serve, watcher):
     """At a POSITION of such a stream they end their link; and a REPLICATE of theirs would bring it again."""
-    from streams.catalog.writing import add_receipt, devices_changed, group_changed, set_tags, signatures_changed
+    from streams.homeserver.append import add_receipt, devices_changed, group_changed, set_tags, signatures_changed
 
     serve(env={"REPLSITE_REDIS_SYNAPSE_VERSION": "1.163"})
     is_publishing(watcher)

@@ -6,15 +6,16 @@ import asyncio
 
 import pytest
 
-from streams import worker_table, workers
+from streams import workers
 from streams.conf import StreamSettings
 from streams.models import SyncingUser, WireCount, WorkerConnection
-from streams.replication.broadcaster import Broadcaster
-from streams.replication.commands import FederationAck, UserSync
-from streams.replication.peers import Peer
-from streams.replication.protocol import ServerConnection
-from streams.replication.reports import WorkerReports
-from streams.replication.testing import MemoryTransport
+from streams.replication.common import worker_sql
+from streams.replication.protocol.commands import FederationAck, UserSync
+from streams.replication.protocol.connection import ServerConnection
+from streams.replication.server.broadcaster import Broadcaster
+from streams.replication.server.client import Peer
+from streams.replication.server.worker_reports import WorkerReports
+from streams.replication.transport.testing import MemoryTransport
 from tests.waiting import wait_until
 from tests.wire_client import WireClient, start_replication
 from tests.writing import session, terminate
@@ -73,7 +74,7 @@ async def test_a_mistake_leaves_no_transaction_open(reports, monkeypatch):
         raise ValueError("for the test")
 
     await reports.start()
-    monkeypatch.setattr(worker_table, "store_acknowledgements", fail)
+    monkeypatch.setattr(worker_sql, "store_acknowledgements", fail)
     reports.take(peer(), [FederationAck("s", 1)])
     await asyncio.sleep(0.5)  # the thread has tried by then; an absence follows
     assert "idle in transaction" not in {

@@ -12,7 +12,7 @@ from django.db.utils import InterfaceError, OperationalError
 
 from streams.errors import BadCount, FactIsFixed, ForeignFact, ReservationEnded, ReservationNotOpen
 from streams.models import CacheInvalidation, Reader
-from streams.writers import current_writer
+from streams.writing.writer import current_writer
 from tests.waiting import wait_until
 from tests.writing import (
     append,
@@ -270,10 +270,10 @@ def test_writing_after_a_handmade_savepoint_went():
 
 def append_lock_holders() -> bool:
     """Whether somebody holds the append lock: nobody gets it exclusively then."""
-    from streams import database
+    from streams.db import driver
 
     with session() as cursor:
-        cursor.execute("SELECT pg_try_advisory_lock(%s)", [database.append_key(cursor, "master")])
+        cursor.execute("SELECT pg_try_advisory_lock(%s)", [driver.append_key(cursor, "master")])
         return not cursor.fetchone()[0]
 
 

@@ -40,8 +40,8 @@ from pipeline.models import Job
 from state.models import StateGroup
 from state.room_versions import room_version
 from streams import registry
+from streams.core.tokens import VectorToken
 from streams.models import CacheInvalidation
-from streams.tokens import VectorToken
 from tests.integration.test_archive import purge
 from tests.integration.test_purging import check_groups, middle, states, talked_room, visible
 from tests.made_rooms import ALICE, BOB, public_room

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from streams.core.tokens import VectorToken
 from streams.errors import ReaderNameTaken, ResyncNeeded, TokenError, UnknownReader
 from streams.follow import Handler, Reader, resync_reader
+from streams.maintenance.trim import Keep, TrimRequest, trim
 from streams.models import ReaderResync, StoredCursor
-from streams.tokens import VectorToken
-from streams.trimming import Keep, TrimRequest, trim
 from tests.effects import running
 from tests.writing import append, session, stream, wait_for_linear
 

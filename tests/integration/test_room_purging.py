@@ -20,8 +20,8 @@ from pipeline import restore_kind
 from pipeline.archive_format import read_manifest
 from pipeline.models import Job
 from state.models import StateGroup, StateGroupDelta
-from streams.catalog.models import Receipt
 from streams.models import CacheInvalidation
+from streams.models.catalog import Receipt
 from tests.integration.test_archive import purge
 from tests.integration.test_purging import check_groups, states, talked_room
 from tests.integration.test_restore import assert_same, everything, found_wrong, restore, stored

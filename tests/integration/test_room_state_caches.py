@@ -13,10 +13,12 @@ from django.db import transaction
 from events.models import Event, Room
 from events.parsing import ParsedEvent
 from events.persist import Persisted
-from streams import cache_feed, invalidations, registry
-from streams.invalidations import any_depends_on_room_state
+from streams import registry
+from streams.core import invalidation
+from streams.core.invalidation import any_depends_on_room_state
 from streams.models import CacheInvalidation
-from streams.writers import current_writer
+from streams.reading import cache_feed
+from streams.writing.writer import current_writer
 from tests import session as test_session
 from tests.integration.cached_topics import membership_of, reason_of, topic_of
 from tests.integration.test_given_states import told
@@ -234,7 +236,7 @@ def test_writing_process_drops_what_another_one_changed(made, database_url):
     events = made.topic("from afar")
     code = (
         "import sys, django; django.setup(); from events.persist import Incoming, persist;"
-        "from streams.writers import retire_all;"
+        "from streams.writing.writer import retire_all;"
         "found = persist([Incoming(sys.stdin.buffer.read())], verified=True);"
         "print(found.stored[0].stream_ordering); retire_all()"
     )
@@ -260,13 +262,13 @@ def test_writing_process_drops_what_another_one_changed(made, database_url):
 
 def test_function_that_is_declared_late_misses_no_change(made, monkeypatch):
     """A process that listens for another function's sake knows where ``events`` was when this one's values came to be."""
-    rules = dict(invalidations._state_rules)
-    monkeypatch.setattr(invalidations, "_state_rules", {})
+    rules = dict(invalidation._state_rules)
+    monkeypatch.setattr(invalidation, "_state_rules", {})
     assert not any_depends_on_room_state()
     assert cache_feed.is_hearing()
     put(made.topic("second"))
     assert topic_of(made.room_id) == "second"  # kept, though nothing would drop it
-    invalidations._state_rules.update(rules)
+    invalidation._state_rules.update(rules)
     put(made.topic("third"))
     assert topic_of(made.room_id) == "third"
 
@@ -296,7 +298,7 @@ def test_batch_has_one_row_for_each_room():
 
 def test_message_of_a_process_with_such_functions_is_still_one_message(made, monkeypatch):
     """Only facts that can change a room's state take the way in steps."""
-    from streams.appends import _Appending
+    from streams.writing.append import _Appending
 
     topic_of(made.room_id)
     taken = []

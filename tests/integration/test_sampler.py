@@ -16,9 +16,10 @@ from replsite.sampler import Sampler, last_words, write_step
 from replsite.samples import SPANS
 from replsite.snapshot import take_snapshot
 from replsite.status import Severity, Verdict
-from streams import database, liveness
+from streams.db import driver
 from streams.models import Instance, Sample, StatusChange
-from streams.writers import Condition, current_writer, retire_all
+from streams.writing import dead_writers
+from streams.writing.writer import Condition, current_writer, retire_all
 from tests.snapshots import NOW, STUCK, a_reader, a_snapshot, a_stream, a_writer, on_stream
 from tests.waiting import wait_until
 from tests.writing import append, session, terminate
@@ -121,7 +122,7 @@ class TestSampler:
         running.start()
         try:
             wait_until(lambda: len(steps) > 2)
-            with closing(database.direct_connection(application_name="test")) as direct, direct.cursor() as cursor:
+            with closing(driver.direct_connection(application_name="test")) as direct, direct.cursor() as cursor:
                 cursor.execute(
                     "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = %s",
                     ["replsite history"],
@@ -282,7 +283,7 @@ class TestWritersThatEnd:
         self.told(before, tenures)
         current_writer().close()
         with session() as cursor:
-            liveness.resolve_writer(cursor, "master", "web-7")
+            dead_writers.resolve_writer(cursor, "master", "web-7")
         ((name, word, sentence),) = self.told(before, tenures)
         assert (name, word) == ("master", "retired")
         assert "web-7 took it out" in sentence

@@ -9,8 +9,9 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.db import connection
 
-from streams import inspection, sequences
+from streams.db import sequences
 from streams.errors import SequenceBusy
+from streams.maintenance import check
 from streams.models import CacheInvalidation, StreamPosition
 from streams.testing import forget_writers
 from tests.waiting import wait_until
@@ -97,7 +98,7 @@ def test_check_beside_writers_finds_no_fault():
         wait_until(stored)
         with session() as cursor:
             for _ in range(200):
-                (finding,) = [f for f in inspection.inspect_streams(cursor) if f.stream == "caches"]
+                (finding,) = [f for f in check.inspect_streams(cursor) if f.stream == "caches"]
                 assert finding.well, finding
     finally:
         stop.set()
@@ -134,7 +135,7 @@ def test_repair_beside_a_living_writer_keeps_its_row():
     append()
     insert(value() + 50)
     with session() as cursor:
-        inspection.repair(cursor, stream())
+        check.repair(cursor, stream())
     assert stored()["master"].state == "active"
     assert append()[0] > ids()[-2]
 
@@ -190,11 +191,11 @@ def test_sequence_behind_a_stored_position_is_found_and_repaired():
     (finding,) = [f for f in inspect() if f.stream == "caches"]
     assert (finding.verdict, finding.wanted_sequence) == ("sequence behind stored position", before)
     with session() as cursor:
-        assert inspection.repair(cursor, stream()) == before
+        assert check.repair(cursor, stream()) == before
     assert StreamPosition.objects.get().position == before
     assert append()[0] == before + 1
 
 
-def inspect() -> list[inspection.Finding]:
+def inspect() -> list[check.Finding]:
     with session() as cursor:
-        return inspection.inspect_streams(cursor)
+        return check.inspect_streams(cursor)

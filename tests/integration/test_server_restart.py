@@ -15,9 +15,11 @@ django.setup()
 from django.core.management import call_command
 from django.db import DatabaseError, InterfaceError, connection, transaction
 from replsite.snapshot import take_snapshot
-from streams import database, epochs, inspection
+from streams.db import driver as database
+from streams import epochs
+from streams.maintenance.subjects import check as inspection
 from streams.errors import StreamError
-from streams.writers import current_writer, retire_all
+from streams.writing.writer import current_writer, retire_all
 from tests.waiting import wait_until
 from tests.writing import append, ids, linear, session
 

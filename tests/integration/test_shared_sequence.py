@@ -6,10 +6,11 @@ import pytest
 from django.core.checks import run_checks
 from django.db import transaction
 
-from streams import inspection, registry
-from streams.catalog import writing
+from streams import registry
+from streams.homeserver import append
+from streams.maintenance import check
 from streams.testing import as_instance, forget_writers
-from streams.writers import current_writer
+from streams.writing.writer import current_writer
 from tests.waiting import wait_until
 from tests.writing import in_thread, linear, session, stored
 
@@ -31,28 +32,28 @@ def test_pairs_are_those_of_the_protocol():
 
 
 def test_both_positions_move_when_either_is_written():
-    token = writing.account_data_changed("@u:x", "t")
+    token = append.account_data_changed("@u:x", "t")
     at("account_data", token)
     at("tag_account_data", token)
-    token = writing.set_tags("@u:x", "!r:x", {})
+    token = append.set_tags("@u:x", "!r:x", {})
     at("tag_account_data", token)
     at("account_data", token)
 
 
 def test_device_lists_and_signatures_move_together():
-    token = writing.signatures_changed("@u:x")
+    token = append.signatures_changed("@u:x")
     at("device_lists", token)
-    token = writing.devices_changed(["@u:x", "other.example"])
+    token = append.devices_changed(["@u:x", "other.example"])
     at("user_signature", token)
 
 
 def test_open_transaction_on_one_stream_holds_only_that_one_back():
-    first = writing.account_data_changed("@u:x", "t")
+    first = append.account_data_changed("@u:x", "t")
     at("tag_account_data", first)
     with transaction.atomic():
-        writing.account_data_changed("@u:x", "t")
+        append.account_data_changed("@u:x", "t")
         others: list[int] = []
-        in_thread(lambda: others.append(writing.set_tags("@u:x", "!r:x", {}))).join()
+        in_thread(lambda: others.append(append.set_tags("@u:x", "!r:x", {}))).join()
         at("tag_account_data", others[0])
         assert linear("account_data") == first
     at("account_data", others[0])
@@ -60,15 +61,15 @@ def test_open_transaction_on_one_stream_holds_only_that_one_back():
 
 def test_rolled_back_reservation_holds_nothing_back():
     with pytest.raises(RuntimeError), transaction.atomic():
-        writing.account_data_changed("@u:x", "t")
+        append.account_data_changed("@u:x", "t")
         raise RuntimeError
-    token = writing.set_tags("@u:x", "!r:x", {})
+    token = append.set_tags("@u:x", "!r:x", {})
     at("account_data", token)
     at("tag_account_data", token)
 
 
 def test_writer_in_another_process_moves_both_for_all(run_manage):
-    token = writing.account_data_changed("@u:x", "t")
+    token = append.account_data_changed("@u:x", "t")
     at("tag_account_data", token)
     done = run_manage("append", "tag_account_data", "--count", "3", "--instance", "other")
     assert done.returncode == 0, done.stderr
@@ -77,10 +78,10 @@ def test_writer_in_another_process_moves_both_for_all(run_manage):
 
 
 def test_after_a_restart_both_are_where_the_sequence_was_written_last():
-    token = writing.account_data_changed("@u:x", "t")
+    token = append.account_data_changed("@u:x", "t")
     at("tag_account_data", token)
     for _ in range(3):
-        token = writing.account_data_changed("@u:x", "t")
+        token = append.account_data_changed("@u:x", "t")
     forget_writers()  # before the other stream's position was stored, perhaps
     with as_instance("master"):
         current_writer().tracker(registry.get("tag_account_data"))
@@ -90,7 +91,7 @@ def test_after_a_restart_both_are_where_the_sequence_was_written_last():
 
 def test_writer_that_may_write_only_one_enters_only_that(settings):
     settings.REPLSITE_WRITERS = {"tag_account_data": ["someone-else"]}
-    writing.account_data_changed("@u:x", "t")
+    append.account_data_changed("@u:x", "t")
     assert set(current_writer().trackers) == {"account_data"}
 
 
@@ -101,14 +102,14 @@ def test_check_warns_of_different_writers_for_one_sequence(settings):
 
 
 def test_sequence_behind_the_other_table_is_found_and_repaired():
-    token = max(writing.account_data_changed("@u:x", "t") for _ in range(3))
+    token = max(append.account_data_changed("@u:x", "t") for _ in range(3))
     at("tag_account_data", token)
     forget_writers()
     with session() as cursor:
         cursor.execute("DELETE FROM streams_streamposition")
         cursor.execute("SELECT setval('streams_accountdatachange_seq', 1)")
-        verdicts = {found.stream: found.verdict for found in inspection.inspect_streams(cursor)}
+        verdicts = {found.stream: found.verdict for found in check.inspect_streams(cursor)}
         assert verdicts["tag_account_data"] == verdicts["account_data"] == "sequence behind table"
-        inspection.repair(cursor, registry.get("tag_account_data"))
-        assert all(found.well for found in inspection.inspect_streams(cursor))
-    assert writing.set_tags("@u:x", "!r:x", {}) == token + 1
+        check.repair(cursor, registry.get("tag_account_data"))
+        assert all(found.well for found in check.inspect_streams(cursor))
+    assert append.set_tags("@u:x", "!r:x", {}) == token + 1

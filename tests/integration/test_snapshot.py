@@ -19,9 +19,9 @@ from replsite.snapshot_views import as_json
 from replsite.status import HealthWord
 from replsite.trends import History
 from streams import registry
-from streams.declaration import FactTable, StreamDeclaration
+from streams.core.declaration import FactTable, StreamDeclaration
 from streams.models import CacheInvalidation, Instance, Reader, Sample, StreamPosition
-from streams.writers import retire_all
+from streams.writing.writer import retire_all
 from tests.writing import ids
 
 pytestmark = pytest.mark.django_db(transaction=True)

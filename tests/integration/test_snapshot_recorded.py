@@ -11,9 +11,9 @@ from django.test import Client
 
 from replsite.snapshot import take_snapshot
 from streams.models import RecordedPosition
-from streams.recording import Batch, Recorder
-from streams.replication.cursors import Gap
-from streams.replication.views import FollowedRow
+from streams.recording.recorder import Batch, Recorder
+from streams.replication.protocol.cursors import Gap
+from streams.replication.protocol.ordering import FollowedRow
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

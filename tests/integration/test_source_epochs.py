@@ -9,7 +9,8 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from pipeline.source import ReplsiteSource
 from pipeline.source_vectors import Bound
-from streams import database, epochs
+from streams import epochs
+from streams.db import driver
 from streams.errors import EpochChanged
 from tests.writing import append, session, wait_for_linear
 
@@ -19,7 +20,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 @pytest.fixture
 def reader():
     """A planning reader on the stream ``caches``."""
-    source = ReplsiteSource({"dsn": database.dsn(), "stream": "caches", "startingOffsets": "latest"})
+    source = ReplsiteSource({"dsn": driver.dsn(), "stream": "caches", "startingOffsets": "latest"})
     found: Any = source.streamReader(source.schema())
     yield found
     found.stop()

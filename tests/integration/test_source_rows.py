@@ -12,7 +12,7 @@ from pipeline.source_filters import Condition
 from pipeline.source_rows import Reading, read_piece
 from pipeline.source_vectors import pieces
 from streams import registry
-from streams.database import dsn
+from streams.db.driver import dsn
 from streams.errors import ResyncNeeded
 from streams.models import CacheInvalidation, Receipt
 

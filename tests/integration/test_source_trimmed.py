@@ -9,16 +9,16 @@ from pyspark.sql.datasource import InputPartition
 
 from pipeline.source import ReplsiteSource
 from pipeline.source_vectors import Bound, Piece
-from streams import database
+from streams.db import driver
 from streams.errors import ResyncNeeded
-from streams.trimming import Keep, TrimRequest, trim
+from streams.maintenance.trim import Keep, TrimRequest, trim
 from tests.writing import append, session, stream, wait_for_linear
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def source(**options: str) -> ReplsiteSource:
-    return ReplsiteSource({"dsn": database.dsn(), "stream": "caches", **options})
+    return ReplsiteSource({"dsn": driver.dsn(), "stream": "caches", **options})
 
 
 def piece(after: int, upto: int) -> InputPartition:

@@ -21,7 +21,7 @@ from pipeline.errors import FactsNotAppended
 from pipeline.models import SourceWrite
 from pipeline.source_options import WriteOptions
 from pipeline.source_writing import PREFIX, fact_writer
-from streams.database import dsn
+from streams.db.driver import dsn
 from streams.models import CacheInvalidation, Receipt, StreamPosition
 from tests.session import PROJECT
 from tests.waiting import wait_until

@@ -8,9 +8,9 @@ import pytest
 
 from streams import workers
 from streams.models import WorkerConnection
-from streams.replication.commands import RemoteServerUp
-from streams.replication.hearing import hear
-from streams.replication.speaker import Speaker
+from streams.replication.common.command_hooks import hear
+from streams.replication.protocol.client_state import Speaker
+from streams.replication.protocol.commands import RemoteServerUp
 from tests.integration.test_follower import Followed
 from tests.proxy import proxy_to
 from tests.waiting import wait_until

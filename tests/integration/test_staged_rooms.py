@@ -14,7 +14,7 @@ from pipeline.plan import create_staging, drop_staging, make_plan, planned_rooms
 from pipeline.stage_lines import LineWork, stage_part
 from pipeline.stage_rooms import RoomWork, stage_rooms
 from pipeline.staging import BROKEN, RESULT_TABLES, WORKING, table_name
-from streams.database import dsn
+from streams.db.driver import dsn
 from tests.room_data import ROOMS
 from tests.waiting import wait_until
 

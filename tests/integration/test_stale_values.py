@@ -13,11 +13,13 @@ import pytest
 from asgiref.sync import async_to_sync, sync_to_async
 from django.db import connection, transaction
 
-from streams import cache_feed, effects, pokes, registry
+from streams import registry
 from streams.caching import cached
 from streams.follow import Begin, Chunk, Handler, Reader
+from streams.reading import cache_feed, pokes
 from streams.testing import forget_writers
-from streams.writers import current_writer
+from streams.writing import side_effects
+from streams.writing.writer import current_writer
 from tests.integration import cached_words
 from tests.integration.cached_words import set_word, word
 from tests.integration.test_caching import Other
@@ -85,7 +87,7 @@ def change_of_north(key: str, value: str, name: str = "cached_words") -> int:
 
 def wait_until_ended() -> None:
     """Until this process knows how its transactions ended."""
-    wait_until(lambda: not effects._all_pending, 20.0)
+    wait_until(lambda: not side_effects._all_pending, 20.0)
 
 
 def test_a_value_that_was_prefilled_before_the_same_transaction_changed_it_again():
@@ -209,7 +211,7 @@ def test_a_transaction_that_was_left_and_whose_end_nobody_told(monkeypatch):
     hits = word.store.counts.hits
     assert [word("k"), word("k")] == ["1", "1"]
     assert word.store.counts.hits == hits + 1
-    assert not effects.is_changed_in_process("cached_words", ("k",))
+    assert not side_effects.is_changed_in_process("cached_words", ("k",))
 
 
 def test_a_function_that_changes_what_it_reads_and_is_taken_back():

@@ -121,7 +121,7 @@ def test_retire_of_a_writer_with_an_open_transaction_names_it_and_keeps_draining
 
 
 def test_retire_refuses_while_a_transaction_is_open(run_manage, ghost):
-    from streams.database import append_key
+    from streams.db.driver import append_key
 
     with transaction.atomic(), connection.cursor() as cursor:
         cursor.execute("SELECT pg_advisory_xact_lock_shared(%s)", [append_key(cursor, "ghost")])

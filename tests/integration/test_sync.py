@@ -21,12 +21,13 @@ from events.sync import await_sync, resync_user, sync
 from events.sync_circle import Circle
 from events.sync_streams import Question, providers
 from streams import registry
-from streams.catalog import typing_users, writing
-from streams.catalog.models import Presence
+from streams.core.tokens import VectorToken
 from streams.epochs import begin_epoch
 from streams.errors import EpochChanged, TokenError
-from streams.pokes import Poke
-from streams.tokens import VectorToken
+from streams.homeserver import append
+from streams.homeserver import typing as typing_users
+from streams.models.catalog import Presence
+from streams.reading.pokes import Poke
 from tests.async_waiting import wait_for
 from tests.room_talker import USERS, chatter, talkers
 from tests.sync_client import SyncClient, check_matches
@@ -39,7 +40,7 @@ ALICE, BOB, CAROL, DAVE = USERS
 
 
 def online(user: str, **more: object) -> Callable[[], object]:
-    return lambda: writing.set_presence(Presence(user_id=user, state="online", **more))
+    return lambda: append.set_presence(Presence(user_id=user, state="online", **more))
 
 
 # --- every stream ---------------------------------------------------------------------------------------------------
@@ -57,7 +58,7 @@ ACTS: dict[str, list[Callable[[str], object]]] = {
     "presence": [
         lambda room: online(BOB)(),
         lambda room: online(ALICE, status_msg="here")(),
-        lambda room: writing.set_presence(Presence(user_id=BOB, state="offline")),
+        lambda room: append.set_presence(Presence(user_id=BOB, state="offline")),
     ],
     "typing": [
         lambda room: typing_users.set_typing(room, BOB, True),
@@ -66,48 +67,48 @@ ACTS: dict[str, list[Callable[[str], object]]] = {
         lambda room: typing_users.set_typing(room, ALICE, False),
     ],
     "receipts": [
-        lambda room: writing.add_receipt(room, "m.read", BOB, "$1", {"ts": 1}),
-        lambda room: writing.add_receipt(room, "m.read", BOB, "$2", {"ts": 2}),
-        lambda room: writing.add_receipt(room, "m.read.private", ALICE, "$2", {"ts": 3}),
+        lambda room: append.add_receipt(room, "m.read", BOB, "$1", {"ts": 1}),
+        lambda room: append.add_receipt(room, "m.read", BOB, "$2", {"ts": 2}),
+        lambda room: append.add_receipt(room, "m.read.private", ALICE, "$2", {"ts": 3}),
     ],
-    "push_rules": [lambda room: writing.push_rules_changed(ALICE)] * 2,
+    "push_rules": [lambda room: append.push_rules_changed(ALICE)] * 2,
     "pushers": [
-        lambda room: writing.pusher_changed(ALICE, "app", "key"),
-        lambda room: writing.pusher_changed(ALICE, "app", "other"),
-        lambda room: writing.pusher_changed(ALICE, "app", "key", deleted=True),
+        lambda room: append.pusher_changed(ALICE, "app", "key"),
+        lambda room: append.pusher_changed(ALICE, "app", "other"),
+        lambda room: append.pusher_changed(ALICE, "app", "key", deleted=True),
     ],
     "device_lists": [
-        lambda room: writing.devices_changed([BOB, "x.example"]),
-        lambda room: writing.devices_changed([ALICE, CAROL]),
+        lambda room: append.devices_changed([BOB, "x.example"]),
+        lambda room: append.devices_changed([ALICE, CAROL]),
     ],
-    "to_device": [lambda room: writing.messages_to_devices([ALICE, BOB])] * 2,
+    "to_device": [lambda room: append.messages_to_devices([ALICE, BOB])] * 2,
     "tag_account_data": [
-        lambda room: writing.set_tags(ALICE, room, {"m.favourite": {"order": 0.5}}),
-        lambda room: writing.set_tags(ALICE, room, {}),
+        lambda room: append.set_tags(ALICE, room, {"m.favourite": {"order": 0.5}}),
+        lambda room: append.set_tags(ALICE, room, {}),
     ],
     "account_data": [
-        lambda room: writing.account_data_changed(ALICE, "m.direct"),
-        lambda room: writing.account_data_changed(ALICE, "m.fully_read", room),
+        lambda room: append.account_data_changed(ALICE, "m.direct"),
+        lambda room: append.account_data_changed(ALICE, "m.fully_read", room),
     ],
     "groups": [
-        lambda room: writing.group_changed("+g:x", ALICE, {"membership": "join", "content": {}}),
-        lambda room: writing.group_changed("+g:x", ALICE, {"membership": "leave", "content": {}}),
+        lambda room: append.group_changed("+g:x", ALICE, {"membership": "join", "content": {}}),
+        lambda room: append.group_changed("+g:x", ALICE, {"membership": "leave", "content": {}}),
     ],
-    "user_signature": [lambda room: writing.signatures_changed(ALICE)] * 2,
+    "user_signature": [lambda room: append.signatures_changed(ALICE)] * 2,
 }
 #: Stream -> something that does not concern Alice, who shares no room with Carol and Dave.
 FOREIGN: dict[str, Callable[[str], object]] = {
     "presence": lambda room: online(CAROL)(),
     "typing": lambda room: typing_users.set_typing(room, CAROL, True),
-    "receipts": lambda room: writing.add_receipt(room, "m.read", CAROL, "$1", {}),
-    "push_rules": lambda room: writing.push_rules_changed(CAROL),
-    "pushers": lambda room: writing.pusher_changed(CAROL, "app", "key"),
-    "device_lists": lambda room: writing.devices_changed([CAROL, "x.example"]),
-    "to_device": lambda room: writing.messages_to_devices([CAROL, "x.example"]),
-    "tag_account_data": lambda room: writing.set_tags(CAROL, room, {"u.x": {}}),
-    "account_data": lambda room: writing.account_data_changed(CAROL, "m.direct"),
-    "groups": lambda room: writing.group_changed("+g:x", CAROL, {"membership": "join", "content": {}}),
-    "user_signature": lambda room: writing.signatures_changed(CAROL),
+    "receipts": lambda room: append.add_receipt(room, "m.read", CAROL, "$1", {}),
+    "push_rules": lambda room: append.push_rules_changed(CAROL),
+    "pushers": lambda room: append.pusher_changed(CAROL, "app", "key"),
+    "device_lists": lambda room: append.devices_changed([CAROL, "x.example"]),
+    "to_device": lambda room: append.messages_to_devices([CAROL, "x.example"]),
+    "tag_account_data": lambda room: append.set_tags(CAROL, room, {"u.x": {}}),
+    "account_data": lambda room: append.account_data_changed(CAROL, "m.direct"),
+    "groups": lambda room: append.group_changed("+g:x", CAROL, {"membership": "join", "content": {}}),
+    "user_signature": lambda room: append.signatures_changed(CAROL),
 }
 
 
@@ -160,10 +161,10 @@ def test_rooms_follow_like_any_stream(room):
 
 def test_coming_and_going_brings_and_takes_what_is_met(room):
     second = create_room(BOB)
-    writing.add_receipt(second.room_id, "m.read", BOB, "$1", {"ts": 1})
+    append.add_receipt(second.room_id, "m.read", BOB, "$1", {"ts": 1})
     typing_users.set_typing(second.room_id, BOB, True)
-    writing.devices_changed([BOB, CAROL])
-    writing.set_presence(Presence(user_id=BOB, state="online"), Presence(user_id=CAROL, state="busy"))
+    append.devices_changed([BOB, CAROL])
+    append.set_presence(Presence(user_id=BOB, state="online"), Presence(user_id=CAROL, state="busy"))
     settled()
     joined, *_ = check_matches(
         ALICE,
@@ -189,7 +190,7 @@ def test_a_contact_who_goes_after_the_position_is_still_told_of(room, other, mon
 
     monkeypatch.setattr(HotFeed, "_feed_pokes", all_but_events)
     other.do("leave", room.room_id, BOB)
-    writing.devices_changed([BOB])
+    append.devices_changed([BOB])
     assert client.sync().streams["device_lists"].changed.keys() == {(BOB,)}
     position, _ = other.do("join", room.room_id, BOB)
     monkeypatch.undo()
@@ -211,8 +212,8 @@ def test_who_shares_another_room_already_is_not_told_again(room):
 def test_private_receipts_are_told_to_their_own(room):
     room.join(BOB)
     client = SyncClient(ALICE)
-    writing.add_receipt(room.room_id, "m.read.private", BOB, "$1", {"ts": 1})
-    writing.add_receipt(room.room_id, "m.read", BOB, "$1", {"ts": 1, "hidden": True})
+    append.add_receipt(room.room_id, "m.read.private", BOB, "$1", {"ts": 1})
+    append.add_receipt(room.room_id, "m.read", BOB, "$1", {"ts": 1, "hidden": True})
     assert not client.sync()
     assert "receipts" in SyncClient(BOB).streams
 
@@ -259,7 +260,7 @@ def without(token: str, stream: str) -> str:
 
 
 def test_a_token_without_a_stream_gets_it_whole(room):
-    writing.account_data_changed(ALICE, "m.direct")
+    append.account_data_changed(ALICE, "m.direct")
     client = SyncClient(ALICE)
     answer = sync(ALICE, without(client.token, "account_data"))
     assert set(answer.streams) == {"account_data"}
@@ -344,7 +345,7 @@ def test_what_is_new_is_told_while_nothing_is_heard(room, monkeypatch):
     feed = hot._feed(None)
     feed.memory.forget()
     monkeypatch.setattr(feed, "heard", lambda pokes: None)
-    writing.push_rules_changed(ALICE)
+    append.push_rules_changed(ALICE)
     sent = room.send(ALICE, "m.room.message", {"body": "x"})
     answer = client.sync()
     assert client.events[-1] == sent.event_id
@@ -363,7 +364,7 @@ def test_what_is_no_token_is_refused(room):
 
 def test_a_mark_makes_the_next_answer_full_once(room):
     client, bystander = SyncClient(ALICE), SyncClient(BOB)
-    writing.push_rules_changed(ALICE)
+    append.push_rules_changed(ALICE)
     resync_user(ALICE)
     answer = client.sync()
     assert answer.full
@@ -405,10 +406,10 @@ def test_marks_that_were_trimmed_are_taken_to_be_there(room):
 
 
 def test_facts_that_were_trimmed_bring_the_stream_whole(room):
-    writing.account_data_changed(ALICE, "m.direct")
+    append.account_data_changed(ALICE, "m.direct")
     client = SyncClient(ALICE)
     for _ in range(3):
-        writing.account_data_changed(ALICE, "m.direct")
+        append.account_data_changed(ALICE, "m.direct")
     with session() as cursor:
         cursor.execute("SELECT max(stream_id) FROM streams_accountdatachange")
         top = cursor.fetchone()[0]
@@ -485,7 +486,7 @@ def test_async_callers_wait_without_threads(room):
         tasks = [asyncio.create_task(await_sync(ALICE, first.next_batch, 30.0)) for _ in range(many)]
         await wait_for(lambda: hot.waiting() == many)
         assert threading.active_count() < threads + 40
-        await sync_to_async(writing.push_rules_changed)(ALICE)
+        await sync_to_async(append.push_rules_changed)(ALICE)
         return [bool(answer) for answer in await asyncio.gather(*tasks)]
 
     assert in_a_loop(talk) == [True] * many

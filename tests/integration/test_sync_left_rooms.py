@@ -13,8 +13,8 @@ from events.pages import OLDEST, timeline, visible_to
 from events.sync_rooms import initial_sync
 from events.sync_token import SyncToken
 from events.user_timeline import timeline_of
+from streams.core.tokens import VectorToken
 from streams.epochs import current_epoch
-from streams.tokens import VectorToken
 from tests.made_rooms import ALICE, MadeRoom
 from tests.persisted_rooms import incoming, persist, persist_all
 from tests.syncing import first, here, ids, only, since, talk

@@ -10,10 +10,10 @@ from events.sync_positions import current_token, events_token, read_events_token
 from events.sync_rooms import initial_sync, rooms_since
 from events.sync_token import SyncToken
 from streams import registry
+from streams.core.tokens import VectorToken
 from streams.epochs import begin_epoch, current_epoch
 from streams.errors import EpochChanged, TokenError
 from streams.models import StreamPosition
-from streams.tokens import VectorToken
 from tests.writing import session
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -17,9 +17,9 @@ from events.sync_answers import RoomsSince
 from events.sync_rooms import initial_sync
 from events.sync_token import SyncToken
 from events.sync_windows import looked_at
+from streams.core.tokens import VectorToken
 from streams.epochs import current_epoch
 from streams.errors import TokenError
-from streams.tokens import VectorToken
 from tests.made_rooms import ALICE, MadeRoom
 from tests.persisted_rooms import persist
 from tests.syncing import first, here, ids, only, since, talk

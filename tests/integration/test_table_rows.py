@@ -6,8 +6,8 @@ import pytest
 from django.db import connection
 
 from streams import registry
-from streams.readers import rows_between
-from streams.replication.table_rows import Wanted, table_rows
+from streams.reading.rows import rows_between
+from streams.replication.common.table_rows import Wanted, table_rows
 from tests.writing import fact, ids, stream
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -8,7 +8,7 @@ import subprocess
 import pytest
 
 from streams.models import WireCount
-from streams.replication.tls import TlsFiles, client_context
+from streams.replication.transport.tls import TlsFiles, client_context
 from tests.certificates import Authority
 from tests.waiting import wait_until
 from tests.wire_client import WireClient, ready_ports, start_replication

@@ -13,18 +13,18 @@ from django.db import connection
 
 from streams import registry
 from streams.conf import stream_settings
+from streams.core.tokens import VectorToken
+from streams.core.watermarks import check_not_trimmed, trim_mark
 from streams.errors import NotTrimmable, ResyncNeeded, TrimBusy
 from streams.follow import Begin, Handler, Reader
+from streams.maintenance.trim import Keep, TrimRequest, plan_trim, reader_limit, trim
 from streams.models import CacheInvalidation, LowWaterMark, StoredCursor, StreamPosition
 from streams.models import Reader as ReaderRow
-from streams.readers import rows_between, rows_that_are_there
-from streams.replication.broadcaster import Broadcaster
-from streams.replication.redis_publisher import RedisPeer
+from streams.reading.rows import rows_between, rows_that_are_there
+from streams.replication.redis.publisher import RedisPeer
+from streams.replication.server.broadcaster import Broadcaster
 from streams.stream import Stream
 from streams.testing import as_instance, forget_writers
-from streams.tokens import VectorToken
-from streams.trim_marks import check_not_trimmed, trim_mark
-from streams.trimming import Keep, TrimRequest, plan_trim, reader_limit, trim
 from tests.waiting import wait_until
 from tests.wire_client import start_replication
 from tests.writing import append, ids, linear, session, stored, stream, wait_for_linear
@@ -77,7 +77,7 @@ def test_the_newest_facts_stay():
 
 @pytest.mark.parametrize("batch_rows", [1, 2, 3, 100])
 def test_a_fact_goes_whole_or_stays_whole(monkeypatch, batch_rows):
-    monkeypatch.setattr("streams.trimming.BATCH_ROWS", batch_rows)
+    monkeypatch.setattr("streams.maintenance.trim.BATCH_ROWS", batch_rows)
     with connection.cursor() as cursor:
         for number in (2, 3, 3, 3, 4, 4, 5):
             cursor.execute(
@@ -258,7 +258,7 @@ def test_start_up_and_check_streams_are_right_on_a_trimmed_table(run_manage):
 
 
 def test_all_writers_retired_and_an_empty_table_do_not_set_the_stream_back():
-    from streams.writers import retire_all
+    from streams.writing.writer import retire_all
 
     last = written(3)[-1]
     retire_all()

@@ -12,8 +12,8 @@ from django.db import connection
 
 from pipeline.job_sql import KILLED_JOBS
 from pipeline.jobs import JobLock
-from streams import database
-from streams.schema_mark import SCHEMA_MARK
+from streams.db import driver
+from streams.db.schema_mark import SCHEMA_MARK
 from tests.wire_client import WireClient, positioned, start_replication
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -31,7 +31,7 @@ class Site:
         self.environment = {"DATABASE_URL": f"{database_url}?options=-csearch_path%3D{quoted}"}
 
     def session(self):
-        found = psycopg2.connect(database.dsn(), options=f'-csearch_path="{self.schema}"')
+        found = psycopg2.connect(driver.dsn(), options=f'-csearch_path="{self.schema}"')
         found.autocommit = True
         return closing(found)
 
@@ -102,8 +102,8 @@ def test_the_same_names_are_free_in_each(sites):
     """Locks and channels belong to the whole database: each carries the schema."""
     with sites[0].session() as north, sites[1].session() as south, connection.cursor() as public:
         cursors = [north.cursor(), south.cursor(), public]
-        kinds = (database.writer_key, database.append_key, database.reader_key, database.recorder_key)
-        for key in (*kinds, database.trim_key, database.start_key, database.channel):
+        kinds = (driver.writer_key, driver.append_key, driver.reader_key, driver.recorder_key)
+        for key in (*kinds, driver.trim_key, driver.start_key, driver.channel):
             assert len({key(cursor, "master") for cursor in cursors}) == 3, key
         assert all(JobLock(own).take(1) for own in (north, south))
         for site, cursor in zip(sites, cursors, strict=False):
@@ -121,8 +121,8 @@ def test_a_site_in_public_has_the_names_of_before():
         cursor.execute(f"SELECT {SCHEMA_MARK}")
         assert cursor.fetchone()[0] == ""
         digest = hashlib.blake2b(b"replsite.writer:master", digest_size=8).digest()
-        assert database.writer_key(cursor, "master") == int.from_bytes(digest, "big", signed=True)
-        assert database.channel(cursor, "replsite_streams") == "replsite_streams"
+        assert driver.writer_key(cursor, "master") == int.from_bytes(digest, "big", signed=True)
+        assert driver.channel(cursor, "replsite_streams") == "replsite_streams"
 
 
 def test_the_schema_is_that_of_the_tables_whatever_else_is_on_the_path():
@@ -130,9 +130,9 @@ def test_the_schema_is_that_of_the_tables_whatever_else_is_on_the_path():
     with connection.cursor() as cursor:
         cursor.execute("CREATE SCHEMA own_tables")
     try:
-        with closing(psycopg2.connect(database.dsn(), options="-csearch_path=own_tables,public")) as other:
+        with closing(psycopg2.connect(driver.dsn(), options="-csearch_path=own_tables,public")) as other:
             cursor = other.cursor()
-            assert database.schema_mark(cursor) == ""
+            assert driver.schema_mark(cursor) == ""
     finally:
         with connection.cursor() as cursor:
             cursor.execute("DROP SCHEMA own_tables")

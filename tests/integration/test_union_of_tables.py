@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 
 from events.models import CurrentStateDelta
-from streams import inspection, registry
-from streams.load import generator
-from streams.readers import rows_between
-from streams.replication.catch_up import TableCatchUp
+from streams import registry
+from streams.load_generator import generator
+from streams.maintenance import check
+from streams.reading.rows import rows_between
+from streams.replication.client.table_catch_up import TableCatchUp
 from streams.testing import forget_writers
-from streams.writers import current_writer
+from streams.writing.writer import current_writer
 from tests.writing import session
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -58,9 +59,9 @@ def test_repair_reads_both(events):
     with session() as cursor:
         cursor.execute("DELETE FROM streams_streamposition")
         cursor.execute(f"SELECT setval('{events.declaration.sequence}', 1)")
-        (found,) = [found for found in inspection.inspect_streams(cursor) if found.stream == "events"]
+        (found,) = [found for found in check.inspect_streams(cursor) if found.stream == "events"]
         assert (found.verdict, found.highest_in_tables) == ("sequence behind table", last)
-        assert inspection.repair(cursor, events) == last
+        assert check.repair(cursor, events) == last
 
 
 async def test_catch_up_reads_both(events):

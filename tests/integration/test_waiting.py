@@ -11,11 +11,13 @@ import pytest
 from asgiref.sync import async_to_sync
 from django.db import transaction
 
-from streams import epochs, leases, registry, waiting
+from streams import epochs, registry
+from streams.core.tokens import VectorToken
 from streams.errors import EpochChanged, TokenError, WaitTimedOut
 from streams.models import StreamPosition
-from streams.tokens import VectorToken
-from streams.writers import current_writer, retire_all
+from streams.waiting import wait
+from streams.writing import lease
+from streams.writing.writer import current_writer, retire_all
 from tests.waiting import wait_until
 from tests.writing import append, give_out, ids, in_thread, session, stream, terminate, wait_for_linear
 
@@ -26,8 +28,8 @@ pytestmark = pytest.mark.django_db(transaction=True)
 def north():
     """Another living writer, entered at the present; returns how to announce a position of it."""
     with session() as cursor:
-        leases.take(cursor, "north", leases.Identity("far", 1, "x"), 1.0)
-        leases.store_entry(cursor, stream(), "north", 1)
+        lease.take(cursor, "north", lease.Identity("far", 1, "x"), 1.0)
+        lease.store_entry(cursor, stream(), "north", 1)
 
         def announce(position: int) -> None:
             cursor.execute("UPDATE streams_streamposition SET position = %s WHERE instance_name = 'north'", [position])
@@ -51,7 +53,7 @@ def test_process_that_writes_nothing_sees_what_another_wrote(north):
     assert not current_writer().has_lock
     waited = []
     thread = in_thread(lambda: waited.append(stream().wait_for(7, 20)))
-    wait_until(waiting.waiting)
+    wait_until(wait.waiting)
     assert not waited
     north(7)
     thread.join()
@@ -79,7 +81,7 @@ def test_vector_token_waits_for_each_writers_entry(north):
 
 def test_time_out_names_stream_writer_wanted_and_seen_and_is_counted(north):
     append()
-    before = waiting.timed_out["caches"]
+    before = wait.timed_out["caches"]
     with pytest.raises(WaitTimedOut) as error:
         stream().wait_for(99, 0.2)
     for part in (
@@ -91,8 +93,8 @@ def test_time_out_names_stream_writer_wanted_and_seen_and_is_counted(north):
     ):
         assert part in str(error.value)
     assert isinstance(error.value, TimeoutError)
-    assert waiting.timed_out["caches"] == before + 1
-    assert waiting.waiting() == 0
+    assert wait.timed_out["caches"] == before + 1
+    assert wait.waiting() == 0
 
 
 @pytest.mark.parametrize("token", [-1, True, None, 1.5, "x", "5@a b", b"5"])
@@ -125,7 +127,7 @@ def test_async_waits_without_a_thread_for_each(north):
     async def run() -> tuple[int, float, int]:
         await stream().await_for(1)
         tasks = [asyncio.create_task(stream().await_for(5 + number % 3, 30)) for number in range(1_000)]
-        while waiting.waiting() < 1_000:  # noqa: ASYNC110 - nothing tells that somebody began to wait
+        while wait.waiting() < 1_000:  # noqa: ASYNC110 - nothing tells that somebody began to wait
             await asyncio.sleep(0.01)
         threads = threading.active_count()
         begun = time.perf_counter()
@@ -137,7 +139,7 @@ def test_async_waits_without_a_thread_for_each(north):
     assert count == 1_000
     assert threads < 20
     assert seconds < 5
-    assert waiting.waiting() == 0
+    assert wait.waiting() == 0
 
 
 def test_async_time_out_and_cancelling_leave_nobody_behind(north):
@@ -145,14 +147,14 @@ def test_async_time_out_and_cancelling_leave_nobody_behind(north):
         with pytest.raises(WaitTimedOut):
             await stream().await_for(99, 0.1)
         task = asyncio.create_task(stream().await_for(98, 30))
-        while not waiting.waiting():  # noqa: ASYNC110
+        while not wait.waiting():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
 
     async_to_sync(run)()
-    assert waiting.waiting() == 0
+    assert wait.waiting() == 0
 
 
 def test_async_text_token():
@@ -173,7 +175,7 @@ def test_local_commit_wakes_without_any_notification(monkeypatch):
     done = []
     token = VectorToken(number, {"master": number + 1})
     thread = in_thread(lambda: done.append(stream().wait_for(token, 20)))
-    wait_until(waiting.waiting)
+    wait_until(wait.waiting)
     append()
     thread.join(5)
     assert done
@@ -183,7 +185,7 @@ def test_woken_after_the_connection_was_lost(north):
     stream().wait_for(1)
     done = []
     thread = in_thread(lambda: done.append(stream().wait_for(9, 30)))
-    wait_until(waiting.waiting)
+    wait_until(wait.waiting)
     with session() as cursor:
         cursor.execute("SELECT pid FROM pg_stat_activity WHERE application_name = 'replsite pokes waiting'")
         terminate(cursor.fetchone()[0])
@@ -203,7 +205,7 @@ def test_what_was_seen_before_a_restore_is_not_there(north):
         cursor.execute("UPDATE streams_streamposition SET position = 5 WHERE instance_name = 'north'")
         cursor.execute("SELECT pid FROM pg_stat_activity WHERE application_name = 'replsite pokes waiting'")
         terminate(cursor.fetchone()[0])
-    wait_until(lambda: waiting._views["default"].seen("caches").linear == 5, 10)
+    wait_until(lambda: wait._views["default"].seen("caches").linear == 5, 10)
     with pytest.raises(WaitTimedOut):
         stream().wait_for(9, 0.3)
     north(9)
@@ -215,8 +217,8 @@ def test_writer_that_joins_is_not_passed(north):
     north(5)
     stream().wait_for(5, 10)
     with session() as cursor:
-        leases.take(cursor, "south", leases.Identity("far", 2, "x"), 1.0)
-        leases.store_entry(cursor, stream(), "south", 5)
+        lease.take(cursor, "south", lease.Identity("far", 2, "x"), 1.0)
+        lease.store_entry(cursor, stream(), "south", 5)
         north(8)
         with pytest.raises(WaitTimedOut, match="slowest writer is 'south' at 5"):
             stream().wait_for(8, 0.5)
@@ -226,10 +228,10 @@ def test_writer_that_joins_is_not_passed(north):
 
 def test_child_of_a_fork_waits_by_itself(north):
     stream().wait_for(1)
-    assert waiting._views
+    assert wait._views
     child = os.fork()
     if child == 0:
-        os._exit(len(waiting._views))
+        os._exit(len(wait._views))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 

@@ -8,7 +8,7 @@ from django.db import connection
 from replsite import worker_rows
 from replsite.snapshot import take_snapshot
 from replsite.snapshot_views import CountView, WorkersView
-from streams import worker_table
+from streams.replication.common import worker_sql
 
 pytestmark = pytest.mark.django_db
 
@@ -20,11 +20,11 @@ def cursor():
 
 
 def connected(cursor, key, age=0.0, name="worker1"):
-    worker_table.store_connections(cursor, [{"key": key, "name": name, "address": "127.0.0.1:5", "age": age}], "here")
+    worker_sql.store_connections(cursor, [{"key": key, "name": name, "address": "127.0.0.1:5", "age": age}], "here")
 
 
 def sync(cursor, key, worker, *users):
-    worker_table.store_syncs(
+    worker_sql.store_syncs(
         cursor, [{"connection": key, "worker": worker, "user": user, "device": "", "ms": 5} for user in users]
     )
 
@@ -54,9 +54,9 @@ def test_connections_without_news_are_left_out(cursor):
 
 
 def test_acknowledgements_and_counts_are_told(cursor):
-    worker_table.store_acknowledgements(cursor, {"sender1": 5})
+    worker_sql.store_acknowledgements(cursor, {"sender1": 5})
     for total in (2, 3):
-        worker_table.add_counts(cursor, [{"kind": "closed", "name": "stopping", "total": total}])
+        worker_sql.add_counts(cursor, [{"kind": "closed", "name": "stopping", "total": total}])
     found = worker_rows.read_workers(cursor, 300.0)
     assert [(one.instance, one.token) for one in found.acknowledged] == [("sender1", 5)]
     assert found.counts == (CountView("closed", "stopping", 5),)
@@ -66,7 +66,7 @@ def test_acknowledgements_and_counts_are_told(cursor):
 
 def test_many_addresses_are_counted_so_far(cursor, monkeypatch):
     rows = [{"user": f"@{n}:b", "digest": "d", "ip": "::1", "device": "", "agent": "", "ms": 5} for n in range(5)]
-    worker_table.store_addresses(cursor, rows)
+    worker_sql.store_addresses(cursor, rows)
     assert worker_rows.read_workers(cursor, 300.0).addresses == 5
     monkeypatch.setattr(
         worker_rows, "_WORKERS", worker_rows._WORKERS.replace(f"LIMIT {worker_rows.MOST_ADDRESSES + 1}", "LIMIT 4")
@@ -90,10 +90,10 @@ def test_old_rows_are_forgotten(cursor):
     connected(cursor, "fresh")
     sync(cursor, "silent", "one", "@a:b")
     sync(cursor, "fresh", "two", "@c:b")
-    worker_table.store_addresses(
+    worker_sql.store_addresses(
         cursor, [{"user": "@a:b", "digest": "d", "ip": "::1", "device": "", "agent": "", "ms": 5}]
     )
-    worker_table.forget_old(cursor, 300.0, 3600.0)
+    worker_sql.forget_old(cursor, 300.0, 3600.0)
     found = worker_rows.read_workers(cursor, 1e9)
     assert ([one.worker for one in found.syncing], found.addresses) == (["two"], 0)
 
@@ -101,7 +101,7 @@ def test_old_rows_are_forgotten(cursor):
 def test_news_of_before_the_clock_was_set_back_grow_old_from_then_on(cursor):
     connected(cursor, "a", age=-3600.0)
     sync(cursor, "a", "one", "@a:b")
-    worker_table.forget_old(cursor, 300.0, 3600.0)
+    worker_sql.forget_old(cursor, 300.0, 3600.0)
     assert [one.worker for one in worker_rows.read_workers(cursor, 300.0).syncing] == ["one"], "it may well live"
     cursor.execute("SELECT max(last_news_at) <= clock_timestamp() FROM streams_workerconnection")
     assert cursor.fetchone() == (True,)
@@ -110,9 +110,9 @@ def test_news_of_before_the_clock_was_set_back_grow_old_from_then_on(cursor):
 def test_a_server_that_starts_forgets_its_earlier_life_only(cursor):
     connected(cursor, "mine")
     sync(cursor, "mine", "one", "@a:b")
-    worker_table.store_connections(cursor, [{"key": "other", "name": "w", "address": "", "age": 0.0}], "elsewhere")
+    worker_sql.store_connections(cursor, [{"key": "other", "name": "w", "address": "", "age": 0.0}], "elsewhere")
     sync(cursor, "other", "two", "@c:b")
-    worker_table.forget_server(cursor, "here")
+    worker_sql.forget_server(cursor, "here")
     assert [one.worker for one in worker_rows.read_workers(cursor, 300.0).syncing] == ["two"]
 
 
@@ -125,8 +125,8 @@ def test_news_never_go_back(cursor):
 
 def test_nothing_to_write_asks_nothing(cursor, django_assert_num_queries):
     with django_assert_num_queries(0):
-        worker_table.store_syncs(cursor, [])
-        worker_table.take_over(cursor, {})
-        worker_table.forget_workers(cursor, [])
-        worker_table.forget_connections(cursor, [])
-        worker_table.add_counts(cursor, [])
+        worker_sql.store_syncs(cursor, [])
+        worker_sql.take_over(cursor, {})
+        worker_sql.forget_workers(cursor, [])
+        worker_sql.forget_connections(cursor, [])
+        worker_sql.add_counts(cursor, [])

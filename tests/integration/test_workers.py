@@ -7,9 +7,9 @@ import time
 import pytest
 
 from streams import workers
-from streams.catalog import queues
-from streams.catalog.models import FederationItem
+from streams.homeserver import federation_queue
 from streams.models import SyncingUser, UserAddress, WireCount, WorkerConnection
+from streams.models.catalog import FederationItem
 from streams.replication.errors import UnsendableCommand
 from tests.waiting import wait_until
 from tests.wire_client import WireClient, positioned, start_replication
@@ -137,7 +137,7 @@ def test_a_client_that_is_called_otherwise_each_time_acknowledges_for_one_name(p
 
 
 def test_what_every_sender_acknowledged_is_freed(port):
-    tokens = [queues.send_federation([("e", {"number": number})]) for number in range(3)]
+    tokens = [federation_queue.send_federation([("e", {"number": number})]) for number in range(3)]
     wait_until(lambda: linear("federation") >= tokens[2], 20)  # nobody acknowledges what he was not told of
     with (
         WireClient(port, f"NAME slow\nFEDERATION_ACK slow {tokens[0]}") as client,

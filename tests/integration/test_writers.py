@@ -12,7 +12,8 @@ import pytest
 from django.db import OperationalError, connection, connections, transaction
 from django.test import override_settings
 
-from streams import database, liveness
+from streams.core.tracker import PositionTracker
+from streams.db import driver
 from streams.errors import (
     BadInstanceName,
     SequenceBehind,
@@ -21,10 +22,10 @@ from streams.errors import (
     WriterNotAllowed,
 )
 from streams.models import Instance, StreamPosition
-from streams.readers import stored_positions
+from streams.reading.rows import stored_positions
 from streams.testing import as_instance, forget_writers
-from streams.tracker import PositionTracker
-from streams.writers import Condition, WriterProcess, current_writer, retire_all, use_instance
+from streams.writing import dead_writers
+from streams.writing.writer import Condition, WriterProcess, current_writer, retire_all, use_instance
 from tests.waiting import wait_until
 from tests.writing import append, fact, ids, in_thread, linear, session, stored, stream, terminate, wait_for_linear
 
@@ -77,8 +78,8 @@ def test_pattern_takes_the_lowest_free_number(another):
 
 
 def test_a_session_that_is_just_ending_does_not_take_the_name():
-    holder = database.direct_connection(application_name="test")
-    holder.cursor().execute("SELECT pg_advisory_lock(%s)", [database.writer_key(holder.cursor(), "master")])
+    holder = driver.direct_connection(application_name="test")
+    holder.cursor().execute("SELECT pg_advisory_lock(%s)", [driver.writer_key(holder.cursor(), "master")])
     threading.Timer(0.2, holder.close).start()
     assert append()
 
@@ -88,9 +89,9 @@ def test_a_database_that_is_away_at_the_first_append_is_djangos_error(monkeypatc
     connection.ensure_connection()
 
     def refuse(*_, **__):
-        raise database.OperationalError("connection refused")
+        raise driver.OperationalError("connection refused")
 
-    monkeypatch.setattr(database, "direct_connection", refuse)
+    monkeypatch.setattr(driver, "direct_connection", refuse)
     with pytest.raises(OperationalError, match="connection refused"):
         append()
 
@@ -133,11 +134,11 @@ def test_an_idle_writer_that_was_taken_for_dead_stands_in_its_streams_again():
     with session() as cursor:
         terminate(writer.control.info.backend_pid)
         cursor.execute(
-            "SELECT pg_advisory_lock(%s)", [database.writer_key(cursor, "master")]
+            "SELECT pg_advisory_lock(%s)", [driver.writer_key(cursor, "master")]
         )  # so that it cannot come back yet
-        assert [one.stream for one in liveness.resolve_writer(cursor, "master", "test")]
+        assert [one.stream for one in dead_writers.resolve_writer(cursor, "master", "test")]
         assert stored()["master"].state == "retired"
-        cursor.execute("SELECT pg_advisory_unlock(%s)", [database.writer_key(cursor, "master")])
+        cursor.execute("SELECT pg_advisory_unlock(%s)", [driver.writer_key(cursor, "master")])
     wait_until(lambda: stored()["master"].state == "active", 30)
     assert writer.condition is Condition.HOLDING
     later = append()
@@ -244,7 +245,7 @@ def test_a_database_that_is_away_is_one_line_at_the_exit(monkeypatch, caplog):
     writer = current_writer()
 
     def away(*_: object) -> None:
-        raise database.DatabaseError("server closed the connection unexpectedly")
+        raise driver.DatabaseError("server closed the connection unexpectedly")
 
     monkeypatch.setattr(writer._background, "drain", away)
     assert retire_all() is False
@@ -433,7 +434,7 @@ def test_naive_reading_by_id_loses_what_ours_does_not():
 def test_session_sees_the_lock():
     append()
     with session() as cursor:
-        cursor.execute("SELECT pg_try_advisory_lock(%s)", [database.writer_key(cursor, "master")])
+        cursor.execute("SELECT pg_try_advisory_lock(%s)", [driver.writer_key(cursor, "master")])
         assert cursor.fetchone() == (False,)
 
 

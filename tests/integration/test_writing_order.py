@@ -14,19 +14,20 @@ from typing import Any
 import pytest
 from django.db import connection, transaction
 
-from streams import appends, registry
-from streams.catalog import typing_users
-from streams.catalog.models import TypingUser
+from streams import registry
+from streams.core.positions import RETIRED
+from streams.core.tracker import PositionTracker
 from streams.errors import WriterFenced
-from streams.load import generator
+from streams.homeserver import typing
+from streams.load_generator import generator
 from streams.models import StreamPosition
-from streams.pokes import CHANNEL, Poke, poke
-from streams.positions import RETIRED
-from streams.reservations import OpenTransaction
+from streams.models.catalog import TypingUser
+from streams.reading.pokes import CHANNEL, Poke, poke
 from streams.stream import Stream
 from streams.testing import forget_writers
-from streams.tracker import PositionTracker
-from streams.writers import WriterProcess, current_writer
+from streams.writing import append as appends
+from streams.writing.reservation import OpenTransaction
+from streams.writing.writer import WriterProcess, current_writer
 from tests.integration.test_catalog import _sequences_as_after_migrate
 from tests.waiting import wait_until
 from tests.writing import append, ids, in_thread, linear, other_writer, session, stored, terminate, wait_for_linear
@@ -66,7 +67,7 @@ def test_word_of_another_writer_after_the_beginning_is_believed():
 def test_a_new_life_does_not_wait_for_ever_for_a_transaction_that_waits_for_it(monkeypatch):
     """The process lost its name between two steps of a transaction, which keeps a row that the new life is to delete."""
     monkeypatch.setattr("streams.stream.LOCK_SECONDS", 1)
-    typing_users.set_typing("!r:x", "@a:x", True)
+    typing.set_typing("!r:x", "@a:x", True)
     writer = current_writer()
 
     def type_on() -> None:

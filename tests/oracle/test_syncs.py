@@ -11,7 +11,7 @@ import pytest
 from events.models import CurrentStateDelta
 from events.sync_rooms import rooms_since
 from events.user_timeline import timeline_of
-from streams.tokens import VectorToken
+from streams.core.tokens import VectorToken
 from tests.oracle.answers import parsed
 from tests.persisted_rooms import persist_all
 from tests.room_data import ROOM_NAMES, oracle, stored_events

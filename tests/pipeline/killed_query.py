@@ -97,17 +97,18 @@ class Joining(threading.Thread):
     def run(self) -> None:
         from django.db import connections
 
-        from streams import registry, writers
+        from streams import registry
         from streams.models import CacheInvalidation
+        from streams.writing import writer
 
         while not self._ended.is_set():
-            writers.use_instance(f"w{self.joined % NAMES}")
+            writer.use_instance(f"w{self.joined % NAMES}")
             for number in range(BUSIEST // 3):
                 registry.get("caches").append(
                     *(CacheInvalidation(cache_name="c", keys=[str(number)]) for _ in range(3))
                 )
                 self._ended.wait(0.05)
-            writers.retire_all()
+            writer.retire_all()
             self.joined += 1
         connections.close_all()
 
@@ -176,7 +177,7 @@ def main() -> int:
         django.setup()
         from django.core.management import call_command
 
-        from streams.database import dsn
+        from streams.db.driver import dsn
 
         call_command("migrate", verbosity=0)
         facts, rows, distinct, joined = torture(kills, dsn(), folder)

@@ -7,9 +7,10 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from pipeline.schemas import fact_columns
 from pipeline.source import ReplsiteSource, register
-from streams import registry, writers
-from streams.database import dsn
-from streams.load import generator
+from streams import registry
+from streams.db.driver import dsn
+from streams.load_generator import generator
+from streams.writing import writer as writers
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("own_writer")]
 WRITERS = ["one", "two", "three"]

@@ -12,7 +12,7 @@ import pytest
 from django.db import connection
 
 from streams import registry
-from streams.database import dsn
+from streams.db.driver import dsn
 from streams.models import CacheInvalidation
 from tests.conftest import end_process
 from tests.emptying import empty_tables

@@ -10,7 +10,7 @@ import pytest
 from pipeline import executor_check
 from pipeline.errors import ClusterUnfit
 from pipeline.executor_check import check_executors
-from streams.database import dsn
+from streams.db.driver import dsn
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.django_db

@@ -211,7 +211,7 @@ from django.conf import settings
 settings.REPLSITE_IMPORT_FOLDER = Path(sys.argv[1])
 from pipeline import import_history
 from pipeline.job_queue import JobServer
-from streams import writers
+from streams.writing import writer as writers
 
 def die(*_):
     os.kill(os.getpid(), signal.SIGKILL)

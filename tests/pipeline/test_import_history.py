@@ -11,7 +11,7 @@ import pytest
 from events.room_repair import check_room
 from pipeline.models import Job
 from streams import registry
-from streams.readers import linear_position, rows_between, stored_positions
+from streams.reading.rows import linear_position, rows_between, stored_positions
 from tests.pipeline.imports import ALL_ROOMS, run_import, staging_tables
 from tests.room_data import ROOM_NAMES, ROOMS, oracle, stored_events
 

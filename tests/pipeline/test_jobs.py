@@ -30,7 +30,7 @@ from pipeline.jobs import (
     resumable_job,
 )
 from pipeline.models import Job, JobState
-from streams.database import DatabaseError, direct_connection
+from streams.db.driver import DatabaseError, direct_connection
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -22,9 +22,10 @@ from pipeline.live_query import LiveQuery, Place
 from pipeline.live_statistics import StatisticsTable
 from pipeline.models import BatchLedger, RoomStatistics, ServerStatistics
 from pipeline.source import register
-from streams import registry, writers
-from streams.database import dsn
+from streams import registry
+from streams.db.driver import dsn
 from streams.models import Reader, StoredCursor
+from streams.writing import writer
 from tests.syncing import talk
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("own_writer"), pytest.mark.spark]
@@ -76,11 +77,11 @@ class Load:
         number = 0
         while not self.ended.wait(0.1):
             if number % 10 == 0:
-                writers.retire_all()
-                writers.use_instance(f"load-{number // 10}")
+                writer.retire_all()
+                writer.use_instance(f"load-{number // 10}")
             registry.get("events").append(*events(f"!room{number % 5}", 3))
             number += 1
-        writers.retire_all()
+        writer.retire_all()
         connections.close_all()
 
     def __enter__(self):
@@ -112,7 +113,7 @@ def test_counts_are_exact_over_a_kill_and_an_end_while_writers_join(start_pipeli
 
 def test_it_ends_by_itself_when_nothing_is_left(spark, rows):
     registry.get("events").append(*events("!r", 20))
-    assert writers.retire_all()
+    assert writer.retire_all()
     reached = run(LiveOptions(until_idle_seconds=0.3), lambda: False, lambda: None)
     assert counted() == expected(rows) == {"!r": 20}
     assert set(reached) == {"statistics", "feeds"}
@@ -137,7 +138,7 @@ def test_what_comes_in_is_summed_by_room_hour_and_user(kept):
     room = create_room("@ann:site")
     room.join("@bob:else")
     talk(room, 3)
-    assert writers.retire_all()
+    assert writer.retire_all()
     kept(StatisticsTable("site"))
     found = RoomStatistics.objects.get()
     stored = Event.objects.filter(stream_ordering__gt=0)
@@ -155,7 +156,7 @@ def test_rejected_events_and_history_are_counted_apart(kept):
         event.rejected_reason = "not allowed"
     registry.get("events").append(*rejected, *events("!r", 1))
     registry.get("backfill").append(*events("!r", 4))
-    assert writers.retire_all()
+    assert writer.retire_all()
     kept(StatisticsTable("site"))
     found = RoomStatistics.objects.get()
     assert (found.events, found.rejected, found.messages, found.history) == (3, 2, 3, 4)
@@ -166,7 +167,7 @@ def test_every_start_goes_on_where_the_tables_are(kept, rows):
     for checkpoints in ("first", "second", "first"):
         registry.get("events").append(*events("!r", 20))
         registry.get("backfill").append(*events("!r", 5))
-        assert writers.retire_all()
+        assert writer.retire_all()
         kept(StatisticsTable("site"), checkpoints)
     assert counted() == expected(rows) == {"!r": 60}
     assert RoomStatistics.objects.get().history == 15

@@ -6,7 +6,7 @@ import pytest
 
 from pipeline.live_query import LiveQuery, Place
 from pipeline.live_statistics import StatisticsTable
-from streams.database import dsn
+from streams.db.driver import dsn
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -7,10 +7,10 @@ import json
 import pytest
 
 from pipeline.source import register
-from streams.database import dsn
-from streams.recording import Batch, Recorder
-from streams.replication.cursors import Reset
-from streams.replication.views import FollowedRow
+from streams.db.driver import dsn
+from streams.recording.recorder import Batch, Recorder
+from streams.replication.protocol.cursors import Reset
+from streams.replication.protocol.ordering import FollowedRow
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.spark]
 

@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.source import register
 from streams import registry
-from streams.database import dsn
+from streams.db.driver import dsn
 from streams.models import CacheInvalidation, Reader
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("own_writer")]
@@ -36,7 +36,7 @@ def append(stream, count, name="c"):
 
 def write(as_writer, stream, count, name="c"):
     """Append in the name of another writer, which stays in the table of positions."""
-    from streams import writers
+    from streams.writing import writer as writers
 
     writers.retire_all()
     writers.use_instance(as_writer)

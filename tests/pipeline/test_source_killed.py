@@ -6,9 +6,10 @@ import psycopg2
 import pytest
 
 from pipeline.source import register
-from streams import registry, writers
-from streams.database import dsn
+from streams import registry
+from streams.db.driver import dsn
 from streams.models import CacheInvalidation
+from streams.writing import writer
 from tests.pipeline.killed_query import KilledQuery
 from tests.pipeline.query_driver import facts_to_parquet
 from tests.waiting import wait_until
@@ -28,7 +29,7 @@ def append(count):
 
 
 def test_a_query_that_is_killed_in_a_batch_loses_and_doubles_nothing(query, spark):
-    writers.use_instance("first")
+    writer.use_instance("first")
     ids = append(25)
     query.start()
     wait_until(lambda: len(query.numbers("commits")) >= 3, 240)
@@ -38,10 +39,10 @@ def test_a_query_that_is_killed_in_a_batch_loses_and_doubles_nothing(query, spar
         wait_until(query.is_in_a_batch, 240)
         query.kill()
     blocking.close()
-    writers.retire_all()
-    writers.use_instance("joined")
+    writer.retire_all()
+    writer.use_instance("joined")
     ids += append(25)
-    writers.retire_all()
+    writer.retire_all()
     register(spark)
     facts_to_parquet(spark, dsn(), query.folder).trigger(availableNow=True).start().awaitTermination(240)
     stored = spark.read.parquet(str(query.folder / "facts"))

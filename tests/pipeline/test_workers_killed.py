@@ -16,7 +16,7 @@ from events.room_repair import check_room
 from pipeline.job_runs import run_job
 from pipeline.models import Job, JobState
 from pipeline.staging import STAGED_EVENTS, table_name
-from streams.database import direct_connection
+from streams.db.driver import direct_connection
 from tests.integration import test_room_repair as damage
 from tests.pipeline.imports import SMALL_ROOMS, content, run_import, staging_tables
 from tests.pipeline.test_many_rooms import LOCAL, made_room, plant

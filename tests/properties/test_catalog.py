@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from events import catalog as events_catalog
 from streams import catalog
-from streams.declaration import Column, ColumnKind, FactTable, StreamDeclaration
-from streams.readers import rows_between
-from streams.replication.commands import Position, RData, parse_line
-from streams.replication.json_rows import encode_json
-from streams.replication.line_sql import can_write_lines, lines_sql, take_lines
-from streams.replication.rounds import Read, encode_rows
+from streams.core.declaration import Column, ColumnKind, FactTable, StreamDeclaration
+from streams.core.json_codec import encode_json
+from streams.reading.rows import rows_between
+from streams.replication.protocol.announcer import Read, encode_rows
+from streams.replication.protocol.commands import Position, RData, parse_line
+from streams.replication.protocol.rdata_sql import can_write_lines, lines_sql, take_lines
 from tests.effort import examples
 from tests.properties.test_wire import JSON
 from tests.unit.test_rounds import Row

@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from streams.replication.cursors import Cursors
-from streams.replication.rounds import Announcer
-from streams.replication.views import LinearView
+from streams.replication.protocol.announcer import Announcer
+from streams.replication.protocol.cursors import Cursors
+from streams.replication.protocol.ordering import LinearView
 from tests.fuzz import run
 from tests.fuzz.conversation import Broken
 from tests.fuzz.following import check_history, check_linear_view

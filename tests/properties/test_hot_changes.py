@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from events.hot_changes import LastChanges
-from streams.tokens import VectorToken
+from streams.core.tokens import VectorToken
 from tests.effort import examples
 
 ENTITIES = [f"!r{n}" for n in range(8)]

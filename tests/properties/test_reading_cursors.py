@@ -1,7 +1,7 @@
 """A reader's log equals the table, whatever the writers do, the view, the chunks, and where it was restarted.
 
 A simulated stream: writers reserve and complete in any order; the reader sees the positions of some moment and rows up to
-a limit. Uses the same pure steps as ``streams.follow.source``.
+a limit. Uses the same pure steps as ``streams.follow.table_source``.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streams.replication.cursor_math import due_rows, next_reading, target_of
-from streams.replication.views import FollowedRow, View
-from streams.tokens import VectorToken
+from streams.core.tokens import VectorToken
+from streams.replication.protocol.ordering import FollowedRow, View
+from streams.replication.protocol.range_math import due_rows, next_reading, target_of
 
 WRITERS = ("a", "b", "c")
 

@@ -18,8 +18,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from streams import tracker
-from streams.positions import linear_position
+from streams.core import tracker
+from streams.core.positions import linear_position
 from tests.effort import examples
 from tests.simulated_site import Fault, Site, Truth, Writer
 

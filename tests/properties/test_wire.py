@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streams.replication import commands as wire
-from streams.replication.cursors import Cursors, Fact, Gap
 from streams.replication.errors import CommandError
-from streams.replication.protocol import ClientConnection, Limits, ServerConnection, State
-from streams.replication.rounds import Read, encode_rows
+from streams.replication.protocol import commands as wire
+from streams.replication.protocol.announcer import Read, encode_rows
+from streams.replication.protocol.connection import ClientConnection, Limits, ServerConnection, State
+from streams.replication.protocol.cursors import Cursors, Fact, Gap
 from tests.effort import examples
 from tests.unit.test_rounds import Row
 

@@ -13,7 +13,7 @@ from django.db import connection
 from django.test import Client
 
 from streams import registry
-from streams.declaration import ColumnKind, FactTable
+from streams.core.declaration import ColumnKind, FactTable
 from streams.models import StreamPosition
 
 pytestmark = pytest.mark.django_db(transaction=True)

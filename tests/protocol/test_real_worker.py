@@ -13,11 +13,11 @@ import re
 import pytest
 
 from streams.conf import StreamSettings
-from streams.replication.broadcaster import Broadcaster
-from streams.replication.commands import UserIP, UserSync, parse_line
-from streams.replication.consumer import ReplicationConsumer
-from streams.replication.reports import WorkerReports
-from streams.replication.testing import TcpCommunicator
+from streams.replication.protocol.commands import UserIP, UserSync, parse_line
+from streams.replication.server.broadcaster import Broadcaster
+from streams.replication.server.consumer import ReplicationConsumer
+from streams.replication.server.worker_reports import WorkerReports
+from streams.replication.transport.testing import TcpCommunicator
 from tests.fast_clock import FastLoop, warped
 from tests.protocol import recordings
 

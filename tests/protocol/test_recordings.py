@@ -7,9 +7,18 @@ from __future__ import annotations
 
 import pytest
 
-from streams.replication.commands import Command, Name, Ping, Position, RData, Replicate, format_line, parse_line
-from streams.replication.cursors import Cursors, Fact, Gap
-from streams.replication.protocol import ClientConnection, CloseReason, ServerConnection, State
+from streams.replication.protocol.commands import (
+    Command,
+    Name,
+    Ping,
+    Position,
+    RData,
+    Replicate,
+    format_line,
+    parse_line,
+)
+from streams.replication.protocol.connection import ClientConnection, CloseReason, ServerConnection, State
+from streams.replication.protocol.cursors import Cursors, Fact, Gap
 from tests.protocol import recordings
 
 #: Recording -> what 1.43 does there and we do not.

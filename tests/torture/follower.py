@@ -93,12 +93,12 @@ def _kept_cursors(path: Path, first: Mapping[str, int]) -> dict[str, _Cursor]:
 
 
 async def _follow(orders: FollowerOrders) -> None:
-    from streams.replication.addresses import Address
-    from streams.replication.catch_up import TableCatchUp
-    from streams.replication.follower import Follower, FollowerOptions
-    from streams.replication.protocol import Limits
-    from streams.replication.views import View
-    from streams.tokens import VectorToken
+    from streams.core.tokens import VectorToken
+    from streams.replication.client.follower import Follower, FollowerOptions
+    from streams.replication.client.table_catch_up import TableCatchUp
+    from streams.replication.protocol.connection import Limits
+    from streams.replication.protocol.ordering import View
+    from streams.replication.transport.addresses import Address
 
     path = Path(orders.log)
     _cut_to_whole_lines(path)

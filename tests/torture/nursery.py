@@ -53,8 +53,8 @@ def _live(order: dict[str, Any]) -> None:
 def main() -> None:
     """Fork until stdin ends."""
     django.setup()
-    import streams.replication.follower
-    import streams.reservations  # noqa: F401 - loaded once for all
+    import streams.replication.client.follower
+    import streams.writing.reservation  # noqa: F401 - loaded once for all
 
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the dead are buried by the system
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -18,7 +18,7 @@ __all__ = ["PLANTS", "plant"]
 
 def _announce_before_commit() -> None:
     """Complete what the transaction reserved, let everybody hear of it, and only then commit."""
-    from streams.reservations import OpenTransaction
+    from streams.writing.reservation import OpenTransaction
     from tests.torture import writer
 
     records: dict[int, list[OpenTransaction]] = {}
@@ -39,7 +39,7 @@ def _announce_before_commit() -> None:
 
 def _skip_fetching() -> None:
     """Forget that IDs are being fetched: the position passes those that the sequence has given out and nobody knows yet."""
-    from streams.tracker import Fetch, PositionTracker
+    from streams.core.tracker import Fetch, PositionTracker
 
     end_fetch, settle = _existing(PositionTracker, "end_fetch"), _existing(PositionTracker, "settle")
     _existing(PositionTracker, "begin_fetch")
@@ -66,7 +66,7 @@ def _skip_fetching() -> None:
 
 def _late_writer_row() -> None:
     """Enter a stream without a row in the table of positions, and add it half a second after the first reservations."""
-    from streams import writers
+    from streams.writing import writer as writers
     from tests.torture import writer
 
     store_entry = _existing(writers.leases, "store_entry")

@@ -61,7 +61,7 @@ class Writer:
 
     def run(self) -> None:
         """Until `stopping` is set."""
-        from streams import writers
+        from streams.writing import writer as writers
 
         writers.use_instance(self.orders.names[0])
         threads = [threading.Thread(target=self._work, args=(n,)) for n in range(self.orders.threads)]
@@ -74,7 +74,7 @@ class Writer:
 
     def _rename_now_and_then(self) -> None:
         """Leave under the threads' feet: appends that meet it are refused, and begin again under the new name."""
-        from streams import writers
+        from streams.writing import writer as writers
 
         rng = random.Random(f"{self.orders.seed} names")
         while not self.stopping.wait(rng.expovariate(1 / self.orders.rename_seconds)):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from streams.replication.access import Access, Speech
 from streams.replication.errors import BadAddress
+from streams.replication.protocol.access import Access, Speech
 
 
 @pytest.mark.parametrize(

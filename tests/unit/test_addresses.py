@@ -5,8 +5,8 @@ import socket
 
 import pytest
 
-from streams.replication.addresses import Address, RedisAddress, bind, redis_of, refuse_open_network
 from streams.replication.errors import BadAddress, PortTaken
+from streams.replication.transport.addresses import Address, RedisAddress, bind, redis_of, refuse_open_network
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from streams.amounts import duration, keep_amount
+from streams.runtime.amounts import duration, keep_amount
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from channels.routing import ProtocolTypeRouter
 
-from streams.replication.consumer import ReplicationConsumer
+from streams.replication.server.consumer import ReplicationConsumer
 
 
 def test_the_application_serves_three_protocols():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from streams.replication.backoff import Backoff, Outcome
+from streams.replication.protocol.reconnect import Backoff, Outcome
 
 
 def waits(*attempts: tuple[Outcome, float]) -> list[float]:

@@ -6,15 +6,15 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from replsite.cache_metrics import CACHES, CacheCollector
-from streams import invalidations
-from streams.cache_store import CacheStore
+from streams.core import invalidation
+from streams.core.cache_store import CacheStore
 
 
 @pytest.fixture
 def store(monkeypatch) -> CacheStore:
-    monkeypatch.setattr(invalidations, "_stores", {})
+    monkeypatch.setattr(invalidation, "_stores", {})
     made = CacheStore(1)
-    invalidations.register("words", made)
+    invalidation.register("words", made)
     return made
 
 
@@ -43,7 +43,7 @@ def test_counts_are_exported(store):
 
 
 def test_nothing_is_said_where_nothing_is_cached(store, monkeypatch):
-    monkeypatch.setattr(invalidations, "_stores", {})
+    monkeypatch.setattr(invalidation, "_stores", {})
     assert scrape() == set()
 
 

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from streams.cache_store import MISSING, CacheStore
+from streams.core.cache_store import MISSING, CacheStore
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from streams.follow.chunks import Chunk
-from streams.replication.views import FollowedRow
+from streams.replication.protocol.ordering import FollowedRow
 
 
 def chunk(*tokens: int) -> Chunk:

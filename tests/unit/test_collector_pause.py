@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from streams.collector_pause import collector_paused, keep_for_good
+from streams.runtime.gc_pause import collector_paused, keep_for_good
 
 
 def test_it_rests_inside_and_works_afterwards():

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import pytest
 from django.core.management import call_command, get_commands, load_command_class
 
-from streams.command_line import EXIT_STATUS, SiteCommand, service_begins
-from streams.maintenance import subjects
+from streams.maintenance.subjects import subjects
+from streams.runtime.command_line import EXIT_STATUS, SiteCommand, service_begins
 
 ROOMS = ("replsite", "pipeline", "events", "state", "streams")
 OURS = sorted(name for name, app in get_commands().items() if app in ROOMS)
@@ -62,7 +62,7 @@ def test_words_that_are_no_utf8_are_unusable_arguments(name, capsys):
 
 def command(name: str) -> SiteCommand:
     found = load_command_class(get_commands()[name], name)
-    assert isinstance(found, SiteCommand), f"{name}: derive it from streams.command_line.SiteCommand"
+    assert isinstance(found, SiteCommand), f"{name}: derive it from streams.runtime.command_line.SiteCommand"
     return found
 
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from streams.replication.commands import (
+from streams.replication.errors import MalformedCommand, UnknownCommand, UnsendableCommand
+from streams.replication.protocol.commands import (
     COMMANDS,
     CancelTask,
     ClearUserSync,
@@ -23,7 +24,6 @@ from streams.replication.commands import (
     format_line,
     parse_line,
 )
-from streams.replication.errors import MalformedCommand, UnknownCommand, UnsendableCommand
 
 EXAMPLES = [
     (Server("example.org"), b"SERVER example.org\n"),

@@ -9,16 +9,16 @@ import pytest
 from structlog.contextvars import get_contextvars
 
 from streams.conf import StreamSettings
-from streams.replication.broadcaster import (
+from streams.replication.protocol.connection import CloseReason
+from streams.replication.server.broadcaster import (
     ANSWER_AGAIN_SECONDS,
     ANSWER_OTHERS_SECONDS,
     TELL_OTHERS_SECONDS,
     Broadcaster,
 )
-from streams.replication.consumer import ReplicationConsumer
-from streams.replication.protocol import CloseReason
-from streams.replication.reports import WorkerReports
-from streams.replication.testing import TcpCommunicator
+from streams.replication.server.consumer import ReplicationConsumer
+from streams.replication.server.worker_reports import WorkerReports
+from streams.replication.transport.testing import TcpCommunicator
 from tests.async_waiting import wait_for
 
 
@@ -113,7 +113,7 @@ async def test_a_flood_is_relayed_in_few_pieces(connect):
 
 async def test_what_one_client_tells_all_others_has_a_bound(connect, broadcaster, monkeypatch):
     """It costs as much as there are clients, and cuts those that cannot take as much."""
-    monkeypatch.setattr("streams.replication.reports.RELAYED_A_SECOND", 10)
+    monkeypatch.setattr("streams.replication.server.worker_reports.RELAYED_A_SECOND", 10)
     sender, other = await connect(), await connect()
     await sender.send(b"".join(b"REMOTE_SERVER_UP %d\n" % number for number in range(500)) + b"NAME done\n")
     await wait_for(lambda: "done" in {peer.name for peer in broadcaster.peers.values()})
@@ -158,7 +158,7 @@ async def test_a_flood_is_no_reason_for_others_to_wait(connect, broadcaster):
 
 
 async def test_relaying_cuts_clients_that_take_nothing(connect, broadcaster, monkeypatch):
-    monkeypatch.setattr("streams.replication.reports.RELAYED_A_SECOND", 10**6)
+    monkeypatch.setattr("streams.replication.server.worker_reports.RELAYED_A_SECOND", 10**6)
     sender, stuck = await connect(), await connect()
     stuck.transport.stuck = True
     line = b"REMOTE_SERVER_UP " + b"a" * 16_000 + b"\n"

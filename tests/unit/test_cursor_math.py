@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from streams.replication.cursor_math import Reading, due_rows, next_reading, target_of
-from streams.replication.views import FollowedRow, View
-from streams.tokens import VectorToken
+from streams.core.tokens import VectorToken
+from streams.replication.protocol.ordering import FollowedRow, View
+from streams.replication.protocol.range_math import Reading, due_rows, next_reading, target_of
 
 
 def vector(base: int, **entries: int) -> VectorToken:

@@ -2,10 +2,10 @@
 
 import pytest
 
-from streams.replication import cursors as cursors_module
-from streams.replication.commands import parse_line
-from streams.replication.cursors import Cursors, Fact, Gap, Ignored, Moved, Reset
 from streams.replication.errors import TooManyWriters
+from streams.replication.protocol import cursors as cursors_module
+from streams.replication.protocol.commands import parse_line
+from streams.replication.protocol.cursors import Cursors, Fact, Gap, Ignored, Moved, Reset
 
 
 def at(linear=10, **positions) -> Cursors:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from streams.replication.descriptors import OWN_DESCRIPTORS, fitted
-from streams.replication.http_limits import HttpBounds
-from streams.replication.listener import ListenerLimits
+from streams.replication.transport.descriptors import OWN_DESCRIPTORS, fitted
+from streams.replication.transport.http_limits import HttpBounds
+from streams.replication.transport.tcp_scope import ListenerLimits
 
 LIMITS = ListenerLimits(tcp_connections=5_000, tcp_of_address=2_500, http=HttpBounds(connections=2_000, of_address=500))
 

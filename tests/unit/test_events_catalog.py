@@ -1,7 +1,7 @@
 """The streams of room events as they travel."""
 
 from events.catalog import BACKFILL, EVENTS, declarations
-from streams.declaration import ColumnKind
+from streams.core.declaration import ColumnKind
 
 
 def test_new_event_row():

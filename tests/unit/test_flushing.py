@@ -8,8 +8,8 @@ import threading
 import psycopg2
 import pytest
 
-from streams.replication import flushing
-from streams.replication.flushing import Flusher
+from streams.replication.common import write_behind
+from streams.replication.common.write_behind import Flusher
 from tests.async_waiting import wait_for
 
 
@@ -44,7 +44,7 @@ def sink():
 
 @pytest.fixture
 async def flusher(sink, monkeypatch):
-    monkeypatch.setattr(flushing, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(write_behind, "RETRY_SECONDS", 0.01)
     made = Flusher("test", sink.collect, sink.write, gap_seconds=0.01, idle_seconds=60.0, close=sink.close)
     made.start()
     yield made

@@ -10,14 +10,14 @@ from collections.abc import Sequence
 
 import pytest
 
-from streams.replication.catch_up import Writers
-from streams.replication.commands import Command, Position, RData
-from streams.replication.connections import Counters
-from streams.replication.cursors import Reset
+from streams.core.tokens import VectorToken
+from streams.replication.client.connection import Counters
+from streams.replication.client.follower import Follower, FollowerOptions
+from streams.replication.client.table_catch_up import Writers
 from streams.replication.errors import CatchUpError
-from streams.replication.follower import Follower, FollowerOptions
-from streams.replication.views import FollowedRow, View
-from streams.tokens import VectorToken
+from streams.replication.protocol.commands import Command, Position, RData
+from streams.replication.protocol.cursors import Reset
+from streams.replication.protocol.ordering import FollowedRow, View
 
 
 class OneAnswer:

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from streams.replication.commands import Side
-from streams.replication.protocol import CloseReason, State
+from streams.replication.protocol.commands import Side
+from streams.replication.protocol.connection import CloseReason, State
 from tests.fuzz import conversation, inputs, run
 from tests.fuzz.conversation import Broken, Heard, check, heard_by_the_book
 from tests.fuzz.corpus import saved_inputs

@@ -13,10 +13,10 @@ from collections import Counter
 
 import pytest
 
-from streams.replication.access import Access
-from streams.replication.gate import Gate
-from streams.replication.listener import TcpConnection
-from streams.replication.tls import Certificates, Refusal, TlsFiles, client_context, explain
+from streams.replication.protocol.access import Access
+from streams.replication.transport.admission import Gate
+from streams.replication.transport.tcp_scope import TcpConnection
+from streams.replication.transport.tls import Certificates, Refusal, TlsFiles, client_context, explain
 from tests.async_waiting import wait_for
 from tests.certificates import Authority
 
@@ -290,7 +290,7 @@ async def test_a_named_network_may_speak_either(authority, certificates):
 
 
 async def test_a_silent_client_of_a_named_network_is_greeted_in_plain_text(certificates, monkeypatch):
-    monkeypatch.setattr("streams.replication.gate.FIRST_BYTE_SECONDS", 0.05)
+    monkeypatch.setattr("streams.replication.transport.admission.FIRST_BYTE_SECONDS", 0.05)
     async with listening(certificates, "127.0.0.0/8") as host:
         _, writer = await asyncio.open_connection("127.0.0.1", host.port)
         await accepted(host)

@@ -6,9 +6,9 @@ from datetime import UTC, datetime
 
 import pytest
 
-from streams.pokes import Poke
-from streams.readers import StoredPosition
-from streams.replication.heard import HeardPositions
+from streams.reading.pokes import Poke
+from streams.reading.rows import StoredPosition
+from streams.replication.server.position_cache import HeardPositions
 
 THEN = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from events.hot_changes import NOTHING, LastChanges
-from streams.tokens import VectorToken
+from streams.core.tokens import VectorToken
 
 
 def test_what_was_forgotten_is_answered_with_maybe():

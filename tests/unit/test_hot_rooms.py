@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from events.hot_rooms import ROOMS_PER_USER, RoomsOfUsers
-from streams.cache_store import MISSING
+from streams.core.cache_store import MISSING
 
 
 def put(store: RoomsOfUsers, user: str, number: int) -> frozenset[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from events.hot_concerns import Kind, room_in
 from events.hot_stream import ONE_LANE, HotStream, Lane
-from streams.tokens import VectorToken
+from streams.core.tokens import VectorToken
 
 
 def stream(**positions: int) -> HotStream:

@@ -9,10 +9,10 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from streams.errors import ResyncNeeded
-from streams.replication import http_catch_up
+from streams.replication.client import http_catch_up
+from streams.replication.client.http_catch_up import HttpCatchUp, HttpServer, HttpServers
 from streams.replication.errors import BadAddress, CatchUpError, GapError
-from streams.replication.http_catch_up import HttpCatchUp, HttpServer, HttpServers
-from streams.replication.views import FollowedRow
+from streams.replication.protocol.ordering import FollowedRow
 from tests.scripted_http import ScriptedHttp, scripted_http
 
 

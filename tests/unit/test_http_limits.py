@@ -8,7 +8,7 @@ import daphne.server  # noqa: F401 - first: it installs the reactor
 import pytest
 from daphne.ws_protocol import WebSocketFactory
 
-from streams.replication.http_limits import TOO_SLOW, HttpBounds, HttpLimits, _BoundedWebSocket, _Counted
+from streams.replication.transport.http_limits import TOO_SLOW, HttpBounds, HttpLimits, _BoundedWebSocket, _Counted
 from tests.unit.test_websocket_output import Wire
 
 PAGE = "ä" * 200_000

@@ -6,17 +6,17 @@ from collections.abc import Iterator
 
 import pytest
 
-from streams import invalidations
-from streams.cache_store import MISSING, CacheStore
-from streams.invalidations import Drop, drops_of_caches_row, drops_of_columns, room_state_keys
+from streams.core import invalidation
+from streams.core.cache_store import MISSING, CacheStore
+from streams.core.invalidation import Drop, drops_of_caches_row, drops_of_columns, room_state_keys
 
 
 @pytest.fixture
 def store(monkeypatch) -> Iterator[CacheStore]:
-    monkeypatch.setattr(invalidations, "_stores", {})
-    monkeypatch.setattr(invalidations, "_state_rules", {})
+    monkeypatch.setattr(invalidation, "_stores", {})
+    monkeypatch.setattr(invalidation, "_state_rules", {})
     made = CacheStore(10)
-    invalidations.register("here", made)
+    invalidation.register("here", made)
     return made
 
 
@@ -27,9 +27,9 @@ def test_row_of_caches_names_a_key_or_the_whole_cache():
 
 
 def test_special_name_stands_for_all_that_depends_on_the_state(store):
-    invalidations.depends_on_room_state("users_in_room", lambda room, users: [(room,)])
-    invalidations.depends_on_room_state("rooms_of_user", lambda room, users: [(user,) for user in users])
-    invalidations.depends_on_room_state("everything", lambda room, users: None)
+    invalidation.depends_on_room_state("users_in_room", lambda room, users: [(room,)])
+    invalidation.depends_on_room_state("rooms_of_user", lambda room, users: [(user,) for user in users])
+    invalidation.depends_on_room_state("everything", lambda room, users: None)
     assert list(drops_of_caches_row(["cs_cache_fake", ["!r:x", "@a:x", "@b:x"], 1])) == [
         Drop("users_in_room", ("!r:x",)),
         Drop("rooms_of_user", ("@a:x",)),
@@ -64,12 +64,12 @@ def test_unknown_column_is_refused_by_name():
 
 def test_drops_of_caches_that_are_not_here_do_nothing(store):
     store.finish(store.begin(("k",)), "v")
-    invalidations.apply_drops([Drop("elsewhere", ("k",)), Drop("elsewhere", None)])
+    invalidation.apply_drops([Drop("elsewhere", ("k",)), Drop("elsewhere", None)])
     assert store.get(("k",)) == "v"
-    invalidations.apply_drops([Drop("here", ("k",))])
+    invalidation.apply_drops([Drop("here", ("k",))])
     assert store.get(("k",)) is MISSING
 
 
 def test_name_that_is_taken_is_refused(store):
     with pytest.raises(ValueError, match="two caches named 'here'"):
-        invalidations.register("here", store)
+        invalidation.register("here", store)

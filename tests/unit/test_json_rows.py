@@ -4,8 +4,8 @@ import math
 
 import pytest
 
+from streams.core.json_codec import decode_json, encode_json
 from streams.replication.errors import MalformedCommand, UnsendableCommand
-from streams.replication.json_rows import decode_json, encode_json
 
 
 @pytest.mark.parametrize(

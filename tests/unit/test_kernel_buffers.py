@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from streams.replication import kernel_buffers
-from streams.replication.kernel_buffers import kernel_bytes
+from streams.replication.transport import kernel_buffers
+from streams.replication.transport.kernel_buffers import kernel_bytes
 
 
 @pytest.fixture

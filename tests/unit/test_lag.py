@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replsite.lag import EMPTY, Window, unread
-from streams.positions import lowest_unread, position_of
+from streams.core.positions import lowest_unread, position_of
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from streams.replication.later_version import LaterLines, is_later
+from streams.replication.redis.later_version import LaterLines, is_later
 
 EVENT = '["$e","!r","m.room.topic","",null,null,null,false'
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from streams.replication.listener import INPUT_HIGH_BYTES, TcpConnection
+from streams.replication.transport.tcp_scope import INPUT_HIGH_BYTES, TcpConnection
 from tests.async_waiting import wait_for
 
 

@@ -14,9 +14,9 @@ import pytest
 import structlog
 from structlog.contextvars import bound_contextvars
 
-from streams import log_lines
-from streams.log_lines import BLOT, LONGEST_VALUE, Cleaner, logging_config
-from streams.logs import Condition, get_logger, one_line
+from streams.runtime import log_format
+from streams.runtime.log_format import BLOT, LONGEST_VALUE, Cleaner, logging_config
+from streams.runtime.logs import Condition, get_logger, one_line
 
 SECRET = "hunter2hunter2"
 
@@ -34,7 +34,7 @@ def written(form):
     built = logging.config.DictConfigurator(made)
     formatter = built.configure_formatter(dict(made["formatters"]["structured"]))
     out = io.StringIO()
-    handler = log_lines._Stderr(out)
+    handler = log_format._Stderr(out)
     handler.setFormatter(formatter)
     logger = logging.getLogger("tests.log_lines")
     logger.addHandler(handler)
@@ -202,7 +202,7 @@ def caught(monkeypatch):
 
 
 def test_what_nobody_caught_is_a_line(caught):
-    log_lines.catch_the_rest()
+    log_format.catch_the_rest()
 
     def fails():
         raise ValueError("in a thread")
@@ -248,7 +248,7 @@ def test_an_error_that_says_nothing_is_told_by_its_class():
 
 def test_a_line_that_nobody_reads_stays_what_it_is_for_other_handlers():
     stream = io.StringIO()
-    handler = log_lines._Stderr(stream)
+    handler = log_format._Stderr(stream)
     record = logging.LogRecord("a", logging.ERROR, "", 1, "fine: %s", ("yes",), None)
     stream.close()
     handler.handle(record)

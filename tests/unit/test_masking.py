@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from streams.masking import masked, masked_command
+from streams.runtime.masking import masked, masked_command
 
 PASSWORD = "Wonder5-land"
 

@@ -9,7 +9,7 @@ import pytest
 from replsite.metric_names import OWN, SYNAPSE
 from replsite.process_metrics import PROCESS
 from replsite.synapse_metrics import ALIASES
-from streams.labels import MOST_LABELS
+from streams.runtime.text import MOST_LABELS
 from tests.session import PROJECT
 
 LIST = json.loads((PROJECT / "tests" / "data" / "metric_names.json").read_text())

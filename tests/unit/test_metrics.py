@@ -28,8 +28,8 @@ from replsite.snapshot_views import (
 )
 from replsite.status import ReaderWord, Severity, Verdict
 from replsite.synapse_metrics import ALIASES, SynapseNames
-from streams import waiting
-from streams.labels import MOST_LABELS
+from streams.runtime.text import MOST_LABELS
+from streams.waiting import wait
 from tests.snapshots import NOW, STUCK, a_job, a_reader, a_snapshot, a_stream, a_writer, ago, on_stream, some_workers
 
 
@@ -157,7 +157,7 @@ def test_synapse_names_can_be_switched_off(settings):
 
 
 def test_database_away_is_told_and_nothing_old_is_shown(monkeypatch):
-    monkeypatch.setattr(waiting, "timed_out", Counter())  # those are this process's own, and need no database
+    monkeypatch.setattr(wait, "timed_out", Counter())  # those are this process's own, and need no database
 
     def away():
         raise OperationalError("no route to host")
@@ -169,7 +169,7 @@ def test_database_away_is_told_and_nothing_old_is_shown(monkeypatch):
 
 
 def test_waits_that_timed_out_are_counted_per_stream_under_both_names(monkeypatch):
-    monkeypatch.setattr(waiting, "timed_out", Counter(events=3))
+    monkeypatch.setattr(wait, "timed_out", Counter(events=3))
     found = read(WaitCollector())
     assert value(found, "replsite_wait_timeouts_total", stream="events") == 3
     theirs = "synapse_notifier_wait_for_stream_token_timeouts_total"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from streams.moments import moment_ms, moment_text
+from streams.runtime.moments import moment_ms, moment_text
 
 NOW = 1_795_312_800_000  # 22 Nov 2026 02:00 UTC
 

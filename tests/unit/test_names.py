@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from streams import writers
+from streams.core.names import LONGEST_NAME, check_name, is_pattern, matches_pattern, numbered_name
 from streams.errors import BadInstanceName
-from streams.names import LONGEST_NAME, check_name, is_pattern, matches_pattern, numbered_name
+from streams.writing import writer
 
 
 @pytest.mark.parametrize("name", ["master", "web-{n}", "event_persister.1", "ñandú", "x" * LONGEST_NAME])
@@ -30,10 +30,10 @@ def test_names_are_texts(name):
 
 @pytest.mark.parametrize("name", ["a b", "", None])
 def test_a_process_refuses_such_a_name_when_it_is_given(name):
-    before = writers._instance
+    before = writer._instance
     with pytest.raises(BadInstanceName):
-        writers.use_instance(name)
-    assert writers._instance == before
+        writer.use_instance(name)
+    assert writer._instance == before
 
 
 def test_patterns_have_a_place_for_a_number():

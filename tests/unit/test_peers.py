@@ -6,10 +6,10 @@ import time
 import pytest
 import uvloop
 
-from streams.replication.commands import Name, RemoteServerUp
-from streams.replication.peers import Peer
-from streams.replication.protocol import CloseReason, Limits
-from streams.replication.testing import MemoryTransport
+from streams.replication.protocol.commands import Name, RemoteServerUp
+from streams.replication.protocol.connection import CloseReason, Limits
+from streams.replication.server.client import Peer
+from streams.replication.transport.testing import MemoryTransport
 from tests.async_waiting import wait_for
 
 

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from streams import database, pokes, trust
-from streams.pokes import Poke, PokeJudge
-from streams.trust import OneTimeWords
+from streams.db import driver
+from streams.reading import pokes, trust
+from streams.reading.pokes import Poke, PokeJudge
+from streams.reading.trust import OneTimeWords
 
 
 class Clock:
@@ -200,7 +201,7 @@ def test_the_writer_itself_needs_no_table(table, clock):
 
 
 def test_who_may_not_read_whose_session_it_is_looks_and_asks_seldom(judge, table, clock):
-    table.error = database.DatabaseError("permission denied for table streams_instance")
+    table.error = driver.DatabaseError("permission denied for table streams_instance")
     for number in range(2, 100):
         assert judge.judge([(7, f"caches north {number}")], table.cursor) == [LOOK]
         clock.now += 0.1
@@ -208,8 +209,8 @@ def test_who_may_not_read_whose_session_it_is_looks_and_asks_seldom(judge, table
 
 
 def test_a_lost_connection_is_the_callers_matter(judge, table):
-    table.error = database.OperationalError("terminating connection")
-    with pytest.raises(database.OperationalError):
+    table.error = driver.OperationalError("terminating connection")
+    with pytest.raises(driver.OperationalError):
         judge.judge([(7, "caches north 2")], table.cursor)
 
 

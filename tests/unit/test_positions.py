@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from streams.positions import active_and_retired, linear_position, positions_to_show
+from streams.core.positions import active_and_retired, linear_position, positions_to_show
 
 
 @dataclass

@@ -2,9 +2,9 @@
 
 import pytest
 
-from streams.replication.commands import Error, Name, Ping, RData, Replicate, Server
 from streams.replication.errors import IllegalMove, UnsendableCommand
-from streams.replication.protocol import ClientConnection, CloseReason, Limits, ServerConnection, State
+from streams.replication.protocol.commands import Error, Name, Ping, RData, Replicate, Server
+from streams.replication.protocol.connection import ClientConnection, CloseReason, Limits, ServerConnection, State
 
 
 def server(**limits) -> ServerConnection:

@@ -6,7 +6,7 @@ import pytest
 
 from events.catalog import BACKFILL, EVENTS
 from streams.catalog import CACHES
-from streams.queries import bounds_sql, cut_whole_tokens, ids_sql, maximum_sql, order_sql, read_whole, rows_sql
+from streams.core.queries import bounds_sql, cut_whole_tokens, ids_sql, maximum_sql, order_sql, read_whole, rows_sql
 
 
 def rows(*tokens: int) -> list[tuple[int]]:

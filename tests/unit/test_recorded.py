@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from streams.queries import rows_sql
-from streams.recorded import check_record_name, is_recorded, recorded_declaration, recorded_names, split_recorded
+from streams.core.queries import rows_sql
+from streams.core.recorded import check_record_name, is_recorded, recorded_declaration, recorded_names, split_recorded
 
 
 def test_a_recorded_stream_is_named_after_its_record():

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from streams.replication.addresses import RedisAddress
-from streams.replication.commands import Position, RData, Replicate, parse_line
-from streams.replication.redis_link import RedisConnector, RedisLink, first_positions_first
+from streams.replication.protocol.commands import Position, RData, Replicate, parse_line
+from streams.replication.redis.subscriber import RedisConnector, RedisLink, first_positions_first
+from streams.replication.transport.addresses import RedisAddress
 
 
 def parsed(*lines: str) -> list:

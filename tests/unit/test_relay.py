@@ -7,10 +7,10 @@ import base64
 import pytest
 
 from streams.conf import StreamSettings
-from streams.replication.broadcaster import Broadcaster
-from streams.replication.commands import LockReleased, RemoteServerUp, format_line
-from streams.replication.hearing import hear
-from streams.replication.relay import PART_BYTES, WAITING_LIMIT_BYTES, Part, Relay, parts_of
+from streams.replication.common.command_hooks import hear
+from streams.replication.protocol.commands import LockReleased, RemoteServerUp, format_line
+from streams.replication.server.broadcaster import Broadcaster
+from streams.replication.server.relay import PART_BYTES, WAITING_LIMIT_BYTES, Part, Relay, parts_of
 
 
 class FakePeer:

@@ -6,8 +6,8 @@ import hashlib
 
 import pytest
 
-from streams.replication.commands import ClearUserSync, FederationAck, Ping, UserIP, UserSync
-from streams.replication.report_buffer import LATEST_MS, ReportBuffer, Sync
+from streams.replication.protocol.commands import ClearUserSync, FederationAck, Ping, UserIP, UserSync
+from streams.replication.protocol.report_buffer import LATEST_MS, ReportBuffer, Sync
 
 
 def start(user="@a:b", worker="w", ms=5, device=None):

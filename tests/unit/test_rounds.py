@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from streams.replication.rounds import Announce, Announcer, Move, Read, encode_rows
+from streams.replication.protocol.announcer import Announce, Announcer, Move, Read, encode_rows
 
 
 @dataclass

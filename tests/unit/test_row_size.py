@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from streams.replication.row_size import VALUE_BYTES, row_size
-from streams.replication.table_rows import RowPace
-from streams.replication.views import FollowedRow
+from streams.replication.common.table_rows import RowPace
+from streams.replication.protocol.ordering import FollowedRow
+from streams.replication.protocol.row_size import VALUE_BYTES, row_size
 
 
 def rows(count: int, length: int) -> list[FollowedRow]:

@@ -9,7 +9,7 @@ from events.catalog import BACKFILL, EVENTS
 from pipeline.schemas import COMMON_COLUMNS, arrow_schema, declaration_of, fact_columns, spark_schema
 from streams import catalog as streams_catalog
 from streams.catalog import CACHES
-from streams.declaration import Column, ColumnKind, FactTable, StreamDeclaration
+from streams.core.declaration import Column, ColumnKind, FactTable, StreamDeclaration
 
 
 def test_columns_of_all_tables_stand_once_in_order_of_appearance():

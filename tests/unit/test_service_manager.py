@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from streams import service_manager
+from streams.runtime import systemd
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def manager(tmp_path: Path, settings):
 
 
 def test_words_come_in_one_datagram(manager):
-    service_manager.tell(service_manager.READY, "STATUS=ready readers=billing")
+    systemd.tell(systemd.READY, "STATUS=ready readers=billing")
     assert manager.recv(1000) == b"READY=1\nSTATUS=ready readers=billing"
 
 
@@ -32,25 +32,25 @@ def test_a_socket_without_a_file(settings):
         listening.bind("")  # the kernel gives it a name
         name = listening.getsockname()
         settings.REPLSITE_NOTIFY_SOCKET = "@" + name[1:].decode()
-        service_manager.tell(service_manager.READY)
+        systemd.tell(systemd.READY)
         assert listening.recv(100) == b"READY=1"
 
 
 @pytest.mark.parametrize("address", ["", "/nowhere/at/all", "/" + "x" * 200])
 def test_a_manager_that_is_not_there_is_no_error(settings, address):
     settings.REPLSITE_NOTIFY_SOCKET = address
-    service_manager.tell(service_manager.READY)
+    systemd.tell(systemd.READY)
 
 
 def test_a_manager_that_does_not_read_holds_nobody_up(manager):
     for _ in range(10_000):
-        service_manager.tell(service_manager.ALIVE)
+        systemd.tell(systemd.ALIVE)
     assert manager.recv(100) == b"WATCHDOG=1"
 
 
 async def test_signs_of_life_come_thrice_in_the_time_given(manager, settings):
     settings.REPLSITE_WATCHDOG_SECONDS = 0.06
-    signs = asyncio.create_task(service_manager.keep_telling())
+    signs = asyncio.create_task(systemd.keep_telling())
     for _ in range(3):
         assert await asyncio.to_thread(manager.recv, 100) == b"WATCHDOG=1"
     signs.cancel()
@@ -58,4 +58,4 @@ async def test_signs_of_life_come_thrice_in_the_time_given(manager, settings):
 
 async def test_no_signs_of_life_unless_wanted(settings):
     settings.REPLSITE_WATCHDOG_SECONDS = 0.0
-    await asyncio.wait_for(service_manager.keep_telling(), 5)
+    await asyncio.wait_for(systemd.keep_telling(), 5)

@@ -4,8 +4,8 @@ import pytest
 
 from events.catalog import EVENTS
 from streams.catalog import CACHES
-from streams.declaration import Column, ColumnKind, FactTable
-from streams.shapes import IsSet, Literal, Shape, row_sql
+from streams.core.declaration import Column, ColumnKind, FactTable
+from streams.core.row_format import IsSet, Literal, Shape, row_sql
 
 COLUMNS = (Column("a", ColumnKind.TEXT), Column("b", ColumnKind.BIGINT, nullable=True))
 

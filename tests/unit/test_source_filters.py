@@ -28,7 +28,7 @@ from pipeline.source_filters import (
     writers_of,
 )
 from streams.catalog import CACHES
-from streams.declaration import Column, ColumnKind, FactTable, StreamDeclaration
+from streams.core.declaration import Column, ColumnKind, FactTable, StreamDeclaration
 
 JSON = StreamDeclaration("json", (FactTable("t", (Column("data", ColumnKind.JSON),)),), "seq")
 

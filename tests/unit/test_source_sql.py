@@ -7,7 +7,7 @@ from pipeline.source_filters import Condition
 from pipeline.source_sql import cuts_sql, rows_of_piece_sql
 from pipeline.source_vectors import pieces
 from streams.catalog import CACHES
-from streams.declaration import Column, ColumnKind, FactTable, StreamDeclaration
+from streams.core.declaration import Column, ColumnKind, FactTable, StreamDeclaration
 
 (PIECE,) = pieces({"o'neil": (3, 9), "late": (5, 9)}, [])
 

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from streams.replication.commands import ClearUserSync, FederationAck, RemoteServerUp, UserIP, UserSync, format_line
 from streams.replication.errors import UnsendableCommand
-from streams.replication.protocol import ClientConnection
-from streams.replication.speaker import MOST_ADDRESSES, Speaker
+from streams.replication.protocol.client_state import MOST_ADDRESSES, Speaker
+from streams.replication.protocol.commands import (
+    ClearUserSync,
+    FederationAck,
+    RemoteServerUp,
+    UserIP,
+    UserSync,
+    format_line,
+)
+from streams.replication.protocol.connection import ClientConnection
 
 
 class Clock:

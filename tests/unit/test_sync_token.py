@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from events.sync_token import LONGEST_TOKEN, MOST_STREAMS, SyncToken
+from streams.core.tokens import VectorToken
 from streams.errors import TokenError
-from streams.tokens import VectorToken
 
 NAMES = {"events": {1: "north", 2: "south"}, "receipts": {}, "typing": {7: "west"}}
 NUMBERS = {stream: {name: number for number, name in names.items()} for stream, names in NAMES.items()}

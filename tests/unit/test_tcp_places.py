@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from streams.replication.tcp_places import TcpPlaces
-from streams.replication.tls import Refusal
+from streams.replication.transport.tcp_places import TcpPlaces
+from streams.replication.transport.tls import Refusal
 
 
 class Guest:

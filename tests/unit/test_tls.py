@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from streams.conf import StreamSettings
-from streams.replication import tls
 from streams.replication.errors import BadCertificate
-from streams.replication.tls import Certificates, TlsFiles, client_context, server_context
+from streams.replication.transport import tls
+from streams.replication.transport.tls import Certificates, TlsFiles, client_context, server_context
 from tests.certificates import Authority
 
 

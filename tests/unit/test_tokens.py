@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from streams.core.tokens import RoomToken, VectorToken, in_range, numbered
 from streams.errors import TokenError
-from streams.tokens import RoomToken, VectorToken, in_range, numbered
 
 VECTORS = Path(__file__).parent.parent / "data/vectors/streams/tokens.jsonl.gz"
 CASES = [json.loads(line) for line in gzip.decompress(VECTORS.read_bytes()).splitlines()]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
-from streams.tokens import VectorToken
-from streams.tracker import PositionTracker, TrackerState
+from streams.core.tokens import VectorToken
+from streams.core.tracker import PositionTracker, TrackerState
 
 
 def writer(own: int = 10, linear: int | None = None, **others: int) -> PositionTracker:

@@ -1,6 +1,6 @@
 """The linear view: ascending over all writers, never above the linear position, bounded."""
 
-from streams.replication.views import FollowedRow, LinearView, Range
+from streams.replication.protocol.ordering import FollowedRow, LinearView, Range
 
 
 def fact(token, rows=1, writer="w"):

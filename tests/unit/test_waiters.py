@@ -6,8 +6,8 @@ import random
 import time
 from dataclasses import dataclass, field
 
-from streams.tokens import VectorToken
-from streams.waiters import Waiter, WaitingRoom, has_reached
+from streams.core.tokens import VectorToken
+from streams.waiting.waiters import Waiter, WaitingRoom, has_reached
 
 
 @dataclass

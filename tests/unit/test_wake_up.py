@@ -5,7 +5,7 @@ from __future__ import annotations
 import select
 import threading
 
-from streams.wake_up import WakeUp
+from streams.runtime.wake_up import WakeUp
 from tests.left_open import OPEN
 
 

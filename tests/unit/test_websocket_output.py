@@ -14,8 +14,8 @@ from twisted.internet.address import IPv4Address
 from twisted.internet.error import ConnectionLost
 from twisted.python.failure import Failure
 
-from streams.replication import websocket_output
-from streams.replication.websocket_output import PIECE_BYTES, PreparedTexts, SharedOutput
+from streams.replication.transport import websocket_output
+from streams.replication.transport.websocket_output import PIECE_BYTES, PreparedTexts, SharedOutput
 from tests.effort import examples
 
 

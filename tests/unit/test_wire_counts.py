@@ -6,9 +6,9 @@ from collections import Counter
 
 import pytest
 
-from streams.labels import MOST_LABELS, OTHER
-from streams.replication import wire_counts
-from streams.replication.wire_counts import CommandCounts, Untold
+from streams.replication.common import command_counts
+from streams.replication.common.command_counts import CommandCounts, Untold
+from streams.runtime.text import MOST_LABELS, OTHER
 
 
 def test_names_that_are_known_come_first():
@@ -36,7 +36,7 @@ class Told:
 
     def __init__(self, monkeypatch, *, fails=False):
         self.rows, self.fails = [], fails
-        monkeypatch.setattr(wire_counts, "add_counts", self.add)
+        monkeypatch.setattr(command_counts, "add_counts", self.add)
 
     def add(self, cursor, rows):
         if self.fails:

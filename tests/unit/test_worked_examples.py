@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from streams.core.tracker import PositionTracker
 from streams.errors import SequenceBehind
-from streams.tracker import PositionTracker
 from tests.simulated_database import SimulatedDatabase
 
 EXAMPLES = json.loads((Path(__file__).parent.parent / "data/streams/worked_examples.json").read_text())

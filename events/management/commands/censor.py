@@ -12,11 +12,12 @@ from django.core.management.base import CommandError, CommandParser
 from django.db import DatabaseError
 
 from events.censoring import Censored, censor, due
-from streams import database, writers
-from streams.amounts import duration
-from streams.command_line import SiteCommand
 from streams.conf import stream_settings
+from streams.db import driver
 from streams.errors import StreamError
+from streams.runtime.amounts import duration
+from streams.runtime.command_line import SiteCommand
+from streams.writing import writer
 
 __all__ = ["Command"]
 
@@ -58,8 +59,8 @@ class Command(SiteCommand):
             age = timedelta(days=min(days, _MOST_DAYS))
         try:
             self._run(age, limit, options)
-        except (DatabaseError, database.DatabaseError) as error:
-            raise CommandError(database.explain(error), returncode=1) from error
+        except (DatabaseError, driver.DatabaseError) as error:
+            raise CommandError(driver.explain(error), returncode=1) from error
         except StreamError as error:
             raise CommandError(str(error), returncode=1) from error
 
@@ -86,7 +87,7 @@ class Command(SiteCommand):
             )
 
     def _censor(self, age: timedelta, wanted: int, using: str) -> Censored:
-        writers.use_instance("censor-{n}")
+        writer.use_instance("censor-{n}")
         done, begun = Censored(), time.monotonic()
         told = begun
         for done in censor(age, using, wanted):
@@ -95,7 +96,7 @@ class Command(SiteCommand):
                 told, rate = now, done.events / (now - begun)
                 left = (wanted - done.events) / max(rate, 1e-9)
                 self.stderr.write(f"censor: {done.events} of {wanted} events, {rate:.0f}/s, {left:.0f} s left")
-        writers.retire_all()
+        writer.retire_all()
         return done
 
 

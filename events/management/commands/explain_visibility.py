@@ -12,8 +12,8 @@ from django.core.management.base import CommandParser
 from events.errors import StateUnresolved, UnknownEvent
 from events.event_id_arguments import add_event_ids, asked_event_ids
 from events.explaining import Explanation, explain_visibility
-from streams.command_line import SiteCommand
 from streams.conf import stream_settings
+from streams.runtime.command_line import SiteCommand
 
 __all__ = ["Command"]
 

@@ -13,10 +13,10 @@ from events.errors import RangesDisagree
 from events.models import Room
 from events.questions import can_be_stored
 from events.visibility_rebuild import accepted_places, ranges_anew, rebuild_visibility, stored_ranges, tell_the_same
-from streams.command_line import SiteCommand
 from streams.conf import stream_settings
-from streams.one_view import long_transaction
-from streams.terminal import printable
+from streams.db.consistent_read import long_transaction
+from streams.runtime.command_line import SiteCommand
+from streams.runtime.terminal import printable
 
 __all__ = ["Command"]
 

@@ -12,10 +12,11 @@ from events.errors import UnknownRoom
 from events.models import Event
 from events.questions import can_be_stored
 from events.resolving import resolve_room
-from streams import database, writers
-from streams.command_line import SiteCommand
 from streams.conf import stream_settings
+from streams.db import driver
 from streams.errors import StreamError
+from streams.runtime.command_line import SiteCommand
+from streams.writing import writer
 
 __all__ = ["Command"]
 
@@ -54,12 +55,12 @@ class Command(SiteCommand):
             left = sum(self._tell(room_id, using, as_json=options["json"]) for room_id in rooms)
         except UnknownRoom as error:
             raise CommandError(str(error), returncode=2) from error
-        except (DatabaseError, database.DatabaseError) as error:
-            raise CommandError(database.explain(error), returncode=1) from error
+        except (DatabaseError, driver.DatabaseError) as error:
+            raise CommandError(driver.explain(error), returncode=1) from error
         except StreamError as error:
             raise CommandError(str(error), returncode=1) from error
         finally:
-            writers.retire_all()
+            writer.retire_all()
         if left:
             raise CommandError(
                 f"{left} events still lie above gaps: backfill what is below them, or give their state with them "
@@ -68,7 +69,7 @@ class Command(SiteCommand):
             )
 
     def _tell(self, room_id: str, using: str, *, as_json: bool) -> int:
-        writers.use_instance("resolve_rooms-{n}")
+        writer.use_instance("resolve_rooms-{n}")
         resolved = resolve_room(room_id, using)
         left = Event.objects.using(using).filter(room_id=room_id, state_unresolved=True).count()
         outcome = {"room_id": room_id, "resolved": resolved, "left": left}

@@ -12,9 +12,9 @@ from django.core.management.base import CommandParser
 from events.errors import UnknownEvent
 from events.event_id_arguments import add_event_ids, asked_event_ids
 from events.states_at import State, StateAt, states_at
-from streams.command_line import SiteCommand
 from streams.conf import stream_settings
-from streams.terminal import printable
+from streams.runtime.command_line import SiteCommand
+from streams.runtime.terminal import printable
 
 __all__ = ["Command"]
 

@@ -12,8 +12,8 @@ from events.errors import BadToken, NotReadable, UnknownRoom
 from events.reading import TimelineEntry, timeline
 from events.serving import ServedEvent
 from events.user_timeline import timeline_of
-from streams.command_line import SiteCommand
 from streams.conf import stream_settings
+from streams.runtime.command_line import SiteCommand
 
 __all__ = ["Command"]
 

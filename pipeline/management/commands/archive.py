@@ -13,7 +13,7 @@ from django.core.management.base import CommandParser
 from pipeline.archive_commands import add_spark_options, run_as_job
 from pipeline.archive_kind import ARCHIVE
 from pipeline.cuts import CUTS, add_cut_options
-from streams.command_line import SiteCommand
+from streams.runtime.command_line import SiteCommand
 
 __all__ = ["Command"]
 

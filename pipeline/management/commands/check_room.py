@@ -19,9 +19,9 @@ from pipeline.jobs import begin_job, hold_lock
 from pipeline.masters import given_master
 from pipeline.resync_kind import RESYNC, ResyncKind, compare_rooms
 from pipeline.resync_rooms import RoomAnswer
-from streams import database
-from streams.command_line import SiteCommand
 from streams.conf import stream_settings
+from streams.db import driver
+from streams.runtime.command_line import SiteCommand
 
 __all__ = ["Command"]
 
@@ -85,8 +85,8 @@ class Command(SiteCommand):
             raise CommandError(str(error), returncode=2) from error
         except PipelineError as error:
             raise CommandError(str(error), returncode=1) from error
-        except (database.DatabaseError, DjangoDatabaseError) as error:
-            raise CommandError(database.explain(error), returncode=1) from error
+        except (driver.DatabaseError, DjangoDatabaseError) as error:
+            raise CommandError(driver.explain(error), returncode=1) from error
         if not told.as_json:
             self.stdout.write(
                 f"{summary['rooms']} rooms, {summary['events']} events: {summary['rooms_wrong']} rooms differ, "

@@ -16,9 +16,9 @@ from events.errors import EventsError
 from pipeline.compress_kind import COMPRESS_STATE, LEAST_SAVING, compression_lines
 from pipeline.errors import PipelineError, UnusableArguments
 from pipeline.job_runs import run_job
-from streams import database
-from streams.command_line import SiteCommand
+from streams.db import driver
 from streams.errors import StreamError
+from streams.runtime.command_line import SiteCommand
 
 __all__ = ["Command"]
 
@@ -61,8 +61,8 @@ class Command(SiteCommand):
             summary = run_job(COMPRESS_STATE, arguments, stream=stream)
         except UnusableArguments as error:
             raise CommandError(str(error), returncode=2) from error
-        except (DatabaseError, database.DatabaseError) as error:
-            raise CommandError(database.explain(error), returncode=1) from error
+        except (DatabaseError, driver.DatabaseError) as error:
+            raise CommandError(driver.explain(error), returncode=1) from error
         except (EventsError, PipelineError, StreamError) as error:
             raise CommandError(str(error), returncode=1) from error
         for line in [json.dumps(summary, ensure_ascii=False)] if options["json"] else compression_lines(summary):

@@ -16,9 +16,9 @@ from pipeline.errors import PipelineError, UnusableArguments
 from pipeline.export_kind import export_lines, run_export
 from pipeline.export_tables import MOST_BUCKETS, TABLES
 from pipeline.masters import given_master
-from streams import database
-from streams.command_line import SiteCommand
+from streams.db import driver
 from streams.errors import StreamError
+from streams.runtime.command_line import SiteCommand
 
 __all__ = ["Command"]
 
@@ -67,8 +67,8 @@ class Command(SiteCommand):
             summary = run_export(Path(options["folder"]).absolute(), arguments, options["master"], stream)
         except UnusableArguments as error:
             raise CommandError(str(error), returncode=2) from error
-        except (DatabaseError, database.DatabaseError) as error:
-            raise CommandError(database.explain(error), returncode=1) from error
+        except (DatabaseError, driver.DatabaseError) as error:
+            raise CommandError(driver.explain(error), returncode=1) from error
         except (PipelineError, StreamError, OSError) as error:
             raise CommandError(str(error), returncode=1) from error
         for line in [json.dumps(summary, ensure_ascii=False)] if options["json"] else export_lines(summary):

@@ -16,10 +16,10 @@ from django.db import DatabaseError, connections
 from pipeline.errors import PipelineError, UnusableArguments
 from pipeline.masters import given_master
 from pipeline.models import QuarantinedLine
-from streams import database
-from streams.command_line import SiteCommand
 from streams.conf import stream_settings
+from streams.db import driver
 from streams.errors import StreamError
+from streams.runtime.command_line import SiteCommand
 
 __all__ = ["Command"]
 
@@ -75,8 +75,8 @@ class Command(SiteCommand):
             outcome = import_history(wanted)
         except UnusableArguments as error:
             raise CommandError(str(error), returncode=2) from error
-        except (DatabaseError, database.DatabaseError) as error:
-            raise CommandError(database.explain(error), returncode=1) from error
+        except (DatabaseError, driver.DatabaseError) as error:
+            raise CommandError(driver.explain(error), returncode=1) from error
         except (PipelineError, StreamError, OSError) as error:
             raise CommandError(str(error), returncode=1) from error
         except KeyboardInterrupt:

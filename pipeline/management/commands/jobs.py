@@ -20,11 +20,11 @@ from pipeline.errors import QueueFull, UnknownJob, UnknownKind, UnusableArgument
 from pipeline.job_runs import job_kinds, queue_job
 from pipeline.job_views import JobView, job_view, job_views
 from pipeline.jobs import CancelOutcome, cancel_job
-from streams import database
-from streams.command_line import SiteCommand
 from streams.conf import stream_settings
-from streams.maintenance import asked_by
-from streams.terminal import printable
+from streams.db import driver
+from streams.maintenance.subjects import asked_by
+from streams.runtime.command_line import SiteCommand
+from streams.runtime.terminal import printable
 
 __all__ = ["Command"]
 
@@ -82,8 +82,8 @@ class Command(SiteCommand):
             raise CommandError(str(error), returncode=2) from error
         except (UnknownJob, QueueFull) as error:
             raise CommandError(str(error), returncode=1) from error
-        except (DatabaseError, database.DatabaseError) as error:
-            raise CommandError(database.explain(error), returncode=1) from error
+        except (DatabaseError, driver.DatabaseError) as error:
+            raise CommandError(driver.explain(error), returncode=1) from error
 
     def _show(self, job: int, as_json: bool, using: str) -> None:
         view = job_view(job, using)

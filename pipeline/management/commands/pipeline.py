@@ -11,7 +11,7 @@ from django.core.management.base import CommandError, CommandParser
 
 from pipeline.errors import PipelineError, UnusableArguments
 from pipeline.masters import given_master
-from streams.command_line import SiteCommand
+from streams.runtime.command_line import SiteCommand
 
 __all__ = ["Command"]
 

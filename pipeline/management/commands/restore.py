@@ -12,7 +12,7 @@ from django.core.management.base import CommandParser
 
 from pipeline.archive_commands import run_as_job
 from pipeline.restore_kind import RESTORE
-from streams.command_line import SiteCommand
+from streams.runtime.command_line import SiteCommand
 
 __all__ = ["Command"]
 

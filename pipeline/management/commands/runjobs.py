@@ -16,10 +16,11 @@ from django.core.management.base import CommandError, CommandParser
 from django.db import DatabaseError
 
 from pipeline.job_queue import JobServer
-from streams import database, writers
-from streams.command_line import SiteCommand
 from streams.conf import stream_settings
+from streams.db import driver
 from streams.errors import StreamError
+from streams.runtime.command_line import SiteCommand
+from streams.writing import writer
 
 __all__ = ["Command"]
 
@@ -43,15 +44,15 @@ class Command(SiteCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Serve, and give the writer's name back at the end."""
-        writers.use_instance("runjobs-{n}")
+        writer.use_instance("runjobs-{n}")
         server = JobServer(stream_settings().database, sys.stderr, self.stdout.write)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: server.stop())
         try:
             server.run(once=options["once"])
-            writers.retire_all()
-        except (DatabaseError, database.DatabaseError) as error:
-            raise CommandError(database.explain(error), returncode=1) from error
+            writer.retire_all()
+        except (DatabaseError, driver.DatabaseError) as error:
+            raise CommandError(driver.explain(error), returncode=1) from error
         except StreamError as error:
             raise CommandError(str(error), returncode=1) from error
         if options["once"] and server.failed:

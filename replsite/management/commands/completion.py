@@ -11,7 +11,7 @@ import shtab
 from django.core.management import get_commands, load_command_class
 from django.core.management.base import CommandParser
 
-from streams.command_line import SiteCommand
+from streams.runtime.command_line import SiteCommand
 
 __all__ = ["ROOMS", "Command", "own_commands", "whole_parser"]
 

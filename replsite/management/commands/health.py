@@ -9,7 +9,7 @@ from typing import Any
 
 from replsite.deadline import Deadline, NoAnswer
 from replsite.health import not_answering, summary
-from streams.command_line import SiteCommand
+from streams.runtime.command_line import SiteCommand
 
 
 def _seconds(text: str) -> float:

@@ -15,11 +15,11 @@ from django.core.management import CommandError
 from django.core.management.commands import migrate
 from django.db import connections
 
-from streams import database
-from streams.command_line import SiteCommand
+from streams.db import driver
+from streams.runtime.command_line import SiteCommand
 
 _LOOK_SECONDS = 0.2
-_HOLDER = f"SELECT a.pid {database.LOCK_HOLDERS} LIMIT 1"
+_HOLDER = f"SELECT a.pid {driver.LOCK_HOLDERS} LIMIT 1"
 
 
 class Command(SiteCommand, migrate.Command):
@@ -44,9 +44,9 @@ class Command(SiteCommand, migrate.Command):
             return
         wrapper.ensure_connection()  # makes the database of an embedded server
         try:
-            lock = database.direct_connection(using, application_name="replsite migrate")
-        except database.OperationalError as error:
-            raise CommandError(database.explain(error)) from error
+            lock = driver.direct_connection(using, application_name="replsite migrate")
+        except driver.OperationalError as error:
+            raise CommandError(driver.explain(error)) from error
         try:
             self._take(lock, verbosity)
             yield
@@ -57,7 +57,7 @@ class Command(SiteCommand, migrate.Command):
         """Asks again and again: a statement that waits has a snapshot, and an index that is made concurrently waits for it."""
         has_told = False
         with lock.cursor() as cursor:
-            key = database.migrate_key(cursor)
+            key = driver.migrate_key(cursor)
             while not _is_taken(cursor, key):
                 if not has_told and verbosity:
                     cursor.execute(_HOLDER, [key])

@@ -7,11 +7,11 @@ from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
-from streams.command_line import SiteCommand
 from streams.conf import stream_settings
-from streams.replication.addresses import Address, needs_redis, redis_of
 from streams.replication.errors import BadAddress, BadCertificate, ReplicationError
-from streams.replication.tls import TlsFiles, add_server_arguments
+from streams.replication.transport.addresses import Address, needs_redis, redis_of
+from streams.replication.transport.tls import TlsFiles, add_server_arguments
+from streams.runtime.command_line import SiteCommand
 
 __all__ = ["Command"]
 
@@ -44,7 +44,7 @@ class Command(SiteCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         from replsite.asgi import application  # noqa: PLC0415 - loads the reactor
         from replsite.sampler import Sampler  # noqa: PLC0415
-        from streams.replication.serving import Endpoints, serve  # noqa: PLC0415
+        from streams.replication.server.serve import Endpoints, serve  # noqa: PLC0415
 
         if options["redis"] and needs_redis():
             raise CommandError(f"--redis: {needs_redis()}", returncode=2)

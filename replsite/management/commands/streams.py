@@ -29,14 +29,14 @@ from replsite.status import HealthWord
 from replsite.tables import lines_of, rows_of
 from replsite.trends import History
 from replsite.writer_actions import Confirmation, WriterActions
-from streams import database
-from streams.command_line import SiteCommand
+from streams.db import driver
 from streams.errors import StreamError, UnknownReader, UnknownWriter
 from streams.follow import forget_reader
 from streams.follow.handlers import effects_database_of, load_handlers
-from streams.maintenance import asked_by
+from streams.maintenance.subjects import asked_by
 from streams.models import StoredCursor
-from streams.terminal import printable
+from streams.runtime.command_line import SiteCommand
+from streams.runtime.terminal import printable
 
 _STYLES = {"fine": "green", "note": "blue", "warning": "yellow", "wrong": "bold red"}
 WATCH_SECONDS = 1.0
@@ -150,15 +150,15 @@ class Command(SiteCommand):
     def _act(self, options: dict[str, Any]) -> None:
         actions = WriterActions(self.stdout.write, self.stderr.write)
         try:
-            with closing(database.direct_connection(application_name=f"replsite streams {options['action']}")) as own:
+            with closing(driver.direct_connection(application_name=f"replsite streams {options['action']}")) as own:
                 if options["action"] == "retire":
                     actions.retire(own.cursor(), options["writer"], options["timeout"])
                 else:
                     actions.abort(own.cursor(), options["writer"], is_confirmed=options["yes"])
         except UnknownWriter as error:
             raise CommandError(str(error), returncode=2) from error
-        except database.DatabaseError as error:
-            raise CommandError(database.explain(error), returncode=1) from error
+        except driver.DatabaseError as error:
+            raise CommandError(driver.explain(error), returncode=1) from error
 
     # --- readers --------------------------------------------------------------------------------------------------
 
@@ -182,8 +182,8 @@ class Command(SiteCommand):
             raise CommandError(str(error), returncode=2) from error
         except StreamError as error:
             raise CommandError(str(error), returncode=1) from error
-        except (database.DatabaseError, DjangoDatabaseError) as error:
-            raise CommandError(database.explain(error), returncode=1) from error
+        except (driver.DatabaseError, DjangoDatabaseError) as error:
+            raise CommandError(driver.explain(error), returncode=1) from error
 
 
 def _perhaps_stuck(snapshot: Snapshot, patience: float) -> bool:

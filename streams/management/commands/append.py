@@ -10,10 +10,12 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 from django.db import DatabaseError, connections
 
-from streams import database, load, registry, reservations, writers
-from streams.command_line import SiteCommand
+from streams import load_generator, registry
+from streams.core.names import check_name
+from streams.db import driver
 from streams.errors import StreamError, WriterBusy, WriterFenced
-from streams.names import check_name
+from streams.runtime.command_line import SiteCommand
+from streams.writing import reservation, writer
 
 __all__ = ["Command"]
 
@@ -51,18 +53,18 @@ class Command(SiteCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         """Run the load and print one line."""
         self._check(options)
-        writers.use_instance(options["instance"])
+        writer.use_instance(options["instance"])
         run = _Run(
             options["stream"], options["count"], options["batch"], options["rate"], is_patient=options["patient"]
         )
         begun = time.perf_counter()
         try:
-            writers.current_writer().tracker(registry.get(options["stream"]))
+            writer.current_writer().tracker(registry.get(options["stream"]))
             run.in_threads(options["threads"])
             seconds = time.perf_counter() - begun
-            is_clean = writers.retire_all()
-        except (DatabaseError, database.DatabaseError) as error:
-            raise CommandError(database.explain(error), returncode=1) from error
+            is_clean = writer.retire_all()
+        except (DatabaseError, driver.DatabaseError) as error:
+            raise CommandError(driver.explain(error), returncode=1) from error
         except StreamError as error:
             raise CommandError(str(error), returncode=1) from error
         except KeyboardInterrupt:
@@ -79,7 +81,7 @@ class Command(SiteCommand):
             check_name(options["instance"])
         except (StreamError, ValueError) as error:
             raise CommandError(str(error), returncode=2) from error
-        for name, most in (("count", math.inf), ("batch", reservations.LARGEST_COUNT), ("threads", MOST_THREADS)):
+        for name, most in (("count", math.inf), ("batch", reservation.LARGEST_COUNT), ("threads", MOST_THREADS)):
             if options[name] < 1:
                 raise CommandError(f"--{name} must be at least 1, not {options[name]}.", returncode=2)
             if options[name] > most:
@@ -90,8 +92,8 @@ class Command(SiteCommand):
 
 def _passes(error: Exception) -> bool:
     """Whether the error ends by itself: the writer takes its name again when the database is back."""
-    return isinstance(error, (WriterFenced, WriterBusy, *database.connection_gone)) or isinstance(
-        error.__cause__, database.connection_gone
+    return isinstance(error, (WriterFenced, WriterBusy, *driver.connection_gone)) or isinstance(
+        error.__cause__, driver.connection_gone
     )
 
 
@@ -133,7 +135,7 @@ class _Run:
 
     def _work(self, thread: int, end: threading.Event) -> None:
         try:
-            generator = load.generator(self.stream, thread)
+            generator = load_generator.generator(self.stream, thread)
             while count := self._take():
                 self._keep_rate()
                 generator = self._append(generator, thread, count)
@@ -145,7 +147,7 @@ class _Run:
             connections.close_all()
             end.set()
 
-    def _append(self, generator: load.LoadGenerator, thread: int, count: int) -> load.LoadGenerator:
+    def _append(self, generator: load_generator.LoadGenerator, thread: int, count: int) -> load_generator.LoadGenerator:
         """Append once; a patient run tries until it went well. Returns the generator to go on with.
 
         When the answer to a commit was lost the facts may be there already: there are then more than were asked for.
@@ -153,12 +155,14 @@ class _Run:
         while True:
             try:
                 generator.append(count)
-            except (WriterFenced, WriterBusy, DatabaseError, *database.connection_gone) as error:
+            except (WriterFenced, WriterBusy, DatabaseError, *driver.connection_gone) as error:
                 if not (self.is_patient and _passes(error)) or self._ended.is_set():
                     raise
                 connections.close_all()
                 self._ended.wait(PATIENCE_SECONDS)
-                generator = load.generator(self.stream, thread)  # what it remembers may not have been committed
+                generator = load_generator.generator(
+                    self.stream, thread
+                )  # what it remembers may not have been committed
             else:
                 return generator
 

@@ -9,9 +9,11 @@ from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
-from streams import database, epochs, inspection, registry
-from streams.command_line import SiteCommand
+from streams import epochs, registry
+from streams.db import driver
 from streams.errors import StreamError
+from streams.maintenance import check
+from streams.runtime.command_line import SiteCommand
 
 __all__ = ["Command"]
 
@@ -51,16 +53,16 @@ class Command(SiteCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         """Show, repair when asked, show again."""
         try:
-            with closing(database.direct_connection(application_name="replsite check_streams")) as connection:
+            with closing(driver.direct_connection(application_name="replsite check_streams")) as connection:
                 self._check(connection.cursor(), options)
-        except database.DatabaseError as error:
-            raise CommandError(database.explain(error), returncode=1) from error
+        except driver.DatabaseError as error:
+            raise CommandError(driver.explain(error), returncode=1) from error
         except StreamError as error:
             raise CommandError(str(error), returncode=1) from error
 
     def _check(self, cursor: Any, options: dict[str, Any]) -> None:
         epoch = self._epoch(cursor, new=options["new_epoch"], keep=options["keep_epoch"])
-        findings = inspection.inspect_streams(cursor)
+        findings = check.inspect_streams(cursor)
         if options["repair"]:
             findings = self._repair(cursor, findings)
         self._json(findings, epoch) if options["json"] else self._table(findings, epoch)
@@ -74,18 +76,18 @@ class Command(SiteCommand):
             return epochs.begin_epoch(cursor, "check_streams --new-epoch")
         return epochs.keep_epoch(cursor) if keep else epochs.current_epoch(cursor)
 
-    def _repair(self, cursor: Any, findings: list[inspection.Finding]) -> list[inspection.Finding]:
+    def _repair(self, cursor: Any, findings: list[check.Finding]) -> list[check.Finding]:
         for finding in findings:
             if not finding.well:
-                value = inspection.repair(cursor, registry.get(finding.stream))
+                value = check.repair(cursor, registry.get(finding.stream))
                 self.stderr.write(f"{finding.stream}: {finding.verdict}; sequence moved to {value}")
-        return inspection.inspect_streams(cursor)
+        return check.inspect_streams(cursor)
 
-    def _json(self, findings: list[inspection.Finding], epoch: str) -> None:
+    def _json(self, findings: list[check.Finding], epoch: str) -> None:
         for finding in findings:
             self.stdout.write(json.dumps(asdict(finding) | {"epoch": epoch}))
 
-    def _table(self, findings: list[inspection.Finding], epoch: str) -> None:
+    def _table(self, findings: list[check.Finding], epoch: str) -> None:
         columns = ("stream", "sequence", "highest in tables", "highest stored", "verdict", "fix")
         self.print_table(columns, (list(asdict(finding).values()) for finding in findings))
         self.stdout.write(f"epoch {epoch}")

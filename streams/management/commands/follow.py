@@ -13,19 +13,19 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 
 from streams import registry
-from streams.command_line import SiteCommand
 from streams.conf import stream_settings
+from streams.core.recorded import check_record_name
 from streams.errors import EpochChanged, StreamError, TokenError
-from streams.recorded import check_record_name
-from streams.replication.addresses import Address, RedisAddress, needs_redis, redis_of
-from streams.replication.commands import Name, Server, format_line
-from streams.replication.connections import Connector, TcpConnector
+from streams.replication.client.connection import Connector, TcpConnector
+from streams.replication.client.http_catch_up import HttpServers
 from streams.replication.errors import BadAddress, BadCertificate, UnsendableCommand
-from streams.replication.following import CATCH_UP_CHOICES, Following, FollowRequest
-from streams.replication.http_catch_up import HttpServers
-from streams.replication.protocol import Limits
-from streams.replication.tls import TLS_SCHEMES, TlsFiles, add_client_arguments, client_context
-from streams.replication.views import View
+from streams.replication.follow_command import CATCH_UP_CHOICES, Following, FollowRequest
+from streams.replication.protocol.commands import Name, Server, format_line
+from streams.replication.protocol.connection import Limits
+from streams.replication.protocol.ordering import View
+from streams.replication.transport.addresses import Address, RedisAddress, needs_redis, redis_of
+from streams.replication.transport.tls import TLS_SCHEMES, TlsFiles, add_client_arguments, client_context
+from streams.runtime.command_line import SiteCommand
 
 __all__ = ["Command"]
 
@@ -189,7 +189,7 @@ def _server_name(given: str | None, redis: RedisAddress | None) -> str | None:
 
 
 def _redis_connector(address: RedisAddress, name: str, channel: str) -> Connector:
-    from streams.replication.redis_link import RedisConnector  # noqa: PLC0415 - needs the extra
+    from streams.replication.redis.subscriber import RedisConnector  # noqa: PLC0415 - needs the extra
 
     return RedisConnector(address, channel, name)
 

@@ -7,10 +7,10 @@ from typing import Any, cast
 
 from django.core.management.base import CommandError, CommandParser
 
-from streams.command_line import SiteCommand
 from streams.errors import StreamError, UnknownReader
 from streams.follow import drop_parked, parked_facts, retry_parked
 from streams.follow.handlers import load_handlers
+from streams.runtime.command_line import SiteCommand
 
 __all__ = ["Command"]
 

@@ -1,8 +1,8 @@
-"""``manage.py purge WHAT …``: delete what is old. The subjects come from the rooms (``streams.maintenance``)."""
+"""``manage.py purge WHAT …``: delete what is old. The subjects come from the rooms (``streams.maintenance.subjects``)."""
 
 from __future__ import annotations
 
-from streams.maintenance import MaintenanceCommand
+from streams.maintenance.subjects import MaintenanceCommand
 
 __all__ = ["Command"]
 

@@ -1,8 +1,8 @@
-"""``manage.py resync WHAT …``: set right what fell behind. The subjects come from the rooms (``streams.maintenance``)."""
+"""``manage.py resync WHAT …``: set right what fell behind. The subjects come from the rooms (``maintenance.subjects``)."""
 
 from __future__ import annotations
 
-from streams.maintenance import MaintenanceCommand
+from streams.maintenance.subjects import MaintenanceCommand
 
 __all__ = ["Command"]
 

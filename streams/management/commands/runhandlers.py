@@ -11,16 +11,16 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 from django.db import DatabaseError as DjangoDatabaseError
 
-from streams import database
-from streams.command_line import SiteCommand
 from streams.conf import stream_settings
+from streams.db import driver
 from streams.errors import StreamError, UnknownReader
 from streams.follow import Reader, readers
 from streams.follow.handlers import load_handlers
-from streams.replication.addresses import Address
-from streams.replication.connections import Connector, TcpConnector
+from streams.replication.client.connection import Connector, TcpConnector
 from streams.replication.errors import BadAddress
-from streams.replication.protocol import Limits
+from streams.replication.protocol.connection import Limits
+from streams.replication.transport.addresses import Address
+from streams.runtime.command_line import SiteCommand
 
 __all__ = ["Command"]
 
@@ -113,6 +113,6 @@ def _server(text: str | None, reader: str) -> Connector | None:
 
 
 def _words(error: Exception) -> str:
-    if isinstance(error, database.DatabaseError | DjangoDatabaseError):
-        return database.explain(error)
+    if isinstance(error, driver.DatabaseError | DjangoDatabaseError):
+        return driver.explain(error)
     return str(error) or type(error).__name__

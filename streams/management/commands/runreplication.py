@@ -7,11 +7,11 @@ from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
-from streams.command_line import SiteCommand
 from streams.conf import stream_settings
-from streams.replication.addresses import Address
 from streams.replication.errors import BadAddress, BadCertificate, ReplicationError
-from streams.replication.tls import TlsFiles, add_server_arguments
+from streams.replication.transport.addresses import Address
+from streams.replication.transport.tls import TlsFiles, add_server_arguments
+from streams.runtime.command_line import SiteCommand
 
 __all__ = ["Command"]
 
@@ -36,8 +36,8 @@ class Command(SiteCommand):
         return True
 
     def handle(self, *args: Any, **options: Any) -> None:
-        from streams.replication.consumer import ReplicationConsumer  # noqa: PLC0415 - loads the reactor
-        from streams.replication.serving import Endpoints, serve  # noqa: PLC0415
+        from streams.replication.server.consumer import ReplicationConsumer  # noqa: PLC0415 - loads the reactor
+        from streams.replication.server.serve import Endpoints, serve  # noqa: PLC0415
 
         try:
             wanted = Endpoints(replication=Address.parse(options["bind"]))

@@ -1,0 +1,125 @@
+"""The admin base of all rooms: look at everything, change nothing, and never count a huge table.
+
+Looks like the site's theme when django-unfold is installed and like plain Django when not, so that another project can install
+the rooms. Ordering, search and filters of a subclass must use an index: the tables behind it may hold 10^9 rows.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+from django.apps import apps
+from django.contrib import admin
+from django.core.paginator import Paginator
+from django.db import connections, models
+from django.http import HttpRequest
+from django.utils.functional import cached_property
+
+from streams.runtime.terminal import visible
+
+__all__ = ["EstimatedPaginator", "ReadOnlyAdmin", "VisibleText"]
+
+if TYPE_CHECKING:
+    from django.db.models import QuerySet
+
+    _Base = admin.ModelAdmin[Any]
+elif apps.is_installed("unfold"):
+    from unfold.admin import ModelAdmin as _Base
+else:
+    _Base = admin.ModelAdmin
+
+
+class EstimatedPaginator(Paginator):
+    """Counts up to a limit; a larger table that is shown unfiltered is estimated by PostgreSQL's own statistics."""
+
+    exact_upto = 10_000
+
+    @cached_property
+    def count(self) -> int:
+        """Number of rows: exact up to the limit."""
+        found = cast("QuerySet[Any]", self.object_list)
+        rows = found.order_by()[: self.exact_upto + 1].count()
+        if rows <= self.exact_upto or found.query.where:
+            return rows
+        with connections[found.db].cursor() as cursor:
+            table = found.model._meta.db_table
+            cursor.execute("SELECT reltuples::bigint FROM pg_class WHERE oid = %s::regclass", [table])
+            return max(rows, int(cursor.fetchone()[0]))
+
+
+class VisibleText(str):
+    """Text that is shown with what a terminal or a browser would obey written as escapes; links and queries have it as it is."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return visible(self)
+
+
+def _make_visible(row: Any) -> Any:
+    """The row with its texts made visible, for pages: nothing here saves it."""
+    for field in row._meta.concrete_fields:
+        value = row.__dict__.get(field.attname)
+        if isinstance(value, str):
+            if not value.isprintable():
+                setattr(row, field.attname, VisibleText(value))
+        elif isinstance(value, dict | list):
+            setattr(row, field.attname, _visible_json(value))
+    for other in row._state.fields_cache.values():
+        if isinstance(other, models.Model):
+            _make_visible(other)
+    return row
+
+
+def _visible_json(value: Any) -> Any:
+    if isinstance(value, str):
+        return value if value.isprintable() else visible(value)
+    if isinstance(value, dict):
+        return {_visible_json(name): _visible_json(inner) for name, inner in value.items()}
+    return [_visible_json(inner) for inner in value] if isinstance(value, list) else value
+
+
+class ReadOnlyAdmin(_Base):
+    """Rows are shown to staff with the view permission; nothing can be added, changed or deleted here."""
+
+    paginator = EstimatedPaginator
+    show_full_result_count = False
+    list_per_page = 50
+    actions = None
+    sortable_by = ()
+
+    def get_list_display(self, request: HttpRequest) -> Any:
+        """The columns that the subclass names, else all but bytes."""
+        if tuple(self.list_display) != ("__str__",):
+            return self.list_display
+        return [f.name for f in self.model._meta.concrete_fields if not isinstance(f, models.BinaryField)]
+
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> Any:
+        """The list, with texts made visible: most of them were chosen by others."""
+        base: Any = super().get_changelist(request, **kwargs)
+
+        class VisibleList(base):
+            result_list: Any
+
+            def get_results(self, request: HttpRequest) -> None:
+                super().get_results(request)
+                self.result_list = [_make_visible(row) for row in self.result_list]
+
+        return VisibleList
+
+    def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Any:
+        """The row of a page, likewise."""
+        found = super().get_object(request, object_id, from_field)
+        return found if found is None else _make_visible(found)
+
+    def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        """Nobody adds."""
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        """Nobody changes."""
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        """Nobody deletes."""
+        return False

@@ -1,0 +1,1 @@
+"""The rules of streams without any edge: declarations, tokens, positions, the tracker, recovery, invalidation."""

@@ -1,0 +1,212 @@
+"""The SQL of reading streams, as text (pure): the same for Django's connection, a direct one, and Spark executors.
+
+Parameters are written ``%(name)s``. Tokens are positive in results, ascending, also for backward streams.
+Names of tables and columns come from declarations, never from input.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cache
+from typing import Any, TypeVar
+
+from streams.core.declaration import Column, ColumnKind, FactTable, StreamDeclaration
+
+__all__ = [
+    "NEWEST_EPOCH",
+    "STORED_POSITIONS",
+    "FactRow",
+    "bounds_sql",
+    "column_sql",
+    "cut_whole_tokens",
+    "ids_between_sql",
+    "ids_sql",
+    "maximum_sql",
+    "order_sql",
+    "read_whole",
+    "row_of",
+    "rows_sql",
+    "sequence_sql",
+    "token_sql",
+]
+
+Row = TypeVar("Row", bound=Sequence[Any])
+
+#: No read asks for more rows of a table than this, also for a fact that has more.
+_LARGEST_LIMIT = 1_000_000
+
+#: Stored positions of all streams (or those in ``streams``), in one snapshot.
+STORED_POSITIONS = """
+SELECT stream, instance_name, abs(position), state, updated_at, last_advance_at, pending_facts, oldest_pending_at,
+       abs(last_write_position), generation
+FROM streams_streamposition
+WHERE %(streams)s::text[] IS NULL OR stream = ANY(%(streams)s::text[])
+"""
+
+
+#: The present epoch: its word, and the place that it was begun in (``streams.epochs``).
+NEWEST_EPOCH = """
+SELECT word, system_identifier, database_oid, table_oid, timeline FROM streams_epoch ORDER BY id DESC LIMIT 1
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class FactRow:
+    """One row of a fact as it travels: token (positive), writer, JSON row, time of the insert."""
+
+    token: int
+    writer: str
+    row: Any
+    received_at: datetime
+
+
+def bounds_sql(
+    declaration: StreamDeclaration, table: FactTable, after: str = "%(after)s::bigint", upto: str = "%(upto)s::bigint"
+) -> str:
+    """The condition ``after < token <= upto`` on rows of one table, as its index on the ID can answer it."""
+    column = table.id_column
+    if declaration.backward:
+        bounds = f"{column} < -({after}) AND {column} >= -({upto})"
+    else:
+        bounds = f"{column} > {after} AND {column} <= {upto}"
+    return f"{bounds} AND ({table.where})" if table.where else bounds
+
+
+def token_sql(declaration: StreamDeclaration, table: FactTable) -> str:
+    """A row's token: its ID, positive also on a backward stream."""
+    return f"-{table.id_column}" if declaration.backward else table.id_column
+
+
+def order_sql(declaration: StreamDeclaration, table: FactTable, *, newest_first: bool = False) -> str:
+    """What to order a table's rows by to get them by ascending (or descending) tokens."""
+    return f"{table.id_column} {'DESC' if declaration.backward is not newest_first else 'ASC'}"
+
+
+def rows_sql(
+    declaration: StreamDeclaration,
+    table: FactTable,
+    *,
+    of_writer: bool = False,
+    of_writers: bool = False,
+    with_times: bool = True,
+    stored: bool = False,
+) -> str:
+    """Rows of one table with ``after < token <= upto`` (of ``writer``, or of ``writers``), ascending, at most ``limit``.
+
+    Columns: token, writer, received_at (``with_times``), then those that travel, or all (``stored``), as ``row_of`` takes
+    them. The limit is applied in the order of the ID alone, which the index gives: asked for more, PostgreSQL may sort all
+    rows there are to hand out a thousand. The order within a token is made afterwards; a token that the limit cuts is never
+    used (`cut_whole_tokens`).
+    """
+    token = token_sql(declaration, table)
+    times = [table.received_column] if with_times else []
+    own = table.stored if stored else table.columns
+    columns = ", ".join([token, table.writer_column, *times, *map(column_sql, own)])
+    condition = bounds_sql(declaration, table)
+    condition += f" AND {table.writer_column} = %(writer)s" if of_writer else ""
+    condition += f" AND {table.writer_column} = ANY(%(writers)s)" if of_writers else ""
+    limited = f"SELECT * FROM {table.name} WHERE {condition} ORDER BY {order_sql(declaration, table)} LIMIT %(limit)s"
+    order = order_sql(declaration, table)
+    order += f", {table.then_by}" if table.then_by else ""
+    return f"SELECT {columns} FROM ({limited}) AS limited ORDER BY {order}"
+
+
+def column_sql(column: Column) -> str:
+    """A column as ``row_of`` takes it: JSON as text.
+
+    Connections differ in what they make of ``jsonb``: Django's leave it as text, direct ones decode it.
+    """
+    return f"{column.name}::text" if column.kind is ColumnKind.JSON else column.name
+
+
+@cache
+def row_of(table: FactTable) -> Callable[[Sequence[Any]], Any]:
+    """Makes the row that travels from the values of a table's columns, read with ``column_sql``."""
+    places = [place for place, column in enumerate(table.columns) if column.kind is ColumnKind.JSON]
+    if not places:
+        return table.row
+
+    def row(values: Sequence[Any]) -> Any:
+        decoded = list(values)
+        for place in places:
+            if decoded[place] is not None:
+                decoded[place] = json.loads(decoded[place])
+        return table.row(decoded)
+
+    return row
+
+
+def ids_sql(declaration: StreamDeclaration) -> str:
+    """(writer, token) of all rows with ``token >= linear``, ascending: step 6 of ``streams.core.recovery``."""
+    selects = []
+    for table in declaration.tables:
+        token = token_sql(declaration, table)
+        bound = (
+            f"{table.id_column} <= -(%(linear)s::bigint)"
+            if declaration.backward
+            else f"{table.id_column} >= %(linear)s"
+        )
+        extra = f" AND ({table.where})" if table.where else ""
+        selects.append(f"SELECT {table.writer_column}, {token} AS token FROM {table.name} WHERE {bound}{extra}")
+    return " UNION ".join(selects) + " ORDER BY token"
+
+
+def ids_between_sql(declaration: StreamDeclaration) -> str:
+    """Tokens of all rows with ``after < token <= upto``, ascending."""
+    selects = [
+        f"SELECT {token_sql(declaration, table)} AS token FROM {table.name} WHERE {bounds_sql(declaration, table)}"
+        for table in declaration.tables
+    ]
+    return " UNION ".join(selects) + " ORDER BY token"
+
+
+def maximum_sql(declaration: StreamDeclaration) -> str:
+    """The largest token that the stream's tables hold, or held before they were trimmed; 0 when there never was any."""
+    name = declaration.name.replace("'", "''")
+    selects = [f"SELECT max(position) AS token FROM streams_lowwatermark WHERE stream = '{name}'"]
+    for table in declaration.tables:
+        extreme = f"-min({table.id_column})" if declaration.backward else f"max({table.id_column})"
+        extra = f" WHERE {table.where}" if table.where else ""
+        selects.append(f"SELECT {extreme} AS token FROM {table.name}{extra}")
+    return f"SELECT coalesce(max(token), 0) FROM ({' UNION ALL '.join(selects)}) AS tables"
+
+
+def sequence_sql(declaration: StreamDeclaration) -> str:
+    """The last value that the stream's sequence gave out; one less than its start if it never did."""
+    return f"SELECT CASE WHEN is_called THEN last_value ELSE last_value - 1 END FROM {declaration.sequence}"
+
+
+def read_whole(
+    declaration: StreamDeclaration,
+    fetch: Callable[[FactTable, int], Sequence[Row]],
+    bounds: tuple[int, int],
+    limit: int,
+) -> tuple[int, list[Sequence[Row]]]:
+    """Read the tables with ``after, upto = bounds``; the position reached, and per table whole facts up to there.
+
+    ``fetch(table, limit)`` gives rows that begin with their token, ascending. When one fact has more rows than
+    the limit they are read again with a larger one.
+    """
+    after, upto = bounds
+    while True:
+        reached, whole = cut_whole_tokens([fetch(table, limit) for table in declaration.tables], upto, limit)
+        if reached > after or limit >= _LARGEST_LIMIT:
+            return reached, whole
+        limit = min(limit * 10, _LARGEST_LIMIT)
+
+
+def cut_whole_tokens(batches: Sequence[Sequence[Row]], upto: int, limit: int) -> tuple[int, list[Sequence[Row]]]:
+    """Cut the tables' batches, each read with ``limit``, so that no token is split.
+
+    Returns the position reached and the batches up to it. A batch that was cut by the limit may miss rows of its last
+    token, so the position reached lies below that token. When a single token fills a whole batch the position
+    reached lies below all rows: the caller reads again with a larger limit.
+    """
+    reached = upto
+    for batch in batches:
+        if len(batch) >= limit:
+            reached = min(reached, batch[-1][0] - 1)
+    return reached, [[row for row in batch if row[0] <= reached] for batch in batches]

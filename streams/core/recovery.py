@@ -1,0 +1,94 @@
+"""What a process takes as given when it starts on a stream (pure).
+
+The functions here say which of these steps they are:
+
+1. A sequence that lies below the largest ID in the tables is moved up to that, never down.
+2. A stored position above the sequence, as it was found, refuses the start: two streams share a name, or a backup came back.
+3. Stored positions of names that are no longer writers are dropped: one that comes back counts as new.
+4. Our own position is the sequence's last value: all below was reserved by an earlier life of the name, or by others.
+   True only if no process holds the name and no transaction of it is open, which ``streams.writing.lease`` proves.
+5. The linear position is the minimum of all positions; without any, the largest ID in the tables, at least 1.
+6. Rows at or above it are done: gapless runs move it up, and our own rows repair a position that was stored too low.
+7. Writers without a position enter at the linear position: at the present, not at 0.
+8. The highest of all of these is the highest ID that we have heard of, and what we may claim while idle.
+
+Input is what the database says, read by ``streams.writing.writer``; output is the tracker's first state and what has to be
+repaired. All numbers are positive here, also for backward streams.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from streams.core.tracker import PositionTracker, TrackerState
+from streams.errors import SequenceBehind
+
+__all__ = ["StartUp", "StreamFindings", "sequence_verdict", "start"]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamFindings:
+    """What the database says of one stream.
+
+    ``sequence_value`` is the last value that the sequence gave out, one less than its start if it never did.
+    ``writers`` are the configured (not retired) writers, or None when anybody may write without order.
+    ``empty_position`` is where a stream without facts is: 0 for one in memory.
+    """
+
+    stream: str
+    table_maximum: int
+    sequence_value: int
+    stored: Mapping[str, int]
+    writers: Sequence[str] | None
+    empty_position: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class StartUp:
+    """The start of one process on one stream, before it has read the rows above the linear position."""
+
+    set_sequence_to: int | None
+    dropped_writers: tuple[str, ...]
+    linear: int
+    positions: Mapping[str, int]
+    own_name: str | None
+
+    def tracker(self, rows: Iterable[tuple[str, int]], findings: StreamFindings) -> PositionTracker:
+        """Steps 6 to 8, with the rows (writer, ID) of all tables at or above ``linear``, ascending."""
+        own = self.positions.get(self.own_name, 0) if self.own_name is not None else 0
+        real = max([findings.table_maximum, *findings.stored.values(), findings.empty_position])
+        tracker = PositionTracker(TrackerState(self.linear, self.positions, self.own_name, own, real))
+        tracker.replay(rows, findings.writers or ())
+        return tracker
+
+
+def sequence_verdict(findings: StreamFindings) -> int | None:
+    """Steps 1 and 2: the value to move the sequence to, None when it is right.
+
+    Raises ``SequenceBehind`` when a stored position lies above the sequence as it was found.
+    """
+    worst = max(findings.stored.items(), key=lambda item: item[1], default=("", 0))
+    if worst[1] > findings.sequence_value:
+        raise SequenceBehind(
+            f"Stream {findings.stream}: writer {worst[0]!r} has stored position {worst[1]}, but the sequence is at "
+            f"{findings.sequence_value}. Either two streams share a name or the sequence was restored from an older backup. "
+            f"If the tables are right, run: manage.py check_streams --repair"
+        )
+    return findings.table_maximum if findings.table_maximum > findings.sequence_value else None
+
+
+def start(findings: StreamFindings, own_name: str | None) -> StartUp:
+    """Steps 1 to 5. ``own_name`` is None for a process that only reads the stream."""
+    move_to = sequence_verdict(findings)
+    sequence = move_to if move_to is not None else findings.sequence_value
+    if findings.writers is None:
+        linear = max([*findings.stored.values(), findings.table_maximum, findings.empty_position])
+        return StartUp(move_to, (), linear, {own_name: linear} if own_name else {}, own_name)
+    dropped = tuple(sorted(set(findings.stored) - set(findings.writers)))
+    positions = {writer: at for writer, at in findings.stored.items() if writer not in dropped}
+    is_writer = own_name is not None and own_name in findings.writers
+    if is_writer and own_name is not None:
+        positions[own_name] = max(sequence, findings.empty_position)
+    linear = min(positions.values()) if positions else max(findings.table_maximum, findings.empty_position)
+    return StartUp(move_to, dropped, linear, positions, own_name if is_writer else None)

@@ -1,0 +1,1 @@
+"""The database as the engine uses it: driver, clock, sequences, consistent reads."""

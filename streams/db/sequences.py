@@ -1,0 +1,55 @@
+"""Moving a sequence forward, beside writers that take IDs from it at the same moment.
+
+``setval`` after a look at the sequence is not atomic against ``nextval``: another session may take IDs between the two, and
+would get them again. So a short way is gone by ``nextval`` itself, which can only go forward, and a long one under a lock on the
+sequence that every ``nextval`` needs as well.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from streams.db import driver
+from streams.errors import SequenceBusy
+
+__all__ = ["STEPS_LIMIT", "move_forward"]
+
+#: So many values are taken one by one, at most; that is less than a second.
+STEPS_LIMIT = 1_000_000
+LOCK_SECONDS = 10
+_LOCK_NOT_AVAILABLE = "55P03"
+
+_LAST_VALUE = "SELECT CASE WHEN is_called THEN last_value ELSE last_value - 1 END FROM {sequence}"
+_STEP = "SELECT count(nextval(%(sequence)s)) FROM generate_series(1, %(steps)s)"
+#: Name: jump forward. Changing nothing of the sequence takes the lock that keeps ``nextval`` out until the transaction ends.
+_JUMP = """
+DO $jump$ BEGIN
+    SET LOCAL lock_timeout = '{seconds}s';
+    ALTER SEQUENCE {sequence} NO CYCLE;
+    PERFORM setval('{sequence}', {value}) FROM {sequence} WHERE last_value < {value} OR NOT is_called;
+END $jump$
+"""
+
+
+def move_forward(cursor: Any, sequence: str, value: int) -> None:
+    """Have the next ID be larger than ``value``; never lowers the sequence, whoever takes IDs meanwhile.
+
+    Other sessions' values may come on top, so it may end up further. A jump of more than ``STEPS_LIMIT`` waits for open
+    transactions that took IDs; raises ``SequenceBusy`` when they do not end.
+    """
+    cursor.execute(_LAST_VALUE.format(sequence=sequence))
+    steps = value - int(cursor.fetchone()[0])
+    if steps <= 0:
+        return
+    if steps <= STEPS_LIMIT:
+        cursor.execute(_STEP, {"sequence": sequence, "steps": steps})
+        return
+    try:
+        cursor.execute(_JUMP.format(sequence=sequence, value=int(value), seconds=LOCK_SECONDS))
+    except driver.DatabaseError as error:
+        if getattr(error, "pgcode", None) != _LOCK_NOT_AVAILABLE:
+            raise
+        raise SequenceBusy(
+            f"The sequence {sequence} is to be moved to {value}, but transactions that took IDs from it did not end within "
+            f"{LOCK_SECONDS} s. Stop the writers (manage.py streams names them), then run: manage.py check_streams --repair"
+        ) from error

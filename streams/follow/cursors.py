@@ -1,0 +1,163 @@
+"""Stored cursors: read, begun, moved. Called with a DB-API cursor; the caller's transaction decides when it counts.
+
+A cursor is moved only by the process that holds the reader's lease, and only from where it is known to be: a process that
+lost the name, or that does not know that its last transaction was committed, changes nothing and is told so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from streams.core.tokens import VectorToken
+from streams.errors import ReaderFenced
+
+__all__ = [
+    "CursorMoved",
+    "Owner",
+    "adopt_epoch",
+    "begin_cursor",
+    "end_lease",
+    "forget_cursors",
+    "known_streams",
+    "move_cursor",
+    "read_cursor",
+    "sign_of_life",
+    "take_lease",
+]
+
+_COLUMNS = "base, entries::text, epoch"
+_READ = f"SELECT {_COLUMNS} FROM streams_storedcursor WHERE reader = %(reader)s AND stream = %(stream)s"
+_BEGIN = f"""
+INSERT INTO streams_storedcursor (reader, stream, base, entries, epoch, lease, host, process_id)
+VALUES (%(reader)s, %(stream)s, %(base)s, %(entries)s::jsonb, %(epoch)s, %(lease)s, %(host)s, %(process_id)s)
+ON CONFLICT (reader, stream) DO UPDATE SET epoch = streams_storedcursor.epoch
+RETURNING {_COLUMNS}
+"""
+_MOVE = """
+UPDATE streams_storedcursor SET base = %(base)s, entries = %(entries)s::jsonb, moved_at = clock_timestamp(),
+    seen_at = clock_timestamp(), facts_handled = facts_handled + %(handled)s, facts_parked = facts_parked + %(parked)s,
+    error = ''
+WHERE reader = %(reader)s AND stream = %(stream)s AND lease = %(lease)s
+  AND base = %(was_base)s AND entries = %(was_entries)s::jsonb
+"""
+_LEASE = "SELECT lease FROM streams_storedcursor WHERE reader = %(reader)s AND stream = %(stream)s"
+_TAKE = """
+UPDATE streams_storedcursor SET lease = (SELECT max(lease) + 1 FROM streams_storedcursor WHERE reader = %(reader)s),
+    host = %(host)s, process_id = %(process_id)s, seen_at = clock_timestamp(), ended_at = NULL
+WHERE reader = %(reader)s RETURNING lease
+"""
+#: An error stays until the cursor moves: a reader that is started again and fails again was never well in between.
+_END = """
+UPDATE streams_storedcursor SET ended_at = clock_timestamp(), seen_at = clock_timestamp(),
+    error = coalesce(%(errors)s::jsonb ->> stream, error)
+WHERE reader = %(reader)s AND lease = %(lease)s
+"""
+_FORGET = """
+DELETE FROM streams_storedcursor WHERE reader = %(reader)s AND (%(stream)s::text IS NULL OR stream = %(stream)s)
+RETURNING stream, base
+"""
+_SEEN = "UPDATE streams_storedcursor SET seen_at = clock_timestamp() WHERE reader = %(reader)s AND lease = %(lease)s"
+_STREAMS = "SELECT stream FROM streams_storedcursor WHERE reader = %(reader)s ORDER BY stream"
+_EPOCH = "UPDATE streams_storedcursor SET epoch = %(epoch)s WHERE reader = %(reader)s AND stream = %(stream)s"
+
+
+class CursorMoved(Exception):
+    """The cursor is not where this process believed: an earlier transaction was committed after all, or it was set by hand."""
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """The process that runs a reader: the lease under which it does, and who it is."""
+
+    reader: str
+    lease: int
+    host: str
+    process_id: int
+
+
+def read_cursor(cursor: Any, reader: str, stream: str) -> tuple[VectorToken, str] | None:
+    """(token, epoch) of a stored cursor; None when there is none."""
+    cursor.execute(_READ, {"reader": reader, "stream": stream})
+    row = cursor.fetchone()
+    return None if row is None else _parsed(row)
+
+
+def begin_cursor(cursor: Any, owner: Owner, stream: str, token: VectorToken, epoch: str) -> tuple[VectorToken, str]:
+    """Store a first cursor; returns the one that is stored, which may be an older one."""
+    cursor.execute(
+        _BEGIN,
+        {
+            "reader": owner.reader, "stream": stream, "base": token.base, "entries": _text(token.entries), "epoch": epoch,
+            "lease": owner.lease, "host": owner.host, "process_id": owner.process_id,
+        },
+    )  # fmt: skip
+    return _parsed(cursor.fetchone())
+
+
+def move_cursor(
+    cursor: Any, owner: Owner, stream: str, way: tuple[VectorToken, VectorToken], counts: tuple[int, int] = (0, 0)
+) -> None:
+    """Move it along ``way`` (from, to), counting facts (handled, parked). Raises ``ReaderFenced``, `CursorMoved`."""
+    was, token = way
+    given = {
+        "reader": owner.reader, "stream": stream, "lease": owner.lease, "base": token.base, "entries": _text(token.entries),
+        "was_base": was.base, "was_entries": _text(was.entries), "handled": counts[0], "parked": counts[1],
+    }  # fmt: skip
+    cursor.execute(_MOVE, given)
+    if cursor.rowcount == 1:
+        return
+    cursor.execute(_LEASE, {"reader": owner.reader, "stream": stream})
+    row = cursor.fetchone()
+    if row is None or row[0] != owner.lease:
+        raise ReaderFenced(
+            f"This process no longer runs reader {owner.reader!r} (lease {owner.lease}, now {row[0] if row else 'none'}): "
+            f"another one took it over, or its cursor was removed. Nothing was stored."
+        )
+    raise CursorMoved
+
+
+def take_lease(cursor: Any, reader: str, host: str, process_id: int) -> Owner:
+    """Begin a new lease over all cursors of the reader; waits for transactions of an earlier owner that move them now."""
+    cursor.execute(_TAKE, {"reader": reader, "host": host, "process_id": process_id})
+    rows = cursor.fetchall()
+    return Owner(reader, rows[0][0] if rows else 1, host, process_id)
+
+
+def sign_of_life(cursor: Any, owner: Owner) -> None:
+    """Say that the reader's process lives."""
+    cursor.execute(_SEEN, {"reader": owner.reader, "lease": owner.lease})
+
+
+def end_lease(cursor: Any, owner: Owner, errors: Mapping[str, str]) -> None:
+    """Say that the process runs the reader no longer, with the error that ended it on each stream that has one."""
+    given = {"reader": owner.reader, "lease": owner.lease, "errors": orjson.dumps(dict(errors)).decode()}
+    cursor.execute(_END, given)
+
+
+def forget_cursors(cursor: Any, reader: str, stream: str | None = None) -> dict[str, int]:
+    """Remove the reader's cursors, or the one of a stream; returns ``{stream: base}`` of those that are gone."""
+    cursor.execute(_FORGET, {"reader": reader, "stream": stream})
+    return dict(cursor.fetchall())
+
+
+def adopt_epoch(cursor: Any, reader: str, stream: str, epoch: str) -> None:
+    """The cursor was restored together with the facts that it counts, so it is right in the new epoch."""
+    cursor.execute(_EPOCH, {"reader": reader, "stream": stream, "epoch": epoch})
+
+
+def known_streams(cursor: Any, reader: str) -> list[str]:
+    """Streams on which the reader has a stored cursor."""
+    cursor.execute(_STREAMS, {"reader": reader})
+    return [row[0] for row in cursor.fetchall()]
+
+
+def _text(entries: Mapping[str, int]) -> str:
+    return orjson.dumps(dict(entries)).decode()
+
+
+def _parsed(row: Any) -> tuple[VectorToken, str]:
+    return VectorToken(row[0], orjson.loads(row[1])), row[2]

@@ -1,0 +1,72 @@
+"""Forgetting a reader that nobody is to run any more: its cursors go, and with them its place on the pages.
+
+Refused while the reader runs and while facts of it are parked. A reader of that name that is started later is a new one.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import dataclass
+from shlex import quote
+from typing import Any
+
+from streams.conf import stream_settings
+from streams.db import driver
+from streams.errors import FactsParked, UnknownReader
+from streams.follow.cursors import forget_cursors, known_streams
+from streams.follow.handlers import effects_database_of
+from streams.follow.lease import hold_name, reader_row_key
+from streams.reading.reader_table import remove_reader
+from streams.runtime.logs import get_logger
+
+__all__ = ["Forgotten", "forget_reader"]
+
+log = get_logger(__name__)
+_PARKED = "SELECT count(*) FROM streams_parkedfact WHERE reader = %s AND (%s::text IS NULL OR stream = %s)"
+_SHOWN = "SELECT count(*) FROM streams_reader WHERE key = %s"
+
+
+@dataclass(frozen=True, slots=True)
+class Forgotten:
+    """A cursor that is gone, and where it was."""
+
+    stream: str
+    base: int
+
+
+def forget_reader(reader: str, stream: str | None = None, by: str = "") -> list[Forgotten]:
+    """Remove the reader's cursors, or only the one of a stream that it does not follow any more; returns what is gone.
+
+    Raises ``UnknownReader``, ``ReaderNameTaken`` while it runs, ``FactsParked``.
+    """
+    name = "replsite forget"
+    with (
+        closing(driver.direct_connection(effects_database_of(reader), application_name=name)) as held,
+        closing(driver.direct_connection(stream_settings().database, application_name=name)) as shown,
+    ):
+        cursor, row = held.cursor(), shown.cursor()
+        _check_known(cursor, row, reader, stream)
+        hold_name(cursor, reader)
+        with driver.in_transaction(cursor):
+            cursor.execute(_PARKED, [reader, stream, stream])
+            if parked := cursor.fetchone()[0]:
+                raise FactsParked(
+                    f"{parked} facts of reader {reader!r} are parked. Retry them (manage.py parked retry {quote(reader)}) or "
+                    f"give them up (manage.py parked drop {quote(reader)} --all), then forget it."
+                )
+            gone = forget_cursors(cursor, reader, stream)
+            is_all = not known_streams(cursor, reader)
+        if is_all:
+            remove_reader(row, reader_row_key(reader))
+    for of_stream, base in gone.items():
+        log.warning("reader.forgotten", reader=reader, stream=of_stream, was=base, by=by)
+    return [Forgotten(of_stream, base) for of_stream, base in sorted(gone.items())]
+
+
+def _check_known(cursor: Any, row: Any, reader: str, stream: str | None) -> None:
+    streams = known_streams(cursor, reader)
+    row.execute(_SHOWN, [reader_row_key(reader)])
+    if not streams and (stream is not None or not row.fetchone()[0]):
+        raise UnknownReader(f"There is no reader {reader!r} with a stored cursor. manage.py streams lists them.")
+    if stream is not None and stream not in streams:
+        raise UnknownReader(f"Reader {reader!r} has no cursor of {stream!r}, but of {', '.join(streams)}.")

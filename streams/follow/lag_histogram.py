@@ -1,0 +1,70 @@
+"""How long facts take from being written to being handled by a named reader: a histogram of this process.
+
+A sample is the newest fact of a chunk that was just handled; its age is told by the database's clock, in one indexed query.
+Samples are taken a few times a second at most, so that a reader with many small chunks is not held up. Runs in the handler's
+thread, outside of its transaction.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from django.db import Error, connections
+from prometheus_client import Histogram
+
+from streams import registry
+from streams.core.declaration import StreamDeclaration
+from streams.runtime.logs import get_logger
+
+__all__ = ["DELAY", "DelaySamples"]
+
+log = get_logger(__name__)
+SAMPLE_SECONDS = 0.2
+DELAY = Histogram(
+    "replsite_reader_delay_seconds",
+    "Time from the writing of a fact to its handling by a named reader; sampled, five times a second at most",
+    ["reader", "stream"],
+    buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 3600),
+)
+
+
+class DelaySamples:
+    """The samples of one reader on one stream."""
+
+    def __init__(self, reader: str, stream: str, using: str) -> None:
+        self._using = using
+        self._declaration: StreamDeclaration = registry.get(stream).declaration
+        self._histogram = DELAY.labels(reader, stream)
+        self._sql = age_sql(self._declaration)
+        self._due = 0.0
+
+    def handled(self, token: int) -> None:
+        """The fact of that token, and all before it in its chunk, were handled."""
+        now = time.monotonic()
+        if now < self._due:
+            return
+        self._due = now + SAMPLE_SECONDS
+        try:
+            age = self._age(token)
+        except Error as error:
+            log.debug("reader.delay_not_sampled", error=str(error).strip())
+            connections[self._using].close()
+            return
+        if age is not None:
+            self._histogram.observe(max(age, 0.0))
+
+    def _age(self, token: int) -> float | None:
+        with connections[self._using].cursor() as cursor:
+            cursor.execute(self._sql, {"id": token * self._declaration.sign})
+            row: Any = cursor.fetchone()
+        return None if row[0] is None else float(row[0])
+
+
+def age_sql(declaration: StreamDeclaration) -> str:
+    """Seconds since a fact was written; null when it was trimmed."""
+    tables = " UNION ALL ".join(
+        f"SELECT {table.received_column} AS at FROM {table.name} WHERE {table.id_column} = %(id)s"
+        for table in declaration.tables
+    )
+    return f"SELECT extract(epoch FROM clock_timestamp() - max(at)) FROM ({tables}) AS found"

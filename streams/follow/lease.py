@@ -1,0 +1,155 @@
+"""The right to run a reader: a session lock on its name, held on a connection of its own, and signs of life.
+
+Losing the connection loses the lock. Whoever holds it next begins a new lease, and a cursor is only moved under the present
+one; so even a process that has not noticed yet cannot store an effect twice.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import closing, suppress
+from typing import Any
+
+from streams.conf import stream_settings
+from streams.db import driver
+from streams.errors import ReaderNameTaken
+from streams.follow.cursors import Owner, end_lease, sign_of_life, take_lease
+from streams.reading.reader_table import NAMED, store_readers
+from streams.replication.common.command_counts import received_rdata
+from streams.runtime.error_text import error_text
+from streams.runtime.logs import Condition, get_logger
+from streams.writing.lease import describe_lock_holder
+
+__all__ = ["ReaderLock", "hold_name", "reader_row_key"]
+
+log = get_logger(__name__)
+#: A process that was killed a moment ago may still be seen by the server.
+ENDING_SECONDS = 2.0
+_LOCK_NOT_AVAILABLE = "55P03"
+_HOLDER = "SELECT host, process_id, seen_at FROM streams_storedcursor WHERE reader = %s ORDER BY seen_at DESC LIMIT 1"
+
+Positions = Mapping[str, Mapping[str, int]]
+
+
+def reader_row_key(reader: str) -> str:
+    """Key of a named reader in the table of readers."""
+    return f"{NAMED}{reader}"
+
+
+class ReaderLock:
+    """Held from `take` to `release`; a thread beats meanwhile and sets ``lost`` when the lock is gone."""
+
+    def __init__(
+        self, reader: str, using: str, positions: Callable[[], Positions], lost: Callable[[], None] = lambda: None
+    ) -> None:
+        self.lost = threading.Event()
+        self._when_lost = lost
+        self._reader = reader
+        self._using = using
+        self._positions = positions
+        self._stop = threading.Event()
+        self._connection: Any = None
+        self._shown_on = driver.KeptConnection(stream_settings().database, f"replsite readers {reader}")
+        self._owner: Owner | None = None
+        self._not_shown = Condition(log, "reader.not_shown", "reader.shown_again", reader=reader)
+        self._thread = threading.Thread(target=self._beat, name=f"replsite-reader-{reader}", daemon=True)
+
+    def take(self) -> Owner:
+        """Lock the name and begin a lease. Raises ``ReaderNameTaken``, which names the holder, and ``DatabaseError``."""
+        self._connection = driver.direct_connection(self._using, application_name=f"replsite reader {self._reader}")
+        try:
+            with self._connection.cursor() as cursor:
+                hold_name(cursor, self._reader)
+                self._owner = take_lease(cursor, self._reader, socket.gethostname(), os.getpid())
+        except BaseException:
+            self._connection.close()
+            raise
+        self._thread.start()
+        return self._owner
+
+    def release(self, errors: Mapping[str, BaseException] | None = None) -> None:
+        """End the beats, say that we are gone, by which error on which stream if there is one, and let the name go."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=10)
+        said = {stream: error_text(error) for stream, error in (errors or {}).items()}
+        self._store_end(said)
+        self._show("failed" if said else "stopped", next(iter(said.values()), ""))
+        self._shown_on.close()
+        with suppress(*driver.connection_gone):
+            self._connection.close()
+
+    def _store_end(self, errors: Mapping[str, str]) -> None:
+        """On our own connection, else on another: what ended the reader may have ended the connection, too."""
+        if self._owner is None:
+            return
+        try:
+            with self._connection.cursor() as cursor:
+                end_lease(cursor, self._owner, errors)
+        except driver.connection_gone:
+            try:
+                fresh = driver.direct_connection(self._using, application_name=f"replsite reader {self._reader}")
+                with closing(fresh), fresh.cursor() as cursor:
+                    end_lease(cursor, self._owner, errors)
+            except driver.DatabaseError as error:
+                log.warning("reader.end_not_stored", reader=self._reader, error=driver.explain(error))
+
+    def _beat(self) -> None:
+        try:
+            while not self._stop.is_set():
+                with self._connection.cursor() as cursor:
+                    if self._owner is not None:
+                        sign_of_life(cursor, self._owner)
+                self._show()
+                self._stop.wait(stream_settings().heartbeat_seconds)
+        except driver.DatabaseError as error:
+            log.warning("reader.lock_lost", reader=self._reader, error=str(error).strip())
+            self.lost.set()
+            self._when_lost()
+            with suppress(*driver.connection_gone):
+                self._connection.close()
+
+    def _show(self, close_reason: str = "", error: str = "") -> None:
+        """Our row on the live page; no reason to stop, should its database be away or refuse us."""
+        row = {
+            "key": reader_row_key(self._reader),
+            "name": self._reader,
+            "address": f"{socket.gethostname()}:{os.getpid()}",
+            "positions": self._positions(),
+            "close_reason": close_reason,
+            "error": error,
+        }
+        try:
+            with self._shown_on.cursor() as cursor:
+                store_readers(cursor, "follower", os.getpid(), [row])
+                received_rdata.store(cursor)
+        except driver.DatabaseError as refused:
+            self._not_shown.begins(refused)
+        else:
+            self._not_shown.ends()
+
+
+def hold_name(cursor: Any, reader: str) -> None:
+    """Lock a reader's name for the life of the cursor's session; raises ``ReaderNameTaken``, which names the holder."""
+    key = driver.reader_key(cursor, reader)
+    cursor.execute("SELECT pg_try_advisory_lock(%s)", [key])
+    if cursor.fetchone()[0]:
+        return
+    cursor.execute("SET lock_timeout = %s", [f"{int(ENDING_SECONDS * 1000)}ms"])
+    try:
+        cursor.execute("SELECT pg_advisory_lock(%s)", [key])
+    except driver.DatabaseError as error:
+        if error.pgcode != _LOCK_NOT_AVAILABLE:
+            raise
+        cursor.execute(_HOLDER, [reader])
+        row = cursor.fetchone()
+        who = f"process {row[1]} on host {row[0]}, last seen {row[2]:%Y-%m-%d %H:%M:%S}" if row else "a process"
+        raise ReaderNameTaken(
+            f"Reader {reader!r} is run by {who}{describe_lock_holder(cursor, key)}. Stop that process, or give "
+            f"this reader another name."
+        ) from None
+    finally:
+        cursor.execute("SET lock_timeout = DEFAULT")

@@ -1,0 +1,136 @@
+"""Setting a reader anew: its cursors go where they are told, and a trace stays.
+
+Facts between the old place and the new one are passed over, or handled once more; that is the operator's decision.
+Refused while the reader runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from streams import registry
+from streams.conf import stream_settings
+from streams.core.tokens import VectorToken
+from streams.core.watermarks import lost_facts, trim_mark
+from streams.db import driver
+from streams.epochs import current_epoch
+from streams.errors import TokenError, UnknownReader
+from streams.follow.cursors import known_streams, read_cursor
+from streams.follow.handlers import effects_database_of, handlers_of, readers
+from streams.follow.lease import hold_name
+from streams.follow.table_source import present_token
+from streams.runtime.logs import get_logger
+
+__all__ = ["Resynced", "resync_reader"]
+
+log = get_logger(__name__)
+
+_SET = """
+INSERT INTO streams_storedcursor (reader, stream, base, entries, epoch, ended_at)
+VALUES (%(reader)s, %(stream)s, %(base)s, %(entries)s::jsonb, %(epoch)s, clock_timestamp())
+ON CONFLICT (reader, stream) DO UPDATE SET base = excluded.base, entries = excluded.entries, epoch = excluded.epoch,
+    lease = streams_storedcursor.lease + 1, moved_at = clock_timestamp(), seen_at = clock_timestamp(),
+    ended_at = clock_timestamp(), error = ''
+"""
+_TRACE = """
+INSERT INTO streams_readerresync (reader, stream, from_base, from_entries, to_base, to_entries, resynced_by)
+VALUES (%(reader)s, %(stream)s, %(from_base)s, %(from_entries)s::jsonb, %(base)s, %(entries)s::jsonb, %(by)s)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Resynced:
+    """One cursor that was set."""
+
+    stream: str
+    was: VectorToken | None
+    now: VectorToken
+
+
+def resync_reader(reader: str, tokens: Mapping[str, VectorToken] | None = None, by: str = "") -> list[Resynced]:
+    """Set the reader's cursors of those streams to the tokens; without, those of all its streams to the present positions.
+
+    Raises ``UnknownReader``, ``ReaderNameTaken`` while it runs, ``TokenError`` for a token beyond the present positions or
+    below the low-water mark. All cursors are set, or none.
+    """
+    name, using = "replsite resync", stream_settings().database
+    with (
+        closing(driver.direct_connection(effects_database_of(reader), application_name=name)) as held,
+        closing(driver.direct_connection(using, application_name=name)) as asked,
+    ):
+        cursor, streams_cursor = held.cursor(), asked.cursor()
+        streams = _streams(cursor, reader)
+        wanted = dict(tokens) if tokens else dict.fromkeys(streams)
+        for stream in wanted:
+            _check_stream(reader, stream, streams)
+        hold_name(cursor, reader)
+        epoch = current_epoch(streams_cursor)
+        done = []
+        with driver.in_transaction(cursor):
+            for stream, token in wanted.items():
+                kept = read_cursor(cursor, reader, stream)
+                goal = _goal(streams_cursor, reader, stream, token)
+                done.append(Resynced(stream, None if kept is None else kept[0], goal))
+            for one in done:
+                _store(cursor, reader, one, (epoch, by))
+    for one in done:
+        log.warning("reader.resynced", reader=reader, stream=one.stream, was=str(one.was), now=str(one.now), by=by)
+    return done
+
+
+def _streams(cursor: Any, reader: str) -> list[str]:
+    """Those that it has cursors or handlers of."""
+    declared = [handler.stream for handler in handlers_of(reader)] if reader in readers() else []
+    found = sorted({*known_streams(cursor, reader), *declared})
+    if not found:
+        raise UnknownReader(
+            f"There is no reader {reader!r}: no handler names it and it has no stored cursor. See manage.py streams; a "
+            f"follower of the command line is set with --from, a Spark query with startingOffsets and a new checkpoint."
+        )
+    return found
+
+
+def _check_stream(reader: str, stream: str, streams: list[str]) -> None:
+    registry.get(stream)
+    if stream not in streams:
+        raise UnknownReader(f"Reader {reader!r} does not follow {stream!r}, but {', '.join(streams)}.")
+
+
+def _goal(cursor: Any, reader: str, stream: str, token: VectorToken | None) -> VectorToken:
+    """Where the cursor is to go; raises ``TokenError`` for a place that it cannot go on from."""
+    present = present_token(cursor, stream)
+    wanted = present if token is None else token
+    if not wanted.before_or_equal(present):
+        raise TokenError(
+            f"Reader {reader!r} cannot be set to {wanted.base} on stream {stream!r}: that lies beyond the present position "
+            f"{present.base}, and facts up to it would be passed over as they come. Give a token up to {present.base}."
+        )
+    mark = trim_mark(cursor, stream)
+    if lost := lost_facts(mark, wanted):
+        raise TokenError(
+            f"Reader {reader!r} cannot be set to {wanted.base} on stream {stream!r}: facts up to {max(lost.values())} were "
+            f"trimmed. Give a token of at least {max(lost.values())}."
+        )
+    return wanted
+
+
+def _store(cursor: Any, reader: str, one: Resynced, epoch_and_by: tuple[str, str]) -> None:
+    epoch, by = epoch_and_by
+    was = one.was or VectorToken(0)
+    given = {
+        "reader": reader,
+        "stream": one.stream,
+        "base": one.now.base,
+        "entries": orjson.dumps(dict(one.now.entries)).decode(),
+        "from_base": None if one.was is None else was.base,
+        "from_entries": orjson.dumps(dict(was.entries)).decode(),
+        "epoch": epoch,
+        "by": by,
+    }
+    cursor.execute(_SET, given)
+    cursor.execute(_TRACE, given)

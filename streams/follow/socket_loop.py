@@ -1,0 +1,137 @@
+"""One stream of a reader that is told of facts by a replication server; what it missed comes from the table.
+
+The follower runs on an event loop in the lane's thread. The handler and the cursor have a thread of their own beside it, so that
+the connection is kept alive while a chunk is handled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from django.db import connections
+
+from streams.conf import stream_settings
+from streams.core.tokens import VectorToken
+from streams.errors import EpochChanged
+from streams.follow.chunks import Chunk, pieces
+from streams.follow.cursors import Owner
+from streams.follow.delivery import ConnectionLost, Delivery
+from streams.follow.handlers import Handler
+from streams.follow.table_loop import Lane
+from streams.replication.client.connection import Connector
+from streams.replication.client.follower import Follower, FollowerOptions
+from streams.replication.client.table_catch_up import TableCatchUp
+from streams.replication.protocol.ordering import FollowedRow, View
+
+__all__ = ["WireLane", "token_after"]
+
+
+def token_after(view: View, cursor: VectorToken, rows: Sequence[FollowedRow]) -> VectorToken:
+    """The cursor behind rows that were handed out in that view: in linear order nothing of any writer is below the last."""
+    if view is View.LINEAR:
+        return cursor.merge(VectorToken(rows[-1].token))
+    highest: dict[str, int] = {}
+    for row in rows:
+        highest[row.instance] = max(row.token, highest.get(row.instance, 0))
+    return cursor.merge(VectorToken.of(cursor.base, highest))
+
+
+class WireLane(Lane):
+    """Facts come from a server."""
+
+    def __init__(
+        self, handler: Handler, owner: Owner, stop: threading.Event, began: Callable[[], None], server: Connector
+    ) -> None:
+        super().__init__(handler, owner, stop, began)
+        self._server = server
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._follower: Follower | None = None
+        self._is_cut = False
+        self._work = ThreadPoolExecutor(1, thread_name_prefix=f"handle-{handler.stream}")
+
+    def positions(self) -> dict[str, int]:
+        known = self._follower.positions().get(self.handler.stream, {}) if self._follower is not None else {}
+        cursor = self.cursor
+        return {} if cursor is None else {writer: cursor.position_of(writer) for writer in known}
+
+    def wake(self) -> None:
+        loop, follower = self._loop, self._follower
+        if self._stop.is_set() and loop is not None and follower is not None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended by itself
+                loop.call_soon_threadsafe(follower.finish)
+
+    def close(self) -> None:
+        self._work.submit(connections.close_all).result()
+        self._work.shutdown(wait=True)
+        super().close()
+
+    def follow(self, delivery: Delivery) -> None:
+        asyncio.run(self._follow(delivery))
+
+    async def _follow(self, delivery: Delivery) -> None:
+        handler = self.handler
+        catch_up = TableCatchUp(stream_settings().database, f"replsite fetch {handler.reader}")
+        options = FollowerOptions(
+            address=None,
+            name=handler.reader,
+            server_name=stream_settings().server_name,
+            streams=[handler.stream],
+            start={handler.stream: delivery.stored},
+            view=handler.view,
+            connector=self._server,
+        )
+        loop = self._loop = asyncio.get_running_loop()
+
+        async def handle(rows: Sequence[FollowedRow]) -> None:
+            await loop.run_in_executor(self._work, self._take, delivery, rows)
+
+        follower = self._follower = Follower(options, handle, catch_up)
+        if self._stop.is_set():
+            follower.finish()
+            return
+        keeper = asyncio.create_task(self._store_now_and_then(delivery, follower))
+        keeper.add_done_callback(lambda task: follower.finish())  # it ends only by an error, or with us
+        try:
+            await follower.run()
+        except EpochChanged as restored:  # where we begin again is decided by the stored cursor
+            raise ConnectionLost(str(restored)) from restored
+        finally:
+            keeper.cancel()
+            await asyncio.wait([keeper])
+            await catch_up.close()
+        if not keeper.cancelled() and (error := keeper.exception()) is not None:
+            raise error
+        await loop.run_in_executor(self._work, self._store, delivery, self._reached(follower))
+
+    def _take(self, delivery: Delivery, rows: Sequence[FollowedRow]) -> None:
+        """In the handler's thread: the rows, in pieces that the handler wants."""
+        view = self.handler.view
+        for piece in pieces(rows, self.handler.chunk_rows):
+            chunk = Chunk(self.handler.stream, piece, self._streams_using)
+            upto = token_after(view, delivery.stored, piece)
+            self._deliver(delivery, chunk, lambda at, part: token_after(view, at, part.rows), upto)
+            self.cursor = delivery.stored
+            if self._stop.is_set():
+                self._is_cut = True  # the follower takes the rest for handled
+                return
+
+    def _reached(self, follower: Follower) -> VectorToken:
+        stream = self.handler.stream
+        linear = follower.linear(stream)
+        return VectorToken.of(linear, {} if self.handler.view is View.LINEAR else follower.positions().get(stream, {}))
+
+    async def _store_now_and_then(self, delivery: Delivery, follower: Follower) -> None:
+        """Where no facts are the cursor moves on, too; it is stored once a heartbeat."""
+        while True:
+            await asyncio.sleep(stream_settings().heartbeat_seconds)
+            reached = self._reached(follower)
+            await asyncio.get_running_loop().run_in_executor(self._work, self._store, delivery, reached)
+
+    def _store(self, delivery: Delivery, reached: VectorToken) -> None:
+        if not self._is_cut:
+            delivery.store(delivery.stored.merge(reached))
+            self.cursor = delivery.stored

@@ -1,0 +1,110 @@
+"""Where a reader's facts come from: the tables, as far as the stored positions say that they are complete.
+
+Called by one thread at a time, on a connection of its own. Positions are read before rows, and the low-water mark after
+them: so nothing is seen before its commit, and nothing that was trimmed is passed over unnoticed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from streams import registry
+from streams.core.positions import linear_position, positions_to_show
+from streams.core.tokens import VectorToken
+from streams.core.watermarks import check_not_trimmed, trim_mark
+from streams.db import driver
+from streams.epochs import check_epoch, current_epoch
+from streams.follow.handlers import Begin, Handler
+from streams.reading import cache_feed
+from streams.reading.possible_positions import possible_positions
+from streams.replication.common.table_rows import RowPace, Wanted, table_rows
+from streams.replication.protocol.ordering import FollowedRow, View
+from streams.replication.protocol.range_math import due_rows, next_reading, target_of
+
+__all__ = ["Batch", "TableSource", "present_token"]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What was read: rows that are due, the cursor after them, and how far facts may be handed out at present."""
+
+    rows: Sequence[FollowedRow]
+    cursor: VectorToken
+    target: VectorToken
+
+    @property
+    def is_last(self) -> bool:
+        """Whether nothing more was due when the positions were read."""
+        return next_reading(self.cursor, self.target) is None
+
+
+def present_token(cursor: Any, stream: str, view: View = View.WRITER) -> VectorToken:
+    """The stored positions of a stream as a token: everything up to it is committed."""
+    return target_of(view, *_present(cursor, stream))
+
+
+def _present(cursor: Any, stream: str) -> tuple[int, dict[str, int]]:
+    found = possible_positions(cursor, [stream])
+    cache_feed.before_shown(found)  # a handler may ask for what the facts up to there make old
+    stored = found.get(stream, {})
+    linear = linear_position(stored.values())
+    return linear, positions_to_show(stored, linear)
+
+
+class TableSource:
+    """The facts of one stream for one reader."""
+
+    def __init__(self, handler: Handler, using: str) -> None:
+        self._handler = handler
+        self._declaration = registry.get(handler.stream).declaration
+        self._connection = driver.KeptConnection(using, f"replsite fetch {handler.reader}", reads_in_order=True)
+        self._pace = RowPace()
+        self._target: VectorToken | None = None
+        self.writers: tuple[str, ...] = ()
+
+    def begin(self) -> VectorToken:
+        """Where a reader without a stored cursor begins; known positions are read anew, since the database may be another."""
+        self._target = None
+        with self._connection.cursor() as cursor:
+            if self._handler.begin is Begin.OLDEST:
+                mark = trim_mark(cursor, self._handler.stream)
+                return VectorToken(mark.position)
+            return present_token(cursor, self._handler.stream, self._handler.view)
+
+    def epoch(self) -> str:
+        """The present epoch of the streams' database."""
+        with self._connection.cursor() as cursor:
+            return current_epoch(cursor)
+
+    def check_epoch(self, kept: str) -> None:
+        """Raise ``EpochChanged`` when the epoch of a cursor is not the present one."""
+        handler = self._handler
+        with self._connection.cursor() as cursor:
+            check_epoch(cursor, kept, f"Reader {handler.reader} on stream {handler.stream}")
+
+    def next(self, after: VectorToken) -> Batch:
+        """The next rows after a cursor, about as many as the handler wants; raises ``ResyncNeeded``, ``DatabaseError``.
+
+        Looks at the positions again once all that they covered was read.
+        """
+        handler = self._handler
+        with self._connection.cursor() as cursor:
+            if self._target is None or next_reading(after, self._target) is None:
+                linear, positions = _present(cursor, handler.stream)
+                self._target, self.writers = target_of(handler.view, linear, positions), tuple(positions)
+            target = self._target
+            reading = next_reading(after, target)
+            if reading is None:
+                return Batch((), after, target)
+            wanted = Wanted(reading.after, reading.upto, reading.writers)
+            limit = self._pace.limit(handler.chunk_rows)
+            rows, reached = table_rows(cursor, self._declaration, wanted, limit)
+            check_not_trimmed(cursor, handler.stream, after, reader=handler.reader)
+        self._pace.learn(rows)
+        return Batch(due_rows(rows, after, target), after.after_partial_read(target, reached), target)
+
+    def close(self) -> None:
+        """Give the connection back."""
+        self._connection.close()

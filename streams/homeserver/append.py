@@ -1,0 +1,132 @@
+"""Appending to the plain homeserver streams: one function per stream, for this site and for others that install the app.
+
+Each works in the caller's transaction, or in one of its own; readers get the fact after the commit. Each returns the fact's
+token. From async code call them with ``asgiref.sync.sync_to_async``. Typing has a module of its own
+(``streams.homeserver.typing``), and so have the two queues for federation (``streams.homeserver.federation_queue``).
+
+Raises ``UnusableFact`` for what cannot travel, and whatever ``Stream.append`` raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from streams import registry
+from streams.catalog.presence import PRESENCE_STATES
+from streams.core.json_codec import encode_json
+from streams.errors import UnusableFact
+from streams.models.catalog import (
+    AccountDataChange,
+    DeviceListChange,
+    GroupChange,
+    Presence,
+    PusherChange,
+    PushRuleChange,
+    Receipt,
+    TagChange,
+    ToDeviceMessage,
+    UserSignatureChange,
+)
+from streams.replication.errors import UnsendableCommand
+
+if TYPE_CHECKING:
+    from streams.facts import Fact
+
+__all__ = [
+    "account_data_changed",
+    "add_receipt",
+    "append_rows",
+    "devices_changed",
+    "group_changed",
+    "json_text",
+    "messages_to_devices",
+    "push_rules_changed",
+    "pusher_changed",
+    "set_presence",
+    "set_tags",
+    "signatures_changed",
+]
+
+
+def set_presence(*presences: Presence) -> list[int]:
+    """``presence``: the new states of users, each a fact of its own; what was known of these users before vanishes."""
+    for presence in presences:
+        if presence.state not in PRESENCE_STATES:
+            raise UnusableFact(
+                f"presence: {presence.user_id} cannot be {presence.state!r}; use {', '.join(sorted(PRESENCE_STATES))}."
+            )
+    return registry.get("presence").append(*presences)
+
+
+def add_receipt(room_id: str, receipt_type: str, user_id: str, event_id: str, data: Mapping[str, Any]) -> int:
+    """``receipts``: the user has read the room up to an event; ``data`` is such as ``{"ts": 1, "hidden": False}``."""
+    text = json_text("receipts", dict(data))
+    receipt = Receipt(room_id=room_id, receipt_type=receipt_type, user_id=user_id, event_id=event_id, data=text)
+    return registry.get("receipts").append(receipt)[0]
+
+
+def push_rules_changed(user_id: str) -> int:
+    """``push_rules``: the user's push rules changed."""
+    return registry.get("push_rules").append(PushRuleChange(user_id=user_id))[0]
+
+
+def pusher_changed(user_id: str, app_id: str, pushkey: str, *, deleted: bool = False) -> int:
+    """``pushers``: a pusher was set, or deleted."""
+    change = PusherChange(user_id=user_id, app_id=app_id, pushkey=pushkey, deleted=deleted)
+    return registry.get("pushers").append(change)[0]
+
+
+def devices_changed(entities: Iterable[str]) -> int:
+    """``device_lists``: devices of these users changed, or these servers are to be told so; one fact."""
+    return append_rows("device_lists", [DeviceListChange(entity=entity) for entity in entities])
+
+
+def messages_to_devices(entities: Iterable[str]) -> int:
+    """``to_device``: there are messages for devices of these local users, or servers; one fact, a row per recipient."""
+    return append_rows("to_device", [ToDeviceMessage(entity=entity) for entity in entities])
+
+
+def signatures_changed(user_id: str) -> int:
+    """``user_signature``: the user signed other users' keys, or no longer does."""
+    return registry.get("user_signature").append(UserSignatureChange(user_id=user_id))[0]
+
+
+def set_tags(user_id: str, room_id: str, tags: Mapping[str, Any]) -> int:
+    """``tag_account_data``: all tags that the room has now for the user."""
+    change = TagChange(user_id=user_id, room_id=room_id, tags=json_text("tag_account_data", dict(tags)))
+    return registry.get("tag_account_data").append(change)[0]
+
+
+def account_data_changed(user_id: str, data_type: str, room_id: str | None = None) -> int:
+    """``account_data``: the user's data of that type changed, in the room or globally."""
+    change = AccountDataChange(user_id=user_id, room_id=room_id, data_type=data_type)
+    return registry.get("account_data").append(change)[0]
+
+
+def group_changed(group_id: str, user_id: str, content: Mapping[str, Any]) -> int:
+    """``groups``: the user's membership of a group changed; ``content`` is such as ``{"membership": "join", "content": {}}``."""
+    change = GroupChange(
+        group_id=group_id, user_id=user_id, type="membership", content=json_text("groups", dict(content))
+    )
+    return registry.get("groups").append(change)[0]
+
+
+def append_rows(stream_name: str, rows: Sequence[Fact]) -> int:
+    """One fact of several rows, under one token."""
+    if not rows:
+        raise UnusableFact(f"{stream_name}: a fact without rows says nothing; give it one at least.")
+    with registry.get(stream_name).reserve() as reservation:
+        token = reservation.ids[0]
+        for row in rows:
+            setattr(row, row.id_field, token * reservation.stream.declaration.sign)
+        reservation.write_directly(*rows)
+        return token
+
+
+def json_text(stream_name: str, value: Any) -> str:
+    """The JSON text of a value as it travels: compact and ASCII."""
+    try:
+        return encode_json(value).decode("ascii")
+    except UnsendableCommand as error:
+        raise UnusableFact(f"{stream_name}: {error}. Use plain JSON values, without NaN and Infinity.") from error

@@ -1,0 +1,87 @@
+"""What federation senders in other processes are to send: the streams ``federation`` and ``presence_federation``.
+
+Both are in memory. An item of ``federation`` is freed when every sender that was heard of has acknowledged it
+(FEDERATION_ACK), at the latest after an hour; ``presence_federation`` keeps five minutes. A sender that was away for longer
+learns the present state from elsewhere, as it does when the streams begin anew.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from django.db import connections
+
+from streams import registry
+from streams.catalog.federation import FEDERATION_TYPES
+from streams.conf import stream_settings
+from streams.errors import UnusableFact
+from streams.homeserver.append import append_rows, json_text
+from streams.models.catalog import FederationItem, PresenceDestination
+
+__all__ = ["free_acknowledged", "free_old", "send_federation", "tell_presence"]
+
+#: How long rows are kept that nobody acknowledged.
+KEEP_SECONDS = {"federation": 3600.0, "presence_federation": 300.0}
+_FREE_EVERY_SECONDS = 30.0
+_FREE_ACKNOWLEDGED = """
+DELETE FROM streams_federation WHERE stream_id <= (
+    SELECT min(token) FROM streams_federationacknowledgement
+    WHERE acknowledged_at > clock_timestamp() - make_interval(secs => %s)
+)
+"""
+_freed_at: dict[str, float] = {}
+
+
+def send_federation(items: Iterable[tuple[str, Any]]) -> int:
+    """``federation``: things to send, as (type, data); one fact. Types: ``k``, ``e`` and ``pd``."""
+    rows = []
+    for kind, data in items:
+        if kind not in FEDERATION_TYPES:
+            raise UnusableFact(f"federation: there is no type {kind!r}; use {', '.join(sorted(FEDERATION_TYPES))}.")
+        rows.append(FederationItem(type=kind, data=json_text("federation", data)))
+    return _append("federation", rows)
+
+
+def tell_presence(destinations: Iterable[str], user_ids: Iterable[str]) -> int:
+    """``presence_federation``: tell each of these servers the presence of each of these users; one fact."""
+    users = list(user_ids)
+    rows = [PresenceDestination(destination=server, user_id=user) for server in destinations for user in users]
+    return _append("presence_federation", rows)
+
+
+def free_acknowledged(cursor: Any) -> int:
+    """Free the items of ``federation`` that all senders have acknowledged; returns the number of rows.
+
+    A sender that acknowledged nothing for an hour is not waited for. Called with a cursor of any connection.
+    """
+    cursor.execute(_FREE_ACKNOWLEDGED, [KEEP_SECONDS["federation"]])
+    return int(cursor.rowcount)
+
+
+def free_old(stream_name: str) -> None:
+    """Free what was kept for long enough; in the caller's transaction, if there is one."""
+    table = registry.get(stream_name).declaration.tables[0]
+    with connections[stream_settings().database].cursor() as cursor:
+        cursor.execute(
+            f"DELETE FROM {table.name} WHERE {table.received_column} < clock_timestamp() - make_interval(secs => %s)",
+            [KEEP_SECONDS[stream_name]],
+        )
+
+
+def _append(stream_name: str, rows: list[Any]) -> int:
+    token = append_rows(stream_name, rows)
+    now = time.monotonic()
+    if now - _freed_at.get(stream_name, -_FREE_EVERY_SECONDS) >= _FREE_EVERY_SECONDS:
+        _freed_at[stream_name] = now
+        free_old(stream_name)
+    return token
+
+
+def _forget_acknowledgements(cursor: Any) -> None:
+    """Tokens of the generation before mean nothing any more."""
+    cursor.execute("DELETE FROM streams_federationacknowledgement")
+
+
+registry.get("federation").when_begun_anew.append(_forget_acknowledgements)

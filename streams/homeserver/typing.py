@@ -1,0 +1,179 @@
+"""Who is typing: the stream ``typing``, kept from a table of (room, user, until when).
+
+A row of the stream is the full list of a room, so it is written only when the list changed. Somebody who said nothing more
+until the time-out is taken off by a thread of the processes that set typing; whichever of them comes first does it, so the
+entries of a process that died are taken off by the others. When the last writer is gone the stream begins anew with the
+next one, nobody is typing, and followers see the reset.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from contextlib import suppress
+from typing import Any
+
+from django.db import DatabaseError, connections, transaction
+
+from streams import registry
+from streams.conf import stream_settings
+from streams.db.schema_mark import marked_lock
+from streams.errors import StreamError, UnusableFact
+from streams.models.catalog import Typing
+from streams.runtime.logs import Condition, get_logger
+from streams.writing.writer import before_leaving, current_writer
+
+__all__ = ["expire_typing", "set_typing", "stop_expiry", "typing_in"]
+
+log = get_logger(__name__)
+_NOT_EXPIRED = Condition(log, "typing.not_expired", "typing.expired_again")
+LONGEST_TIMEOUT_SECONDS = 120.0
+_RETRY_SECONDS = 1.0
+
+_LOCK_ROOM = "SELECT pg_advisory_xact_lock(" + marked_lock("'replsite.typing:' || %s") + ")"
+_START = """
+INSERT INTO streams_typinguser AS t (room_id, user_id, since, until)
+VALUES (%(room)s, %(user)s, clock_timestamp(), clock_timestamp() + make_interval(secs => %(seconds)s))
+ON CONFLICT (room_id, user_id) DO UPDATE SET until = excluded.until
+RETURNING xmax = 0
+"""
+_STOP = "DELETE FROM streams_typinguser WHERE room_id = %(room)s AND user_id = %(user)s"
+_EXPIRE = (
+    "DELETE FROM streams_typinguser WHERE room_id = %(room)s AND until <= clock_timestamp() AND user_id <> %(but)s"
+)
+_LIST = (
+    "SELECT user_id FROM streams_typinguser WHERE room_id = %s AND until > clock_timestamp() ORDER BY since, user_id"
+)
+_OVER = "SELECT DISTINCT room_id FROM streams_typinguser WHERE until <= clock_timestamp()"
+_NEXT = "SELECT extract(epoch FROM min(until) - clock_timestamp())::float8 FROM streams_typinguser"
+
+
+def set_typing(room_id: str, user_id: str, is_typing: bool, timeout_seconds: float = 30.0) -> int | None:
+    """Say that a user types in a room, for so long unless said again, or no longer does.
+
+    Returns the token of the room's new list, None when the list is as before.
+    """
+    if not 0 < timeout_seconds <= LONGEST_TIMEOUT_SECONDS:
+        raise UnusableFact(
+            f"typing: a time-out of {timeout_seconds:g} s cannot be; use up to {LONGEST_TIMEOUT_SECONDS:g} s."
+        )
+    using = stream_settings().database
+    # Before any row is touched: a stream that begins anew is emptied on another connection.
+    current_writer(using).tracker(registry.get("typing"))
+    with transaction.atomic(using=using), connections[using].cursor() as cursor:
+        cursor.execute(_LOCK_ROOM, [room_id])
+        parameters: dict[str, Any] = {"room": room_id, "user": user_id, "seconds": timeout_seconds, "but": user_id}
+        cursor.execute(_EXPIRE, parameters)
+        changed = cursor.rowcount > 0
+        cursor.execute(_START if is_typing else _STOP, parameters)
+        changed |= cursor.fetchone()[0] if is_typing else cursor.rowcount > 0
+        if is_typing:
+            transaction.on_commit(_EXPIRY.look, using=using)
+        return _append_list(cursor, room_id) if changed else None
+
+
+def typing_in(room_id: str) -> list[str]:
+    """Who is typing in the room now, in the order in which they began."""
+    with connections[stream_settings().database].cursor() as cursor:
+        cursor.execute(_LIST, [room_id])
+        return [row[0] for row in cursor.fetchall()]
+
+
+def expire_typing() -> int:
+    """Take those off whose time is over; returns the number of rooms whose list changed."""
+    using, changed = stream_settings().database, 0
+    with connections[using].cursor() as cursor:
+        cursor.execute(_OVER)
+        rooms = [row[0] for row in cursor.fetchall()]
+    if rooms:
+        current_writer(using).tracker(registry.get("typing"))
+    for room_id in rooms:
+        with transaction.atomic(using=using), connections[using].cursor() as cursor:
+            cursor.execute(_LOCK_ROOM, [room_id])
+            cursor.execute(_EXPIRE, {"room": room_id, "but": ""})
+            if cursor.rowcount:
+                _append_list(cursor, room_id)
+                changed += 1
+    return changed
+
+
+def _append_list(cursor: Any, room_id: str) -> int:
+    cursor.execute(_LIST, [room_id])
+    user_ids = [row[0] for row in cursor.fetchall()]
+    return registry.get("typing").append(Typing(room_id=room_id, user_ids=user_ids))[0]
+
+
+class _Expiry:
+    """The thread that takes off whose time is over; runs while somebody types."""
+
+    def __init__(self) -> None:
+        self._wake = threading.Event()
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._guard = threading.Lock()
+
+    def look(self) -> None:
+        """Somebody began to type."""
+        with self._guard:
+            if self._thread is None:
+                self._stopping.clear()
+                self._thread = threading.Thread(target=self._run, name="replsite-typing", daemon=True)
+                self._thread.start()
+        self._wake.set()
+
+    def stop(self) -> None:
+        """End the thread and wait for it."""
+        with self._guard:
+            thread, self._thread = self._thread, None
+            self._stopping.set()
+        self._wake.set()
+        if thread is not None:
+            thread.join(timeout=10)
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping.is_set():
+                self._wake.wait(self._step())
+                self._wake.clear()
+        finally:
+            connections.close_all()
+
+    def _step(self) -> float | None:
+        """Take off who is over; seconds until the next one is, None when nobody types."""
+        try:
+            expire_typing()
+            with connections[stream_settings().database].cursor() as cursor:
+                cursor.execute(_NEXT)
+                seconds = cursor.fetchone()[0]
+            _NOT_EXPIRED.ends()
+        except (DatabaseError, StreamError) as error:
+            _NOT_EXPIRED.begins(error)
+            with suppress(DatabaseError):
+                connections.close_all()
+            return _RETRY_SECONDS
+        if seconds is None:
+            connections.close_all()
+            return None
+        return max(0.01, seconds)
+
+
+_EXPIRY = _Expiry()
+
+
+def stop_expiry() -> None:
+    """End this process's thread; somebody who types starts it again."""
+    _EXPIRY.stop()
+
+
+def _after_fork() -> None:
+    global _EXPIRY  # noqa: PLW0603 - the child has no such thread
+    _EXPIRY = _Expiry()
+
+
+def _nobody_types(cursor: Any) -> None:
+    cursor.execute("DELETE FROM streams_typinguser")
+
+
+before_leaving.append(stop_expiry)
+os.register_at_fork(after_in_child=_after_fork)
+registry.get("typing").when_begun_anew.append(_nobody_types)

@@ -1,0 +1,69 @@
+"""What mends a database that lacks a table, a sequence or itself: the sentence for the last line of a command.
+
+Asked for when something has failed already, so it may look at the migrations; where it cannot, it says what is most likely.
+"""
+
+from __future__ import annotations
+
+import re
+
+from django.apps import apps
+from django.conf import settings
+from django.db import Error as DjangoError
+from django.db import connections
+from django.db.migrations.exceptions import (
+    BadMigrationError,
+    CircularDependencyError,
+    InconsistentMigrationHistory,
+    NodeNotFoundError,
+)
+from django.db.migrations.executor import MigrationExecutor
+
+from streams import registry
+from streams.conf import stream_settings
+from streams.core.declaration import StreamDeclaration
+
+__all__ = ["about_missing_database", "about_missing_relation"]
+
+_RELATION = re.compile(r'(?:relation|sequence) "(?:[^".]+\.)?([^"]+)" does not exist')
+_DATABASE = re.compile(r'database "([^"]+)" does not exist')
+_EMBEDDED = "replsite.postgres.backend"
+_BROKEN = (BadMigrationError, CircularDependencyError, InconsistentMigrationHistory, NodeNotFoundError)
+_MIGRATE = "The database lacks tables of this version: run manage.py migrate."
+
+
+def about_missing_database(text: str) -> str:
+    """What to do when the server is there and has no such database; empty when that is not what the text says."""
+    found = _DATABASE.search(text)
+    if found is None:
+        return ""
+    if settings.DATABASES.get(stream_settings().database, {}).get("ENGINE") == _EMBEDDED:
+        return "It was not made yet: run manage.py migrate."
+    return f'Make it (CREATE DATABASE "{found[1]}"), or correct DATABASE_URL; then run manage.py migrate.'
+
+
+def about_missing_relation(text: str) -> str:
+    """What makes the table, sequence or column that the server's words name."""
+    try:
+        executor = MigrationExecutor(connections[stream_settings().database])
+        if executor.migration_plan(executor.loader.graph.leaf_nodes()):
+            return _MIGRATE
+        state = executor.loader.project_state()
+    except (DjangoError, *_BROKEN):
+        return _MIGRATE
+    made = {model.options.get("db_table") or f"{app}_{name}" for (app, name), model in state.models.items()}
+    found = _RELATION.search(text)
+    name = found[1] if found is not None else ""
+    if model := next((model for model in apps.get_models() if model._meta.db_table == name and name not in made), None):
+        app = model._meta.app_label
+        return f"No migration makes that table: run manage.py makemigrations {app}, then manage.py migrate."
+    if table := next((one.tables[0].name for one in _declarations() if one.sequence == name), ""):
+        return (
+            f"All migrations are applied, and the sequence is not there. If no migration makes it, add one with "
+            f'streams.declare.CreateStreamSequence("{table}"), then run manage.py migrate.'
+        )
+    return "All migrations are applied, so it was dropped or renamed by hand, or lies in another schema: put it back."
+
+
+def _declarations() -> list[StreamDeclaration]:
+    return [stream.declaration for stream in registry.all_streams()]

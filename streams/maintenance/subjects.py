@@ -1,0 +1,97 @@
+"""Maintenance commands with several subjects: ``purge WHAT``, ``resync WHAT``. Each room adds its own subjects.
+
+A room registers while Django loads it (``AppConfig.ready``); the command is the same for all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import getpass
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.db import DatabaseError as DjangoDatabaseError
+
+from streams.db import driver
+from streams.errors import StreamError
+from streams.runtime.command_line import EXIT_STATUS, HelpFormatter, SiteCommand
+
+__all__ = ["MaintenanceCommand", "Subject", "asked_by", "register", "subjects"]
+
+
+class Subject(Protocol):
+    """One subject of a maintenance command."""
+
+    #: What it does, in sentences; the last is ``Example: purge WHAT …``, which the command lists with its examples.
+    help: str
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Declare its arguments."""
+
+    def run(self, command: BaseCommand, options: Mapping[str, Any]) -> None:
+        """Do it; writes to the command's stdout, progress to its stderr; ``CommandError`` when something is wrong."""
+
+
+_subjects: dict[str, dict[str, Subject]] = {}
+
+
+def register(command: str, what: str, subject: Subject) -> None:
+    """Add a subject to a maintenance command."""
+    _subjects.setdefault(command, {})[what] = subject
+
+
+def subjects(command: str) -> Mapping[str, Subject]:
+    """What the command can be asked for, by name."""
+    return dict(sorted(_subjects.get(command, {}).items()))
+
+
+def asked_by() -> str:
+    """Who runs this command, for traces."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = str(os.getuid())
+    return f"{user} on {socket.gethostname()}"
+
+
+class MaintenanceCommand(SiteCommand):
+    """A command whose first argument is its subject. Exit status 1 for what could not be done, 2 for unusable arguments."""
+
+    name = ""
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """One parser for each subject."""
+        choices = parser.add_subparsers(dest="what", metavar="WHAT", required=True)
+        for what, subject in subjects(self.name).items():
+            does, example = _parts_of_help(subject)
+            chosen = choices.add_parser(
+                what,
+                help=does,
+                description=does,
+                epilog=f"example: manage.py {example}\n\n{EXIT_STATUS}",
+                formatter_class=HelpFormatter,
+            )
+            subject.add_arguments(chosen)
+
+    def told_examples(self) -> Sequence[tuple[str, str]]:
+        """Those of the subjects, each with the first sentence of what it does."""
+        parts = [_parts_of_help(subject) for subject in subjects(self.name).values()]
+        return [(example, does.partition(". ")[0].rstrip(".")) for does, example in parts if example]
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Hand over to the subject."""
+        try:
+            subjects(self.name)[options["what"]].run(self, options)
+        except StreamError as error:
+            raise CommandError(str(error), returncode=1) from error
+        except (driver.DatabaseError, DjangoDatabaseError) as error:
+            raise CommandError(driver.explain(error), returncode=1) from error
+
+
+def _parts_of_help(subject: Subject) -> tuple[str, str]:
+    """What the subject does, and its example."""
+    does, _, example = subject.help.partition(" Example: ")
+    return does, example

@@ -1,0 +1,310 @@
+"""Trimming a stream: old facts are deleted in small batches, never beyond what a registered reader has not read.
+
+    limit = the least of: the linear position, what every registered reader has handled, what the rule keeps
+
+Registered are stored cursors, and the rows of ``streams_reader``: open connections and followers, Spark queries, and named
+readers that store their cursor in another database.
+
+A reader holds the trimming back as long as its process was seen within the horizon; one that is longer gone, or that is
+to be ignored, does not, and finds itself below the low-water mark when it comes back: it is told so by ``ResyncNeeded``.
+The linear position is taken some heartbeats before the first fact is deleted, so that whoever was about to read or to
+announce those facts has done so. Each batch deletes and moves the mark in one transaction.
+
+Called with a cursor of a direct connection in autocommit mode. Positive numbers, also for backward streams.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import orjson
+
+from streams.conf import stream_settings
+from streams.core.declaration import FactTable
+from streams.core.positions import linear_position, lowest_unread
+from streams.core.queries import bounds_sql, order_sql, read_whole, token_sql
+from streams.core.watermarks import trim_mark
+from streams.db import driver
+from streams.errors import NotTrimmable, TrimBusy
+from streams.reading.possible_positions import possible_positions
+from streams.runtime.logs import get_logger
+from streams.stream import Stream
+
+__all__ = [
+    "DEFAULT_HORIZON",
+    "Keep",
+    "Obstacle",
+    "TrimPlan",
+    "TrimRequest",
+    "Trimmed",
+    "plan_trim",
+    "reader_limit",
+    "trim",
+]
+
+log = get_logger(__name__)
+DEFAULT_HORIZON = timedelta(days=7)
+BATCH_ROWS = 2_000
+PAUSE_SECONDS = 0.02
+
+_CURSORS = """
+SELECT reader, base, seen_at < clock_timestamp() - %(horizon)s FROM streams_storedcursor WHERE stream = %(stream)s
+"""
+_READERS = """
+SELECT kind || ' ' || name, (positions -> %(stream)s)::text, heartbeat_at < clock_timestamp() - %(horizon)s
+FROM streams_reader
+WHERE positions ? %(stream)s AND (closed_at IS NULL OR kind = 'spark' OR left(key, 7) = 'reader ')
+  AND NOT (left(key, 7) = 'reader ' AND EXISTS
+      (SELECT FROM streams_storedcursor WHERE reader = substr(key, 8) AND stream = %(stream)s))
+"""
+_MARK = """
+INSERT INTO streams_lowwatermark AS mark (stream, position, writers, rows_deleted, trimmed_at)
+VALUES (%(stream)s, %(position)s, %(writers)s::jsonb, %(rows)s, clock_timestamp())
+ON CONFLICT (stream) DO UPDATE SET position = greatest(mark.position, excluded.position),
+    writers = mark.writers || excluded.writers, rows_deleted = mark.rows_deleted + excluded.rows_deleted,
+    trimmed_at = excluded.trimmed_at
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """What stays: the newest ``facts`` facts, or those that were received within ``age``; one of the two."""
+
+    facts: int | None = None
+    age: timedelta | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TrimRequest:
+    """What to trim, and how carefully."""
+
+    stream: Stream
+    keep: Keep
+    horizon: timedelta = DEFAULT_HORIZON
+    ignored: tuple[str, ...] = ()
+    dry_run: bool = False
+    settle_seconds: float | None = None
+    """Wait so long before the first deletion; None: three heartbeats."""
+
+
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    """A reader and the position beyond which it needs the facts; ``ignored`` says why it does not count."""
+
+    reader: str
+    position: int
+    ignored: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TrimPlan:
+    """Up to where a stream may be trimmed, and what stands in the way of more."""
+
+    stream: str
+    mark: int
+    linear: int
+    wanted: int
+    obstacles: tuple[Obstacle, ...] = ()
+
+    @property
+    def limit(self) -> int:
+        """Facts up to here may go."""
+        return min([self.wanted, self.linear, *(one.position for one in self.obstacles if not one.ignored)])
+
+    @property
+    def slowest(self) -> Obstacle | None:
+        """The reader that keeps facts which the rule would let go."""
+        counted = [one for one in self.obstacles if not one.ignored and one.position < min(self.wanted, self.linear)]
+        return min(counted, key=lambda one: one.position, default=None)
+
+
+@dataclass(slots=True)
+class Trimmed:
+    """What was deleted so far: rows, and the position reached."""
+
+    rows: int = 0
+    position: int = 0
+    writers: dict[str, int] = field(default_factory=dict)
+
+
+class _Batch:
+    """The next facts in order, cut where the rule or the limit ends."""
+
+    def __init__(self, stream: Stream, young_since: Any) -> None:
+        self._stream = stream
+        self._young_since = young_since
+
+    def upto(self, cursor: Any, after: int, limit: int) -> tuple[int, int]:
+        """(position, rows): up to where the next batch goes, and how many rows that are. (after, 0): nothing may go."""
+        declaration = self._stream.declaration
+
+        def fetch(table: FactTable, rows: int) -> list[tuple[int, bool]]:
+            token = token_sql(declaration, table)
+            cursor.execute(
+                f"SELECT {token}, {table.received_column} >= %(young)s FROM {table.name} "
+                f"WHERE {bounds_sql(declaration, table)} ORDER BY {order_sql(declaration, table)} LIMIT %(limit)s",
+                {"young": self._young_since, "after": after, "upto": limit, "limit": rows},
+            )
+            found: list[tuple[int, bool]] = cursor.fetchall()
+            return found
+
+        reached, whole = read_whole(declaration, fetch, (after, limit), BATCH_ROWS)
+        young = min((token for batch in whole for token, is_young in batch if is_young), default=None)
+        if young is not None:
+            reached = young - 1
+        return max(reached, after), sum(token <= reached for batch in whole for token, _ in batch)
+
+
+def plan_trim(cursor: Any, request: TrimRequest) -> TrimPlan:
+    """What may be trimmed now; raises ``NotTrimmable``. The age rule is applied while the facts are looked at."""
+    stream, horizon, keep = request.stream, request.horizon, request.keep
+    _check_trimmable(stream)
+    stored = possible_positions(cursor, [stream.name]).get(stream.name, {})
+    linear = linear_position(stored.values())
+    obstacles = [
+        *_cursor_obstacles(cursor, stream, horizon),
+        *_reader_obstacles(cursor, stream, horizon, stored, linear),
+    ]
+    named = tuple(
+        Obstacle(one.reader, one.position, "ignored as asked")
+        if one.reader.split(" ", 1)[-1] in request.ignored
+        else one
+        for one in obstacles
+    )
+    wanted = linear if keep.facts is None else _beyond_newest(cursor, stream, keep.facts, linear)
+    return TrimPlan(stream.name, trim_mark(cursor, stream.name).position, linear, wanted, named)
+
+
+def _check_trimmable(stream: Stream) -> None:
+    declaration = stream.declaration
+    if not declaration.trimmable:
+        raise NotTrimmable(
+            f"Stream {stream.name!r} cannot be trimmed: its tables ({', '.join(t.name for t in declaration.tables)}) are the "
+            f"data itself. Its facts go with the data, by the commands of that data."
+        )
+    if declaration.in_memory:
+        raise NotTrimmable(
+            f"Stream {stream.name!r} cannot be trimmed: its facts are kept in memory and go with their writers."
+        )
+
+
+def _cursor_obstacles(cursor: Any, stream: Stream, horizon: timedelta) -> Iterator[Obstacle]:
+    cursor.execute(_CURSORS, {"stream": stream.name, "horizon": horizon})
+    for reader, base, is_gone in cursor.fetchall():
+        yield Obstacle(f"reader {reader}", base, _gone(horizon) if is_gone else "")
+
+
+def _reader_obstacles(
+    cursor: Any, stream: Stream, horizon: timedelta, stored: Mapping[str, Any], linear: int
+) -> Iterator[Obstacle]:
+    cursor.execute(_READERS, {"stream": stream.name, "horizon": horizon})
+    for shown, vector, is_gone in cursor.fetchall():
+        yield Obstacle(shown, reader_limit(orjson.loads(vector), stored, linear), _gone(horizon) if is_gone else "")
+
+
+def _gone(horizon: timedelta) -> str:
+    return f"not seen for {horizon}"
+
+
+def reader_limit(vector: Mapping[str, int], stored: Mapping[str, Any], linear: int) -> int:
+    """Up to where a reader has handled everything: the least position among the writers that it is behind of.
+
+    A writer that it has not heard of entered at or above the least that it has.
+    """
+    low = lowest_unread(vector, {writer: one.position for writer, one in stored.items()})
+    return linear if low is None else low
+
+
+def _beyond_newest(cursor: Any, stream: Stream, facts: int, linear: int) -> int:
+    """The position below the newest ``facts`` facts; 0 when there are no more than these."""
+    if facts == 0:
+        return linear
+    declaration = stream.declaration
+    selects = [
+        f"(SELECT DISTINCT {token_sql(declaration, table)} AS token FROM {table.name} WHERE {bounds_sql(declaration, table)} "
+        f"ORDER BY token DESC LIMIT %(facts)s)"
+        for table in declaration.tables
+    ]
+    cursor.execute(
+        f"SELECT DISTINCT token FROM ({' UNION ALL '.join(selects)}) AS newest ORDER BY token DESC OFFSET %(facts)s - 1 LIMIT 1",
+        {"facts": facts, "after": 0, "upto": linear},
+    )
+    row = cursor.fetchone()
+    return 0 if row is None else int(row[0]) - 1
+
+
+def trim(cursor: Any, request: TrimRequest, pause: Callable[[float], object] = time.sleep) -> Iterator[Trimmed]:
+    """Trim, a batch a step; gives the figures so far after each. With ``dry_run`` nothing is deleted.
+
+    May be stopped after any step and begun again. Raises ``NotTrimmable``, and ``TrimBusy`` beside another trimming.
+    """
+    stream, done = request.stream, Trimmed()
+    _check_trimmable(stream)
+    with _only_one(cursor, stream):
+        first = plan_trim(cursor, request)
+        if not request.dry_run:
+            settle = request.settle_seconds
+            pause(3 * stream_settings().heartbeat_seconds if settle is None else settle)
+        batch = _Batch(stream, _young_since(cursor, request.keep))
+        done.position = first.mark
+        while True:
+            limit = min(first.limit, plan_trim(cursor, request).limit)
+            reached, rows = batch.upto(cursor, done.position, limit) if limit > done.position else (done.position, 0)
+            if reached <= done.position:
+                return
+            if not request.dry_run:
+                _delete(cursor, stream, (done.position, reached), done)
+            else:
+                done.rows += rows
+            done.position = reached
+            yield done
+            if not request.dry_run:
+                pause(PAUSE_SECONDS)
+
+
+@contextmanager
+def _only_one(cursor: Any, stream: Stream) -> Iterator[None]:
+    key = driver.trim_key(cursor, stream.name)
+    cursor.execute("SELECT pg_try_advisory_lock(%s)", [key])
+    if not cursor.fetchone()[0]:
+        raise TrimBusy(
+            f"Stream {stream.name!r} is being trimmed by another process. Let it end, or end it, and try again."
+        )
+    try:
+        yield
+    finally:
+        cursor.execute("SELECT pg_advisory_unlock(%s)", [key])
+
+
+def _young_since(cursor: Any, keep: Keep) -> Any:
+    """Facts received from then on stay; one moment for the whole run."""
+    if keep.age is None:
+        return None
+    cursor.execute("SELECT clock_timestamp() - %s", [keep.age])
+    return cursor.fetchone()[0]
+
+
+def _delete(cursor: Any, stream: Stream, bounds: tuple[int, int], done: Trimmed) -> None:
+    """One batch, and the mark, in one transaction."""
+    declaration, highest, rows = stream.declaration, dict[str, int](), 0
+    with driver.in_transaction(cursor):
+        for table in declaration.tables:
+            token = token_sql(declaration, table)
+            cursor.execute(
+                f"WITH gone AS (DELETE FROM {table.name} WHERE {bounds_sql(declaration, table)} "
+                f"RETURNING {table.writer_column} AS writer, {token} AS token) "
+                f"SELECT writer, max(token), count(*) FROM gone GROUP BY writer",
+                {"after": bounds[0], "upto": bounds[1]},
+            )
+            for writer, token_of, count in cursor.fetchall():
+                highest[writer] = max(token_of, highest.get(writer, 0))
+                rows += count
+        text = orjson.dumps(highest).decode()
+        cursor.execute(_MARK, {"stream": stream.name, "position": bounds[1], "writers": text, "rows": rows})
+    done.rows += rows
+    done.writers |= highest

@@ -1,0 +1,250 @@
+"""Tables of the stream engine: who writes, how far, who reads, and the plain streams' facts.
+
+Assumes PostgreSQL. Positions of backward streams are stored as negative numbers.
+Other services import these models; they should treat every one as read-only.
+"""
+
+from __future__ import annotations
+
+from django.contrib.postgres.fields import ArrayField
+from django.db import models
+from django.db.models.functions import Now
+
+from streams.catalog import CACHES
+from streams.facts import Fact
+from streams.models.catalog import (
+    AccountDataChange,
+    DeviceListChange,
+    FederationItem,
+    GroupChange,
+    Presence,
+    PresenceDestination,
+    PusherChange,
+    PushRuleChange,
+    Receipt,
+    TagChange,
+    ToDeviceMessage,
+    Typing,
+    TypingUser,
+    UserSignatureChange,
+)
+from streams.models.epochs import Epoch
+from streams.models.querysets import StreamPositionQuerySet
+from streams.models.readers import LowWaterMark, ParkedFact, ReaderResync, StoredCursor
+from streams.models.recorded import RecordedFact, RecordedGap, RecordedPosition, RecordedServer
+from streams.models.samples import Sample, StatusChange
+from streams.models.workers import FederationAcknowledgement, SyncingUser, UserAddress, WireCount, WorkerConnection
+from streams.registry import bind
+
+__all__ = [
+    "AccountDataChange",
+    "CacheInvalidation",
+    "DeviceListChange",
+    "Epoch",
+    "Fact",
+    "FederationAcknowledgement",
+    "FederationItem",
+    "GroupChange",
+    "Instance",
+    "LowWaterMark",
+    "ParkedFact",
+    "Presence",
+    "PresenceDestination",
+    "PushRuleChange",
+    "PusherChange",
+    "Reader",
+    "ReaderResync",
+    "Receipt",
+    "RecordedFact",
+    "RecordedGap",
+    "RecordedPosition",
+    "RecordedServer",
+    "Sample",
+    "StatusChange",
+    "StoredCursor",
+    "StreamPosition",
+    "SyncingUser",
+    "TagChange",
+    "ToDeviceMessage",
+    "Typing",
+    "TypingUser",
+    "UserAddress",
+    "UserSignatureChange",
+    "WireCount",
+    "WorkerConnection",
+    "WriterResolution",
+    "WriterState",
+]
+
+
+class WriterState(models.TextChoices):
+    """Where a writer is in its life: ``active -> draining -> retired``, and back to active with a new process.
+
+    One that is draining gets no new reservations; it counts like an active one until the open ones are complete.
+    """
+
+    ACTIVE = "active", "active"
+    DRAINING = "draining", "draining"
+    RETIRED = "retired", "retired"
+
+
+class StreamPosition(models.Model):
+    """How far one writer of one stream is: every fact that it reserved up to ``position`` is complete.
+
+    The row is written after the commit of the facts that it covers, so whoever reads a position and then the table sees
+    all facts of that writer up to it. It never goes down while its writer lives. The rows of a stream that are not
+    retired are its set of writers: the linear position is their minimum.
+    """
+
+    stream = models.TextField()
+    instance_name = models.TextField(help_text="name of the writer")
+    position = models.BigIntegerField(help_text="largest ID up to which all facts of this writer are complete")
+    last_write_position = models.BigIntegerField(null=True, help_text="ID of the last fact this writer really wrote")
+    last_advance_at = models.DateTimeField(db_default=Now(), help_text="when the position last rose")
+    generation = models.BigIntegerField(db_default=0, help_text="how often a stream in memory has begun anew")
+    state = models.TextField(choices=WriterState.choices, db_default=WriterState.ACTIVE)
+    pending_facts = models.IntegerField(db_default=0, help_text="IDs reserved and not complete")
+    oldest_pending_id = models.BigIntegerField(null=True)
+    oldest_pending_at = models.DateTimeField(null=True, help_text="when the oldest pending ID was reserved")
+    oldest_pending_transaction = models.BigIntegerField(null=True, help_text="PostgreSQL's number of its transaction")
+    facts_written = models.BigIntegerField(db_default=0, help_text="completed by a commit, in all lives of the writer")
+    facts_rolled_back = models.BigIntegerField(db_default=0, help_text="completed by a rollback")
+    facts_resolved = models.BigIntegerField(db_default=0, help_text="last seen pending when the writer was proven dead")
+    known_done_ids = models.IntegerField(
+        db_default=0,
+        help_text="single complete IDs that its process keeps above the linear position, while they are many",
+    )
+    updated_at = models.DateTimeField(db_default=Now())
+
+    objects = models.Manager()
+    read = StreamPositionQuerySet.as_manager()
+
+    class Meta:
+        db_table = "streams_streamposition"
+        constraints = [
+            models.UniqueConstraint(fields=["stream", "instance_name"], name="streams_streamposition_writer"),
+        ]
+        ordering = ["stream", "instance_name"]
+        permissions = [("retire_writer", "Can retire writers"), ("end_writer", "Can end what a writer holds open")]
+
+    def __str__(self) -> str:
+        return f"{self.stream} {self.instance_name} {self.position}"
+
+
+class Instance(models.Model):
+    """A process that may write: who holds the name now, since when, and its sign of life.
+
+    ``lease`` counts the processes that have held the name; an append made under an older lease is refused.
+    """
+
+    name = models.TextField(primary_key=True)
+    lease = models.BigIntegerField(db_default=0)
+    state = models.TextField(choices=WriterState.choices, db_default=WriterState.ACTIVE)
+    host = models.TextField(db_default="")
+    process_id = models.BigIntegerField(null=True)
+    lock_backend_pid = models.IntegerField(null=True, help_text="server process that holds the writer lock")
+    version = models.TextField(db_default="")
+    command = models.TextField(db_default="", help_text="what the process was started as")
+    started_at = models.DateTimeField(null=True)
+    heartbeat_at = models.DateTimeField(null=True)
+    drain_asked_by = models.TextField(db_default="", help_text="who asked it to leave its streams; empty: nobody")
+
+    class Meta:
+        db_table = "streams_instance"
+        ordering = ["name"]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Reader(models.Model):
+    """Who follows, from where, and how far it is; one row for a connection, a follower or a Spark query.
+
+    ``positions`` is ``{stream: {writer: position}}``: for a connection what was *sent* to it, for our own followers
+    what they have *handled*.
+    """
+
+    class Kind(models.TextChoices):
+        """What sort of reader it is."""
+
+        CONNECTION = "connection", "connection"
+        FOLLOWER = "follower", "follower"
+        SPARK = "spark", "Spark"
+
+    key = models.TextField(primary_key=True, help_text="unique per connection or named reader")
+    name = models.TextField(help_text="what the reader calls itself")
+    kind = models.TextField(choices=Kind.choices)
+    served_by = models.TextField(db_default="", help_text="the replication server of a connection")
+    address = models.TextField(db_default="")
+    process_id = models.BigIntegerField(null=True)
+    connected_at = models.DateTimeField(db_default=Now())
+    heartbeat_at = models.DateTimeField(db_default=Now())
+    positions = models.JSONField(default=dict)
+    bytes_in = models.BigIntegerField(db_default=0)
+    bytes_out = models.BigIntegerField(db_default=0)
+    lines_in = models.BigIntegerField(db_default=0)
+    lines_out = models.BigIntegerField(db_default=0)
+    buffer_bytes = models.BigIntegerField(db_default=0)
+    waiting_lines = models.BigIntegerField(db_default=0, help_text="lines that wait for the connection to take them")
+    kernel_send_bytes = models.BigIntegerField(db_default=0, help_text="sent, and not acknowledged by the other host")
+    kernel_read_bytes = models.BigIntegerField(db_default=0, help_text="received, and not read by us")
+    queued = models.JSONField(default=dict, db_default={}, help_text="stream -> rows received and not handled yet")
+    closed_at = models.DateTimeField(null=True)
+    close_reason = models.TextField(db_default="")
+    error = models.TextField(db_default="", help_text="what stopped it; empty: it runs, or ended in order")
+    disconnect_asked_by = models.TextField(
+        db_default="", help_text="who wants the connection ended; its server does it"
+    )
+
+    class Meta:
+        db_table = "streams_reader"
+        ordering = ["kind", "name", "key"]
+        permissions = [("disconnect_reader", "Can disconnect readers")]
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name}"
+
+
+class WriterResolution(models.Model):
+    """The trace of what others did to a writer: taken as dead, asked to leave, or its transactions ended."""
+
+    class Action(models.TextChoices):
+        """What was done."""
+
+        RESOLVED = "resolved", "proven dead"
+        DRAINED = "drained", "left its streams when asked"
+        ABORTED = "aborted", "its transactions were ended"
+
+    stream = models.TextField()
+    instance_name = models.TextField()
+    from_position = models.BigIntegerField()
+    to_position = models.BigIntegerField()
+    action = models.TextField(choices=Action.choices, db_default=Action.RESOLVED)
+    evidence = models.TextField(help_text="what proved that no transaction of the writer is open, or what was ended")
+    resolved_by = models.TextField(help_text="instance that did it, or who asked for it")
+    resolved_at = models.DateTimeField(db_default=Now())
+
+    class Meta:
+        db_table = "streams_writerresolution"
+        ordering = ["-id"]
+
+    def __str__(self) -> str:
+        return f"{self.stream} {self.instance_name} {self.from_position} -> {self.to_position}"
+
+
+@bind(CACHES, sample=lambda number, thread: {"cache_name": "load", "keys": [f"{thread}", f"{number}"]})
+class CacheInvalidation(Fact):
+    """A fact of the stream ``caches``: drop these keys of this cache; null keys mean the whole cache."""
+
+    cache_name = models.TextField()
+    keys = ArrayField(models.TextField(), null=True)
+    invalidation_ts = models.BigIntegerField(
+        db_default=models.expressions.RawSQL("(extract(epoch from clock_timestamp()) * 1000)::bigint", ()),
+        help_text="milliseconds since the epoch",
+    )
+
+    class Meta(Fact.Meta):
+        db_table = "streams_cacheinvalidation"
+
+    def __str__(self) -> str:
+        return f"{self.stream_id} {self.cache_name}"

@@ -1,0 +1,281 @@
+"""The tables of the plain homeserver streams: one row each tells what travels, and where the details are looked up.
+
+Rows come in through the functions of ``streams.homeserver.append``. JSON columns hold compact ASCII JSON as text, which is
+how it travels. Imported by ``streams.models``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from django.contrib.postgres.fields import ArrayField
+from django.db import models
+
+from streams import catalog
+from streams.conf import stream_settings
+from streams.facts import Fact
+from streams.registry import Sample, bind
+
+__all__ = [
+    "AccountDataChange",
+    "DeviceListChange",
+    "FederationItem",
+    "GroupChange",
+    "Presence",
+    "PresenceDestination",
+    "PushRuleChange",
+    "PusherChange",
+    "Receipt",
+    "TagChange",
+    "ToDeviceMessage",
+    "Typing",
+    "TypingUser",
+    "UserSignatureChange",
+]
+
+
+def _user(number: int, thread: int) -> str:
+    return f"@load-{thread}-{number % 1000}:{stream_settings().server_name}"
+
+
+def _sample(**values: Any) -> Sample:
+    """Made-up facts: ``{user}`` and ``{number}`` are filled in text values."""
+
+    def sample(number: int, thread: int) -> Mapping[str, Any]:
+        names = {"user": _user(number, thread), "number": number}
+        return {key: value.format(**names) if isinstance(value, str) else value for key, value in values.items()}
+
+    return sample
+
+
+def _presence_sample(number: int, thread: int) -> dict[str, Any]:
+    state = "online" if number % 2 else "unavailable"
+    return {"user_id": _user(number, thread), "state": state, "currently_active": state == "online"}
+
+
+@bind(catalog.PRESENCE, sample=_presence_sample)
+class Presence(Fact):
+    """A user's present state; times in milliseconds. Only the newest row of each user is kept."""
+
+    user_id = models.TextField()
+    state = models.TextField(help_text="online, offline, unavailable or busy")
+    last_active_ts = models.BigIntegerField(db_default=0)
+    last_federation_update_ts = models.BigIntegerField(db_default=0)
+    last_user_sync_ts = models.BigIntegerField(db_default=0)
+    status_msg = models.TextField(null=True)
+    currently_active = models.BooleanField(db_default=False)
+
+    class Meta(Fact.Meta):
+        db_table = "streams_presence"
+        indexes: ClassVar = [models.Index(fields=["user_id"], name="streams_presence_user")]
+
+    def __str__(self) -> str:
+        return f"{self.stream_id} {self.user_id} {self.state}"
+
+
+@bind(catalog.PRESENCE_FEDERATION, sample=_sample(destination="s{number}.example", user_id="{user}"))
+class PresenceDestination(Fact):
+    """A server that is to be told of a user's presence; in memory, the last five minutes."""
+
+    destination = models.TextField()
+    user_id = models.TextField()
+
+    class Meta(Fact.Meta):
+        db_table = "streams_presencefederation"
+
+    def __str__(self) -> str:
+        return f"{self.stream_id} {self.destination} {self.user_id}"
+
+
+@bind(catalog.TYPING, sample=lambda number, thread: {"room_id": f"!r{number}:x", "user_ids": [_user(number, thread)]})
+class Typing(Fact):
+    """Everybody who is typing in a room from this fact on; in memory."""
+
+    room_id = models.TextField()
+    user_ids = ArrayField(models.TextField())
+
+    class Meta(Fact.Meta):
+        db_table = "streams_typing"
+
+    def __str__(self) -> str:
+        return f"{self.stream_id} {self.room_id} {len(self.user_ids)}"
+
+
+class TypingUser(models.Model):
+    """Who is typing where until when: what the rows of ``Typing`` are made from; in memory. Not a fact."""
+
+    pk = models.CompositePrimaryKey("room_id", "user_id")
+    room_id = models.TextField()
+    user_id = models.TextField()
+    since = models.DateTimeField()
+    until = models.DateTimeField(db_index=True)
+
+    class Meta:
+        db_table = "streams_typinguser"
+
+    def __str__(self) -> str:
+        return f"{self.room_id} {self.user_id}"
+
+
+@bind(
+    catalog.RECEIPTS,
+    sample=_sample(room_id="!load:localhost", receipt_type="m.read", user_id="{user}", event_id="$load-{number}"),
+)
+class Receipt(Fact):
+    """How far a user has read a room."""
+
+    room_id = models.TextField()
+    receipt_type = models.TextField()
+    user_id = models.TextField()
+    event_id = models.TextField()
+    data = models.TextField(db_default="{}", help_text="JSON object")
+
+    class Meta(Fact.Meta):
+        db_table = "streams_receipt"
+        indexes: ClassVar = [models.Index(fields=["room_id", "user_id"], name="streams_receipt_room_user")]
+
+    def __str__(self) -> str:
+        return f"{self.stream_id} {self.room_id} {self.user_id}"
+
+
+@bind(catalog.PUSH_RULES, sample=_sample(user_id="{user}"))
+class PushRuleChange(Fact):
+    """A user's push rules changed."""
+
+    user_id = models.TextField()
+
+    class Meta(Fact.Meta):
+        db_table = "streams_pushrulechange"
+        indexes: ClassVar = [models.Index(fields=["user_id"], name="streams_pushrule_user")]
+
+    def __str__(self) -> str:
+        return f"{self.stream_id} {self.user_id}"
+
+
+@bind(catalog.PUSHERS, sample=_sample(user_id="{user}", app_id="org.example.load", pushkey="key {number}"))
+class PusherChange(Fact):
+    """A pusher was set or deleted."""
+
+    user_id = models.TextField()
+    app_id = models.TextField()
+    pushkey = models.TextField()
+    deleted = models.BooleanField(db_default=False)
+
+    class Meta(Fact.Meta):
+        db_table = "streams_pusherchange"
+        indexes: ClassVar = [models.Index(fields=["user_id"], name="streams_pusher_user")]
+
+    def __str__(self) -> str:
+        return f"{self.stream_id} {self.user_id} {self.app_id}"
+
+
+@bind(catalog.DEVICE_LISTS, sample=_sample(entity="{user}"))
+class DeviceListChange(Fact):
+    """A user's devices changed, or a server has to be told of such a change."""
+
+    entity = models.TextField(help_text="user ID or server name")
+
+    class Meta(Fact.Meta):
+        db_table = "streams_devicelistchange"
+        indexes: ClassVar = [models.Index(fields=["entity"], name="streams_devicelist_entity")]
+
+    def __str__(self) -> str:
+        return f"{self.stream_id} {self.entity}"
+
+
+@bind(catalog.TO_DEVICE, sample=_sample(entity="{user}"))
+class ToDeviceMessage(Fact):
+    """A recipient of messages to devices; a fact has a row per recipient."""
+
+    entity = models.TextField(help_text="local user ID or server name")
+
+    class Meta(Fact.Meta):
+        db_table = "streams_todevicemessage"
+        indexes: ClassVar = [models.Index(fields=["entity"], name="streams_todevice_entity")]
+
+    def __str__(self) -> str:
+        return f"{self.stream_id} {self.entity}"
+
+
+_EDU = '{{"edu_type":"org.example.load","content":{{}},"origin":"load.invalid","destination":"s{number}.invalid"}}'
+
+
+@bind(catalog.FEDERATION, sample=_sample(type="e", data=_EDU))
+class FederationItem(Fact):
+    """Something that a federation sender in another process is to send; in memory, freed when acknowledged."""
+
+    type = models.TextField(help_text="k: EDU with a key, e: EDU, pd: presence with destinations")
+    data = models.TextField(help_text="JSON")
+
+    class Meta(Fact.Meta):
+        db_table = "streams_federation"
+
+    def __str__(self) -> str:
+        return f"{self.stream_id} {self.type}"
+
+
+@bind(catalog.TAG_ACCOUNT_DATA, sample=_sample(user_id="{user}", room_id="!load:localhost", tags="{{}}"))
+class TagChange(Fact):
+    """All tags that a user has given a room, from this fact on."""
+
+    user_id = models.TextField()
+    room_id = models.TextField()
+    tags = models.TextField(help_text="JSON object; travels as a string")
+
+    class Meta(Fact.Meta):
+        db_table = "streams_tagchange"
+        indexes: ClassVar = [models.Index(fields=["user_id"], name="streams_tag_user")]
+
+    def __str__(self) -> str:
+        return f"{self.stream_id} {self.user_id} {self.room_id}"
+
+
+@bind(catalog.ACCOUNT_DATA, sample=_sample(user_id="{user}", data_type="org.example.load"))
+class AccountDataChange(Fact):
+    """A user's account data of that type changed, in a room or globally (no room)."""
+
+    user_id = models.TextField()
+    room_id = models.TextField(null=True)
+    data_type = models.TextField()
+
+    class Meta(Fact.Meta):
+        db_table = "streams_accountdatachange"
+        indexes: ClassVar = [models.Index(fields=["user_id"], name="streams_accountdata_user")]
+
+    def __str__(self) -> str:
+        return f"{self.stream_id} {self.user_id} {self.data_type}"
+
+
+@bind(
+    catalog.GROUPS,
+    sample=_sample(group_id="+load:localhost", user_id="{user}", content='{{"membership":"join","content":{{}}}}'),
+)
+class GroupChange(Fact):
+    """A user's place in a group changed."""
+
+    group_id = models.TextField()
+    user_id = models.TextField()
+    type = models.TextField(db_default="membership")
+    content = models.TextField(help_text="JSON object")
+
+    class Meta(Fact.Meta):
+        db_table = "streams_groupchange"
+        indexes: ClassVar = [models.Index(fields=["user_id"], name="streams_group_user")]
+
+    def __str__(self) -> str:
+        return f"{self.stream_id} {self.group_id} {self.user_id}"
+
+
+@bind(catalog.USER_SIGNATURE, sample=_sample(user_id="{user}"))
+class UserSignatureChange(Fact):
+    """A user's signature of another user's keys changed."""
+
+    user_id = models.TextField()
+
+    class Meta(Fact.Meta):
+        db_table = "streams_usersignaturechange"
+        indexes: ClassVar = [models.Index(fields=["user_id"], name="streams_usersignature_user")]
+
+    def __str__(self) -> str:
+        return f"{self.stream_id} {self.user_id}"

@@ -1,0 +1,103 @@
+"""What ``manage.py follow … --record NAME`` keeps of a foreign server: where its writers are, their rows, and what was missed.
+
+Written by ``streams.recording.recorder`` only. A writer of a stream that lives in memory begins anew with its process; each
+such life counts as a writer of its own here (``master``, then ``master~2``), so that tokens ascend and never come twice.
+"""
+
+from __future__ import annotations
+
+from django.db import models
+from django.db.models.functions import Now
+
+__all__ = ["RecordedFact", "RecordedGap", "RecordedPosition", "RecordedServer"]
+
+
+class RecordedServer(models.Model):
+    """A foreign server that is, or was, followed and recorded, and the process that does it."""
+
+    name = models.TextField(unique=True, help_text="as given to --record")
+    server_name = models.TextField(help_text="what the server calls itself")
+    address = models.TextField(help_text="where it is followed")
+    host = models.TextField(db_default="")
+    process_id = models.BigIntegerField(null=True)
+    started_at = models.DateTimeField(db_default=Now())
+    heartbeat_at = models.DateTimeField(db_default=Now())
+    ended_at = models.DateTimeField(null=True, help_text="when recording was ended in order")
+
+    class Meta:
+        db_table = "streams_recordedserver"
+        ordering = ["name"]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class RecordedPosition(models.Model):
+    """How far a writer of a foreign server is, in one of its lives."""
+
+    server = models.ForeignKey(RecordedServer, on_delete=models.CASCADE, db_index=False)
+    stream = models.TextField()
+    writer = models.TextField(help_text="the instance name, with ~2, ~3 … for later lives")
+    instance_name = models.TextField()
+    life = models.IntegerField(db_default=1)
+    is_current = models.BooleanField(db_default=True, help_text="the writer's present life")
+    position = models.BigIntegerField(help_text="everything up to here was recorded, or is among the gaps")
+    last_fact_position = models.BigIntegerField(null=True)
+    last_fact_at = models.DateTimeField(null=True)
+    last_advance_at = models.DateTimeField(db_default=Now())
+    rows_recorded = models.BigIntegerField(db_default=0)
+    ranges_missed = models.BigIntegerField(db_default=0)
+    trimmed_upto = models.BigIntegerField(db_default=0, help_text="recorded facts up to here may have been removed")
+
+    class Meta:
+        db_table = "streams_recordedposition"
+        ordering = ["server", "stream", "writer"]
+        constraints = [
+            models.UniqueConstraint(fields=["server", "stream", "writer"], name="streams_recordedposition_writer"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.stream} {self.writer} {self.position}"
+
+
+class RecordedFact(models.Model):
+    """A row of a foreign server, as it travelled."""
+
+    server = models.ForeignKey(RecordedServer, on_delete=models.CASCADE, db_index=False)
+    stream = models.TextField()
+    writer = models.TextField()
+    token = models.BigIntegerField()
+    index = models.IntegerField(help_text="place among the rows of its token")
+    row = models.TextField(help_text="compact ASCII JSON")
+    received_at = models.DateTimeField(db_default=Now())
+
+    class Meta:
+        db_table = "streams_recordedfact"
+        ordering = ["-id"]
+        constraints = [
+            models.UniqueConstraint(
+                fields=["server", "stream", "writer", "token", "index"], name="streams_recordedfact_row"
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.stream} {self.writer} {self.token}"
+
+
+class RecordedGap(models.Model):
+    """Facts with after < token <= upto that may exist and could not be had."""
+
+    server = models.ForeignKey(RecordedServer, on_delete=models.CASCADE)
+    stream = models.TextField()
+    writer = models.TextField()
+    after = models.BigIntegerField()
+    upto = models.BigIntegerField()
+    reason = models.TextField(db_default="")
+    recorded_at = models.DateTimeField(db_default=Now())
+
+    class Meta:
+        db_table = "streams_recordedgap"
+        ordering = ["-id"]
+
+    def __str__(self) -> str:
+        return f"{self.stream} {self.writer} ({self.after}, {self.upto}]"

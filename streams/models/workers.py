@@ -1,0 +1,110 @@
+"""Tables of what workers say on replication connections: who syncs where, what was acknowledged, from where users came.
+
+Written by ``streams.replication.common.worker_sql``, asked through ``streams.workers``. Access tokens are kept as digests only.
+"""
+
+from __future__ import annotations
+
+from django.db import models
+from django.db.models.functions import Now
+
+__all__ = ["FederationAcknowledgement", "SyncingUser", "UserAddress", "WireCount", "WorkerConnection"]
+
+
+class WorkerConnection(models.Model):
+    """A connection over which users were said to sync. Whoever was said to sync goes with it."""
+
+    key = models.TextField(primary_key=True, help_text="that of the connection in the table of readers")
+    name = models.TextField(help_text="what the worker calls itself")
+    address = models.TextField(db_default="")
+    served_by = models.TextField(db_default="", help_text="the replication server of the connection")
+    connected_at = models.DateTimeField(db_default=Now())
+    last_news_at = models.DateTimeField(db_default=Now(), help_text="when the worker last said anything")
+
+    class Meta:
+        db_table = "streams_workerconnection"
+        ordering = ["name", "key"]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class SyncingUser(models.Model):
+    """A user that syncs on a worker process now, with one device or without."""
+
+    connection_key = models.TextField()
+    worker = models.TextField(help_text="the random ID of the worker process, not its name")
+    user_id = models.TextField()
+    device_id = models.TextField(db_default="")
+    last_sync_at = models.DateTimeField(help_text="as the worker said")
+    started_at = models.DateTimeField(db_default=Now())
+
+    class Meta:
+        db_table = "streams_syncinguser"
+        constraints = [
+            models.UniqueConstraint(
+                fields=["connection_key", "worker", "user_id", "device_id"], name="streams_syncinguser_key"
+            ),
+        ]
+        indexes = [
+            models.Index(fields=["user_id"], name="streams_syncinguser_user"),
+            models.Index(fields=["worker"], name="streams_syncinguser_worker"),
+        ]
+        ordering = ["user_id", "worker"]
+
+    def __str__(self) -> str:
+        return f"{self.user_id} on {self.worker}"
+
+
+class FederationAcknowledgement(models.Model):
+    """Up to where a federation sender has taken the stream ``federation``: its last word, not the highest one."""
+
+    instance_name = models.TextField(primary_key=True)
+    token = models.BigIntegerField()
+    acknowledged_at = models.DateTimeField(db_default=Now())
+
+    class Meta:
+        db_table = "streams_federationacknowledgement"
+        ordering = ["instance_name"]
+
+    def __str__(self) -> str:
+        return f"{self.instance_name} {self.token}"
+
+
+class UserAddress(models.Model):
+    """From where a user's device was last seen; one row for a user, access token and address."""
+
+    user_id = models.TextField()
+    token_digest = models.TextField(help_text="SHA-256 of the access token; the token itself is not stored")
+    ip = models.TextField(db_default="")
+    device_id = models.TextField(db_default="")
+    user_agent = models.TextField(db_default="")
+    last_seen_at = models.DateTimeField()
+
+    class Meta:
+        db_table = "streams_useraddress"
+        verbose_name_plural = "user addresses"
+        constraints = [
+            models.UniqueConstraint(fields=["user_id", "token_digest", "ip"], name="streams_useraddress_key"),
+        ]
+        indexes = [models.Index(fields=["last_seen_at"], name="streams_useraddress_seen")]
+        ordering = ["-last_seen_at"]
+
+    def __str__(self) -> str:
+        return f"{self.user_id} {self.ip}"
+
+
+class WireCount(models.Model):
+    """What happened on the connections of all servers since the tables were made, counted by kind and name."""
+
+    kind = models.TextField(help_text="closed, refused, command or dropped")
+    name = models.TextField()
+    total = models.BigIntegerField(db_default=0)
+
+    class Meta:
+        db_table = "streams_wirecount"
+        constraints = [models.UniqueConstraint(fields=["kind", "name"], name="streams_wirecount_key")]
+        ordering = ["kind", "name"]
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name} {self.total}"

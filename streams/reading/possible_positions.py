@@ -1,0 +1,92 @@
+"""Stored positions that can be: a writer is never further than the sequence, which gave out every ID that is complete.
+
+One above it tells nothing of the facts below: a dump was put together by hand, a row was changed, or an older program believed
+what it should not have. Taken for true it would have everybody pass over the facts that get these IDs: a named reader would
+store a cursor behind them, and a cache would keep what they make old. So it counts as where the writer was known to be
+before, and the stream waits until it is mended: ``manage.py check_streams`` names it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Any, Protocol
+
+from streams import registry
+from streams.core.queries import STORED_POSITIONS
+from streams.reading.rows import StoredPosition
+from streams.runtime.logs import get_logger
+
+__all__ = ["possible_positions"]
+
+log = get_logger(__name__)
+#: Stored positions, each with the last value that its stream's sequence gave out; null where that cannot be told. Sequences are
+#: read after the snapshot of the positions was taken, so they are never behind a position that was right.
+_WITH_GIVEN_OUT = f"""
+SELECT stored.*, CASE WHEN has_sequence_privilege(to_regclass(given.sequence), 'USAGE, SELECT')
+                      THEN coalesce(pg_sequence_last_value(to_regclass(given.sequence)), 0) END
+FROM ({STORED_POSITIONS}) AS stored
+LEFT JOIN unnest(%(names)s::text[], %(sequences)s::text[]) AS given (name, sequence) ON given.name = stored.stream
+"""
+#: (stream, writer) -> the position that the log was told of.
+_told: dict[tuple[str, str], int] = {}
+
+
+class At(Protocol):
+    """A position that was told before."""
+
+    @property
+    def position(self) -> int: ...
+
+
+def possible_positions(
+    cursor: Any, streams: Collection[str] | None = None, known: Mapping[str, Mapping[str, At]] | None = None
+) -> dict[str, dict[str, StoredPosition]]:
+    """``streams.reading.rows.stored_positions``, with nothing above the sequences; ``known`` is what was told before.
+
+    Who does not know gets the lowest of the stream's other positions. Streams in memory are not looked at: they begin anew,
+    and their sequences with them.
+    """
+    sequences = {
+        stream.name: stream.declaration.sequence
+        for stream in registry.all_streams()
+        if not stream.declaration.in_memory and (streams is None or stream.name in streams)
+    }
+    cursor.execute(
+        _WITH_GIVEN_OUT,
+        {
+            "streams": None if streams is None else list(streams),
+            "names": list(sequences),
+            "sequences": list(sequences.values()),
+        },
+    )
+    found: dict[str, dict[str, StoredPosition]] = {}
+    given_out: dict[str, int] = {}
+    for *row, last_value in cursor.fetchall():
+        stored = StoredPosition(*row)
+        found.setdefault(stored.stream, {})[stored.writer] = stored
+        if last_value is not None:
+            given_out[stored.stream] = last_value
+    return {
+        name: _held(stored, max(given_out[name], 1), (known or {}).get(name, {})) if name in given_out else stored
+        for name, stored in found.items()
+    }
+
+
+def _held(stored: dict[str, StoredPosition], given_out: int, known: Mapping[str, At]) -> dict[str, StoredPosition]:
+    wrong = [writer for writer, at in stored.items() if at.position > given_out]
+    if not wrong:
+        return stored
+    lowest = min((at.position for writer, at in stored.items() if writer not in wrong), default=1)
+    held = dict(stored)
+    for writer in wrong:
+        at = stored[writer]
+        before = known[writer].position if writer in known else lowest
+        held[writer] = replace(at, position=min(before, given_out))
+        if _told.get((at.stream, writer)) != at.position:
+            _told[at.stream, writer] = at.position
+            log.error(
+                "stream.position_above_sequence",
+                stream=at.stream, writer=writer, position=at.position, sequence=given_out,
+            )  # fmt: skip
+    return held

@@ -1,0 +1,96 @@
+"""Reading streams from their tables: stored positions first, then rows at or below them.
+
+Thin edges: every function is given a DB-API cursor (Django's or a direct one) and blocks. Reading positions before rows
+is what makes it safe: a position is stored only after the commit of every fact that it covers.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from streams.core.declaration import FactTable, StreamDeclaration
+from streams.core.positions import linear_position
+from streams.core.queries import STORED_POSITIONS, FactRow, read_whole, row_of, rows_sql
+from streams.core.tokens import VectorToken
+from streams.core.watermarks import check_not_trimmed
+
+__all__ = [
+    "FactRow",
+    "StoredPosition",
+    "linear_position",
+    "rows_between",
+    "rows_that_are_there",
+    "stored_positions",
+    "writer_names",
+]
+
+_WRITER_NAMES = "SELECT id, instance_name FROM streams_streamposition WHERE stream = %s"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPosition:
+    """A row of the table of positions; numbers are positive, also for backward streams."""
+
+    stream: str
+    writer: str
+    position: int
+    state: str
+    updated_at: datetime
+    last_advance_at: datetime
+    pending: int
+    oldest_pending_at: datetime | None
+    last_write_position: int | None
+    generation: int = 0
+
+
+def stored_positions(cursor: Any, streams: Sequence[str] | None = None) -> dict[str, dict[str, StoredPosition]]:
+    """``{stream: {writer: position}}`` in one snapshot, of all streams or of those named."""
+    cursor.execute(STORED_POSITIONS, {"streams": None if streams is None else list(streams)})
+    found: dict[str, dict[str, StoredPosition]] = {}
+    for row in cursor.fetchall():
+        stored = StoredPosition(*row)
+        found.setdefault(stored.stream, {})[stored.writer] = stored
+    return found
+
+
+def writer_names(cursor: Any, stream: str) -> dict[int, str]:
+    """The numbers that stand for the stream's writers in the text form of tokens."""
+    cursor.execute(_WRITER_NAMES, [stream])
+    return dict(cursor.fetchall())
+
+
+def rows_between(
+    cursor: Any, declaration: StreamDeclaration, writer: str | None, after: int, upto: int, limit: int
+) -> tuple[list[FactRow], int]:
+    """Rows with ``after < token <= upto`` of one writer (of all when None), ascending, about ``limit`` of them.
+
+    Never splits a token. The second value is the position reached: equal to ``upto`` when nothing is left. The caller
+    must not ask beyond a position that it read before. Raises ``ResyncNeeded`` when facts after ``after`` were trimmed.
+    """
+    found = rows_that_are_there(cursor, declaration, writer, after, upto, limit)
+    check_not_trimmed(cursor, declaration.name, VectorToken(after), writer)
+    return found
+
+
+def rows_that_are_there(
+    cursor: Any, declaration: StreamDeclaration, writer: str | None, after: int, upto: int, limit: int
+) -> tuple[list[FactRow], int]:
+    """As `rows_between`, for callers that do not care about facts that were trimmed, or look for themselves."""
+
+    def fetch(table: FactTable, limit: int) -> list[tuple[Any, ...]]:
+        sql = rows_sql(declaration, table, of_writer=writer is not None)
+        cursor.execute(sql, {"after": after, "upto": upto, "writer": writer, "limit": limit})
+        found: list[tuple[Any, ...]] = cursor.fetchall()
+        return found
+
+    reached, whole = read_whole(declaration, fetch, (after, upto), limit)
+    streams = [
+        [FactRow(row[0], row[1], make(row[3:]), row[2]) for row in batch]
+        for make, batch in zip(map(row_of, declaration.tables), whole, strict=True)
+    ]
+    rows = streams[0] if len(streams) == 1 else list(heapq.merge(*streams, key=lambda fact: fact.token))
+    return rows, reached

@@ -1,0 +1,1 @@
+"""Recording the streams of a foreign server."""

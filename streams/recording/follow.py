@@ -1,0 +1,171 @@
+"""Between a follower and the recorder of a foreign server: every batch is stored before the next one is taken.
+
+A database that is away is waited for, while the follower reads no further; nothing is dropped. Positions that move without
+rows are stored once a second, with a sign of life; so is what nobody could give us. Assumes a single event loop; database work
+runs in a thread of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from streams.conf import stream_settings
+from streams.db import driver
+from streams.errors import ResyncNeeded
+from streams.recording.recorder import TRIM_ROWS, Batch, Recorder
+from streams.replication.client.table_catch_up import CatchUp, Writers
+from streams.replication.errors import CatchUpError, GapError
+from streams.replication.protocol.cursors import Gap, Reset
+from streams.replication.protocol.ordering import FollowedRow
+from streams.runtime.logs import get_logger
+
+__all__ = ["RecordedCatchUp", "Recording"]
+
+log = get_logger(__name__)
+T = TypeVar("T")
+
+BEAT_SECONDS = 1.0
+TRIM_SECONDS = 30.0
+FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS = 0.2, 2.0
+
+Positions = Mapping[str, Mapping[str, int]]
+
+
+class Recording:
+    """Stores what a follower hands out; `positions` tells where the follower is."""
+
+    def __init__(self, recorder: Recorder, positions: Callable[[], Positions]) -> None:
+        self._recorder = recorder
+        self._positions = positions
+        self._gaps: list[tuple[Gap, str]] = []
+        self._resets: list[Reset] = []
+        self._turn = asyncio.Lock()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="recorder")
+        self._task: asyncio.Task[None] | None = None
+
+    async def open(self) -> Positions:
+        """Where to go on; raises `RecorderBusy`, or `CatchUpError` when the database cannot be used."""
+        try:
+            known: Positions = await self._in_thread(self._recorder.open)
+        except driver.DatabaseError as error:
+            raise CatchUpError(f"Nothing can be recorded: {driver.explain(error)}") from error
+        self._task = asyncio.get_running_loop().create_task(self._keep_up(), name="recorder")
+        return known
+
+    async def take(self, rows: Sequence[FollowedRow]) -> None:
+        """Store the rows; comes back when they are committed."""
+        await self._store(rows)
+
+    def missed(self, event: Gap | Reset, reason: str = "not sent to us, and no --catch-up http was given") -> None:
+        """Facts of the range cannot be had, or the stream began anew; stored with the next batch."""
+        if isinstance(event, Reset):
+            self._resets.append(event)
+        else:
+            self._gaps.append((event, reason))
+
+    async def end(self) -> None:
+        """Store what is left, as far as the database can be reached, and let go of the name."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            with contextlib.suppress(TimeoutError):  # the next run asks for what was not stored
+                await asyncio.wait_for(self._store(()), 2 * BEAT_SECONDS)
+        await self._in_thread(self._recorder.close)
+        self._thread.shutdown(wait=True)
+
+    async def _keep_up(self) -> None:
+        trim_at = 0.0
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(BEAT_SECONDS)
+            await self._store(())
+            if loop.time() >= trim_at:
+                trim_at = loop.time() + (0.0 if await self._trim() >= TRIM_ROWS else TRIM_SECONDS)
+
+    async def _store(self, rows: Sequence[FollowedRow]) -> None:
+        """One batch, again and again until it is stored."""
+        retry_seconds, has_told = FIRST_RETRY_SECONDS, False
+        async with self._turn:
+            resets, gaps = len(self._resets), len(self._gaps)
+            batch = Batch(self._resets[:resets], rows, self._gaps[:gaps], {} if rows else self._positions())
+            while True:
+                try:
+                    await _to_its_end(self._store_once(batch))
+                    break
+                except driver.DatabaseError as error:
+                    if not has_told:
+                        log.warning("recorder.waits_for_database", error=str(error).strip(), rows=len(rows))
+                    has_told = True
+                    await asyncio.sleep(retry_seconds)
+                    retry_seconds = min(retry_seconds * 2, LONGEST_RETRY_SECONDS)
+
+    async def _store_once(self, batch: Batch) -> None:
+        await self._in_thread(lambda: self._recorder.store(batch))
+        del self._resets[: len(batch.resets)]
+        del self._gaps[: len(batch.gaps)]
+
+    async def _trim(self) -> int:
+        given = stream_settings()
+        try:
+            return await self._in_thread(
+                lambda: self._recorder.trim(given.recorded_days_kept, given.recorded_facts_kept)
+            )
+        except driver.DatabaseError as error:
+            log.warning("recorder.not_trimmed", error=str(error).strip())
+            return 0
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+
+async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
+    """Await it; whoever is cancelled meanwhile waits for its outcome: a thread goes on, and what it stores counts."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        if not task.cancelled():
+            task.exception()  # looked at: what failed is stored again by whoever comes next
+        raise
+
+
+class RecordedCatchUp:
+    """Begins where the record ends; what the source refuses is recorded as missed, and following goes on."""
+
+    def __init__(self, source: CatchUp, recording: Recording, known: Positions) -> None:
+        self._source = source
+        self._recording = recording
+        self._known: Positions | None = known
+
+    def covers(self, stream: str) -> bool:
+        return self._source.covers(stream)
+
+    def can_reset(self, stream: str) -> bool:
+        return self._source.can_reset(stream)
+
+    async def writers(self, streams: Collection[str] | None) -> Mapping[str, Writers]:
+        """Once, at the start: the record does not say which writers there are later."""
+        known, self._known = self._known or {}, None
+        return {
+            stream: Writers(min(writers.values()), writers)
+            for stream, writers in known.items()
+            if streams is None or stream in streams
+        }
+
+    async def fetch(
+        self, stream: str, writer: str | None, after: int, upto: int, limit: int
+    ) -> tuple[Sequence[FollowedRow], int]:
+        try:
+            return await self._source.fetch(stream, writer, after, upto, limit)
+        except (GapError, ResyncNeeded) as error:
+            log.warning("recorder.facts_missed", stream=stream, writer=writer, after=after, upto=upto, error=str(error))
+            self._recording.missed(Gap(stream, writer or "", after, upto), str(error)[:1000])
+            return (), upto
+
+    async def close(self) -> None:
+        await self._source.close()

@@ -1,0 +1,300 @@
+"""Recording a foreign server: rows, positions and gaps, each batch in one transaction, so that a row is there exactly once.
+
+Positions are stored with the rows that they cover, so after any crash recording goes on behind the last stored row. Positions
+never go down; a writer that began anew has another life, with positions of its own. One process records under a name, held by
+an advisory lock. Blocking; called by one thread at a time, on a connection of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from streams.core.json_codec import encode_json
+from streams.db import driver
+from streams.errors import StreamError
+from streams.replication.protocol.cursors import Gap, Reset
+from streams.replication.protocol.ordering import FollowedRow
+from streams.runtime.logs import get_logger
+
+__all__ = ["Batch", "Recorder", "RecorderBusy"]
+
+log = get_logger(__name__)
+
+TRIM_ROWS = 10_000
+
+_SERVER = """
+INSERT INTO streams_recordedserver (name, server_name, address, host, process_id)
+VALUES (%(name)s, %(server_name)s, %(address)s, %(host)s, %(process_id)s)
+ON CONFLICT (name) DO UPDATE SET address = excluded.address, host = excluded.host, process_id = excluded.process_id,
+    started_at = clock_timestamp(), heartbeat_at = clock_timestamp(), ended_at = NULL
+RETURNING id, server_name
+"""
+_POSITIONS = """
+SELECT stream, instance_name, life, position FROM streams_recordedposition
+WHERE server_id = %(server)s::bigint AND is_current
+"""
+_FACTS = """
+INSERT INTO streams_recordedfact (server_id, stream, writer, token, index, row)
+SELECT %(server)s::bigint, stream, writer, token, index, row
+FROM unnest(%(streams)s::text[], %(writers)s::text[], %(tokens)s::bigint[], %(indexes)s::int[], %(rows)s::text[])
+    AS given (stream, writer, token, index, row)
+ON CONFLICT DO NOTHING
+"""
+#: Name: store where writers are. A writer's earlier life ends when a later one begins, be it in the same batch.
+_MOVE = """
+WITH given AS (
+    SELECT * FROM unnest(%(streams)s::text[], %(writers)s::text[], %(instances)s::text[], %(lives)s::int[],
+        %(positions)s::bigint[], %(last_facts)s::bigint[], %(rows)s::bigint[], %(missed)s::bigint[])
+        AS one (stream, writer, instance_name, life, position, last_fact, rows, missed)
+), ended AS (
+    UPDATE streams_recordedposition known SET is_current = false FROM given
+    WHERE known.server_id = %(server)s::bigint AND known.stream = given.stream AND known.instance_name = given.instance_name
+        AND known.life < given.life AND known.is_current
+)
+INSERT INTO streams_recordedposition AS known (server_id, stream, writer, instance_name, life, position, last_fact_position,
+    last_fact_at, rows_recorded, ranges_missed, is_current)
+SELECT %(server)s::bigint, stream, writer, instance_name, life, position, last_fact,
+    CASE WHEN last_fact IS NOT NULL THEN clock_timestamp() END, rows, missed,
+    life = max(life) OVER (PARTITION BY stream, instance_name) FROM given
+ON CONFLICT (server_id, stream, writer) DO UPDATE SET
+    last_advance_at = CASE WHEN excluded.position > known.position THEN clock_timestamp() ELSE known.last_advance_at END,
+    position = greatest(known.position, excluded.position),
+    last_fact_position = coalesce(excluded.last_fact_position, known.last_fact_position),
+    last_fact_at = coalesce(excluded.last_fact_at, known.last_fact_at),
+    rows_recorded = known.rows_recorded + excluded.rows_recorded,
+    ranges_missed = known.ranges_missed + excluded.ranges_missed
+"""
+_GAPS = """
+INSERT INTO streams_recordedgap (server_id, stream, writer, after, upto, reason)
+SELECT %(server)s::bigint, * FROM unnest(%(streams)s::text[], %(writers)s::text[], %(afters)s::bigint[], %(uptos)s::bigint[],
+    %(reasons)s::text[])
+"""
+_BEAT = "UPDATE streams_recordedserver SET heartbeat_at = clock_timestamp() WHERE id = %(server)s::bigint"
+_END = """
+UPDATE streams_recordedserver SET ended_at = clock_timestamp(), heartbeat_at = clock_timestamp() WHERE id = %(server)s::bigint
+"""
+#: Name: remove the oldest rows, of all records, that are too old or too many; IDs ascend with time.
+_TRIM = """
+WITH oldest AS (SELECT id, received_at FROM streams_recordedfact ORDER BY id LIMIT %(rows)s::bigint), gone AS (
+    DELETE FROM streams_recordedfact WHERE id IN (
+        SELECT id FROM oldest WHERE received_at < clock_timestamp() - %(seconds)s::float8 * interval '1 second'
+            OR id <= (SELECT max(id) FROM streams_recordedfact) - %(kept)s::bigint
+    ) RETURNING server_id, stream, writer, token
+), upto AS (SELECT server_id, stream, writer, max(token) AS token, count(*) AS rows FROM gone GROUP BY 1, 2, 3), marked AS (
+    UPDATE streams_recordedposition known SET trimmed_upto = greatest(known.trimmed_upto, upto.token) FROM upto
+    WHERE known.server_id = upto.server_id AND known.stream = upto.stream AND known.writer = upto.writer
+)
+SELECT coalesce(sum(rows), 0) FROM upto
+"""
+_TRIM_GAPS = (
+    "DELETE FROM streams_recordedgap WHERE recorded_at < clock_timestamp() - %(seconds)s::float8 * interval '1 second'"
+)
+
+
+class RecorderBusy(StreamError):
+    """Another process records under the name."""
+
+
+@dataclass(slots=True)
+class _Life:
+    """A writer's present life."""
+
+    number: int = 1
+    position: int = 0
+
+
+@dataclass(slots=True)
+class _Change:
+    """What a batch does to one life of a writer."""
+
+    position: int = 0
+    last_fact: int | None = None
+    rows: int = 0
+    missed: int = 0
+
+
+@dataclass(slots=True)
+class Batch:
+    """What is stored together: lives that began, rows in the order they came, gaps with their reason, where writers are."""
+
+    resets: Sequence[Reset] = ()
+    rows: Sequence[FollowedRow] = ()
+    gaps: Sequence[tuple[Gap, str]] = ()
+    positions: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+
+
+class Recorder:
+    """Keeps one foreign server; `open` first."""
+
+    def __init__(self, name: str, server_name: str, address: str, using: str) -> None:
+        self._about = {"name": name, "server_name": server_name, "address": address}
+        self._connection = driver.KeptConnection(using, f"replsite record {name}")
+        self._server = 0
+        self._lives: dict[tuple[str, str], _Life] = {}
+
+    def open(self) -> dict[str, dict[str, int]]:
+        """Take the name, and tell ``{stream: {instance: position}}`` to go on from.
+
+        Raises `RecorderBusy`, also for a name under which another server was recorded.
+        """
+        with self._connection.cursor() as cursor:
+            return self._open(cursor)
+
+    def _open(self, cursor: Any) -> dict[str, dict[str, int]]:
+        name = self._about["name"]
+        cursor.execute("SELECT pg_try_advisory_lock(%s)", [driver.recorder_key(cursor, name)])
+        if not cursor.fetchone()[0]:
+            cursor.execute("SELECT host, process_id FROM streams_recordedserver WHERE name = %s", [name])
+            host, process_id = cursor.fetchone() or ("?", "?")
+            raise RecorderBusy(
+                f"{name!r} is recorded by process {process_id} on {host} already: stop that, or take another name."
+            )
+        about = {**self._about, "host": socket.gethostname(), "process_id": os.getpid()}
+        cursor.execute(_SERVER, about)
+        self._server, server_name = cursor.fetchone()
+        if server_name != self._about["server_name"]:
+            raise RecorderBusy(
+                f"{name!r} is the record of {server_name!r}, not of {self._about['server_name']!r}: take another name."
+            )
+        cursor.execute(_POSITIONS, {"server": self._server})
+        self._lives = {(stream, writer): _Life(life, at) for stream, writer, life, at in cursor.fetchall()}
+        known: dict[str, dict[str, int]] = {}
+        for (stream, writer), life in self._lives.items():
+            known.setdefault(stream, {})[writer] = life.position
+        return known
+
+    def store(self, batch: Batch) -> None:
+        """One transaction. Raises ``DatabaseError``: nothing was stored, and the same batch may be stored again."""
+        lives = {key: _Life(life.number, life.position) for key, life in self._lives.items()}
+        facts, changes = _plan(lives, batch)
+        with self._transaction() as cursor:
+            if facts:
+                cursor.execute(_FACTS, {"server": self._server, **_columns(facts, _FACT_COLUMNS)})
+            self._store_gaps(cursor, lives, batch.gaps)
+            if changes:
+                rows = [
+                    _moved(stream, instance, number, change) for (stream, instance, number), change in changes.items()
+                ]
+                cursor.execute(_MOVE, {"server": self._server, **_columns(rows, _MOVE_COLUMNS)})
+            cursor.execute(_BEAT, {"server": self._server})
+        self._lives = lives
+
+    @contextmanager
+    def _transaction(self) -> Any:
+        """On the session that holds the name; a new one has to take it first."""
+        with self._connection.cursor() as cursor:
+            cursor.execute("SELECT pg_try_advisory_lock(%s)", [driver.recorder_key(cursor, self._about["name"])])
+            if not cursor.fetchone()[0]:
+                raise RecorderBusy(f"Another process took over the record {self._about['name']!r}.")
+            with driver.in_transaction(cursor):
+                yield cursor
+
+    def _store_gaps(self, cursor: Any, lives: Mapping[tuple[str, str], _Life], gaps: Iterable[tuple[Gap, str]]) -> None:
+        rows = [
+            (
+                gap.stream,
+                _writer_key(gap.instance, _life_of(lives, gap.stream, gap.instance)),
+                gap.after,
+                gap.upto,
+                reason,
+            )
+            for gap, reason in gaps
+        ]
+        if rows:
+            columns = _columns(rows, ("streams", "writers", "afters", "uptos", "reasons"))
+            cursor.execute(_GAPS, {"server": self._server, **columns})
+
+    def trim(self, days: float, facts_kept: int) -> int:
+        """Remove what is too old or too much, a bounded number of rows; how many."""
+        limits = {"rows": TRIM_ROWS, "seconds": days * 86_400, "kept": facts_kept}
+        with self._connection.cursor() as cursor:
+            cursor.execute(_TRIM, limits)
+            removed = int(cursor.fetchone()[0])
+            cursor.execute(_TRIM_GAPS, limits)
+        return removed
+
+    def close(self, *, in_order: bool = True) -> None:
+        """Say that recording has ended, and give everything back."""
+        if in_order and self._server:
+            try:
+                with self._connection.cursor() as cursor:
+                    cursor.execute(_END, {"server": self._server})
+            except driver.DatabaseError as error:
+                log.info("recorder.end_not_stored", error=str(error).strip())
+        self._connection.close()
+
+
+_FACT_COLUMNS = ("streams", "writers", "tokens", "indexes", "rows")
+_MOVE_COLUMNS = ("streams", "writers", "instances", "lives", "positions", "last_facts", "rows", "missed")
+_Changes = dict[tuple[str, str, int], _Change]
+
+
+def _plan(lives: dict[tuple[str, str], _Life], batch: Batch) -> tuple[list[tuple[Any, ...]], _Changes]:
+    """The rows as they are stored, and what happens to writers; moves ``lives`` on."""
+    changes: _Changes = {}
+    for reset in batch.resets:
+        _begin_life(lives, changes, reset)
+    facts: list[tuple[Any, ...]] = []
+    last: tuple[str, str, int] | None = None
+    index = 0
+    for row in batch.rows:
+        key = (row.stream, row.instance, row.token)
+        index = index + 1 if key == last else 0
+        last = key
+        life = lives.setdefault((row.stream, row.instance), _Life())
+        life.position = max(life.position, row.token)
+        change = changes.setdefault((row.stream, row.instance, life.number), _Change())
+        change.position, change.last_fact, change.rows = life.position, row.token, change.rows + 1
+        text = encode_json(row.row).decode("ascii")
+        facts.append((row.stream, _writer_key(row.instance, life), row.token, index, text))
+    for stream, positions in batch.positions.items():
+        for instance, position in positions.items():
+            _settle(lives, changes, (stream, instance), position)
+    for gap, _ in batch.gaps:
+        life = _life_of(lives, gap.stream, gap.instance)
+        change = changes.setdefault((gap.stream, gap.instance, life.number), _Change(life.position))
+        change.missed += 1
+    return facts, changes
+
+
+def _begin_life(lives: dict[tuple[str, str], _Life], changes: _Changes, reset: Reset) -> None:
+    """The writer started anew at a lower token."""
+    key = (reset.stream, reset.instance)
+    former = lives.get(key)
+    life = lives[key] = _Life(1 if former is None else former.number + 1, reset.token)
+    changes[(*key, life.number)] = _Change(life.position)
+
+
+def _settle(lives: dict[tuple[str, str], _Life], changes: _Changes, key: tuple[str, str], position: int) -> None:
+    """The follower says where a writer is; that may be of a moment ago, but never ahead of us."""
+    life = lives.get(key)
+    if life is None:
+        life = lives[key] = _Life()
+    elif position <= life.position:
+        return
+    life.position = position
+    changes.setdefault((*key, life.number), _Change()).position = position
+
+
+def _life_of(lives: Mapping[tuple[str, str], _Life], stream: str, instance: str) -> _Life:
+    return lives.get((stream, instance), _Life())
+
+
+def _writer_key(instance: str, life: _Life) -> str:
+    return instance if life.number == 1 else f"{instance}~{life.number}"
+
+
+def _moved(stream: str, instance: str, number: int, change: _Change) -> tuple[Any, ...]:
+    writer = _writer_key(instance, _Life(number))
+    return stream, writer, instance, number, change.position, change.last_fact, change.rows, change.missed
+
+
+def _columns(rows: Sequence[tuple[Any, ...]], names: Sequence[str]) -> dict[str, list[Any]]:
+    """Rows as one array per column; PostgreSQL takes no NUL, which a hostile server may put into names."""
+    columns = zip(names, zip(*rows, strict=True), strict=True)
+    return {name: [v.replace("\0", "\ufffd") if isinstance(v, str) else v for v in values] for name, values in columns}

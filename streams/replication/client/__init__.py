@@ -1,0 +1,1 @@
+"""The following end of the protocol: a connection, the follower, catch-up by table and by HTTP."""

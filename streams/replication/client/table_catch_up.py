@@ -1,0 +1,179 @@
+"""Where missed facts come from: our own tables, or nowhere.
+
+A follower asks for ranges that a server has announced, so everything in them is complete. Database work runs in a
+thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+import msgspec
+
+from streams import registry
+from streams.core.declaration import StreamDeclaration
+from streams.core.positions import Stored, linear_position, positions_to_show
+from streams.core.tokens import VectorToken
+from streams.core.watermarks import check_not_trimmed
+from streams.db import driver
+from streams.epochs import check_epoch, epoch_to_see, is_another_life
+from streams.errors import EpochChanged
+from streams.reading.possible_positions import possible_positions
+from streams.reading.rows import writer_names
+from streams.replication.common.table_rows import RowPace, Wanted, table_rows
+from streams.replication.errors import CatchUpError
+from streams.replication.protocol.ordering import FollowedRow
+
+__all__ = ["CatchUp", "NoCatchUp", "TableCatchUp", "Writers"]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Writers:
+    """All writers of a stream at one moment."""
+
+    linear: int
+    positions: Mapping[str, int]
+
+
+class CatchUp(Protocol):
+    """What a follower needs of a source of missed facts."""
+
+    def covers(self, stream: str) -> bool:
+        """Whether missed facts of the stream, of any writer, can be fetched here."""
+
+    def can_reset(self, stream: str) -> bool:
+        """Whether the stream may start anew at a lower token; one whose facts are kept does not."""
+
+    async def writers(self, streams: Collection[str] | None) -> Mapping[str, Writers]:
+        """Linear position and every writer's position, per stream, in one snapshot; empty when not known here."""
+
+    async def fetch(
+        self, stream: str, writer: str | None, after: int, upto: int, limit: int
+    ) -> tuple[Sequence[FollowedRow], int]:
+        """Rows of one writer (None: of all) with after < token <= upto, whole facts, ascending; and how far that got.
+
+        Raises ``ResyncNeeded`` when facts in that range were trimmed, `CatchUpError` when they cannot be fetched now.
+        """
+
+    async def close(self) -> None:
+        """Give everything back."""
+
+
+class NoCatchUp:
+    """Nothing can be fetched: whatever was missed stays missed, and is counted by the follower."""
+
+    def covers(self, stream: str) -> bool:
+        return False
+
+    def can_reset(self, stream: str) -> bool:
+        return True
+
+    async def writers(self, streams: Collection[str] | None) -> Mapping[str, Writers]:
+        return {}
+
+    async def fetch(
+        self, stream: str, writer: str | None, after: int, upto: int, limit: int
+    ) -> tuple[Sequence[FollowedRow], int]:
+        raise CatchUpError(f"Facts of {stream} in ({after}, {upto}] cannot be fetched: catch-up is off.")
+
+    async def close(self) -> None:
+        pass
+
+
+class TableCatchUp:
+    """Missed facts from our own tables, in bounded batches, on a connection of its own.
+
+    For one follower: ``writers`` raises ``EpochChanged`` when the database was restored since it was asked first, for the
+    cursors that the follower keeps say nothing about the present facts.
+    """
+
+    def __init__(self, using: str, name: str) -> None:
+        self._epoch = ""
+        self._connection = driver.KeptConnection(using, name, reads_in_order=True)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="catch-up")
+        self._paces: dict[str, RowPace] = {}
+
+    def covers(self, stream: str) -> bool:
+        return stream in registry.names()
+
+    def can_reset(self, stream: str) -> bool:
+        return not self.covers(stream) or registry.get(stream).declaration.in_memory
+
+    async def writers(self, streams: Collection[str] | None) -> Mapping[str, Writers]:
+        return await self._in_thread(lambda: self._writers(streams))
+
+    async def fetch(
+        self, stream: str, writer: str | None, after: int, upto: int, limit: int
+    ) -> tuple[Sequence[FollowedRow], int]:
+        return await self._in_thread(lambda: self._fetch(stream, writer, after, upto, limit))
+
+    async def token(self, stream: str, text: str) -> VectorToken:
+        """Read a token in its text form; raises `TokenError`."""
+        token = await self._in_thread(lambda: VectorToken.parse(text, self._writer_names(stream)))
+        return VectorToken(token.base) if registry.get(stream).declaration.announced_as else token
+
+    async def check_epoch(self, epoch: str, what: str) -> None:
+        """Raises `EpochChanged` for a token of before our database was restored."""
+        await self._in_thread(lambda: self._check_epoch(epoch, what))
+
+    async def close(self) -> None:
+        await self._in_thread(self._connection.close)
+        self._thread.shutdown(wait=True)
+
+    # --- in the thread --------------------------------------------------------------------------------------------
+
+    def _check_epoch(self, epoch: str, what: str) -> None:
+        with self._connection.cursor() as cursor:
+            check_epoch(cursor, epoch, what)
+
+    def _check_life(self, epoch: str) -> None:
+        if is_another_life(self._epoch, epoch):
+            raise EpochChanged(
+                f"The database is in another epoch than {self._epoch}, in which it was followed until now: it was restored, or "
+                f"another one took over. Facts that were handled may be gone, and others may stand under their IDs: follow anew."
+            )
+        self._epoch = epoch
+
+    def _writers(self, streams: Collection[str] | None) -> dict[str, Writers]:
+        wanted = registry.names() if streams is None else [name for name in streams if self.covers(name)]
+        with self._connection.cursor() as cursor:
+            self._check_life(epoch_to_see(cursor))
+            found = possible_positions(cursor, wanted)
+        return {name: _writers_of(found.get(name, {}), registry.get(name).declaration) for name in wanted}
+
+    def _fetch(
+        self, stream: str, writer: str | None, after: int, upto: int, limit: int
+    ) -> tuple[Sequence[FollowedRow], int]:
+        declaration = registry.get(stream).declaration
+        wanted = Wanted(after, upto, None if writer is None or declaration.announced_as else [writer])
+        pace = self._paces.setdefault(stream, RowPace())
+        with self._connection.cursor() as cursor:
+            rows, reached = table_rows(cursor, declaration, wanted, pace.limit(limit))
+            check_not_trimmed(cursor, stream, VectorToken(after), writer)
+        pace.learn(rows)
+        if announced := declaration.announced_as:
+            rows = [msgspec.structs.replace(row, instance=announced) for row in rows]
+        return rows, reached
+
+    def _writer_names(self, stream: str) -> dict[int, str]:
+        with self._connection.cursor() as cursor:
+            return writer_names(cursor, stream)
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        except driver.DatabaseError as error:
+            raise CatchUpError(f"The table cannot be read: {str(error).strip()}") from error
+
+
+def _writers_of(stored: Mapping[str, Stored], declaration: StreamDeclaration) -> Writers:
+    linear = linear_position(stored.values(), declaration.empty_position)
+    if declaration.announced_as:
+        return Writers(linear, {declaration.announced_as: linear})
+    return Writers(linear, positions_to_show(stored, linear))

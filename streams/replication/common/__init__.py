@@ -1,0 +1,1 @@
+"""What both ends of the protocol share beside the protocol itself."""

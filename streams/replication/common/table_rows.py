@@ -1,0 +1,92 @@
+"""Reading missed facts from the tables as fast as they can be had: plain tuples, one object a row, no more.
+
+For followers that are far behind. What is read is the same as by ``streams.reading.rows.rows_between``, without the times of
+insertion; a test holds the two against each other. Memory is bounded: `RowPace` asks for fewer rows when rows are large.
+Called with a DB-API cursor; blocks.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
+
+from streams.core.declaration import FactTable, StreamDeclaration
+from streams.core.queries import read_whole, row_of, rows_sql
+from streams.replication.protocol.ordering import FollowedRow
+from streams.replication.protocol.row_size import row_size
+from streams.runtime.gc_pause import collector_paused
+
+__all__ = ["RowPace", "Wanted", "table_rows"]
+
+_token = attrgetter("token")
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Facts with after < token <= upto, of those writers, or of all."""
+
+    after: int
+    upto: int
+    writers: Sequence[str] | None = None
+
+
+def table_rows(
+    cursor: Any, declaration: StreamDeclaration, wanted: Wanted, limit: int
+) -> tuple[list[FollowedRow], int]:
+    """About ``limit`` rows, ascending, facts whole, rows of a fact in order; and the position that this reached.
+
+    That is ``wanted.upto`` when nothing is left. The caller must not ask beyond a position that it read before.
+    """
+    bounds = wanted.after, wanted.upto
+    with collector_paused():
+        reached, whole = read_whole(
+            declaration, lambda table, limit: _fetch(cursor, declaration, table, wanted, limit), bounds, limit
+        )
+        parts = [_followed(declaration, table, batch) for table, batch in zip(declaration.tables, whole, strict=True)]
+        return (parts[0] if len(parts) == 1 else list(heapq.merge(*parts, key=_token))), reached
+
+
+def _fetch(
+    cursor: Any, declaration: StreamDeclaration, table: FactTable, wanted: Wanted, limit: int
+) -> list[tuple[Any, ...]]:
+    cursor.execute(
+        rows_sql(declaration, table, of_writers=wanted.writers is not None, with_times=False),
+        {
+            "after": wanted.after,
+            "upto": wanted.upto,
+            "writers": None if wanted.writers is None else list(wanted.writers),
+            "limit": limit,
+        },
+    )
+    found: list[tuple[Any, ...]] = cursor.fetchall()
+    return found
+
+
+def _followed(declaration: StreamDeclaration, table: FactTable, batch: Sequence[Sequence[Any]]) -> list[FollowedRow]:
+    name, shape = declaration.name, row_of(table)
+    if shape is list:
+        return [FollowedRow(name, writer, token, row) for token, writer, *row in batch]
+    return [FollowedRow(name, writer, token, shape(row)) for token, writer, *row in batch]
+
+
+class RowPace:
+    """How many rows to ask for next, so that a batch stays near a number of bytes whatever the rows' size."""
+
+    def __init__(self, batch_bytes: int = 8 * 1024 * 1024, first_rows: int = 1_000) -> None:
+        self._batch_bytes = batch_bytes
+        self._rows = first_rows
+
+    def limit(self, most: int) -> int:
+        """Rows to ask for now."""
+        return min(self._rows, most)
+
+    def learn(self, rows: Sequence[FollowedRow]) -> None:
+        """What came; a few of the rows tell the size of all. Grows fourfold at most."""
+        if not rows:
+            return
+        sample = rows[:: max(1, len(rows) // 32)]
+        each = sum(row_size(row.row) for row in sample) // len(sample) + 1
+        self._rows = max(10, min(self._batch_bytes // each, self._rows * 4))

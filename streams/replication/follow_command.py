@@ -1,0 +1,275 @@
+"""What ``manage.py follow`` does: a follower that prints, registers itself, and ends where it was told to.
+
+Output is written in a thread, so that a slow reader of it does not keep us from saying PING. A reader that goes away
+ends the following quietly.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import time
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+
+from streams.conf import stream_settings
+from streams.core.json_codec import encode_json
+from streams.core.tokens import VectorToken
+from streams.db import driver
+from streams.epochs import unstamp
+from streams.errors import TokenError
+from streams.recording.follow import RecordedCatchUp, Recording
+from streams.recording.recorder import Recorder
+from streams.replication.client.connection import Connector
+from streams.replication.client.follower import Follower, FollowerOptions
+from streams.replication.client.http_catch_up import HttpCatchUp, HttpServers
+from streams.replication.client.table_catch_up import CatchUp, NoCatchUp, TableCatchUp
+from streams.replication.common.reader_rows import ReaderRows
+from streams.replication.protocol.connection import CloseReason
+from streams.replication.protocol.ordering import FollowedRow, View
+from streams.runtime.logs import Condition, get_logger
+
+__all__ = ["CATCH_UP_CHOICES", "FollowRequest", "Following"]
+
+log = get_logger(__name__)
+
+CATCH_UP_CHOICES = ("table", "http", "none")
+
+
+@dataclass(frozen=True, slots=True)
+class FollowRequest:
+    """The checked arguments. Tokens are still text: reading them may need the database.
+
+    Missed facts come from our table with ``uses_table``, from ``http`` when it is given, or from nowhere.
+    """
+
+    connector: Connector
+    name: str
+    server_name: str
+    streams: tuple[str, ...] | None = None
+    start: Mapping[str, str] = field(default_factory=dict)
+    until: Mapping[str, str] = field(default_factory=dict)
+    view: View = View.WRITER
+    uses_table: bool = True
+    http: HttpServers | None = None
+    secret: str = field(default="", repr=False)
+    registers: bool = True
+    record: str = ""
+    json: bool = False
+
+
+class Following:
+    """One run of the command."""
+
+    def __init__(self, request: FollowRequest, output: int) -> None:
+        self._request = request
+        self._output = output
+        self._until: dict[str, VectorToken] = {}
+        self._follower: Follower | None = None
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="output")
+        self._output_is_gone = False
+        self._recording: Recording | None = None
+        self._recorded: Mapping[str, Mapping[str, int]] = {}
+
+    async def run(self, timeout_seconds: float | None) -> bool:
+        """Follow to the end; whether what was wanted was reached. Raises `TokenError`, `WrongRemote`."""
+        catch_up = self._catch_up()
+        try:
+            catch_up = await self._record(catch_up)
+            self._follower = await self._make_follower(catch_up)
+            return await self._follow(self._follower, timeout_seconds)
+        finally:
+            if self._recording is not None:
+                await self._recording.end()
+            await catch_up.close()
+            self._writer.shutdown(wait=True)
+
+    async def _record(self, catch_up: CatchUp) -> CatchUp:
+        """With ``record``: go on where the record ends, and store what comes."""
+        request = self._request
+        if not request.record:
+            return catch_up
+        using, where = stream_settings().database, str(request.connector)
+        self._recording = Recording(Recorder(request.record, request.server_name, where, using), self._positions)
+        self._recorded = await self._recording.open()
+        return RecordedCatchUp(catch_up, self._recording, self._recorded)
+
+    def _positions(self) -> Mapping[str, Mapping[str, int]]:
+        return self._follower.positions() if self._follower is not None else {}
+
+    def _catch_up(self) -> CatchUp:
+        request = self._request
+        if request.http is not None:
+            return HttpCatchUp(request.http, request.secret, self._writers_of)
+        if request.uses_table:
+            return TableCatchUp(stream_settings().database, f"replsite follow {request.name}")
+        return NoCatchUp()
+
+    def _writers_of(self, stream: str) -> Collection[str]:
+        return self._positions().get(stream, {})
+
+    async def _make_follower(self, catch_up: CatchUp) -> Follower:
+        request = self._request
+        self._until = {stream: await _token(catch_up, stream, text) for stream, text in request.until.items()}
+        options = FollowerOptions(
+            address=None,
+            name=request.name,
+            server_name=request.server_name,
+            streams=request.streams,
+            start=await self._start(catch_up),
+            view=request.view,
+            connector=request.connector,
+        )
+        missed = self._recording.missed if self._recording is not None else _ignore
+        return Follower(options, self._handle, catch_up, self._end_when_reached, missed)
+
+    async def _start(self, catch_up: CatchUp) -> dict[str, VectorToken]:
+        """``--from``, for streams that are not recorded yet."""
+        begin = {stream: await _token(catch_up, stream, text) for stream, text in self._request.start.items()}
+        for stream in begin.keys() & self._recorded.keys():
+            log.info("follower.goes_on_at_record", stream=stream, positions=self._recorded[stream])
+            del begin[stream]
+        return begin
+
+    async def _follow(self, follower: Follower, timeout_seconds: float | None) -> bool:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, follower.finish)
+        registration = _Registration(follower) if self._request.registers else None
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                await follower.run()
+        except TimeoutError:
+            return False
+        finally:
+            if registration is not None:
+                await registration.end()
+        return self._output_is_gone or self._is_reached(follower)
+
+    # --- output ---------------------------------------------------------------------------------------------------
+
+    async def _handle(self, rows: Sequence[FollowedRow]) -> None:
+        if self._recording is not None:
+            await self._recording.take(rows)
+        await self._print(rows)
+
+    async def _print(self, rows: Sequence[FollowedRow]) -> None:
+        form = _json_line if self._request.json else _plain_line
+        text = b"".join(form(row) for row in rows if not self._is_beyond(row))
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._writer, _write_all, self._output, text)
+        except BrokenPipeError:
+            self._output_is_gone = True
+            if self._follower is not None:
+                self._follower.finish()
+
+    def _is_beyond(self, row: FollowedRow) -> bool:
+        """In linear order everything up to the wanted end comes before everything behind it."""
+        end = self._until.get(row.stream)
+        return end is not None and self._request.view is View.LINEAR and row.token > end.highest
+
+    # --- the end --------------------------------------------------------------------------------------------------
+
+    def _end_when_reached(self) -> None:
+        if self._until and self._follower is not None and self._is_reached(self._follower):
+            self._follower.finish()
+
+    def _is_reached(self, follower: Follower) -> bool:
+        seen = follower.positions()
+        return all(
+            token.before_or_equal(VectorToken.of(follower.linear(stream), seen.get(stream, {})))
+            for stream, token in self._until.items()
+        )
+
+
+class _Registration:
+    """Shows the follower in the table of readers, once a second, as far as the database can be reached."""
+
+    def __init__(self, follower: Follower) -> None:
+        self._follower = follower
+        self._key = f"follower {follower.options.name}"
+        self._connected_at = time.monotonic()
+        name = follower.options.name
+        self._not_registered = Condition(log, "follower.not_registered", "follower.registered_again", reader=name)
+        self._rows = ReaderRows("follower", str(follower.connector), stream_settings().database)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="registration")
+        self._task = asyncio.create_task(self._beat())
+
+    async def end(self) -> None:
+        """Say that we are gone."""
+        self._task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._task
+        await self._write(CloseReason.STOPPING.value)
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._rows.close)
+        self._thread.shutdown(wait=True)
+
+    async def _beat(self) -> None:
+        while True:
+            await self._write("")
+            await asyncio.sleep(stream_settings().heartbeat_seconds)
+
+    async def _write(self, close_reason: str) -> None:
+        row = self._row(close_reason)
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._thread, self._rows.write, [row])
+        except driver.DatabaseError as error:
+            self._not_registered.begins(error)
+        else:
+            self._not_registered.ends()
+
+    def _row(self, close_reason: str) -> dict[str, object]:
+        follower = self._follower
+        return {
+            "key": self._key,
+            "name": follower.options.name,
+            "address": f"{socket.gethostname()}:{os.getpid()}",
+            "connected_seconds": time.monotonic() - self._connected_at,
+            "positions": follower.positions(),
+            **asdict(follower.counters()),
+            "buffer_bytes": 0,
+            "queued": follower.queued(),
+            "close_reason": close_reason,
+        }
+
+
+def _ignore(event: object) -> None:
+    """The follower has logged it."""
+
+
+async def _token(catch_up: CatchUp, stream: str, text: str) -> VectorToken:
+    """A vector names writers by keys of our table, and an epoch is that of our database: neither says anything elsewhere."""
+    plain, epoch = unstamp(text)
+    if not isinstance(catch_up, TableCatchUp):
+        if epoch:
+            raise TokenError(
+                f"{stream}={text}: only a follower that uses the database knows its epoch; leave @{epoch} out."
+            )
+        return VectorToken.parse(plain, {})
+    if epoch:
+        await catch_up.check_epoch(epoch, f"Token {text[:100]} of stream {stream}")
+    if not plain.startswith("m"):
+        return VectorToken.parse(plain, {})
+    if not catch_up.covers(stream):
+        raise TokenError(f"{stream}={text}: there is no stream {stream!r}.")
+    return await catch_up.token(stream, plain)
+
+
+def _json_line(row: FollowedRow) -> bytes:
+    head = encode_json({"stream": row.stream, "instance": row.instance, "token": row.token})
+    return b'%s,"row":%s}\n' % (head[:-1], encode_json(row.row))
+
+
+def _plain_line(row: FollowedRow) -> bytes:
+    return b"%s %s %d %s\n" % (row.stream.encode(), row.instance.encode(), row.token, encode_json(row.row))
+
+
+def _write_all(output: int, data: bytes) -> None:
+    """Straight to the descriptor: nothing is left in a buffer, and a closed pipe is noticed here and nowhere else."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(output, view) :]

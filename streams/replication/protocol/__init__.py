@@ -1,0 +1,1 @@
+"""The replication protocol without any socket: commands, one connection, cursors, the order of delivery."""

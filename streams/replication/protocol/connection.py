@@ -1,0 +1,319 @@
+"""One connection of the replication protocol, seen from either side (pure).
+
+The object is given bytes and the time; it answers with commands, with bytes to send and with the time when it wants to
+be called again. It touches neither socket nor clock. It follows what Synapse 1.43 does;
+where we are more liberal on purpose, ``docs/reference/wire-differences.md`` says so.
+Assumes one caller at a time and a time that never goes back.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from streams.replication.errors import CommandError, IllegalMove
+from streams.replication.protocol.commands import (
+    COMMANDS,
+    LINE_LIMIT_BYTES,
+    Command,
+    Error,
+    Name,
+    Ping,
+    Replicate,
+    Server,
+    Side,
+    format_line,
+    parse_line,
+)
+
+__all__ = ["ClientConnection", "CloseReason", "Connection", "Limits", "ServerConnection", "State"]
+
+#: How much of a bad line is shown to whoever sent it.
+_QUOTED_CHARACTERS = 80
+_HTTP_METHODS = frozenset({"GET", "POST", "PUT", "HEAD", "DELETE", "OPTIONS", "PATCH", "CONNECT", "PRI"})
+
+
+_HTTP_GUESS = "; this looks like HTTP: is this the replication port?"
+#: How a TLS handshake begins; no command does.
+_TLS_START = b"\x16\x03"
+
+
+class State(enum.Enum):
+    """Where a connection is in its life."""
+
+    NEW = "new"
+    OPEN = "open"
+    CLOSING = "closing"
+    """A close was asked for: output may still go out, input is thrown away."""
+    CLOSED = "closed"
+
+
+class CloseReason(enum.StrEnum):
+    """Why a connection ended; every end is counted under one of these."""
+
+    PEER_CLOSED = "peer closed"
+    LINE_TOO_LONG = "line too long"
+    INVALID_UTF8 = "invalid UTF-8"
+    PARSE_ERROR = "parse error"
+    SPOKE_HTTP = "spoke HTTP"
+    SPOKE_TLS = "spoke TLS"
+    INVALID_COMMAND = "invalid command"
+    PING_TIMEOUT = "ping timeout"
+    TOO_SLOW = "too slow"
+    WRONG_REMOTE = "wrong remote"
+    STOPPING = "stopping"
+    RESTORED = "database restored"
+    DISCONNECTED = "disconnected"
+    FAILED = "internal error"
+    SERVER_GONE = "server gone"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Times and sizes of a connection."""
+
+    ping_interval_seconds: float = 5.0
+    ping_timeout_seconds: float = 15.0
+    abort_after_seconds: float = 25.0
+    """A connection that is still there this long after a close was asked for is to be aborted."""
+    line_bytes: int = LINE_LIMIT_BYTES
+
+
+#: Which inputs each state allows; anything else is a mistake of the caller.
+_ALLOWED: dict[str, frozenset[State]] = {
+    "connected": frozenset({State.NEW}),
+    "receive": frozenset({State.OPEN, State.CLOSING}),
+    "send": frozenset({State.OPEN}),
+    "tick": frozenset({State.OPEN, State.CLOSING}),
+    "close": frozenset({State.NEW, State.OPEN, State.CLOSING}),
+    "lost": frozenset(State),
+}
+
+
+class Connection:
+    """What both sides have in common. `now` is in seconds of a clock that never goes back.
+
+    ``epoch_offset_seconds`` is what has to be added to `now` to get seconds since the epoch (PING carries them).
+    """
+
+    side: Side
+
+    def __init__(self, limits: Limits | None = None, epoch_offset_seconds: float = 0.0) -> None:
+        self.limits = limits or Limits()
+        self.state = State.NEW
+        self.close_reason: CloseReason | None = None
+        self.bytes_in = self.lines_in = self.bytes_out = self.lines_out = 0
+        self._epoch_offset_seconds = epoch_offset_seconds
+        self._rest = b""
+        self._output: list[bytes] = []
+        self._words: Counter[str] = Counter()
+        self._last_sent = self._last_command = self._closing_since = 0.0
+        self._peer_pings = False
+
+    # --- inputs ---------------------------------------------------------------------------------------------------
+
+    def connected(self, now: float) -> None:
+        """The transport is there: both sides speak at once."""
+        self._check("connected")
+        self.state = State.OPEN
+        self._last_command = now
+        for command in self._greeting(now):
+            self.send(command, now)
+
+    def receive(self, data: bytes, now: float) -> list[Command]:
+        """Bytes came in; the valid commands among them, in order. After the first broken rule all is thrown away."""
+        self._check("receive")
+        self.bytes_in += len(data)
+        if self.state is State.CLOSING:
+            return []
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        if self.lines_in == 0 and (lines or [self._rest])[0].startswith(_TLS_START):
+            self.close(CloseReason.SPOKE_TLS, now, "this port does not speak TLS: connect in plain text")
+            return []
+        commands: list[Command] = []
+        for line in lines:
+            command = self._take_line(line, now)
+            if command is not None:
+                commands.append(command)
+            if self.state is not State.OPEN:
+                break
+        if self.state is State.OPEN and len(self._rest) > self.limits.line_bytes:
+            self._refuse_length(now)
+        if self.state is not State.OPEN:
+            self._rest = b""
+        return commands
+
+    def send(self, command: Command, now: float) -> None:
+        """Put a command into the output; raises `UnsendableCommand`."""
+        self._check("send")
+        line = format_line(command, self.limits.line_bytes)
+        self._output.append(line)
+        self._words[command.WORD] += 1
+        self.note_sent(len(line), 1, now)
+
+    def tick(self, now: float, *, reading: bool = True) -> None:
+        """The deadline has come: send PING or give the peer up. With `reading` false nothing could be heard of it."""
+        self._check("tick")
+        if self.state is not State.OPEN:
+            return
+        if not reading:
+            self._last_command = now
+        if self._peer_pings and now >= self._last_command + self.limits.ping_timeout_seconds:
+            self.close(CloseReason.PING_TIMEOUT, now, "ping timeout")
+        elif now >= self._last_sent + self.limits.ping_interval_seconds:
+            self.send(self._ping(now), now)
+
+    def close(self, reason: CloseReason, now: float, text: str | None = None) -> None:
+        """End the connection, with an ERROR line when `text` is given. The first reason stands."""
+        self._check("close")
+        if self.state is State.CLOSING:
+            return
+        if text is not None and self.state is State.OPEN:
+            self.send(Error(text[: self.limits.line_bytes - len("ERROR ")]), now)
+        self.state = State.CLOSING
+        self.close_reason = reason
+        self._closing_since = now
+        self._rest = b""
+
+    def lost(self, reason: CloseReason = CloseReason.PEER_CLOSED) -> None:
+        """The transport is gone."""
+        self._check("lost")
+        self.state = State.CLOSED
+        self.close_reason = self.close_reason or reason
+        self._output.clear()
+        self._rest = b""
+
+    def note_sent(self, size: int, lines: int, now: float) -> None:
+        """Bytes that many connections share went straight to the transport."""
+        self.bytes_out += size
+        self.lines_out += lines
+        self._last_sent = now
+
+    # --- outputs --------------------------------------------------------------------------------------------------
+
+    def take_output(self) -> bytes:
+        """The bytes to send since the last call."""
+        output = b"".join(self._output)
+        self._output.clear()
+        return output
+
+    def take_words(self) -> Counter[str]:
+        """What was sent since the last call, counted by commands; without the lines that many connections share."""
+        words, self._words = self._words, Counter()
+        return words
+
+    @property
+    def is_open(self) -> bool:
+        return self.state is State.OPEN
+
+    @property
+    def last_command_at(self) -> float:
+        """When the peer last said something valid, or connected."""
+        return self._last_command
+
+    @property
+    def deadline(self) -> float:
+        """When `tick` (open) or an abort of the transport (closing) is due."""
+        if self.state is State.OPEN:
+            ping_at = self._last_sent + self.limits.ping_interval_seconds
+            timeout_at = self._last_command + self.limits.ping_timeout_seconds if self._peer_pings else math.inf
+            return min(ping_at, timeout_at)
+        return self._closing_since + self.limits.abort_after_seconds if self.state is State.CLOSING else math.inf
+
+    # --- rules ----------------------------------------------------------------------------------------------------
+
+    def _greeting(self, now: float) -> tuple[Command, ...]:
+        raise NotImplementedError
+
+    def _react(self, command: Command, now: float) -> None:
+        """What the protocol itself does about a valid command."""
+        if isinstance(command, Ping):
+            self._peer_pings = True
+
+    def _take_line(self, line: bytes, now: float) -> Command | None:
+        if len(line) > self.limits.line_bytes:
+            self._refuse_length(now)
+            return None
+        self.lines_in += 1
+        try:
+            text = line.decode("utf-8")
+        except UnicodeDecodeError:
+            self.close(CloseReason.INVALID_UTF8, now)
+            return None
+        if not text.strip():
+            return None
+        try:
+            command = parse_line(text)
+        except CommandError as error:
+            spoke_http = text.split(" ", 1)[0] in _HTTP_METHODS
+            reason = CloseReason.SPOKE_HTTP if spoke_http else CloseReason.PARSE_ERROR
+            self.close(reason, now, _parse_failure(text, error, _HTTP_GUESS if spoke_http else ""))
+            return None
+        if self.side.other not in COMMANDS[command.WORD].senders:
+            self.close(CloseReason.INVALID_COMMAND, now, f"invalid command: {command.WORD}")
+            return None
+        self._last_command = now
+        self._react(command, now)
+        return command
+
+    def _refuse_length(self, now: float) -> None:
+        self.close(CloseReason.LINE_TOO_LONG, now, "Line length exceeded")
+
+    def _ping(self, now: float) -> Ping:
+        return Ping(str(int((now + self._epoch_offset_seconds) * 1000)))
+
+    def _check(self, move: str) -> None:
+        if self.state not in _ALLOWED[move]:
+            raise IllegalMove(f"{move} on a connection that is {self.state.value}")
+
+
+class ServerConnection(Connection):
+    """The side that listens."""
+
+    side = Side.SERVER
+
+    def __init__(self, server_name: str, limits: Limits | None = None, epoch_offset_seconds: float = 0.0) -> None:
+        super().__init__(limits, epoch_offset_seconds)
+        self._server_name = server_name
+
+    def _greeting(self, now: float) -> tuple[Command, ...]:
+        return Server(self._server_name), self._ping(now)
+
+
+class ClientConnection(Connection):
+    """The side that connects. Without `server_name` any server will do.
+
+    ``before_replicate`` gives what is to be said before the positions are asked for, such as who syncs.
+    """
+
+    side = Side.CLIENT
+
+    def __init__(
+        self,
+        name: str,
+        server_name: str | None = None,
+        limits: Limits | None = None,
+        epoch_offset_seconds: float = 0.0,
+        before_replicate: Callable[[], Iterable[Command]] = tuple,
+    ) -> None:
+        super().__init__(limits, epoch_offset_seconds)
+        self._name = name
+        self._server_name = server_name
+        self._before_replicate = before_replicate
+
+    def _greeting(self, now: float) -> tuple[Command, ...]:
+        return Name(self._name), self._ping(now), *self._before_replicate(), Replicate()
+
+    def _react(self, command: Command, now: float) -> None:
+        super()._react(command, now)
+        if isinstance(command, Server) and self._server_name not in (None, command.server_name):
+            self.close(CloseReason.WRONG_REMOTE, now, "Wrong remote")
+
+
+def _parse_failure(line: str, error: CommandError, guess: str) -> str:
+    """What is told about a bad line: the reason, the line in ASCII and cut, and a guess."""
+    cut = "..." if len(line) > _QUOTED_CHARACTERS else ""
+    return f"failed to parse line: {error} ({line[:_QUOTED_CHARACTERS]!a}{cut}){guess}"

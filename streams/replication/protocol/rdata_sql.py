@@ -1,0 +1,108 @@
+"""SQL that writes RDATA lines itself (pure): the broadcaster reads a writer's rows as one piece of text.
+
+The result of `lines_sql` is one row: the text of all lines, their number, the number of facts, the last token, the longest line
+in characters, and the position reached. The rules are those of ``rounds.encode_rows`` and ``queries.cut_whole_tokens``: rows of
+a token stay together, all but the last say ``batch``, and a batch that was cut by the limit ends before its last token.
+
+`take_lines` turns that row into bytes, or says that these rows want Python's care: a line that may be too long, a
+fact with more rows than the limit.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+from streams.core.declaration import FactTable, StreamDeclaration
+from streams.core.queries import bounds_sql, order_sql, token_sql
+from streams.core.row_format import row_sql
+from streams.replication.protocol.announcer import Lines, Read, position_line
+
+__all__ = ["can_write_lines", "lines_sql", "take_lines"]
+
+#: A character of the Basic Multilingual Plane grows from one to six, one beyond it from one to twelve.
+_LARGEST_GROWTH = 12
+
+
+def can_write_lines(declaration: StreamDeclaration, writer: str) -> bool:
+    """Whether the database can write this stream's lines for that writer."""
+    return writer.isascii() and lines_sql(declaration) is not None
+
+
+@cache
+def lines_sql(declaration: StreamDeclaration) -> str | None:
+    """The statement; parameters ``after``, ``upto``, ``writer``, ``limit`` and ``prefix`` (``RDATA stream writer ``).
+
+    None when a row of the stream can be built by Python only.
+    """
+    selects, cuts = [], []
+    for place, table in enumerate(declaration.tables):
+        row = row_sql(table)
+        if row is None:
+            return None
+        selects.append(f"rows{place} AS MATERIALIZED ({_rows_sql(declaration, table, place, row)})")
+        cuts.append(f"SELECT max(token) AS last FROM rows{place} HAVING count(*) >= %(limit)s")
+    union = " UNION ALL ".join(f"SELECT * FROM rows{place}" for place in range(len(declaration.tables)))
+    return f"""
+WITH {", ".join(selects)},
+reached AS (SELECT coalesce(min(last) - 1, %(upto)s::bigint) AS reached FROM ({" UNION ALL ".join(cuts)}) AS cut),
+said AS (
+    SELECT token, place, number, json, token = lead(token) OVER (ORDER BY token, place, number) AS more
+    FROM ({union}) AS tables, reached WHERE token <= reached
+),
+lines AS (
+    SELECT token, place, number, more IS NOT TRUE AS ends,
+           %(prefix)s || CASE WHEN more THEN 'batch ' ELSE token || ' ' END || json || E'\\n' AS line
+    FROM said
+)
+SELECT string_agg(line, '' ORDER BY token, place, number), count(*), count(*) FILTER (WHERE ends), max(token),
+       max(length(line)), (SELECT reached FROM reached)
+FROM lines
+"""
+
+
+def _rows_sql(declaration: StreamDeclaration, table: FactTable, place: int, row: str) -> str:
+    """Rows of one table. The limit is applied in the order of the ID alone, which the index gives without sorting.
+
+    The token that the limit cuts is left out as a whole, so the order within a token may be made afterwards.
+    """
+    order = order_sql(declaration, table)
+    of_writer = "" if declaration.announced_as else f" AND {table.writer_column} = %(writer)s"
+    within = f"ORDER BY token, {table.then_by}" if table.then_by else ""
+    columns = f"{token_sql(declaration, table)} AS token, {row} AS json" + (
+        f", {table.then_by}" if table.then_by else ""
+    )
+    return (
+        f"SELECT token, {place} AS place, row_number() OVER ({within}) AS number, json FROM (SELECT {columns} "
+        f"FROM {table.name} WHERE {bounds_sql(declaration, table)}{of_writer} ORDER BY {order} LIMIT %(limit)s) AS limited"
+    )
+
+
+def take_lines(step: Read, result: Sequence[Any], limit_bytes: int) -> tuple[Lines, int] | None:
+    """The lines of a result and the position reached; None when Python has to read these rows one by one."""
+    text, count, facts, last, longest, reached = result
+    if reached <= step.after:
+        return None
+    lines = Lines(count=count, facts=facts, rows=count)
+    if count:
+        is_plain = text.isascii() and "\x7f" not in text
+        if longest * (1 if is_plain else _LARGEST_GROWTH) > limit_bytes + 1:
+            return None
+        lines.data = text.replace("\x7f", "\\u007f").encode("ascii", "replsite.json")
+    if reached > (last or step.after):
+        lines.data += position_line(step.stream, step.writer, last or step.after, reached)
+        lines.count += 1
+    return lines, reached
+
+
+def _escape(error: UnicodeError) -> tuple[str, int]:
+    """What stands outside ASCII, as JSON escapes it."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    units = error.object[error.start : error.end].encode("utf-16-be", "surrogatepass")
+    return "".join(f"\\u{units[n]:02x}{units[n + 1]:02x}" for n in range(0, len(units), 2)), error.end
+
+
+codecs.register_error("replsite.json", _escape)

@@ -1,0 +1,236 @@
+"""What workers said and the database has not heard yet (pure): coalesced, bounded, and with nothing dropped uncounted.
+
+A later word replaces an earlier one about the same thing, so a flood costs one row. What is kept is the last state, not the
+order of what was said; `Reports` therefore says in which order it is to be written. Text that no column or index could
+hold is dropped here, under the word of its command.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from streams.replication.protocol.commands import ClearUserSync, Command, FederationAck, UserIP, UserSync
+
+__all__ = ["Addresses", "ReportBuffer", "Reports", "Sync"]
+
+#: Longest user, device, worker and instance name and address that is kept: as in the protocol, and an index can hold it.
+LONGEST_NAME_BYTES = 255
+LONGEST_AGENT = 1_000
+#: 1 January 2200: later times are mistakes, and a database could not hold the largest ones.
+LATEST_MS = 7_258_118_400_000
+
+
+class Sync(NamedTuple):
+    """A user that syncs on a worker process with a device, as said on one connection."""
+
+    connection: str
+    worker: str
+    user: str
+    device: str
+
+
+#: (user, digest of the token, address) -> (device, user agent, ms)
+Addresses = dict[tuple[str, str, str], tuple[str, str, int]]
+
+
+@dataclass(slots=True)
+class Reports:
+    """One batch, to be written in this order: what is forgotten first, then ends, then starts and the rest."""
+
+    gone: set[str] = field(default_factory=set)
+    cleared: set[str] = field(default_factory=set)
+    taken_over: dict[str, str] = field(default_factory=dict)
+    ends: set[Sync] = field(default_factory=set)
+    starts: dict[Sync, int] = field(default_factory=dict)
+    acknowledged: dict[str, int] = field(default_factory=dict)
+    addresses: Addresses = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        parts = (self.gone, self.cleared, self.taken_over, self.ends, self.starts, self.acknowledged, self.addresses)
+        return any(parts)
+
+
+class ReportBuffer:
+    """Takes commands with the key of their connection; `drain` gives what is to be written.
+
+    ``limit``: how many users may sync, and how many reports of a kind may wait; more are dropped and counted. One connection
+    has no more of them than are still free: one that floods has half, two have two thirds, and the next one finds room.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.dropped: Counter[str] = Counter()
+        self._limit = limit
+        self._reports = Reports()
+        #: Worker process -> the connection that it speaks over, and all that sync there now.
+        self._workers: dict[str, tuple[str, set[Sync]]] = {}
+        self._connections: dict[str, set[str]] = {}
+        self._users = 0
+        self._users_of: Counter[str] = Counter()
+        #: Reports that wait, by kind and connection.
+        self._waiting_of: Counter[tuple[str, str]] = Counter()
+
+    def take(self, connection: str, command: Command) -> bool:
+        """Whether this was something to report."""
+        match command:
+            case UserSync():
+                self._take_sync(connection, command)
+            case ClearUserSync(worker):
+                self._clear(connection, worker)
+            case FederationAck(instance, token):
+                self._acknowledge(connection, instance, token)
+            case UserIP():
+                self._see(connection, command)
+            case _:
+                return False
+        return True
+
+    def gone(self, connection: str) -> None:
+        """The connection has ended, and with it whoever synced over it."""
+        workers = self._connections.pop(connection, None)
+        if workers is not None:
+            for worker in workers:
+                self._drop_worker(worker)
+            self._reports.gone.add(connection)
+
+    def drain(self) -> Reports:
+        """Everything since the last call."""
+        drained, self._reports = self._reports, Reports()
+        self._waiting_of.clear()
+        return drained
+
+    @property
+    def has_reports(self) -> bool:
+        return bool(self._reports)
+
+    def connections(self) -> list[str]:
+        """Connections over which workers reported who syncs."""
+        return list(self._connections)
+
+    # --- who syncs ------------------------------------------------------------------------------------------------
+
+    def _take_sync(self, connection: str, command: UserSync) -> None:
+        device = "" if command.device_id in (None, "None") else command.device_id or ""
+        names = [_name(text) for text in (command.instance_id, command.user_id, device)]
+        if None in names:
+            self.dropped[UserSync.WORD] += 1
+            return
+        sync = Sync(connection, *(name or "" for name in names))
+        if command.is_syncing:
+            self._start(sync, _milliseconds(command.last_sync_ms))
+        else:
+            self._end(sync)
+
+    def _start(self, sync: Sync, milliseconds: int) -> None:
+        owner, syncs = self._workers.get(sync.worker, ("", set()))
+        if owner != sync.connection:
+            syncs = set()
+        if sync not in syncs and self._users_of[sync.connection] >= self._limit - self._users:
+            self.dropped[UserSync.WORD] += 1
+            return
+        if owner != sync.connection:
+            self._take_over(sync.worker, sync.connection, syncs)
+        self._users += sync not in syncs
+        self._users_of[sync.connection] += sync not in syncs
+        syncs.add(sync)
+        if sync in self._reports.ends:
+            self._reports.ends.discard(sync)
+            self._waiting_of[sync.connection, "ends"] -= 1
+        self._reports.starts[sync] = milliseconds
+
+    def _take_over(self, worker: str, connection: str, syncs: set[Sync]) -> None:
+        """A process that speaks over another connection now has left the earlier one."""
+        self._drop_worker(worker)
+        self._workers[worker] = connection, syncs
+        self._connections.setdefault(connection, set()).add(worker)
+        if worker in self._reports.taken_over or self._takes_room(connection, "workers", self._waiting_workers()):
+            self._reports.taken_over[worker] = connection
+
+    def _end(self, sync: Sync) -> None:
+        """One that was not known is ended, too: the row may be from before the database was away."""
+        _, syncs = self._workers.get(sync.worker, ("", set()))
+        if sync in syncs:
+            self._users -= 1
+            self._less_of(sync.connection, 1)
+            syncs.discard(sync)
+            if not syncs:
+                self._drop_worker(sync.worker)
+        self._reports.starts.pop(sync, None)
+        if sync in self._reports.ends or self._takes_room(sync.connection, "ends", len(self._reports.ends)):
+            self._reports.ends.add(sync)
+        else:
+            self.dropped[UserSync.WORD] += 1
+
+    def _clear(self, connection: str, text: str) -> None:
+        worker = _name(text)
+        is_new = worker not in self._reports.cleared
+        if worker is None or (is_new and not self._takes_room(connection, "workers", self._waiting_workers())):
+            self.dropped[ClearUserSync.WORD] += 1
+            return
+        self._drop_worker(worker)
+        self._reports.cleared.add(worker)
+
+    def _drop_worker(self, worker: str) -> None:
+        connection, syncs = self._workers.pop(worker, ("", set()))
+        self._users -= len(syncs)
+        self._less_of(connection, len(syncs))
+        for sync in syncs:
+            self._reports.starts.pop(sync, None)
+        self._connections.get(connection, set()).discard(worker)
+
+    def _less_of(self, connection: str, number: int) -> None:
+        self._users_of[connection] -= number
+        if self._users_of[connection] <= 0:
+            del self._users_of[connection]
+
+    def _takes_room(self, connection: str, kind: str, waiting: int) -> bool:
+        """Whether one more report of this connection may wait; it counts then."""
+        if self._waiting_of[connection, kind] >= self._limit - waiting:
+            return False
+        self._waiting_of[connection, kind] += 1
+        return True
+
+    def _waiting_workers(self) -> int:
+        return len(self._reports.cleared) + len(self._reports.taken_over)
+
+    # --- the rest -------------------------------------------------------------------------------------------------
+
+    def _acknowledge(self, connection: str, text: str, token: int) -> None:
+        instance = _name(text)
+        waiting = self._reports.acknowledged
+        if instance is None or not (instance in waiting or self._takes_room(connection, "acknowledged", len(waiting))):
+            self.dropped[FederationAck.WORD] += 1
+            return
+        waiting[instance] = token
+
+    def _see(self, connection: str, command: UserIP) -> None:
+        user, ip, device = (_name(text or "") for text in (command.user_id, command.ip, command.device_id))
+        if user is None or ip is None or device is None:
+            self.dropped[UserIP.WORD] += 1
+            return
+        token = (command.access_token or "").encode("utf-8", "surrogatepass")
+        key = user, hashlib.sha256(token).hexdigest(), ip
+        waiting = self._reports.addresses
+        if key not in waiting and not self._takes_room(connection, "addresses", len(waiting)):
+            self.dropped[UserIP.WORD] += 1
+            return
+        agent = _text(command.user_agent or "")[:LONGEST_AGENT]
+        milliseconds = max(_milliseconds(command.last_seen_ms), waiting.get(key, ("", "", 0))[2])
+        waiting[key] = device, agent, milliseconds
+
+
+def _text(text: str) -> str:
+    """Without what PostgreSQL takes in no text: NUL and lone surrogates."""
+    return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode("utf-8")
+
+
+def _name(text: str) -> str | None:
+    """A name that an index can hold, or None."""
+    clean = _text(text)
+    return clean if len(clean.encode()) <= LONGEST_NAME_BYTES else None
+
+
+def _milliseconds(number: int) -> int:
+    return min(max(number, 0), LATEST_MS)

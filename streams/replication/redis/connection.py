@@ -1,0 +1,93 @@
+"""Connections to Redis as we need them: never opened again behind our back, so that nothing is missed without our knowing.
+
+The client library's own publish/subscribe object reconnects and subscribes anew in silence; here a lost connection is an
+error, and whoever uses it comes back and asks for positions. Needs the extra ``redis``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from redis import exceptions
+from redis.asyncio.connection import Connection, SSLConnection
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+
+from streams.replication.client.connection import CONNECT_TIMEOUT_SECONDS
+from streams.replication.errors import RedisRefused
+from streams.replication.transport.addresses import RedisAddress
+
+__all__ = ["RedisConnection", "open_redis"]
+
+WRITE_TIMEOUT_SECONDS = 10.0
+
+
+class RedisConnection:
+    """One connection. Raises ``ConnectionError`` (an ``OSError``) when it is lost, `RedisRefused` for what the server refuses."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    async def say(self, *words: str | bytes) -> None:
+        """Send one command; its answer is to be read."""
+        await self.say_all([words])
+
+    async def say_all(self, commands: Iterable[tuple[str | bytes, ...]]) -> None:
+        """Send commands in one write; waits until the transport takes them."""
+        try:
+            packed = self._connection.pack_commands(commands)
+            await self._connection.send_packed_command(packed, check_health=False)
+        except (exceptions.ConnectionError, exceptions.TimeoutError) as error:
+            raise ConnectionError(f"the connection to Redis is lost: {error}") from error
+
+    async def hear(self, timeout_seconds: float = math.inf) -> Any:
+        """The next answer or message."""
+        try:
+            answer = await self._connection.read_response(disable_decoding=True, timeout=timeout_seconds)
+        except (exceptions.ConnectionError, exceptions.TimeoutError, exceptions.InvalidResponse) as error:
+            raise ConnectionError(f"the connection to Redis is lost: {error}") from error
+        except exceptions.ResponseError as error:
+            raise RedisRefused(f"Redis refuses: {error}.") from error
+        if isinstance(answer, exceptions.ResponseError):
+            raise RedisRefused(f"Redis refuses: {answer}.")
+        return answer
+
+    async def ask(self, *words: str | bytes) -> Any:
+        """A command and its answer."""
+        await self.say(*words)
+        return await self.hear(CONNECT_TIMEOUT_SECONDS)
+
+    async def close(self) -> None:
+        """Give the connection back, whatever its state."""
+        await self._connection.disconnect(nowait=True)
+
+
+async def open_redis(address: RedisAddress, name: str) -> RedisConnection:
+    """A new connection, shown to Redis under ``name``. Raises ``ConnectionError`` or `RedisRefused`."""
+    kind = SSLConnection if address.is_tls else Connection
+    connection = kind(
+        host=address.host,
+        port=address.port,
+        db=address.database,
+        username=address.user or None,
+        password=address.password or None,
+        client_name="".join(c if c.isalnum() or c in "-_.:" else "-" for c in name)[:60] or None,
+        socket_connect_timeout=CONNECT_TIMEOUT_SECONDS,
+        socket_timeout=WRITE_TIMEOUT_SECONDS,
+        health_check_interval=0,
+        retry=Retry(NoBackoff(), 0),
+        protocol=2,
+    )
+    try:
+        await connection.connect()
+    except (exceptions.AuthenticationError, exceptions.AuthorizationError, exceptions.ResponseError) as error:
+        await connection.disconnect(nowait=True)
+        raise RedisRefused(
+            f"Redis at {address} refuses us: {error}. Correct user, password or database number."
+        ) from error
+    except (exceptions.RedisError, OSError) as error:
+        await connection.disconnect(nowait=True)
+        raise ConnectionError(f"Redis at {address} cannot be reached: {error}") from error
+    return RedisConnection(connection)

@@ -1,0 +1,119 @@
+"""Our rows and lines in the form of current versions of Synapse (pure).
+
+Workers since 1.67 hear Redis only, and some streams and rows have changed since 1.43. A worker ends its link at a stream
+that it does not know. So with ``REPLSITE_REDIS_SYNAPSE_VERSION`` set to a later version, streams that are gone are left out,
+and rows with other fields are written anew:
+
+* ``events``: ``ev`` rows end with *outlier*. Our rows do not tell it; it is said to be false.
+* ``receipts``: a thread stands before the data; ours are of no thread.
+* ``device_lists``: a user, whether it is about signatures, and whether the servers to tell are known. Names of servers are
+  left out.
+
+``tag_account_data`` and ``user_signature`` live on in ``account_data`` and ``device_lists`` there. Their facts are left out
+all the same: they would have to be merged by position with those of the other stream, and a reader drops what comes late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from streams.core.json_codec import decode_json, encode_json
+
+__all__ = ["FIRST_LATER_VERSION", "GONE", "LaterLines", "is_later", "version_of"]
+
+#: The earliest version whose rows these are known to be.
+FIRST_LATER_VERSION = (1, 157)
+#: Streams that later versions do not have.
+GONE = frozenset({"tag_account_data", "groups", "user_signature"})
+
+
+def version_of(text: str) -> tuple[int, int]:
+    """``(1, 163)`` of ``1.163`` or ``1.163.2``; raises ``ValueError``."""
+    parts = text.split(".")
+    if len(parts) not in (2, 3) or not all(part.isascii() and part.isdigit() for part in parts):
+        raise ValueError(f"{text!r} is no version of Synapse, such as 1.43 or 1.163")
+    found = int(parts[0]), int(parts[1])
+    if found != (1, 43) and found < FIRST_LATER_VERSION:
+        raise ValueError(f"the rows of Synapse {text} are not known: say 1.43, or 1.157 or later")
+    return found
+
+
+def is_later(version: str) -> bool:
+    """Whether rows and streams are those of current versions; raises ``ValueError`` as ``version_of``."""
+    return version_of(version) >= FIRST_LATER_VERSION
+
+
+def _event(row: Any) -> Any:
+    kind, data = row
+    return [kind, [*data, False]] if kind == "ev" else row
+
+
+def _receipt(row: Any) -> Any:
+    return [*row[:4], None, row[4]]
+
+
+def _device_list(row: Any) -> Any:
+    return [row[0], False, False] if row[0].startswith("@") else None
+
+
+_ROWS: Mapping[str, Any] = MappingProxyType({"events": _event, "receipts": _receipt, "device_lists": _device_list})
+
+
+def _later_row(stream: str, row: Any) -> Any:
+    """A row as later versions have it; None when they have no such row."""
+    make = _ROWS.get(stream)
+    return row if make is None else make(row)
+
+
+class LaterLines:
+    """Turns the lines of one link, in their order.
+
+    A fact keeps its place: when the last of its rows is left out the one before ends it, and without any row it is a POSITION.
+    """
+
+    def __init__(self) -> None:
+        self._rows: dict[tuple[bytes, bytes], list[bytes]] = {}
+        self._reached: dict[tuple[bytes, bytes], bytes] = {}
+
+    def turn(self, lines: Iterable[bytes]) -> Iterator[bytes]:
+        """The lines to send for these; lines of other commands pass."""
+        for line in lines:
+            word, _, rest = line.partition(b" ")
+            if word == b"POSITION":
+                yield from self._position(line, rest)
+            elif word == b"RDATA":
+                yield from self._rdata(line, rest)
+            else:
+                yield line
+
+    def _position(self, line: bytes, rest: bytes) -> Iterator[bytes]:
+        stream, writer, _, new = rest.split(b" ")
+        if stream.decode() not in GONE:
+            self._rows.pop((stream, writer), None)
+            self._reached[stream, writer] = new
+            yield line
+
+    def _rdata(self, line: bytes, rest: bytes) -> Iterator[bytes]:
+        stream, writer, token, text = rest.split(b" ", 3)
+        name, key = stream.decode(), (stream, writer)
+        if name in GONE:
+            return
+        if name not in _ROWS:
+            self._reached[key] = token if token != b"batch" else self._reached.get(key, b"")
+            yield line
+            return
+        rows = self._rows.setdefault(key, [])
+        if (row := _later_row(name, decode_json(text.decode()))) is not None:
+            rows.append(encode_json(row))
+        if token == b"batch":
+            return
+        del self._rows[key]
+        head = b"RDATA %b %b " % key
+        yield from (head + b"batch " + one for one in rows[:-1])
+        if rows:
+            yield head + token + b" " + rows[-1]
+        elif before := self._reached.get(key):
+            yield b"POSITION %b %b %b %b" % (*key, before, token)
+        self._reached[key] = token

@@ -1,0 +1,513 @@
+"""One per server process: reads every fact once, encodes it once, and gives the same bytes to all clients.
+
+Woken by pokes, and by itself at least once a second. A round reads in the thread that heard the poke, or in a database
+thread; what it brought is written to the clients on the event loop, and only then counts as said. While nobody is
+connected it follows the positions without reading rows. The database may go away and come back: clients stay connected
+and miss nothing; when another life of it comes back (``streams.epochs``), they have to connect anew. Assumes a single event
+loop; `start` and `stop` are called on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from streams import registry
+from streams.conf import StreamSettings, stream_settings
+from streams.core.names import is_pattern
+from streams.db import driver
+from streams.reading.pokes import Poke, PokeListener
+from streams.replication.common.command_counts import CommandCounts
+from streams.replication.common.reader_rows import ReaderRows
+from streams.replication.errors import DatabaseRestored
+from streams.replication.protocol.announcer import Announcer, position_line
+from streams.replication.protocol.commands import Command, Position, RData, format_line
+from streams.replication.protocol.connection import CloseReason, Limits
+from streams.replication.server.broadcast_reader import Backlog, Round
+from streams.replication.server.client import Peer
+from streams.runtime.logs import Condition, get_logger
+
+__all__ = ["Broadcaster", "process_broadcaster", "silent_seconds"]
+
+log = get_logger(__name__)
+T = TypeVar("T")
+
+POLL_SECONDS = 1.0
+RETRY_SECONDS = 0.2
+FIGURES_SECONDS = 1.0
+FORGET_EVERY_SECONDS = 30.0
+#: REPLICATE is answered to everybody; answers to others than who asked are put together over this time.
+ANSWER_OTHERS_SECONDS = 0.05
+#: Who asks again gets its next answer so long after the last one, and not before it has taken all of that; however often it
+#: asks meanwhile that is one. Others are told of that no more often than this.
+ANSWER_AGAIN_SECONDS, TELL_OTHERS_SECONDS = 0.1, 1.0
+#: An answer that waits in the client's buffer with so much is not taken yet.
+ANSWER_TAKEN_BYTES = 4 * 1024
+#: Clients that say a lot are worked for so long before the loop rests.
+REST_FROM_SECONDS = 0.002
+#: So many clients that came and went within a second are told of in the table of readers; more are only counted.
+MOST_LOST = 100
+#: While every client has this much waiting, no more backlog is read.
+PACE_BYTES = 1024 * 1024
+#: Slow clients are looked for each second, and whenever so much was written.
+CHECK_EVERY_BYTES = 1024 * 1024
+
+
+class Broadcaster:
+    """The sending half of a replication server."""
+
+    def __init__(self, settings: StreamSettings | None = None, served_by: str = "") -> None:
+        self.settings = settings or stream_settings()
+        self.peers: dict[str, Peer] = {}
+        self.closed: Counter[str] = Counter()
+        self.counts = CommandCounts()
+        self.updates_sent: Counter[str] = Counter()
+        self.facts_sent = self.lines_sent = self.oversize_facts = self.rounds = 0
+        instance = "master" if is_pattern(self.settings.instance) else self.settings.instance
+        self._announcer = Announcer(
+            registry.announced(),
+            stand_in=instance,
+            in_memory=[stream.name for stream in registry.all_streams() if stream.declaration.in_memory],
+            announced_as={
+                s.name: s.declaration.announced_as for s in registry.all_streams() if s.declaration.announced_as
+            },
+        )
+        name = f"replsite broadcaster {served_by or instance}"
+        self._backlog = Backlog(self._announcer, self.settings.database, self.settings.line_limit_bytes, name)
+        self._reader_rows = ReaderRows("connection", served_by or instance, self.settings.database)
+        self._threads = ThreadPoolExecutor(1, thread_name_prefix="broadcaster")
+        self._figure_threads = ThreadPoolExecutor(1, thread_name_prefix="reader-rows")
+        self._wake = asyncio.Event()
+        self._moved: set[str] = set()
+        self._look_at_all = True
+        #: Held from the reading of a round until its lines are said; in between nobody else uses announcer and backlog.
+        self._in_round = threading.Lock()
+        self._all_due = 0.0
+        self._is_restored = False
+        self._pokes: PokeListener | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._lost: list[Peer] = []
+        self._unchecked_bytes = 0
+        #: Clients that say a lot take turns.
+        self.turn = asyncio.Lock()
+        self._without_rest = 0.0
+        self._questions = 0
+        self._answer_others: asyncio.TimerHandle | None = None
+        self._others_answered_at = -math.inf
+        self._asked_again: dict[str, Peer] = {}
+        self._answer_again: asyncio.TimerHandle | None = None
+        self._positions_said: tuple[bytes, int] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._looked_at = time.monotonic()
+        self._database_away = Condition(log, "broadcaster.database_away", "broadcaster.database_back")
+        self._readers_not_written = Condition(
+            log, "broadcaster.readers_not_written", "broadcaster.readers_written_again"
+        )
+
+    @property
+    def silent_seconds(self) -> float | None:
+        """How long ago it looked for facts; None while it is not meant to."""
+        if not self._tasks:
+            return None
+        return math.inf if any(task.done() for task in self._tasks) else time.monotonic() - self._looked_at
+
+    @property
+    def limits(self) -> Limits:
+        """Limits of the connections, from the settings."""
+        given = self.settings
+        return Limits(
+            given.ping_interval_seconds, given.ping_timeout_seconds, given.close_limit_seconds, given.line_limit_bytes
+        )
+
+    @property
+    def commands(self) -> Counter[str]:
+        """Commands that clients said, by word."""
+        found: Counter[str] = Counter()
+        for what, number in self.counts.received.items():
+            found[what.partition(" ")[0]] += number
+        return found
+
+    # --- life -----------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Take the stored positions as the start; raises when the database cannot be used."""
+        self._loop = asyncio.get_running_loop()
+        self._announcer.start(await self._in_thread(self._backlog.snapshot))
+        self._pokes = PokeListener(self._poked, self.settings.database, "broadcaster")
+        await self._in_thread(self._pokes.start)
+        self._tasks = [
+            self._loop.create_task(self._broadcast(), name="broadcast"),
+            self._loop.create_task(self._keep_house(), name="keep house"),
+        ]
+
+    async def stop(self) -> None:
+        """Say good-bye to every client, wait until the bytes are out, and end."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks = []
+        for peer in list(self.peers.values()):
+            peer.close(CloseReason.STOPPING, "server stopping")
+        deadline = time.monotonic() + 1.0
+        while self.peers and time.monotonic() < deadline:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)  # the transports tell nobody when they are empty
+        await self._tell_readers([*self._lost, *self.peers.values()])
+        if self._pokes is not None:
+            await self._in_thread(self._pokes.stop)
+        await self._in_thread(self._backlog.close)
+        self._threads.shutdown(wait=False)
+        self._figure_threads.shutdown(wait=False)
+
+    # --- clients --------------------------------------------------------------------------------------------------
+
+    def join(self, peer: Peer) -> None:
+        """A client connected: from now on it gets every line."""
+        self.peers[peer.key] = peer
+
+    def leave(self, peer: Peer) -> None:
+        """A client is gone."""
+        if self.peers.pop(peer.key, None) is not None:
+            self.counts.add_sent(peer.label, peer.connection.take_words())
+            self.closed[str(peer.connection.close_reason)] += 1
+            self._asked_again.pop(peer.key, None)
+            if peer.is_told or peer.has_replicated or len(self._lost) < MOST_LOST:
+                self._lost.append(peer)
+
+    def rest_after(self, seconds: float) -> float:
+        """How long the loop rests after so much work for clients that say a lot: as long as that took, now and then.
+
+        A loop that is never idle gives the threads of pages the interpreter five milliseconds late, each time they want it.
+        """
+        self._without_rest += seconds
+        if self._without_rest < REST_FROM_SECONDS:
+            return 0.0
+        rest, self._without_rest = self._without_rest, 0.0
+        return rest
+
+    def name_peer(self, peer: Peer, name: str) -> None:
+        """The client says how it is called; what it was sent before counts as of nobody."""
+        self.counts.add_sent(peer.label, peer.connection.take_words())
+        peer.name, peer.label = name, self.counts.label(name)
+
+    def count_sent(self) -> None:
+        """Count what connections have sent by themselves since the last time."""
+        for peer in self.peers.values():
+            self.counts.add_sent(peer.label, peer.connection.take_words())
+
+    def answer_replicate(self, peer: Peer) -> None:
+        """Tell every client where all writers are: who asked at once, the others soon, once for all who asked.
+
+        Who asks again before it could have taken the answer gets one more, for all that it asked meanwhile.
+        """
+        peer.has_replicated = True
+        now = time.monotonic()
+        if peer.key in self._asked_again:
+            return
+        if not self._may_be_answered(peer, now):
+            self._asked_again[peer.key] = peer
+            if self._answer_again is None:
+                self._answer_again = asyncio.get_running_loop().call_later(ANSWER_AGAIN_SECONDS, self._answer_those)
+            return
+        self._answer([peer], now)
+
+    @staticmethod
+    def _may_be_answered(peer: Peer, now: float) -> bool:
+        return now >= peer.answered_at + ANSWER_AGAIN_SECONDS and peer.buffered_bytes < ANSWER_TAKEN_BYTES
+
+    def _answer_those(self) -> None:
+        """Those that asked again; who has not taken its last answer waits on."""
+        self._answer_again, now = None, time.monotonic()
+        ready = [peer for peer in self._asked_again.values() if not peer.is_open or self._may_be_answered(peer, now)]
+        for peer in ready:
+            del self._asked_again[peer.key]
+        if ready:
+            self._answer(ready, now)
+        if self._asked_again:
+            self._answer_again = asyncio.get_running_loop().call_later(ANSWER_AGAIN_SECONDS, self._answer_those)
+
+    def _answer(self, peers: list[Peer], now: float) -> None:
+        """A client that comes, asks and goes, again and again, is new each time; others are told no more often for that."""
+        self._questions += 1
+        self._tell_positions(peers)
+        for peer in peers:
+            peer.answered_at = now
+        if self._answer_others is None:
+            others_in = max(self._others_answered_at + TELL_OTHERS_SECONDS - now, ANSWER_OTHERS_SECONDS)
+            self._answer_others = asyncio.get_running_loop().call_later(others_in, self._answer_the_others)
+
+    def relay(
+        self, commands: Sequence[Command], sender: Peer | None, wants: Callable[[Peer], bool] = lambda peer: True
+    ) -> None:
+        """Send a client's commands to all other clients of this server that want them."""
+        lines = [format_line(command, self.settings.line_limit_bytes) for command in commands]
+        others = [peer for peer in self.peers.values() if peer is not sender and wants(peer)]
+        self._write(b"".join(lines), Counter(command.WORD for command in commands), others)
+
+    def positions(self) -> dict[str, dict[str, int]]:
+        """``{stream: {writer: position}}``: up to where everything was sent."""
+        found: dict[str, dict[str, int]] = {}
+        for stream, writer, position in self._announcer.positions():
+            found.setdefault(stream, {})[writer] = position
+        return found
+
+    def _answer_the_others(self) -> None:
+        self._answer_others, self._others_answered_at = None, time.monotonic()
+        self._tell_positions([peer for peer in self.peers.values() if peer.answered < self._questions])
+
+    def _tell_positions(self, peers: list[Peer]) -> None:
+        if self._positions_said is None:
+            lines = [position_line(stream, writer, at, at) for stream, writer, at in self._announcer.positions()]
+            self._positions_said = b"".join(lines), len(lines)
+        data, number = self._positions_said
+        self._write(data, Counter({Position.WORD: number}), peers)
+        for peer in peers:
+            peer.answered = self._questions
+
+    def _write(self, data: bytes, words: Counter[str], peers: list[Peer]) -> None:
+        now, lines = time.monotonic(), words.total()
+        for label, number in Counter(peer.label for peer in peers if peer.is_open).items() if lines else ():
+            self.counts.add_sent(label, Counter({word: count * number for word, count in words.items()}))
+        for peer in peers:
+            peer.write_shared(data, lines, now)
+        self._unchecked_bytes += len(data)
+        if self._unchecked_bytes > CHECK_EVERY_BYTES:
+            self._cut_slow_clients(now)
+
+    # --- rounds ---------------------------------------------------------------------------------------------------
+
+    def _poked(self, pokes: list[Poke]) -> None:
+        """Called in the listener's thread, which makes the round itself when no other is under way.
+
+        Handing it to the loop, and by that to the database thread, would cost three changes of thread between a commit and
+        its followers, as much as all the work.
+        """
+        self._backlog.hear(pokes)  # first: the next round takes all that came before it, whoever makes it
+        loop = self._loop
+        if loop is None or loop.is_closed():
+            return
+        streams = {poke.stream for poke in pokes}
+        if not streams or not self.peers or not self._in_round.acquire(blocking=False):
+            loop.call_soon_threadsafe(self._look_at, streams)
+            return
+        try:
+            result = self._backlog.round(streams)
+        except BaseException as error:
+            self._in_round.release()
+            loop.call_soon_threadsafe(self._look_at, set())
+            if not isinstance(error, driver.DatabaseError | DatabaseRestored):
+                raise
+        else:
+            loop.call_soon_threadsafe(self._finish_round, result)
+
+    def _finish_round(self, result: Round) -> None:
+        """Write what the listener's thread read; until then no other round begins."""
+        try:
+            self._take_over(result)
+        finally:
+            self._in_round.release()
+        if result.has_more:
+            self._wake.set()
+
+    def _look_at(self, streams: set[str]) -> None:
+        """These streams moved; none named: look at all."""
+        self._moved |= streams
+        self._look_at_all = self._look_at_all or not streams
+        self._wake.set()
+
+    async def _broadcast(self) -> None:
+        while True:
+            await self._wait()
+            self._wake.clear()
+            try:
+                if self._is_restored:
+                    await self._begin_anew()
+                while await self._round(self._take_moved()):
+                    self._looked_at = time.monotonic()
+                    await self._pace()
+                self._looked_at = time.monotonic()
+                self._database_away.ends()
+            except DatabaseRestored as error:
+                log.warning("broadcaster.database_restored", error=str(error))
+                self._is_restored = True
+                self._look_at(set())
+            except driver.DatabaseError as error:
+                self._database_away.begins(error)
+                await asyncio.sleep(RETRY_SECONDS)
+                self._look_at(set())
+
+    async def _begin_anew(self) -> None:
+        """The database was restored: it gives IDs out again that clients were told of, so nobody keeps a connection."""
+        snapshot = await self._begin_round(self._backlog.begin_anew)
+        try:
+            for peer in list(self.peers.values()):
+                peer.close(CloseReason.RESTORED, "the database was restored")
+            self._announcer.start(snapshot)
+            self._positions_said = None
+            self._is_restored = False
+        finally:
+            self._in_round.release()
+
+    async def _wait(self) -> None:
+        timeout = min(POLL_SECONDS, max(self._announcer.wants_round_at - time.monotonic(), 0.0))
+        # Not wait_for: the task that it makes costs turns of the loop between a poke and the round.
+        time_to_look = asyncio.get_running_loop().call_later(timeout, self._look_at, set())
+        try:
+            await self._wake.wait()
+        finally:
+            time_to_look.cancel()
+
+    def _take_moved(self) -> set[str] | None:
+        """The streams to look at in the next round, None for all: a poke names what moved, and most streams rest."""
+        now = time.monotonic()
+        if now >= min(self._all_due, self._announcer.wants_round_at):
+            self._look_at_all = True
+        if self._look_at_all:
+            self._all_due = now + POLL_SECONDS
+        moved, self._moved = (None if self._look_at_all else self._moved), set()
+        self._look_at_all = False
+        return moved
+
+    async def _round(self, only: set[str] | None) -> bool:
+        """One round; whether another one has to follow at once."""
+        if not self.peers:
+            snapshot = await self._begin_round(self._backlog.snapshot)
+            try:
+                if self.peers:
+                    self._look_at_all = True
+                    return True  # somebody came meanwhile, and may have been told the old positions
+                self._announcer.skip(snapshot)
+                self._positions_said = None
+                return False
+            finally:
+                self._in_round.release()
+        result: Round = await self._begin_round(lambda: self._backlog.round(only))
+        try:
+            self._take_over(result)
+        finally:
+            self._in_round.release()
+        return bool(result.has_more)
+
+    async def _begin_round(self, work: Callable[[], T]) -> T:
+        """Do the reading part of a round in the database thread; the caller ends the round by releasing ``_in_round``."""
+
+        def begin() -> T:
+            self._in_round.acquire()
+            try:
+                return work()
+            except BaseException:
+                self._in_round.release()
+                raise
+
+        return await self._in_thread(begin)
+
+    def _take_over(self, result: Round) -> None:
+        """Give everybody the lines of a round; from then on they count as said."""
+        rows = result.rows.total()
+        words = Counter({RData.WORD: rows, Position.WORD: result.lines - rows})
+        self._write(result.data, words, list(self.peers.values()))
+        self._positions_said = None
+        for done in result.done:
+            self._announcer.said(done.stream, done.writer, done.position)
+        self._count(result)
+        self._moved |= result.has_more
+
+    def _count(self, result: Round) -> None:
+        self.rounds += 1
+        self.facts_sent += result.facts
+        self.lines_sent += result.lines
+        self.updates_sent.update(result.rows)
+        self.oversize_facts += result.oversize
+        if result.oversize:
+            log.warning("broadcaster.oversize_facts", facts=result.oversize, hint="followers fetch them from the table")
+
+    async def _pace(self) -> None:
+        """Wait while every client is behind; one that keeps up is enough to go on, and slow ones are cut."""
+        while self.peers and min(peer.buffered_bytes for peer in self.peers.values()) > PACE_BYTES:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)  # the transports tell nobody when they are empty
+        await asyncio.sleep(0)
+
+    # --- housekeeping ---------------------------------------------------------------------------------------------
+
+    async def _keep_house(self) -> None:
+        forget_at = 0.0
+        while True:
+            now = time.monotonic()
+            self._cut_slow_clients(now)
+            closed, self._lost = self._lost, []
+            await self._tell_readers([*closed, *self.peers.values()])
+            await self._resolve_dead_writers()
+            if now >= forget_at:
+                forget_at = now + FORGET_EVERY_SECONDS
+                await self._write_readers(self._reader_rows.forget_old)
+            await asyncio.sleep(FIGURES_SECONDS)
+
+    async def _resolve_dead_writers(self) -> None:
+        try:
+            await self._begin_round(self._backlog.resolve_dead_writers)
+            self._in_round.release()
+        except driver.DatabaseError as error:  # the rounds say it, and try again
+            log.debug("broadcaster.dead_writers_not_resolved", error=str(error).strip())
+
+    def _cut_slow_clients(self, now: float) -> None:
+        given = self.settings
+        self._unchecked_bytes = 0
+        for peer in list(self.peers.values()):
+            peer.cut_when_slow(given.send_buffer_limit_bytes, given.send_stall_limit_seconds, now)
+
+    async def _tell_readers(self, peers: list[Peer]) -> None:
+        positions, now = self.positions(), time.monotonic()
+        rows = [{**p.figures(now), "positions": positions if p.has_replicated else {}} for p in peers]
+        for peer in peers:
+            peer.is_told = True
+        unwanted = await self._write_readers(lambda: self._reader_rows.write(rows)) or {}
+        for peer in [peer for peer in peers if peer.key in unwanted]:
+            log.warning("replication.disconnected", client=peer.name, address=peer.address, by=unwanted[peer.key])
+            peer.close(CloseReason.DISCONNECTED, "disconnected by an operator")
+
+    async def _write_readers(self, write: Callable[[], T]) -> T | None:
+        """The table of readers is for people to look at: an error here must not stop facts."""
+        try:
+            written = await asyncio.get_running_loop().run_in_executor(self._figure_threads, write)
+        except driver.DatabaseError as error:
+            self._readers_not_written.begins(error)
+            return None
+        self._readers_not_written.ends()
+        return written
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    def figures(self) -> dict[str, Any]:
+        """What the process can tell of its broadcaster, for metrics."""
+        return {
+            "connections": len(self.peers),
+            "rounds": self.rounds,
+            "facts_sent": self.facts_sent,
+            "lines_sent": self.lines_sent,
+            "oversize_facts": self.oversize_facts,
+            "buffered_bytes": sum(peer.buffered_bytes for peer in self.peers.values()),
+            "closed": dict(self.closed),
+            "commands": dict(self.commands),
+        }
+
+
+_of_process: Broadcaster | None = None
+
+
+def silent_seconds() -> float | None:
+    """How long ago this process's broadcaster looked for facts; None: it has none at work."""
+    return None if _of_process is None else _of_process.silent_seconds
+
+
+def process_broadcaster(served_by: str = "") -> Broadcaster:
+    """The broadcaster of this process; made at the first call, started by whoever serves."""
+    global _of_process  # noqa: PLW0603 - one per process by its nature
+    if _of_process is None:
+        _of_process = Broadcaster(served_by=served_by)
+    return _of_process

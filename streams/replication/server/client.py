@@ -1,0 +1,198 @@
+"""One connected client as the server sees it: the protocol object, the way out, limits and figures.
+
+Assumes a single event loop; everything here is quick and never waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+import uuid
+from typing import Any, Protocol
+
+from streams.replication.protocol.commands import Command
+from streams.replication.protocol.connection import CloseReason, Limits, ServerConnection
+from streams.runtime.logs import get_logger
+from streams.runtime.text import OTHER
+
+__all__ = ["Peer", "Transport"]
+
+log = get_logger(__name__)
+
+
+class Transport(Protocol):
+    """The way out of a connection: the scope's extension ``tcp.transport``."""
+
+    @property
+    def buffered_bytes(self) -> int: ...
+    @property
+    def waiting_lines(self) -> int: ...
+    @property
+    def kernel_bytes(self) -> tuple[int, int]: ...
+    def know(self) -> None: ...
+    def write(self, data: bytes) -> None: ...
+    def drop_waiting(self) -> int: ...
+    def close(self) -> None: ...
+    def abort(self) -> None: ...
+
+
+class Peer:
+    """A client on a replication connection."""
+
+    def __init__(self, connection: ServerConnection, transport: Transport, address: str) -> None:
+        self.connection = connection
+        self.address = address
+        self.key = uuid.uuid4().hex
+        self.name = ""
+        #: Under what its commands are counted.
+        self.label = OTHER
+        self.connected_at = time.monotonic()
+        self.has_replicated = False
+        #: It said a command that 1.43 does not know, so it may be told one.
+        self.knows_later_commands = False
+        #: How much it told all others in the second that began then.
+        self.relay_second, self.relayed = -math.inf, 0
+        #: Number of the last REPLICATE, of any client, whose answer this one got, and when it got one of its own.
+        self.answered = 0
+        self.answered_at = -math.inf
+        #: Whether the table of readers has heard of it.
+        self.is_told = False
+        self._transport = transport
+        self._timer: asyncio.Handle | None = None
+        self._timer_due = math.inf
+        self._drained_bytes = 0
+        self._drained_at = time.monotonic()
+
+    @classmethod
+    def accept(cls, transport: Transport, address: str, server_name: str, limits: Limits) -> Peer:
+        """Greet a new client."""
+        now = time.monotonic()
+        peer = cls(ServerConnection(server_name, limits, time.time() - now), transport, address)
+        peer.connection.connected(now)
+        peer.flush()
+        return peer
+
+    @property
+    def is_open(self) -> bool:
+        return self.connection.is_open
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Bytes that the client has not taken yet."""
+        return self._transport.buffered_bytes
+
+    def keep_place(self) -> None:
+        """It said who it is, or asked for facts: it does not give way to other connections any more."""
+        self._transport.know()
+
+    # --- out ------------------------------------------------------------------------------------------------------
+
+    def send(self, command: Command) -> None:
+        """One command to this client."""
+        if self.is_open:
+            self.connection.send(command, time.monotonic())
+            self.flush()
+
+    def write_shared(self, data: bytes, lines: int, now: float) -> None:
+        """Lines that go to many clients: the bytes are shared, not copied. No lines are no sign of life."""
+        if self.is_open and data:
+            self._transport.write(data)
+            self.connection.note_sent(len(data), lines, now)
+
+    def flush(self) -> None:
+        """Hand over what the protocol object wants to send; close when it is done; set the timer."""
+        if output := self.connection.take_output():
+            self._transport.write(output)
+        if not self.is_open:
+            self._transport.close()
+        self._set_timer()
+
+    # --- in -------------------------------------------------------------------------------------------------------
+
+    def receive(self, data: bytes) -> list[Command]:
+        """Bytes came; the commands in them."""
+        commands = self.connection.receive(data, time.monotonic())
+        if not self.is_open:
+            self.flush()
+        elif self.connection.deadline < self._timer_due:
+            self._set_timer()
+        return commands
+
+    # --- the end --------------------------------------------------------------------------------------------------
+
+    def close(self, reason: CloseReason, text: str | None = None) -> None:
+        """End the connection after what was written, with an ERROR line when there is a text."""
+        if self.is_open:
+            self.connection.close(reason, time.monotonic(), text)
+            self.flush()
+
+    def cut_when_slow(self, limit_bytes: int, stall_limit_seconds: float, now: float) -> bool:
+        """Close a client that has too much waiting, or takes nothing for too long."""
+        if not self.is_open:
+            return False
+        waiting = self.buffered_bytes
+        drained = self.connection.bytes_out - waiting
+        if waiting:  # the kernel asks for more when a third of its megabytes is free: minutes, on a slow line
+            drained -= self._transport.kernel_bytes[0]
+        if waiting == 0 or drained != self._drained_bytes:
+            self._drained_bytes, self._drained_at = drained, now
+        stalled_seconds = now - self._drained_at
+        if waiting <= limit_bytes and stalled_seconds <= stall_limit_seconds:
+            return False
+        log.warning(
+            "replication.client_too_slow",
+            client=self.name,
+            address=self.address,
+            waiting_bytes=waiting,
+            stalled_seconds=round(stalled_seconds, 1),
+        )
+        self._transport.drop_waiting()
+        self.close(CloseReason.TOO_SLOW, "Failed to keep up")
+        return True
+
+    def lost(self) -> None:
+        """The transport is gone."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self.connection.lost()
+
+    # --- time -----------------------------------------------------------------------------------------------------
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_due = self.connection.deadline
+        delay = self._timer_due - time.monotonic()
+        self._timer = asyncio.get_running_loop().call_later(max(delay, 0.0), self._tick)
+
+    def _tick(self) -> None:
+        self._timer, self._timer_due = None, math.inf
+        if self.is_open:
+            now = time.monotonic()
+            if self.connection.deadline <= now:
+                self.connection.tick(now)
+            self.flush()
+        elif self.connection.deadline <= time.monotonic():
+            self._transport.abort()
+        else:
+            self._set_timer()
+
+    def figures(self, now: float) -> dict[str, Any]:
+        """The client as the table of readers shows it; ``now`` is monotonic, as all times here."""
+        connection = self.connection
+        reason = connection.close_reason
+        return {
+            "key": self.key,
+            "name": self.name or self.address,
+            "address": self.address,
+            "connected_seconds": now - self.connected_at,
+            "bytes_in": connection.bytes_in,
+            "bytes_out": connection.bytes_out,
+            "lines_in": connection.lines_in,
+            "lines_out": connection.lines_out,
+            "buffer_bytes": self.buffered_bytes,
+            "waiting_lines": self._transport.waiting_lines,
+            **dict(zip(("kernel_send_bytes", "kernel_read_bytes"), self._transport.kernel_bytes, strict=True)),
+            "close_reason": reason.value if reason else "",
+        }

@@ -1,0 +1,174 @@
+"""The Channels consumer of one replication connection: owns its input and its life.
+
+What many clients get comes from the broadcaster, straight to the transport; what a worker reports goes to its reports. There
+is no thread hop per message and no channel layer: this consumer touches neither the database nor other processes. Runs on
+the scope ``tcp`` (``docs/reference/tcp-scope.md``), with its extension ``tcp.transport``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from channels.consumer import AsyncConsumer
+from channels.exceptions import StopConsumer
+from structlog.contextvars import bind_contextvars
+
+from streams.replication.protocol.commands import Command, Error, FederationAck, Name, Replicate, printable
+from streams.replication.protocol.connection import CloseReason
+from streams.replication.server.broadcaster import Broadcaster, process_broadcaster
+from streams.replication.server.client import Peer
+from streams.replication.server.worker_reports import WorkerReports, process_reports
+from streams.runtime.logs import get_logger
+
+__all__ = ["ReplicationConsumer"]
+
+log = get_logger(__name__)
+Message = dict[str, Any]
+
+#: Input that is worked off at a time; then all other clients have their turn.
+SLICE_BYTES = 1024
+#: Who says more than this within a second waits for its turn: there is one for each turn of the loop, for all of them together.
+#: A worker that says PING and what it sends says less.
+FREE_BYTES = 2 * SLICE_BYTES
+
+
+class ReplicationConsumer(AsyncConsumer):
+    """One client. Without a ``broadcaster`` that of the process is used; it has to be started by whoever serves."""
+
+    def __init__(self, broadcaster: Broadcaster | None = None, reports: WorkerReports | None = None) -> None:
+        self._broadcaster = broadcaster or process_broadcaster()
+        own = WorkerReports(broadcaster) if broadcaster is not None else None
+        self._reports = reports or own or process_reports()
+        self._peer: Peer | None = None
+        self._has_said_error = False
+        self._name: str | None = None
+        self._second = 0.0
+        self._bytes_in_second = 0
+
+    async def __call__(
+        self, scope: Message, receive: Callable[[], Awaitable[Message]], send: Callable[[Message], Awaitable[None]]
+    ) -> None:
+        """Take messages until the connection is gone; there is no channel layer to listen to."""
+        self.scope = scope
+        self.base_send = send
+        try:
+            while True:
+                await self.dispatch(await receive())
+        except StopConsumer:
+            return
+        except Exception:
+            if self._peer is not None:
+                self._peer.close(CloseReason.FAILED, "internal error")
+            raise
+        finally:
+            self._leave()
+
+    async def dispatch(self, message: Message) -> None:
+        """Straight to the handler: the stock one would look after database connections in a thread each time."""
+        match message["type"]:
+            case "tcp.receive":
+                await self._receive(message["bytes"])
+            case "tcp.connect":
+                await self._connect()
+            case "tcp.eof":
+                self._end_of_input()
+            case "tcp.disconnect":
+                raise StopConsumer
+            case other:
+                raise ValueError(f"{other!r} is no message of the tcp scope.")
+
+    async def _connect(self) -> None:
+        settings = self._broadcaster.settings
+        client = self.scope.get("client")
+        address = f"{client[0]}:{client[1]}" if client else ""
+        bind_contextvars(address=address)
+        await self.send({"type": "tcp.accept"})
+        transport = self.scope["extensions"]["tcp.transport"]
+        self._peer = Peer.accept(transport, address, settings.server_name, self._broadcaster.limits)
+        self._broadcaster.join(self._peer)
+
+    async def _receive(self, data: bytes) -> None:
+        peer = self._peer
+        if peer is None:
+            return
+        for start in range(0, len(data), SLICE_BYTES):
+            piece = data[start : start + SLICE_BYTES]
+            if self._is_free(len(piece)):
+                self._take(peer, peer.receive(piece))
+                continue
+            async with self._broadcaster.turn:
+                begun = time.monotonic()
+                self._take(peer, peer.receive(piece))
+                await asyncio.sleep(self._broadcaster.rest_after(time.monotonic() - begun))
+        if not peer.is_open:
+            log.info("replication.closing", client=peer.name, address=peer.address, reason=peer.connection.close_reason)
+
+    def _is_free(self, size: int) -> bool:
+        """Whether this is as little as a client says that does its work; fifty that flood would else be fifty slices a turn."""
+        now = time.monotonic()
+        if now >= self._second + 1.0:
+            self._second, self._bytes_in_second = now, 0
+        self._bytes_in_second += size
+        return self._bytes_in_second <= FREE_BYTES
+
+    def _take(self, peer: Peer, commands: Sequence[Command]) -> None:
+        reported: list[Command] = []
+        for command in commands:
+            self._broadcaster.counts.received[f"{command.WORD} {peer.label}"] += 1
+            self._handle(peer, command)
+            if isinstance(command, FederationAck) and command.instance != self._name:
+                self._reports.drop(command)  # what one sender has not sent would be freed on another's word
+            else:
+                reported.append(command)
+        self._reports.take(peer, reported)
+
+    def _handle(self, peer: Peer, command: Command) -> None:
+        """The effect of a command on this connection; what it tells everybody is the reports' business."""
+        match command:
+            case Replicate():
+                peer.keep_place()
+                if not peer.has_replicated:
+                    log.info("replication.follows", client=peer.name, address=peer.address)
+                self._broadcaster.answer_replicate(peer)
+            case Name(name):
+                peer.keep_place()
+                if self._name is None:  # a client that is called otherwise each time would have a row for each name
+                    self._name = name
+                self._broadcaster.name_peer(peer, printable(name[:200]))
+                bind_contextvars(client=peer.name)
+            case Error(text) if not self._has_said_error:
+                self._has_said_error = (
+                    True  # the counters tell of the others: a log must not grow as fast as a peer talks
+                )
+                log.warning(
+                    "replication.client_error", client=peer.name, address=peer.address, text=printable(text[:500])
+                )
+
+    def _end_of_input(self) -> None:
+        """The client has said all it had to say; what it asked for is in its buffer already."""
+        if self._peer is not None:
+            self._peer.close(CloseReason.PEER_CLOSED)
+
+    def _leave(self) -> None:
+        peer, self._peer = self._peer, None
+        if peer is not None:
+            peer.lost()
+            self._broadcaster.leave(peer)
+            if peer.has_replicated:  # others come and go as they like: they are counted
+                self._log_end(peer)
+            self._reports.gone(peer)
+
+    def _log_end(self, peer: Peer) -> None:
+        connection = peer.connection
+        log.info(
+            "replication.ended",
+            client=peer.name,
+            address=peer.address,
+            reason=str(connection.close_reason),
+            seconds=round(time.monotonic() - peer.connected_at, 1),
+            lines_sent=connection.lines_out,
+            bytes_unread=peer.buffered_bytes,
+        )

@@ -1,0 +1,168 @@
+"""Run a server in this process until it is told to stop: replication alone, or beside HTTP and WebSocket.
+
+For commands; takes over the process (reactor, signals).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from django.db import connections
+from django.db.utils import Error as DjangoDatabaseError
+
+from streams import epochs
+from streams.conf import StreamSettings, stream_settings
+from streams.db import driver
+from streams.replication.errors import ReplicationError
+from streams.replication.protocol.access import Access, networks_of
+from streams.replication.server.broadcaster import Broadcaster, process_broadcaster
+from streams.replication.server.worker_reports import WorkerReports, process_reports
+from streams.replication.transport.addresses import Address, RedisAddress, bind, refuse_open_network
+from streams.replication.transport.descriptors import with_descriptors
+from streams.replication.transport.http_limits import HttpBounds
+from streams.replication.transport.tcp_scope import AsgiServer, ListenerLimits
+from streams.replication.transport.tls import Certificates, TlsFiles
+from streams.runtime import systemd
+from streams.runtime.logs import get_logger
+
+if TYPE_CHECKING:
+    from streams.replication.redis.publisher import RedisPublisher
+
+__all__ = ["DatabaseNotUsable", "Endpoints", "serve"]
+
+log = get_logger(__name__)
+
+
+class DatabaseNotUsable(ReplicationError):
+    """The database cannot be reached, or has not got our tables."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoints:
+    """Where to listen, and where it really listens (port 0 takes a free one); and the Redis to publish on."""
+
+    replication: Address
+    http: Address | None = None
+    publish_to: RedisAddress | None = None
+
+    @property
+    def ready_line(self) -> str:
+        """What is printed when both accept."""
+        http = f"http={self.http} " if self.http else ""
+        return f"ready {http}replication={self.replication}"
+
+
+def serve(
+    application: Callable[..., Awaitable[None]],
+    wanted: Endpoints,
+    when_ready: Callable[[Endpoints], None],
+    tls: TlsFiles | None = None,
+) -> None:
+    """Serve until SIGINT or SIGTERM.
+
+    Raises `BadAddress`, `BadCertificate`, `PortTaken` or `DatabaseNotUsable` before anything runs.
+    """
+    given = stream_settings()
+    certificates = Certificates(tls) if tls is not None else None
+    access = Access(given.plain_networks, has_tls=tls is not None)
+    if tls is None:
+        refuse_open_network(wanted.replication, given.plain_networks)
+    _check_database()
+    replication_socket, replication = bind(wanted.replication)
+    http_socket, http = bind(wanted.http) if wanted.http else (None, None)
+    endpoints = Endpoints(replication, http, wanted.publish_to)
+    server = _Server(
+        application,
+        http_sockets=[http_socket] if http_socket else [],
+        tcp_sockets=[replication_socket],
+        limits=with_descriptors(_limits(given)),
+        access=access,
+        certificates=certificates,
+    )
+    _attend(server, f"{given.instance} {replication}", wanted.publish_to)
+    server.tell_ready = lambda: when_ready(endpoints)
+    try:
+        server.run()
+    except driver.DatabaseError as error:  # it was there when we looked, and went before we had begun
+        raise _not_usable(error) from error
+
+
+def _limits(given: StreamSettings) -> ListenerLimits:
+    return ListenerLimits(
+        tcp_connections=given.connection_limit,
+        tcp_of_address=given.connection_address_limit,
+        handshake_seconds=given.handshake_limit_seconds,
+        http=HttpBounds(
+            connections=given.http_connection_limit,
+            of_address=given.http_address_limit,
+            body_bytes=given.http_body_limit_bytes,
+            buffer_bytes=given.http_buffer_limit_bytes,
+            websocket_buffer_bytes=given.websocket_buffer_limit_bytes,
+            head_seconds=given.http_head_limit_seconds,
+            body_seconds=given.http_body_limit_seconds,
+            stall_seconds=given.send_stall_limit_seconds,
+            proxies=networks_of(given.proxy_networks, "REPLSITE_PROXY_NETWORKS"),
+        ),
+    )
+
+
+def _attend(server: AsgiServer, served_by: str, publish_to: RedisAddress | None) -> None:
+    """The process's broadcaster, reports and Redis publisher live and end with the server."""
+    broadcaster, reports = process_broadcaster(served_by), process_reports(served_by)
+    reports.more_counts = lambda: {"refused": server.refusals + server.http_limits.refused}
+
+    publisher = _publisher(broadcaster, reports, publish_to) if publish_to is not None else None
+    signs: list[asyncio.Future[None]] = []  # held, so that it is not collected
+
+    async def start() -> None:
+        signs.append(asyncio.ensure_future(systemd.keep_telling()))
+        await broadcaster.start()
+        await reports.start()
+        if publisher is not None:
+            await publisher.start()
+
+    async def stop() -> None:
+        systemd.tell(systemd.STOPPING)
+        if publisher is not None:
+            await publisher.stop()
+        await broadcaster.stop()
+        await reports.stop()
+
+    server.when_ready, server.when_stopping = start, stop
+
+
+def _publisher(broadcaster: Broadcaster, reports: WorkerReports, address: RedisAddress) -> RedisPublisher:
+    from streams.replication.redis.publisher import RedisPublisher  # noqa: PLC0415 - needs the extra ``redis``
+
+    return RedisPublisher(broadcaster, address, reports.take, reports.gone)
+
+
+class _Server(AsgiServer):
+    tell_ready: Callable[[], None]
+
+    def announce(self) -> None:
+        self.tell_ready()
+
+
+def _not_usable(error: Exception) -> DatabaseNotUsable:
+    why = driver.explain(error).removeprefix("The database cannot be reached: ")
+    return DatabaseNotUsable(f"The database {stream_settings().database!r} cannot be used: {why}")
+
+
+def _check_database() -> None:
+    using = stream_settings().database
+    try:
+        with connections[using].cursor() as cursor:
+            cursor.execute("SELECT to_regclass('streams_streamposition') IS NOT NULL")
+            has_tables = cursor.fetchone()[0]
+            if has_tables:
+                epochs.current_epoch(cursor)  # a restored database is noticed before anybody is told a position of it
+    except DjangoDatabaseError as error:
+        raise _not_usable(error) from error
+    finally:
+        connections[using].close()
+    if not has_tables:
+        raise DatabaseNotUsable(f"The database {using!r} has not got the tables: run `manage.py migrate` first.")

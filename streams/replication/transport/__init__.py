@@ -1,0 +1,1 @@
+"""Listening, admission, TLS and limits below the protocol."""

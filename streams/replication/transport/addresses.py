@@ -1,0 +1,157 @@
+"""Where to listen and whom to follow: addresses and Redis URLs as text, sockets that are bound, and who holds a port."""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import os
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import psutil
+
+from streams.conf import redis_password
+from streams.replication.errors import BadAddress, PortTaken
+from streams.replication.protocol.access import networks_of
+from streams.runtime.masking import masked, masked_command
+
+__all__ = ["Address", "RedisAddress", "bind", "holder_of_port", "needs_redis", "redis_of", "refuse_open_network"]
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A host and a port."""
+
+    host: str
+    port: int
+
+    @classmethod
+    def parse(cls, text: str, *, scheme: str = "") -> Address:
+        """Read ``HOST:PORT`` or ``SCHEME://HOST:PORT``; IPv6 hosts stand in brackets. Raises `BadAddress`."""
+        form = f"{scheme}://HOST:PORT" if scheme else "HOST:PORT"
+        try:
+            parts = urlsplit(text if scheme else f"//{text}")
+            port = parts.port
+            (parts.hostname or "").encode("idna")  # whoever looks the name up does so, with an error of another kind
+        except ValueError as error:
+            raise BadAddress(f"{masked(text)!r} is no address ({masked(str(error))}): write {form}.") from error
+        if parts.scheme != scheme or not parts.hostname or port is None or parts.path.strip("/") or "@" in parts.netloc:
+            raise BadAddress(f"{masked(text)!r} is no address: write {form}, for example {form[:-9]}127.0.0.1:9092.")
+        return cls(parts.hostname, port)
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+_REDIS_FORM = "redis://[USER:PASSWORD@]HOST:PORT[/DB][?channel=NAME]"
+
+
+@dataclass(frozen=True, slots=True)
+class RedisAddress:
+    """A Redis server, and the channel of the homeserver on it if that was given; ``str`` leaves the password out."""
+
+    host: str
+    port: int
+    database: int = 0
+    channel: str = ""
+    user: str = ""
+    password: str = field(default="", repr=False)
+    is_tls: bool = False
+
+    @classmethod
+    def parse(cls, text: str, password: str = "") -> RedisAddress:
+        """Read ``redis://…`` or ``rediss://…`` (TLS); ``password``: for an address without one.
+
+        Raises `BadAddress`, without the password in it.
+        """
+        try:
+            parts = urlsplit(text)
+            port = parts.port or 6379
+            database = int(parts.path.strip("/") or "0")
+            query = parse_qs(parts.query, strict_parsing=bool(parts.query))
+        except ValueError as error:
+            raise BadAddress(f"This is no Redis address ({error}): write {_REDIS_FORM}.") from error
+        channels = query.pop("channel", [""])
+        if parts.scheme not in ("redis", "rediss") or not parts.hostname or query or len(channels) > 1 or database < 0:
+            raise BadAddress(f"This is no Redis address: write {_REDIS_FORM}, or rediss://… for TLS.")
+        user, password = unquote(parts.username or ""), unquote(parts.password or "") or password
+        return cls(parts.hostname, port, database, channels[0], user, password, parts.scheme == "rediss")
+
+    def __str__(self) -> str:
+        channel = f"?channel={self.channel}" if self.channel else ""
+        return f"{'rediss' if self.is_tls else 'redis'}://{Address(self.host, self.port)}/{self.database}{channel}"
+
+
+def redis_of(text: str) -> RedisAddress:
+    """The address, with the password of the settings where it has none. Raises `BadAddress`."""
+    try:
+        return RedisAddress.parse(text, redis_password())
+    except OSError as error:
+        raise BadAddress(f"REPLSITE_REDIS_PASSWORD_FILE cannot be read: {error}.") from error
+
+
+def needs_redis() -> str:
+    """What to do before Redis can be used; empty when it can."""
+    return "" if find_spec("redis") else "Redis needs an extra: pip install 'replsite[redis]'."
+
+
+def bind(address: Address, *, backlog: int = 512) -> tuple[socket.socket, Address]:
+    """A listening socket and where it really listens (port 0 takes a free one).
+
+    Raises `PortTaken`, with the process that holds the port when that can be known, or `BadAddress`.
+    """
+    family, kind, protocol, _, where = _resolve(address)[0]
+    bound = socket.socket(family, kind, protocol)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(where)
+        bound.listen(backlog)
+    except OSError as error:
+        bound.close()
+        if error.errno == errno.EADDRINUSE:
+            raise PortTaken(f"Cannot listen on {address}: the port is in use{holder_of_port(address.port)}.") from error
+        raise BadAddress(f"Cannot listen on {address}: {os.strerror(error.errno or 0)}.") from error
+    bound.setblocking(False)
+    host, port = bound.getsockname()[:2]
+    return bound, Address(host, port)
+
+
+def _resolve(address: Address) -> list[Any]:
+    try:
+        return socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise BadAddress(f"Cannot listen on {address}: {error.strerror or error}.") from error
+
+
+def holder_of_port(port: int) -> str:
+    """`` by process 12 (python manage.py serve)``, or nothing when that cannot be known."""
+    try:
+        for one in psutil.net_connections("tcp"):
+            if one.status == psutil.CONN_LISTEN and one.laddr.port == port and one.pid:
+                command = masked_command(psutil.Process(one.pid).cmdline())
+                return f" by process {one.pid} ({command[:200]})"
+    except (psutil.Error, OSError):
+        return ""
+    return ""
+
+
+def refuse_open_network(address: Address, networks: Sequence[str]) -> None:
+    """Raise `BadAddress` unless a port without TLS stays on this machine or in a network that a setting names.
+
+    The protocol has neither encryption nor passwords. All addresses of this machine at once may be used when networks are
+    named: clients from elsewhere are refused as they come.
+    """
+    allowed = networks_of(networks)
+    for *_, where in _resolve(address):
+        host = ipaddress.ip_address(str(where[0]).partition("%")[0])
+        is_everywhere = host.is_unspecified and bool(allowed)
+        if not (host.is_loopback or is_everywhere or any(host in network for network in allowed)):
+            raise BadAddress(
+                "Without TLS the replication port speaks plain text without passwords, so it listens on loopback only; "
+                f"{address} is {host}. Give it --tls-certificate, --tls-key and --tls-client-ca, or name the network that "
+                "may be used without TLS in REPLSITE_PLAIN_NETWORKS, e.g. 10.1.2.0/24."
+            )

@@ -1,0 +1,244 @@
+"""TLS of the replication port and of followers: contexts, new certificates without a restart, failures in words.
+
+Servers want a certificate of every client, from the authorities of one file. TLS 1.2 is the least. Sessions are never
+resumed, so that every connection is checked against the authorities of its own day.
+"""
+
+from __future__ import annotations
+
+import argparse
+import enum
+import ssl
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from streams.conf import StreamSettings
+from streams.replication.errors import BadCertificate
+from streams.runtime.logs import get_logger
+
+__all__ = [
+    "TLS_SCHEMES",
+    "Certificates",
+    "Refusal",
+    "TlsFiles",
+    "add_client_arguments",
+    "add_server_arguments",
+    "checking_context",
+    "client_context",
+    "explain",
+    "refusal_of",
+]
+
+log = get_logger(__name__)
+
+#: Addresses of servers that speak TLS begin with one of these.
+TLS_SCHEMES = ("tls", "tcps")
+#: Files are looked at for changes this often, when somebody connects.
+LOOK_SECONDS = 5.0
+_EXPIRED, _NOT_YET_VALID = 10, 9  # X509_V_ERR_CERT_HAS_EXPIRED, X509_V_ERR_CERT_NOT_YET_VALID
+
+
+class Refusal(enum.StrEnum):
+    """Why a connection was refused before it spoke the protocol; every one is counted under one of these."""
+
+    CONNECTION_LIMIT = "connection limit"
+    ADDRESS_LIMIT = "address limit"
+    NETWORK = "network not allowed"
+    NOT_TLS = "plain text to a TLS port"
+    NO_CERTIFICATE = "no client certificate"
+    EXPIRED = "client certificate expired"
+    UNTRUSTED = "client certificate not trusted"
+    OLD_TLS = "TLS version too old"
+    OWN_CERTIFICATE = "our certificate refused by the client"
+    HANDSHAKE = "TLS handshake failed"
+    TIMEOUT = "TLS handshake timeout"
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """PEM files; empty: none."""
+
+    certificate: str = ""
+    key: str = ""
+    authorities: str = ""
+
+    @classmethod
+    def of_server(cls, given: StreamSettings, options: dict[str, str | None] | None = None) -> TlsFiles | None:
+        """Those of the replication port, from options and settings; None: it speaks no TLS."""
+        said = options or {}
+        authorities = said.get("tls_client_ca") or given.tls_client_ca
+        certificate, key = said.get("tls_certificate"), said.get("tls_key")
+        if not authorities and not (certificate or key):
+            return None
+        return cls(certificate or given.tls_certificate, key or given.tls_key, authorities)
+
+    @classmethod
+    def of_client(cls, given: StreamSettings, options: dict[str, str | None]) -> TlsFiles:
+        """Those shown to, and wanted of, a server that is followed."""
+        certificate = options.get("tls_certificate") or given.tls_certificate
+        key = options.get("tls_key") or given.tls_key
+        return cls(certificate, key, options.get("tls_ca") or given.tls_server_ca)
+
+
+class Certificates:
+    """The server's context, made anew when its files changed. Raises `BadCertificate` at once when they cannot be used."""
+
+    def __init__(self, files: TlsFiles) -> None:
+        for name, file in (
+            ("--tls-certificate", files.certificate),
+            ("--tls-key", files.key),
+            ("--tls-client-ca", files.authorities),
+        ):
+            if not file:
+                setting = f"REPLSITE_{name[2:].upper().replace('-', '_')}"
+                raise BadCertificate(
+                    f"TLS needs a certificate, its key, and the authorities of clients: give {name} or {setting}."
+                )
+        self._files = files
+        self._looked_at = time.monotonic()
+        self._stamps = self._stamp()
+        self._context = server_context(files)
+
+    def context(self) -> ssl.SSLContext:
+        """The context for a new connection; files that cannot be used leave the old one in force."""
+        now = time.monotonic()
+        if now >= self._looked_at + LOOK_SECONDS:
+            self._looked_at = now
+            self._look()
+        return self._context
+
+    def _look(self) -> None:
+        stamps = self._stamp()
+        if stamps == self._stamps:
+            return
+        self._stamps = stamps
+        try:
+            self._context = server_context(self._files)
+            log.info("tls.certificates_read_again", certificate=self._files.certificate)
+        except BadCertificate as error:
+            log.warning("tls.old_certificates_stay", error=str(error))
+
+    def _stamp(self) -> tuple[tuple[int, int] | None, ...]:
+        files = (self._files.certificate, self._files.key, self._files.authorities)
+        return tuple(_stamp(Path(file)) for file in files)
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_ino
+
+
+def server_context(files: TlsFiles) -> ssl.SSLContext:
+    """A context that asks for a client's certificate.
+
+    A client without one gets through the handshake, so that it can be told why it is refused: whoever uses this has to look.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.options |= ssl.OP_NO_TICKET | ssl.OP_NO_RENEGOTIATION
+    context.num_tickets = 0
+    context.verify_mode = ssl.CERT_OPTIONAL
+    _load_certificate(context, files)
+    try:
+        context.load_verify_locations(files.authorities)
+    except (OSError, ssl.SSLError) as error:
+        raise BadCertificate(f"The authorities {files.authorities} cannot be read: {_words(error)}.") from error
+    return context
+
+
+def checking_context(authorities: str | None = None) -> ssl.SSLContext:
+    """Returns a context that checks a server's name and certificate, by the same rules on every Python.
+
+    Since Python 3.13 the default also refuses certificates without key identifiers, which openssl 3.0 makes and the servers of a
+    site may have for years to come, and takes an intermediate authority for a root. Neither holds before.
+    """
+    context = ssl.create_default_context(cafile=authorities)
+    context.verify_flags &= ~(ssl.VERIFY_X509_STRICT | ssl.VERIFY_X509_PARTIAL_CHAIN)
+    return context
+
+
+def client_context(files: TlsFiles) -> ssl.SSLContext:
+    """A context that checks the server's name and certificate, and shows our own where there is one."""
+    try:
+        context = checking_context(files.authorities or None)
+    except (OSError, ssl.SSLError) as error:
+        raise BadCertificate(f"The authorities {files.authorities} cannot be read: {_words(error)}.") from error
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    if files.certificate:
+        _load_certificate(context, files)
+    return context
+
+
+def _load_certificate(context: ssl.SSLContext, files: TlsFiles) -> None:
+    try:
+        context.load_cert_chain(files.certificate, files.key or None, password=_no_password)
+    except (OSError, ssl.SSLError) as error:
+        raise BadCertificate(
+            f"The certificate {files.certificate} with the key {files.key} cannot be used: {_words(error)}."
+        ) from error
+
+
+def _no_password() -> str:
+    raise BadCertificate("The TLS key is protected by a password, which nobody is there to type: store it without one.")
+
+
+def _words(error: OSError) -> str:
+    if isinstance(error, ssl.SSLError):
+        return (error.reason or str(error)).lower().replace("_", " ")
+    return error.strerror or str(error)
+
+
+# --- failures -----------------------------------------------------------------------------------------------------
+
+
+def refusal_of(error: ssl.SSLError) -> Refusal:
+    """Why a server's handshake failed."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return Refusal.EXPIRED if error.verify_code in (_EXPIRED, _NOT_YET_VALID) else Refusal.UNTRUSTED
+    reason = error.reason or ""
+    if reason in ("PEER_DID_NOT_RETURN_A_CERTIFICATE", "CERTIFICATE_REQUIRED"):
+        return Refusal.NO_CERTIFICATE
+    if reason in ("UNSUPPORTED_PROTOCOL", "VERSION_TOO_LOW", "NO_PROTOCOLS_AVAILABLE"):
+        return Refusal.OLD_TLS
+    return Refusal.OWN_CERTIFICATE if "ALERT" in reason else Refusal.HANDSHAKE
+
+
+#: What OpenSSL calls it on the client's side -> what it means, and what to do.
+_MEANINGS = {
+    "CERTIFICATE_REQUIRED": "the server wants a client certificate: give --tls-certificate and --tls-key",
+    "CERTIFICATE_EXPIRED": "our client certificate has expired: have it renewed",
+    "UNKNOWN_CA": "the server does not know the authority of our client certificate: use one that it trusts",
+    "BAD_CERTIFICATE": "the server does not take our client certificate",
+    "WRONG_VERSION_NUMBER": "the server does not speak TLS there: follow tcp://HOST:PORT",
+    "UNSUPPORTED_PROTOCOL": "the server wants another version of TLS",
+    "PROTOCOL_VERSION": "the server wants another version of TLS",
+}
+
+
+def explain(error: ssl.SSLError) -> str:
+    """A client's failure in words."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"the server's certificate is not trusted: {error.verify_message}; name its authority with --tls-ca"
+    reason = error.reason or str(error)
+    return next((meaning for word, meaning in _MEANINGS.items() if reason.endswith(word)), f"TLS failed: {reason}")
+
+
+# --- options of commands ------------------------------------------------------------------------------------------
+
+
+def add_server_arguments(parser: argparse.ArgumentParser) -> None:
+    """``--tls-certificate``, ``--tls-key`` and ``--tls-client-ca``; without them the settings count."""
+    parser.add_argument("--tls-certificate", metavar="FILE", help="certificate (chain) of the replication port, PEM")
+    parser.add_argument("--tls-key", metavar="FILE", help="its private key, PEM")
+    parser.add_argument("--tls-client-ca", metavar="FILE", help="authorities of client certificates, PEM")
+
+
+def add_client_arguments(parser: argparse.ArgumentParser) -> None:
+    """``--tls-certificate``, ``--tls-key`` and ``--tls-ca``; without them the settings count."""
+    parser.add_argument("--tls-certificate", metavar="FILE", help="our client certificate, PEM")
+    parser.add_argument("--tls-key", metavar="FILE", help="its private key, PEM")
+    parser.add_argument("--tls-ca", metavar="FILE", help="authorities of the server, PEM (default: the system's)")

@@ -1,0 +1,119 @@
+"""What our ``manage.py`` commands have in common: help with examples that are kept as they are typed, and how they end.
+
+Every command of the rooms derives from `SiteCommand` and gives its ``examples``; a test parses each of them with the
+command's own parser, and other tests hold the rest alike (``tests/unit/test_command_line.py``).
+"""
+
+from __future__ import annotations
+
+from argparse import RawDescriptionHelpFormatter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import IO, Any, ClassVar, cast
+
+from django.core.management.base import BaseCommand, CommandParser, DjangoHelpFormatter, SystemCheckError
+from django.dispatch import Signal
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from streams.runtime import systemd
+from streams.runtime.terminal import printable
+
+__all__ = ["EXIT_STATUS", "HelpFormatter", "SiteCommand", "service_begins"]
+
+#: How every command of ours ends.
+EXIT_STATUS = "exit status: 0 all well; 1 found or left something wrong; 2 unusable arguments"
+#: Sent in a process that is to work until it is told to end, before it does.
+service_begins = Signal()
+
+_WIDE = 10_000  # columns where no terminal is: nothing is cut or folded
+_WIDEST_EXAMPLE = 64  # what is said about a longer one stands on a line of its own
+
+
+class HelpFormatter(DjangoHelpFormatter):
+    """Our own options before Django's; paragraphs are filled, text of several lines stays as it was written."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        if "\n" in text:
+            return RawDescriptionHelpFormatter._fill_text(self, text, width, indent)
+        return super()._fill_text(text, width, indent)
+
+
+class SiteCommand(BaseCommand):
+    """A command whose ``--help`` ends with examples and with what its exit status means."""
+
+    #: What is typed after ``manage.py``, and what that does.
+    examples: ClassVar[tuple[tuple[str, str], ...]] = ()
+
+    def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
+        """Django's parser with the examples at its end."""
+        kwargs.setdefault("epilog", self.epilog())
+        kwargs.setdefault("formatter_class", HelpFormatter)
+        return super().create_parser(prog_name, subcommand, **kwargs)
+
+    def epilog(self) -> str:
+        """Examples, one a line, and the exit status."""
+        told = self.told_examples()
+        widest = max((len(typed) for typed, _ in told if len(typed) <= _WIDEST_EXAMPLE), default=0)
+        lines = [line for typed, does in told for line in _example(typed, does, widest)]
+        return "\n".join(["examples:", *lines, "", EXIT_STATUS])
+
+    def told_examples(self) -> Sequence[tuple[str, str]]:
+        """The examples that its help shows."""
+        return self.examples
+
+    def is_service(self, options: Mapping[str, Any]) -> bool:
+        """Whether it works until it is told to end; others do one thing and are gone."""
+        return False
+
+    def execute(self, *args: Any, **options: Any) -> str | None:
+        """Django's; says before whether a service begins."""
+        if self.is_service(options):
+            service_begins.send(type(self))
+        return super().execute(*args, **options)
+
+    def check(self, *args: Any, **options: Any) -> None:
+        """Django's; what the system checks find is as much the site's to correct as an unusable setting: exit status 2."""
+        try:
+            super().check(*args, **options)
+        except SystemCheckError as error:
+            error.returncode = 2
+            raise
+
+    def run_from_argv(self, argv: list[str]) -> None:
+        """Django's; a word that is no UTF-8 can stand in no column, file or message, so none is taken."""
+        self._called_from_command_line = True  # so that an error ends the process, as in Django's
+        for word in argv[2:]:
+            try:
+                word.encode()
+            except UnicodeEncodeError:
+                self.create_parser(argv[0], argv[1]).error(f"{word!r} is no UTF-8. Check the encoding of the terminal.")
+        super().run_from_argv(argv)
+
+    def tell_ready(self, line: str) -> None:
+        """Say on standard output, and to the service manager, that the process does its work from now on."""
+        self.stdout.write(line)
+        self.stdout.flush()
+        systemd.tell(systemd.READY, f"STATUS={line}")
+
+    def print_table(self, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+        """A table for people on standard output; nothing in it is markup. In a terminal long words are folded."""
+        table = Table()
+        for name in columns:
+            table.add_column(name, overflow="fold")
+        for row in rows:
+            table.add_row(*(Text(printable(_cell(value))) for value in row))
+        width = None if self.stdout.isatty() else _WIDE
+        Console(file=cast("IO[str]", self.stdout), width=width).print(table)
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "" if value is None else str(value)
+
+
+def _example(typed: str, does: str, widest: int) -> list[str]:
+    if len(typed) > widest:
+        return [f"  manage.py {typed}", f"      {does}"]
+    return [f"  manage.py {typed:<{widest}}   {does}"]

@@ -1,0 +1,173 @@
+"""The form of log lines: one line each, ``key=value`` or JSON, ours and those of Django, daphne, Twisted, py4j and Python alike.
+
+``logging_config`` is what a site puts into Django's ``LOGGING``. Whatever comes in, the line stays one line that a terminal can
+show: control characters, and those that turn text around, are escaped, long values are cut, and secrets are blotted out: those
+that the site names, and passwords in addresses. Fields of the connection or request at hand come from structlog's context.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import re
+import sys
+import threading
+from collections.abc import Iterable
+from typing import Any
+
+import structlog
+
+from streams.runtime.masking import BLOT, masked
+
+__all__ = ["FORMS", "catch_the_rest", "logging_config"]
+
+FORMS = ("key-value", "json")
+LONGEST_VALUE = 2_000
+LONGEST_TRACE = 20_000
+#: Shorter ones would blot out words.
+SHORTEST_SECRET = 6
+#: What is looked through beyond the cut, so that a secret that the cut would divide is seen whole.
+_MORE = 1_000
+_ODD_IN_KEYS = re.compile(r"[^\w.-]")
+EventDict = dict[str, Any]
+
+
+class Cleaner:
+    """The last step before a line is written."""
+
+    def __init__(self, form: str, secrets: Iterable[str] = ()) -> None:
+        self._is_json = form == "json"
+        self._secrets = sorted({text for text in secrets if len(text) >= SHORTEST_SECRET}, key=len, reverse=True)
+
+    def __call__(self, _: Any, __: str, event: EventDict) -> EventDict:
+        return {self._key(key): self._value(key, value) for key, value in event.items()}
+
+    def _key(self, key: Any) -> str:
+        return _ODD_IN_KEYS.sub("_", str(key))[:100] or "_"
+
+    def _value(self, key: Any, value: Any) -> Any:
+        if _is_number(value):
+            return value
+        if isinstance(value, dict | list | tuple | set | frozenset):
+            value = self._plain(value)
+            return value if self._is_json else self._text(json.dumps(value, default=str), LONGEST_VALUE)
+        if key == "exception":
+            lines = self.blotted(str(value)[: LONGEST_TRACE + _MORE])[:LONGEST_TRACE].split("\n")
+            return "\n".join(self._text(line, LONGEST_VALUE) for line in lines)
+        return self._text(str(value), LONGEST_VALUE)
+
+    def _plain(self, value: Any) -> Any:
+        if isinstance(value, dict):
+            return {self._text(str(key), 200): self._plain(inner) for key, inner in list(value.items())[:100]}
+        if isinstance(value, list | tuple | set | frozenset):
+            return [self._plain(inner) for inner in list(value)[:100]]
+        return value if _is_number(value) else self._text(str(value), LONGEST_VALUE)
+
+    def _text(self, text: str, most: int) -> str:
+        length, text = len(text), self.blotted(text[: most + _MORE])
+        if length > most:
+            text = f"{text[:most]}... ({length} characters)"
+        return text if text.isprintable() else "".join(map(_visible, text))
+
+    def blotted(self, text: str) -> str:
+        """The text without the secrets, and without passwords in addresses."""
+        for secret in self._secrets:
+            text = text.replace(secret, BLOT)
+        return masked(text)
+
+
+def _is_number(value: Any) -> bool:
+    """Or null; JSON knows no infinity."""
+    return value is None or isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value))
+
+
+def _visible(character: str) -> str:
+    return character if character.isprintable() else character.encode("unicode_escape").decode("ascii")
+
+
+class _Stderr(logging.StreamHandler[Any]):
+    """Standard error; a line that cannot be made is told as a line, not as a trace between them."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        if isinstance(sys.exc_info()[1], OSError) or self.stream.closed:
+            return  # nobody reads; other handlers may get the line as it is
+        record.msg, record.args, record.exc_info = "a line could not be made", (), None
+        if not getattr(record, "is_second", False):
+            record.is_second = True
+            self.emit(record)
+
+
+def _add_process(_: Any, __: str, event: EventDict) -> EventDict:
+    event["process"] = os.getpid()
+    return event
+
+
+def logging_config(form: str, level: str, secrets: Iterable[str] = ()) -> dict[str, Any]:
+    """Django's ``LOGGING``, and structlog configured to go with it. Raises ``ValueError`` for a form that is none."""
+    if form not in FORMS:
+        raise ValueError(f"{form!r} is no form of log lines: choose {' or '.join(FORMS)}")
+    before: list[Any] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_logger_name,
+        structlog.stdlib.add_log_level,
+        _add_process,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.format_exc_info,
+    ]
+    structlog.configure(
+        processors=[structlog.stdlib.filter_by_level, *before, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        cache_logger_on_first_use=True,
+    )
+    renderer: Any = (
+        structlog.processors.JSONRenderer(default=str)
+        if form == "json"
+        else structlog.processors.LogfmtRenderer(
+            key_order=["timestamp", "level", "logger", "event"], bool_as_flag=False
+        )
+    )
+    formatter = {
+        "()": structlog.stdlib.ProcessorFormatter,
+        "foreign_pre_chain": before,
+        "processors": [structlog.stdlib.ProcessorFormatter.remove_processors_meta, Cleaner(form, secrets), renderer],
+    }
+    to_root: dict[str, Any] = {"handlers": [], "propagate": True}
+    return {
+        "version": 1,
+        "disable_existing_loggers": False,
+        "formatters": {"structured": formatter},
+        "handlers": {"stderr": {"()": _Stderr, "formatter": "structured"}},
+        "root": {"handlers": ["stderr"], "level": level},
+        "loggers": {
+            # Django brings handlers of its own, whose lines have another form.
+            "django": to_root,
+            "django.server": to_root,
+            # Anybody may ask under a wrong name; that is answered with 400 and counted, and a trace for each would fill the log.
+            "django.security.DisallowedHost": {"level": "CRITICAL"},
+            "py4j": {"level": "WARNING"},  # it tells of every call
+            "twisted": {"level": "WARNING"},  # it tells of every listener
+        },
+    }
+
+
+def catch_the_rest() -> None:
+    """What Python would print on standard error becomes lines as well: warnings, and what nobody caught in any thread."""
+    logging.captureWarnings(True)
+    log = structlog.wrap_logger(logging.getLogger("python"), wrapper_class=structlog.stdlib.BoundLogger)
+
+    def uncaught(kind: Any, error: BaseException, trace: Any) -> None:
+        if not issubclass(kind, KeyboardInterrupt):
+            log.critical("process.crashed", error=str(error), exc_info=(kind, error, trace))
+
+    def in_thread(told: threading.ExceptHookArgs) -> None:
+        if told.exc_type is not SystemExit and told.exc_value is not None:
+            who = told.thread.name if told.thread is not None else ""
+            trace = (told.exc_type, told.exc_value, told.exc_traceback)
+            log.error("thread.crashed", thread=who, error=str(told.exc_value), exc_info=trace)
+
+    def unraisable(told: Any) -> None:
+        log.warning("error.not_raised", error=str(told.exc_value), where=repr(told.object))
+
+    sys.excepthook, threading.excepthook, sys.unraisablehook = uncaught, in_thread, unraisable

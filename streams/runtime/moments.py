@@ -1,0 +1,48 @@
+"""Points in time as people write and read them (pure): dates, ages and milliseconds."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+
+from streams.runtime.amounts import duration
+
+__all__ = ["FORMS", "moment_ms", "moment_text"]
+
+FORMS = "a date (2026-01-31), a time in UTC (2026-01-31T12:00), an age (30d, 12h) or milliseconds since 1970"
+_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+_DIGITS = re.compile(r"[0-9]{1,19}\Z")
+_LATEST = 2**63 - 1
+
+
+def moment_ms(text: str, now_ms: int) -> int:
+    """Milliseconds since 1970 of a date, a time, an age before ``now_ms``, or just them; raises ``ValueError``.
+
+    A time without a zone is UTC; a date is its first moment.
+    """
+    try:
+        found = _parsed(text.strip(), now_ms)
+    except (ValueError, OverflowError):
+        found = -1
+    if not 0 <= found <= _LATEST:
+        raise ValueError(f"{text!r:.100} is no time: write {FORMS}")
+    return found
+
+
+def _parsed(text: str, now_ms: int) -> int:
+    if _DIGITS.match(text):
+        return int(text)
+    if text[-1:].isalpha() and "T" not in text and "Z" not in text:
+        return now_ms - round(duration(text).total_seconds() * 1000)
+    found = datetime.fromisoformat(text)
+    return round((found if found.tzinfo is not None else found.replace(tzinfo=UTC)).timestamp() * 1000)
+
+
+def moment_text(ms: int) -> str:
+    """``22 Nov 2026 02:00 UTC``, with seconds where they are not 0."""
+    try:
+        found = datetime.fromtimestamp(ms / 1000, UTC)
+    except (ValueError, OverflowError, OSError):
+        return f"{ms:,} ms after 1970"
+    seconds = f":{found.second:02}" if found.second or found.microsecond else ""
+    return f"{found.day} {_MONTHS[found.month - 1]} {found.year} {found.hour:02}:{found.minute:02}{seconds} UTC"

@@ -1,0 +1,1 @@
+"""Waiting for positions, and the current ones."""

@@ -1,0 +1,341 @@
+"""Waiting until this process sees a position: ``Stream.wait_for`` and, for async code, ``Stream.await_for``.
+
+Somebody hands out a token (a write in another process answered "done, at 815"), and whoever reads here with that token must
+first be as far. Woken by pokes, never by looking again and again; a process that writes the stream itself is woken by its
+own commits at once. What is waited for is visible to any query that begins afterwards: positions are announced after commits.
+
+One view per process and database alias: a LISTEN connection in a thread, opened when somebody waits for the first time, and
+kept. It sees streams with the rules of a reader (``streams.core.tracker``). A child after a fork starts anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from django.db import connections
+
+from streams import epochs, registry
+from streams.conf import stream_settings
+from streams.core.positions import active_and_retired, linear_position
+from streams.core.tokens import VectorToken
+from streams.core.tracker import PositionTracker, TrackerState
+from streams.db import driver
+from streams.errors import TokenError, WaitTimedOut
+from streams.reading import cache_feed, overflow_replay
+from streams.reading.pokes import Poke, PokeListener
+from streams.reading.possible_positions import possible_positions
+from streams.reading.rows import StoredPosition, writer_names
+from streams.waiting.waiters import Waiter, WaitingRoom, has_reached
+from streams.writing import writer as writers
+
+if TYPE_CHECKING:
+    from streams.stream import Stream
+
+__all__ = ["DEFAULT_SECONDS", "Token", "await_for", "forget_views", "timed_out", "wait_for", "waiting"]
+
+#: A position, a vector, or a token in text form, perhaps with its epoch.
+Token = int | VectorToken | str
+DEFAULT_SECONDS = 5.0
+_Found = dict[str, dict[str, StoredPosition]]
+
+#: Stream -> waits that timed out in this process, for metrics.
+timed_out: Counter[str] = Counter()
+
+
+def wait_for(
+    stream: Stream, token: Token, timeout_seconds: float = DEFAULT_SECONDS, using: str | None = None
+) -> VectorToken:
+    """Block until this process sees everything that the token covers; returns where the stream is then.
+
+    Raises ``WaitTimedOut`` (also a ``TimeoutError``), ``TokenError``, ``EpochChanged``. Not within the transaction that
+    appends what is waited for: its facts are complete only when it has ended.
+    """
+    wanted = _read(stream, token, using)
+    view = _view(using)
+    event = threading.Event()
+    waiter = view.wait(stream.name, wanted, event)
+    if waiter is None or event.wait(max(0.0, timeout_seconds)) or view.is_there(waiter):
+        return view.seen(stream.name).token()
+    raise view.too_late(waiter, timeout_seconds)
+
+
+async def await_for(
+    stream: Stream, token: Token, timeout_seconds: float = DEFAULT_SECONDS, using: str | None = None
+) -> VectorToken:
+    """``wait_for`` for async code: no thread is kept while it waits, so thousands may."""
+    found = _views.get(using or stream_settings().database)
+    if found is None or isinstance(token, str):
+        view, wanted = await asyncio.to_thread(_view_and_token, stream, token, using)
+    else:
+        view, wanted = found, _read(stream, token, using)
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[None] = loop.create_future()
+    waiter = view.wait(stream.name, wanted, future)
+    if waiter is None:
+        return view.seen(stream.name).token()
+    try:
+        async with asyncio.timeout(max(0.0, timeout_seconds)):
+            await future
+    except TimeoutError:
+        if not view.is_there(waiter):
+            raise view.too_late(waiter, timeout_seconds) from None
+    except asyncio.CancelledError:
+        view.give_up(waiter)
+        raise
+    return view.seen(stream.name).token()
+
+
+def waiting(using: str | None = None) -> int:
+    """How many wait in this process now."""
+    view = _views.get(using or stream_settings().database)
+    return 0 if view is None else view.waiting()
+
+
+def _view_and_token(stream: Stream, token: Token, using: str | None) -> tuple[_View, VectorToken]:
+    try:
+        return _view(using), _read(stream, token, using)
+    finally:
+        connections.close_all()  # of a thread of the executor
+
+
+def _read(stream: Stream, token: Token, using: str | None) -> VectorToken:
+    if isinstance(token, VectorToken):
+        return token
+    if isinstance(token, int) and not isinstance(token, bool) and token >= 0:
+        return VectorToken(token)
+    if not isinstance(token, str):
+        raise TokenError(
+            f"Stream {stream.name}: {token!r} is no token; wait for a position, a VectorToken or its text."
+        )
+    text, word = epochs.unstamp(token)
+    names: dict[int, str] = {}
+    if word or text.startswith("m"):
+        with connections[using or stream_settings().database].cursor() as cursor:
+            if word:
+                epochs.check_epoch(cursor, word, f"Token {token[:100]} of stream {stream.name}")
+            names = writer_names(cursor, stream.name)
+    return VectorToken.parse(text, names)
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """A stream as this process sees it: by pokes, and by its own tracker when it writes the stream."""
+
+    heard: PositionTracker
+    own: PositionTracker | None
+    own_name: str
+
+    @property
+    def linear(self) -> int:
+        return max(self.heard.linear, self.own.linear if self.own is not None else 0)
+
+    def position_of(self, writer: str) -> int:
+        at = max(self.heard.position_of(writer), self.linear)
+        return max(at, self.own.own_maximum) if self.own is not None and writer == self.own_name else at
+
+    def token(self) -> VectorToken:
+        """The vector position."""
+        names = {*self.heard.raw_positions, *([self.own_name] if self.own is not None else [])}
+        return VectorToken.of(self.linear, {writer: self.position_of(writer) for writer in names})
+
+
+class _View:
+    """What one process sees of the streams on one database, and who waits for more."""
+
+    def __init__(self, using: str) -> None:
+        self._using = using
+        self._room = WaitingRoom()
+        self._lock = threading.Lock()
+        self._trackers: dict[str, PositionTracker] = {}
+        self._generations: dict[str, int] = {}
+        self._epoch = ""
+        self._connection = driver.KeptConnection(using, "replsite waiting")
+        self._listener = PokeListener(self._heard, using, "waiting")
+
+    def start(self) -> None:
+        """Connect and listen; the positions are read by the listener's thread."""
+        self._listener.start()
+
+    def stop(self) -> None:
+        """End the thread; whoever waits goes on waiting in vain until its time is up."""
+        self._listener.stop()
+        self._connection.close()
+
+    # --- those who wait -------------------------------------------------------------------------------------------
+
+    def wait(self, stream: str, token: VectorToken, wake: Any) -> Waiter | None:
+        """Let somebody wait; None when it is there already."""
+        with self._lock:
+            waiter = Waiter(stream, token, wake)
+            return waiter if self._room.add(waiter, self._seen(stream)) else None
+
+    def is_there(self, waiter: Waiter) -> bool:
+        """At the end of its time: whether it was woken at the last moment. Gives its place up."""
+        with self._lock:
+            woken, seen = waiter.gone, self._seen(waiter.stream)
+            self._room.leave(waiter)
+        return woken or has_reached(seen, waiter.token)
+
+    def give_up(self, waiter: Waiter) -> None:
+        """It was cancelled."""
+        with self._lock:
+            self._room.leave(waiter)
+
+    def waiting(self) -> int:
+        """How many wait."""
+        with self._lock:
+            return len(self._room)
+
+    def seen(self, stream: str) -> _Seen:
+        """The stream as it is seen now."""
+        with self._lock:
+            return self._seen(stream)
+
+    def too_late(self, waiter: Waiter, seconds: float) -> WaitTimedOut:
+        """The error that names stream, writer, wanted and seen position; counted."""
+        timed_out[waiter.stream] += 1
+        seen, token = self.seen(waiter.stream), waiter.token
+        if seen.linear < token.base:
+            positions = seen.heard.raw_positions
+            slowest = min(positions, key=positions.__getitem__, default="")
+            where = f"the linear position is {seen.linear}, wanted {token.base}"
+            where += f"; the slowest writer is {slowest!r} at {positions[slowest]}" if slowest else ""
+            pending = seen.own.pending if seen.own is not None else []
+            where += f"; a transaction of this process has {pending[0]} open" if pending else ""
+        else:
+            found = ((w, at) for w, at in token.entries.items() if seen.position_of(w) < at)
+            writer, at = next(found, ("", 0))
+            where = f"writer {writer!r} is at {seen.position_of(writer)}, wanted {at}"
+        return WaitTimedOut(
+            f"Stream {waiter.stream}: not there after {seconds:g} s: {where}. manage.py streams tells what holds it back; "
+            f"wait longer, or go on with what there is."
+        )
+
+    def _seen(self, stream: str) -> _Seen:
+        heard = self._trackers.get(stream)
+        if heard is None:
+            heard = self._trackers[stream] = PositionTracker(TrackerState(0, {}))
+        writer = writers.current_writer(self._using)
+        return _Seen(heard, writer.trackers.get(stream) if writer.has_lock else None, writer.name)
+
+    # --- what is heard --------------------------------------------------------------------------------------------
+
+    def own_moved(self) -> None:
+        """This process completed facts of its own; called in the thread that did."""
+        self._wake()
+
+    def _heard(self, pokes: list[Poke]) -> None:
+        """In the listener's thread; none: look at everything."""
+        look = {poke.stream for poke in pokes if poke.position is None or self._may_start_anew(poke.stream)}
+        looked = self._look(sorted(look) if pokes else None) if look or not pokes else None
+        cache_feed.before_advance({poke.stream for poke in pokes} or None, using=self._using, pokes=pokes)
+        if looked is not None:
+            self._learn(*looked)
+        with self._lock:
+            for poke in pokes:
+                if poke.position is not None and poke.stream not in look:
+                    self._trackers[poke.stream].advance(poke.writer, poke.position)
+        self._look_after_crowded()
+        self._wake()
+
+    def _may_start_anew(self, stream: str) -> bool:
+        """Its positions must be read from the table: the first time, and always when they may fall back to 0."""
+        if stream not in self._generations or stream not in registry.names():
+            return True
+        return registry.get(stream).declaration.in_memory
+
+    def _look_after_crowded(self) -> None:
+        known = [(name, self._trackers[name]) for name in registry.names() if name in self._trackers]
+        dropped = {name: found for name, found in known if found.known_done_cuts}
+        if dropped:
+            with self._connection.cursor() as cursor:
+                overflow_replay.look_after(cursor, dropped)
+
+    def _look(self, streams: list[str] | None) -> tuple[str, _Found]:
+        """The epoch and the stored positions; before caches drop what these make old."""
+        with self._connection.cursor() as cursor:
+            epoch = self._epoch if streams is not None else epochs.epoch_to_see(cursor)
+            return epoch, possible_positions(cursor, streams)
+
+    def _learn(self, epoch: str, found: _Found) -> None:
+        with self._lock:
+            if epochs.is_another_life(self._epoch, epoch):  # a restored database lacks what was seen
+                self._trackers.clear()
+                self._generations.clear()
+            self._epoch = epoch
+            for name, stored in found.items():
+                active, retired = active_and_retired(stored)
+                generation = max(at.generation for at in stored.values())
+                if self._generations.get(name) != generation:  # first look, or started anew at 0
+                    self._generations[name] = generation
+                    self._trackers[name] = PositionTracker(TrackerState(linear_position(stored.values(), 0), active))
+                self._trackers[name].learn(active, retired)
+
+    def _wake(self) -> None:
+        with self._lock:
+            reached = [waiter for name in self._room.streams for waiter in self._room.moved(name, self._seen(name))]
+        by_loop: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
+        for waiter in reached:
+            if isinstance(waiter.wake, threading.Event):
+                waiter.wake.set()
+            else:
+                by_loop.setdefault(waiter.wake.get_loop(), []).append(waiter.wake)
+        for loop, futures in by_loop.items():
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(_resolve, futures)
+
+
+def _resolve(futures: list[asyncio.Future[None]]) -> None:
+    for future in futures:
+        if not future.done():
+            future.set_result(None)
+
+
+_views: dict[str, _View] = {}
+_guard = threading.Lock()
+
+
+def _view(using: str | None) -> _View:
+    alias = using or stream_settings().database
+    view = _views.get(alias)
+    if view is None:
+        with _guard:
+            view = _views.get(alias)
+            if view is None:
+                view = _View(alias)
+                view.start()
+                _views[alias] = view
+    return view
+
+
+def _own_moved(using: str) -> None:
+    view = _views.get(using)
+    if view is not None:
+        view.own_moved()
+
+
+writers.when_moved.append(_own_moved)
+
+
+def forget_views() -> None:
+    """Stop listening; for tests, between which the tables are emptied."""
+    with _guard:
+        views = list(_views.values())
+        _views.clear()
+    for view in views:
+        view.stop()
+
+
+def _after_fork() -> None:
+    """A child must not use its parent's connections; they are left to the parent, not closed."""
+    global _guard  # noqa: PLW0603
+    _views.clear()
+    _guard = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,450 @@
+"""The background thread of a writing process: hear others, announce, ask about transactions, show signs of life.
+
+One thread, one loop, one connection (the writer's control connection). Other threads only ever put work down and wake it.
+Announcements are coalesced: while one is under way all positions that rise meanwhile wait and go out together in the next.
+
+Assumes that the writer's lock is taken for everything on the control connection.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
+
+from streams import registry
+from streams.conf import stream_settings
+from streams.core.positions import ACTIVE, active_and_retired
+from streams.db import driver
+from streams.errors import StreamError
+from streams.reading import cache_feed, overflow_replay
+from streams.reading.pokes import CHANNEL, Poke, PokeJudge
+from streams.reading.possible_positions import possible_positions
+from streams.reading.trust import OneTimeWords
+from streams.runtime.logs import get_logger
+from streams.runtime.wake_up import WakeUp
+from streams.writing import dead_writers, heartbeat
+
+if TYPE_CHECKING:
+    from streams.core.tracker import PositionTracker
+    from streams.reading.rows import StoredPosition
+    from streams.writing.append import Doubt
+    from streams.writing.reservation import OpenTransaction
+    from streams.writing.writer import WriterProcess
+
+__all__ = ["Background"]
+
+log = get_logger(__name__)
+#: A transaction open for longer than this is asked about, in case its hook never comes.
+ASK_AFTER_SECONDS = 1.0
+#: A transaction that seemed to have ended but has not is asked about again after this.
+ASK_AGAIN_SECONDS = 0.02
+RETRY_SECONDS = 0.2
+#: How long the thread waits to leave when somebody asked for it; it tries again.
+LEAVE_SECONDS = 1.0
+#: So many locks of lost messages are kept under one lease; the server's table of locks is not large.
+MOST_LOCKS_KEPT = 200
+#: Announcements follow each other no faster than this; the first after a pause goes out at once.
+ANNOUNCE_GAP_SECONDS = 0.005
+
+_ANNOUNCE = """
+WITH given AS (
+    SELECT *, greatest(pg_sequence_last_value(to_regclass(sequence)), 1) AS given_out
+    FROM unnest(
+        %(streams)s::text[], %(positions)s::bigint[], %(last_writes)s::bigint[], %(sequences)s::text[], %(words)s::text[]
+    ) AS given (stream, position, last_write, sequence, words)
+), moved AS (
+    UPDATE streams_streamposition p SET
+        position = given.position,
+        last_write_position = CASE WHEN given.last_write = 0 THEN p.last_write_position ELSE given.last_write END,
+        last_advance_at = clock_timestamp(), updated_at = clock_timestamp()
+    FROM given, streams_instance i
+    WHERE p.stream = given.stream AND p.instance_name = %(name)s AND abs(given.position) > abs(p.position)
+      AND abs(given.position) <= given.given_out
+      AND i.name = %(name)s AND i.lease = %(lease)s
+    RETURNING p.stream, p.position, given.words
+)
+SELECT pg_notify(%(channel)s, stream || ' ' || %(name)s::text || ' ' || abs(position) || ' ' || words),
+       CASE WHEN %(lasting)s::boolean THEN set_config('synchronous_commit', 'on', true) END
+FROM moved
+"""
+_OUTCOMES = "SELECT n, pg_xact_status(n::text::xid8) FROM unnest(%s::bigint[]) AS n"
+_NEVER_GIVEN = "22023"  # SQLSTATE for the number of a transaction that lies in the future
+
+
+class Background:
+    """The loop and what other threads put down for it."""
+
+    def __init__(self, writer: WriterProcess) -> None:
+        self._writer = writer
+        self._thread: threading.Thread | None = None
+        self._stop = threading.Event()
+        self._wake_up: WakeUp | None = None
+        self._open: dict[int, OpenTransaction] = {}
+        self._asked: deque[OpenTransaction] = deque()
+        self._hooks_lost: set[int] = set()
+        self._doubts: list[Doubt] = []
+        self._locks_kept = 0
+        self._judge = PokeJudge()
+        self._words = OneTimeWords()
+        self._looked: dict[str, dict[str, StoredPosition]] = {}
+        self._announced: dict[str, tuple[int, int]] = {}
+        self._idle_due = self._beat_due = self._ask_due = self._turn_due = 0.0
+        self._signalled = False
+
+    # --- called by other threads ----------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the thread if it does not run."""
+        if self._thread is None:
+            wake_up = self._wake_up = WakeUp()
+            name = f"replsite-writer-{self._writer.name}"
+            self._thread = threading.Thread(target=self._run, args=(wake_up,), name=name, daemon=True)
+            self._thread.start()
+
+    def wake(self) -> None:
+        """Look at everything now."""
+        wake_up = self._wake_up
+        if self._signalled or wake_up is None:
+            return
+        self._signalled = True
+        wake_up.ring()
+
+    def watch(self, record: OpenTransaction) -> None:
+        """Look after a transaction until its end is known."""
+        self._open[id(record)] = record
+
+    def ask(self, record: OpenTransaction) -> None:
+        """Ask the database how it ended, at once. May be called by the garbage collector: takes no lock."""
+        self._asked.append(record)
+        self._ask_due = 0.0
+        self.wake()
+
+    def doubt(self, doubt: Doubt) -> None:
+        """Find out, at once, what a message did whose answer was lost."""
+        self._doubts.append(doubt)
+        self.wake()
+
+    def drain(self, timeout_seconds: float) -> bool:
+        """Wait until nothing is pending and everything is announced; False when the time is up first."""
+        deadline = time.monotonic() + timeout_seconds
+        while time.monotonic() < deadline:
+            if self._is_drained():
+                return True
+            if self._thread is None or not self._thread.is_alive():
+                return False
+            self.wake()
+            time.sleep(0.002)
+        return False
+
+    def stop(self) -> None:
+        """End the thread and wait for it."""
+        self._stop.set()
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            self._signalled = False
+            self.wake()
+            thread.join(timeout=10)
+
+    # --- the loop -------------------------------------------------------------------------------------------------
+
+    def _run(self, wake_up: WakeUp) -> None:
+        try:
+            self._turns(wake_up)
+        finally:
+            self._wake_up = (
+                None  # the writer and this object know each other: only the garbage collector would close it
+            )
+
+    def _turns(self, wake_up: WakeUp) -> None:
+        from streams.writing.writer import Condition  # noqa: PLC0415 - the writer imports this module
+
+        while not self._stop.is_set():
+            try:
+                if self._writer.has_lock:
+                    self._turn(wake_up)
+                elif self._writer.condition is Condition.FENCED:
+                    self._pause(RETRY_SECONDS)
+                    self._announced = {}
+                    self._locks_kept = 0
+                    self._writer.hold_again()
+                    self._forget_ended()
+            except (StreamError, *driver.connection_gone) as error:
+                log.debug("writer.retry", writer=self._writer.name, error=str(error))
+                self._pause(RETRY_SECONDS)
+            except Exception:
+                log.exception("writer.background_failed", writer=self._writer.name)
+                self._pause(RETRY_SECONDS)
+
+    def _turn(self, wake_up: WakeUp) -> None:
+        self._wait(wake_up)
+        now = time.monotonic()
+        with self._writer.control_cursor() as cursor:
+            self._hear(cursor)
+            self._ask_outcomes(cursor, now)
+            self._settle_doubts(cursor)
+            self._find_heads(cursor, now)
+            self._share_positions()
+            self._announce(cursor, now)
+            if self._writer.control.notifies:  # our own word comes back with the answer: no turn of its own for that
+                self._hear(cursor)
+            if now >= self._beat_due:
+                self._beat_due = now + stream_settings().heartbeat_seconds
+                self._forget_ended()
+                heartbeat.beat(cursor, self._writer, list(self._open.values()))
+                dead_writers.resolve_dead_writers(cursor, self._writer.name)
+            overflow_replay.look_after(cursor, self._writer.trackers)
+            self._finish_drain()
+
+    def _finish_drain(self) -> None:
+        """Leave, when somebody asked for it and nothing is pending any more."""
+        if self._writer.drain_asked_by and self._is_drained() and self._writer.finish_drain(LEAVE_SECONDS):
+            self._stop.set()
+
+    def _is_drained(self) -> bool:
+        """Whether every transaction has ended and everything is announced."""
+        is_open = any(not record.ended for record in list(self._open.values())) or self._doubts
+        return not is_open and not self._due(idle_too=False)
+
+    def _wait(self, wake_up: WakeUp) -> None:
+        """Sleep until there is something to do: a wake-up, a notification, or the next due time."""
+        now = time.monotonic()
+        due = [self._beat_due]
+        if self._writer.control.notifies:
+            due.append(now)  # they came with the answer to something else, so the socket is silent
+        if (looks := self._judge.due_seconds) is not None:
+            due.append(now + looks)
+        if self._asked:
+            due.append(self._ask_due)
+        if self._doubts:
+            due.append(now + ASK_AGAIN_SECONDS)
+        if self._due(idle_too=False):
+            due.append(now)
+        elif self._due(idle_too=True) or self._at_unknown_heads():
+            due.append(self._idle_due)
+        try:
+            ready = driver.ready_to_read([wake_up, self._writer.control], min(due) - now)
+        except (OSError, ValueError, *driver.connection_gone) as error:
+            self._writer.fenced(f"control connection lost: {error}")
+            return
+        if wake_up in ready:
+            self._take_signal(wake_up)
+        # Whatever comes within the gap is done together; the first piece of work after a pause waits for nothing.
+        time.sleep(max(0.0, self._turn_due - time.monotonic()))
+
+    def _take_signal(self, wake_up: WakeUp) -> None:
+        wake_up.hush()
+        # After the read: a wake-up between the two writes nothing, and what it is about is seen in this turn. The other
+        # way round the pipe could be empty with the signal set, and no wake-up would ever come again.
+        self._signalled = False
+
+    def _pause(self, seconds: float) -> None:
+        self._stop.wait(seconds)  # whatever wakes this thread meanwhile: no faster
+
+    # --- hear others ----------------------------------------------------------------------------------------------
+
+    def _hear(self, cursor: Any) -> None:
+        control = self._writer.control
+        control.poll()
+        heard = [(notify.pid, notify.payload) for notify in control.notifies]
+        own = (control.get_backend_pid(), self._writer.name)
+        if self._judge.own != own:
+            self._judge, self._looked = PokeJudge(own), {}
+        pokes = self._judge.judge(heard, lambda: nullcontext(cursor))
+        looks = {poke.stream for poke in pokes if poke.position is None}
+        try:
+            self._take_over(cursor, heard, pokes, looks)
+        except BaseException:
+            self._judge.look_again(looks)
+            raise
+        del control.notifies[: len(heard)]  # not before: what an error has cut short is taken over again
+
+    def _take_over(
+        self, cursor: Any, heard: Sequence[tuple[int, str]], pokes: Sequence[Poke], looks: Collection[str]
+    ) -> None:
+        """Looks first: what is read now covers everything that was heard, and who came is known before others move on."""
+        found = self._look(cursor, looks)
+        if pokes:
+            cache_feed.before_advance({poke.stream for poke in pokes}, cursor, self._writer.using, pokes)
+        for stream, stored in found.items():
+            self._writer.trackers[stream].learn(*active_and_retired(stored))
+        came: set[str] = set()
+        for poke in pokes:
+            if poke.position is not None:
+                if poke.writer == self._writer.name:
+                    came.add(poke.stream)
+                self._advance(poke.stream, poke.writer, poke.position, came)
+        said = [Poke.parse(payload) for session, payload in heard if (session, self._writer.name) == self._judge.own]
+        came |= {poke.stream for poke in said if poke.writer == self._writer.name and poke.position is not None}
+        self._writer.tenure.entering -= came  # not before: what comes again after an error meets the same
+
+    def _advance(self, stream: str, writer: str, position: int, came: Collection[str]) -> None:
+        """``came`` are streams whose entry came back by now."""
+        for other in registry.sharing(registry.get(stream)):
+            if (sister := self._writer.trackers.get(other.name)) is not None:
+                sister.observe(position)
+        tracker = self._writer.trackers.get(stream)
+        if tracker is not None and (stream in came or stream not in self._writer.tenure.entering):
+            tracker.advance(writer, position)
+
+    def _look(self, cursor: Any, streams: Collection[str]) -> dict[str, dict[str, StoredPosition]]:
+        """What the table says of those that this process writes; also whether somebody changed its own row."""
+        trackers = self._writer.trackers
+        wanted = [stream for stream in streams if stream in trackers]
+        if not wanted:
+            return {}
+        found = possible_positions(cursor, wanted, self._looked)
+        self._looked.update(found)
+        own = [stored[self._writer.name] for stored in found.values() if self._writer.name in stored]
+        if any(at.state != ACTIVE for at in own):
+            self._beat_due = 0.0  # perhaps we are asked to leave
+        return found
+
+    def _share_positions(self) -> None:
+        """What this process wrote to one stream of a sequence moves the others: an ID of one is none of theirs."""
+        trackers = self._writer.trackers
+        for stream in [registry.get(name) for name in list(trackers)]:
+            tracker = trackers[stream.name]
+            top = max(tracker.announceable, tracker.last_write)
+            for other in registry.sharing(stream):
+                if other.name in trackers and trackers[other.name].announceable < top:
+                    trackers[other.name].observe(top)
+
+    # --- ask how transactions ended -------------------------------------------------------------------------------
+
+    def _ask_outcomes(self, cursor: Any, now: float) -> None:
+        ask = {id(record): record for record in self._take_asked(now) if not record.ended}
+        if not ask:
+            return
+        outcome = self._outcomes(cursor, sorted({record.number for record in ask.values()}))
+        for record in ask.values():
+            status = outcome.get(record.number)
+            if status != "in progress":
+                record.end(written=status == "committed")
+            elif id(record) in self._hooks_lost:
+                self._asked.append(record)
+
+    def _outcomes(self, cursor: Any, numbers: list[int]) -> dict[int, str | None]:
+        """What the server says of transactions; nothing of those of before a crash or a restore that it has forgotten."""
+        try:
+            cursor.execute(_OUTCOMES, [numbers])
+            return dict(cursor.fetchall())
+        except driver.DatabaseError as error:
+            if error.pgcode != _NEVER_GIVEN:
+                raise
+        if len(numbers) == 1:
+            return {}
+        middle = len(numbers) // 2
+        return self._outcomes(cursor, numbers[:middle]) | self._outcomes(cursor, numbers[middle:])
+
+    def _settle_doubts(self, cursor: Any) -> None:
+        """What became of messages whose answers were lost, as ``streams.writing.append`` tells.
+
+        Those of an earlier lease were settled by taking the new one: nothing of the old is open, and the table was read.
+        """
+        for doubt in list(self._doubts):
+            if self._writer.trackers.get(doubt.stream.name) is doubt.tracker and not self._settle(cursor, doubt):
+                continue
+            self._doubts.remove(doubt)
+
+    def _settle(self, cursor: Any, doubt: Doubt) -> bool:
+        cursor.execute("SELECT pg_try_advisory_lock(%s)", [doubt.lock_key])
+        if not cursor.fetchone()[0]:
+            return False
+        rows = doubt.stream.ids_from(cursor, doubt.fetch.above + 1)
+        doubt.tracker.settle(doubt.fetch, [number for writer, number in rows if writer == self._writer.name])
+        if doubt.exchange_is_over:
+            cursor.execute("SELECT pg_advisory_unlock(%s)", [doubt.lock_key])
+            return True
+        self._locks_kept += 1
+        log.warning("writer.append_in_doubt_settled", writer=self._writer.name, stream=doubt.stream.name)
+        if self._locks_kept >= MOST_LOCKS_KEPT:
+            self._writer.fenced("many appends lost their connection; a new lease frees the locks that keep them out")
+        return True
+
+    def _take_asked(self, now: float) -> list[OpenTransaction]:
+        if now < self._ask_due:
+            return []
+        self._ask_due = now + ASK_AGAIN_SECONDS
+        lost = [self._asked.popleft() for _ in range(len(self._asked))]
+        self._hooks_lost = {id(record) for record in lost}
+        old = time.monotonic() - ASK_AFTER_SECONDS
+        return lost + [record for record in list(self._open.values()) if record.opened_at < old]
+
+    def _forget_ended(self) -> None:
+        for key, record in list(self._open.items()):
+            if record.ended:
+                self._open.pop(key, None)
+
+    # --- announce -------------------------------------------------------------------------------------------------
+
+    def _due(self, *, idle_too: bool) -> dict[str, tuple[int, int]]:
+        """Streams whose position is to be announced: (position, last own write)."""
+        due = {}
+        for stream, tracker in list(self._writer.trackers.items()):
+            now_at = (tracker.announceable, tracker.last_write)
+            position, last_write = self._announced.get(stream, (0, 0))
+            if now_at[0] > position and (idle_too or now_at[1] > last_write):
+                due[stream] = now_at
+        return due
+
+    def _at_unknown_heads(self) -> list[tuple[str, PositionTracker]]:
+        """Streams at rest whose sequence may be ahead: a failed append may have taken IDs that nobody knows."""
+        return [(name, tracker) for name, tracker in list(self._writer.trackers.items()) if tracker.has_lost_ids]
+
+    def _find_heads(self, cursor: Any, now: float) -> None:
+        """Take an ID and let it go: it lies above the lost ones, and it is complete, so the position may be there."""
+        for name, tracker in self._at_unknown_heads() if now >= self._idle_due else ():
+            fetch, ids = tracker.begin_fetch(), []
+            try:
+                cursor.execute("SELECT nextval(%s)", [registry.get(name).declaration.sequence])
+                ids = [row[0] for row in cursor.fetchall()]
+            finally:
+                tracker.end_fetch(fetch, ids)
+                tracker.complete(ids, written=False)
+
+    def _announce(self, cursor: Any, now: float) -> None:
+        due = self._due(idle_too=now >= self._idle_due)
+        if not due:
+            return
+        signs = [registry.get(stream).declaration.sign for stream in due]
+        driver.execute_prepared(
+            cursor,
+            _ANNOUNCE,
+            {
+                "streams": list(due),
+                "positions": [at * sign for (at, _), sign in zip(due.values(), signs, strict=True)],
+                "sequences": [registry.get(stream).declaration.sequence for stream in due],
+                "last_writes": [last * sign for (_, last), sign in zip(due.values(), signs, strict=True)],
+                "words": [self._words.take(stream) for stream in due],
+                "name": self._writer.name,
+                "lease": self._writer.lease,
+                "channel": driver.channel(cursor, CHANNEL),
+                "lasting": self._may_be_forgotten(due),
+            },
+        )
+        if cursor.rowcount < len(due):
+            self._check_sequences(cursor, due)
+        self._announced.update(due)
+        self._turn_due = now + ANNOUNCE_GAP_SECONDS
+        self._idle_due = now + stream_settings().announce_interval_seconds
+
+    def _check_sequences(self, cursor: Any, due: Mapping[str, tuple[int, int]]) -> None:
+        """Not all was stored: the table may have it already; or this process has a position whose ID was never given out.
+
+        What else such a tracker says cannot be right either, so the process begins anew, by what the tables say.
+        """
+        for stream, (position, _) in due.items():
+            given_out = registry.get(stream).sequence_value(cursor)
+            if position > max(given_out, 1):
+                self._writer.fenced(
+                    f"its position {position} on {stream} is above the sequence, which is at {given_out}"
+                )
+
+    def _may_be_forgotten(self, due: Mapping[str, tuple[int, int]]) -> bool:
+        """Whether a crash could have the server give out one of these IDs again: no commit wrote it to the disk."""
+        trackers = self._writer.trackers
+        return any(position <= trackers[stream].last_rolled_back for stream, (position, _) in due.items())

@@ -1,0 +1,157 @@
+"""Dead writers, judged by evidence and never by a timer alone.
+
+A writer's name is locked by its process for life, and every transaction that appends as this writer holds the append lock,
+shared. So whoever gets the first lock knows that the process is gone, and whoever then gets the second one exclusively knows
+that no transaction of it is open, wherever its host may be. Its reserved IDs are then finished by proof: committed
+rows are in the tables, and no further row can appear under them.
+
+Silence (an old heartbeat) only decides *when to look*.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from streams import registry
+from streams.conf import stream_settings
+from streams.db import driver
+from streams.reading.pokes import poke
+from streams.runtime.logs import get_logger
+from streams.runtime.silence import silent_seconds_sql
+
+__all__ = ["Resolution", "Trace", "leave_trace", "resolve_dead_writers", "resolve_writer", "retire_streams"]
+
+log = get_logger(__name__)
+
+_SILENT = f"""
+SELECT DISTINCT i.name FROM streams_instance i JOIN streams_streamposition p ON p.instance_name = i.name
+WHERE p.state <> 'retired' AND i.name <> %(by)s
+  AND (i.heartbeat_at IS NULL OR {silent_seconds_sql("i.heartbeat_at")} > %(silent)s)
+"""
+_RETIRE = """
+UPDATE streams_streamposition SET state = 'retired',
+    position = CASE WHEN abs(%(position)s) > abs(position) THEN %(position)s ELSE position END,
+    facts_resolved = facts_resolved + pending_facts,
+    pending_facts = 0, oldest_pending_id = NULL, oldest_pending_at = NULL, oldest_pending_transaction = NULL,
+    last_advance_at = clock_timestamp(), updated_at = clock_timestamp()
+WHERE stream = %(stream)s AND instance_name = %(name)s
+"""
+_ACTIVE = """
+SELECT stream, position FROM streams_streamposition
+WHERE instance_name = %(name)s AND state <> 'retired' AND (%(streams)s::text[] IS NULL OR stream = ANY(%(streams)s::text[]))
+"""
+_TRACE = """
+INSERT INTO streams_writerresolution (stream, instance_name, from_position, to_position, action, evidence, resolved_by)
+VALUES (%(stream)s, %(name)s, %(before)s, %(position)s, %(action)s, %(evidence)s, %(by)s)
+"""
+EVIDENCE = "writer lock free (process gone) and append lock free (no open transaction)"
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """What a row of the trace says besides the positions: what was done, on what evidence, and by whom."""
+
+    action: str
+    evidence: str
+    by: str
+
+    @classmethod
+    def drained(cls, asked_by: str) -> Trace:
+        """A writer left as it was asked to."""
+        return cls(
+            "drained", "nothing reserved any more, lease ended and append lock free (no open transaction)", asked_by
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Resolution:
+    """A dead writer on one stream, taken as finished from one (positive) position to another."""
+
+    stream: str
+    writer: str
+    from_position: int
+    to_position: int
+
+
+def resolve_dead_writers(cursor: Any, resolved_by: str) -> list[Resolution]:
+    """Look at writers that were silent for three heartbeats; retire those that are proven dead.
+
+    ``cursor`` belongs to a direct connection in autocommit mode, since its locks are session locks. A writer that
+    asks on its own control connection gives its name as ``resolved_by`` and is left out: it would get its own locks.
+    """
+    cursor.execute(_SILENT, {"silent": 3 * stream_settings().heartbeat_seconds, "by": resolved_by})
+    resolutions: list[Resolution] = []
+    for (name,) in cursor.fetchall():
+        resolutions += resolve_writer(cursor, name, resolved_by)
+    return resolutions
+
+
+def resolve_writer(cursor: Any, name: str, resolved_by: str) -> list[Resolution]:
+    """Retire one writer if it is proven dead; an empty list means that it lives, or that a transaction of it is open."""
+    keys = driver.writer_key(cursor, name), driver.append_key(cursor, name)
+    held = []
+    try:
+        for key in keys:
+            cursor.execute("SELECT pg_try_advisory_lock(%s)", [key])
+            if not cursor.fetchone()[0]:
+                return []
+            held.append(key)
+        return _retire(cursor, name, resolved_by)
+    finally:
+        for key in held:
+            cursor.execute("SELECT pg_advisory_unlock(%s)", [key])
+
+
+def _retire(cursor: Any, name: str, resolved_by: str) -> list[Resolution]:
+    """Both locks are held. A new lease fences a ghost; then each stream's position covers every committed row."""
+    cursor.execute("UPDATE streams_instance SET lease = lease + 1, state = 'retired' WHERE name = %s", [name])
+    resolutions = retire_streams(cursor, name, trace=Trace("resolved", EVIDENCE, resolved_by))
+    for done in resolutions:
+        log.warning(
+            "writer.resolved_dead", stream=done.stream, writer=name, was=done.from_position, now=done.to_position,
+            evidence=EVIDENCE, by=resolved_by,
+        )  # fmt: skip
+    return resolutions
+
+
+def retire_streams(
+    cursor: Any, name: str, streams: Sequence[str] | None = None, trace: Trace | None = None
+) -> list[Resolution]:
+    """Retire a writer on those streams (all by default) in one transaction, and tell everybody.
+
+    Called when its lease has ended and no transaction of it is open: every ID that it reserved is complete, so its
+    position may cover whatever is committed. ``trace`` leaves a row for each stream.
+    """
+    done: list[Resolution] = []
+    with driver.in_transaction(cursor):
+        cursor.execute(_ACTIVE, {"name": name, "streams": None if streams is None else list(streams)})
+        for stream_name, before in cursor.fetchall():
+            resolution = _retire_on(cursor, name, stream_name, before)
+            if trace is not None:
+                leave_trace(cursor, resolution, trace)
+            done.append(resolution)
+    return done
+
+
+def _retire_on(cursor: Any, name: str, stream_name: str, stored: int) -> Resolution:
+    position = abs(stored)
+    if stream_name in registry.names():  # otherwise this program is not the one that knows its tables
+        position = max(position, registry.get(stream_name).table_maximum(cursor))
+    sign = _sign(stream_name)
+    cursor.execute(_RETIRE, {"stream": stream_name, "name": name, "position": position * sign})
+    poke(cursor, stream_name, name)
+    return Resolution(stream_name, name, abs(stored), position)
+
+
+def leave_trace(cursor: Any, done: Resolution, trace: Trace) -> None:
+    """A row that says what was done to a writer on a stream."""
+    sign = _sign(done.stream)
+    values = {"before": done.from_position * sign, "position": done.to_position * sign, "by": trace.by}
+    who = {"stream": done.stream, "name": done.writer, "action": trace.action, "evidence": trace.evidence}
+    cursor.execute(_TRACE, values | who)
+
+
+def _sign(stream_name: str) -> int:
+    return registry.get(stream_name).declaration.sign if stream_name in registry.names() else 1

@@ -1,0 +1,102 @@
+"""Signs of life of a writing process, with what is pending on its streams; written once a second.
+
+The update names the lease: a process whose name was taken over changes no row, and learns by that that it is fenced. Ages
+travel, never times: this host's clock may be off, and only the database's is compared with anything.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from streams import registry
+
+if TYPE_CHECKING:
+    from streams.core.tracker import PositionTracker
+    from streams.writing.reservation import OpenTransaction
+    from streams.writing.writer import WriterProcess
+
+__all__ = ["beat"]
+
+#: Fewer single complete IDs above the linear position than this are nothing to tell of.
+MANY_IDS = 1_000
+#: IDs that are being fetched for longer than this are shown as pending: the message that takes them waits for something.
+SLOW_SECONDS = 1.0
+
+_BEAT = """
+UPDATE streams_instance SET heartbeat_at = clock_timestamp() WHERE name = %(name)s AND lease = %(lease)s
+RETURNING state, drain_asked_by
+"""
+_PENDING = """
+UPDATE streams_streamposition p SET
+    pending_facts = given.pending, oldest_pending_id = given.oldest,
+    oldest_pending_at = least(
+        CASE WHEN p.oldest_pending_id = given.oldest THEN p.oldest_pending_at END,
+        clock_timestamp() - make_interval(secs => given.age)
+    ),
+    oldest_pending_transaction = given.transaction,
+    facts_written = p.facts_written + given.written, facts_rolled_back = p.facts_rolled_back + given.rolled_back,
+    known_done_ids = given.known_done, updated_at = clock_timestamp()
+FROM unnest(%(streams)s::text[], %(pending)s::int[], %(oldest)s::bigint[], %(age)s::float8[], %(transactions)s::bigint[],
+            %(written)s::bigint[], %(rolled_back)s::bigint[], %(known_done)s::int[])
+    AS given (stream, pending, oldest, age, transaction, written, rolled_back, known_done)
+WHERE p.stream = given.stream AND p.instance_name = %(name)s
+"""
+
+
+def beat(cursor: Any, writer: WriterProcess, open_transactions: Sequence[OpenTransaction]) -> None:
+    """Show that this process lives, and what it has pending; fences it when its lease is not the current one."""
+    cursor.execute(_BEAT, {"name": writer.name, "lease": writer.lease})
+    row = cursor.fetchone()
+    if row is None:
+        writer.fenced("another process holds the name under a newer lease")
+        return
+    if row[0] == "draining":
+        writer.begin_drain(row[1])
+    rows = [_row(stream, writer, open_transactions) for stream in writer.trackers]
+    changed = [row for row in rows if row is not None]
+    if changed:
+        names = ("streams", "pending", "oldest", "age", "transactions", "written", "rolled_back", "known_done")
+        columns = [list(column) for column in zip(*changed, strict=True)]
+        cursor.execute(_PENDING, dict(zip(names, columns, strict=True)) | {"name": writer.name})
+
+
+def _row(stream: str, writer: WriterProcess, open_transactions: Sequence[OpenTransaction]) -> tuple[Any, ...] | None:
+    """What changed on one stream since the last beat, None when nothing did."""
+    tracker = writer.trackers[stream]
+    written, rolled_back = tracker.take_counts()
+    count, first, since, transaction = _pending(tracker, stream, open_transactions)
+    # An ID may be pending a moment before its transaction is known: that is shown again when it is.
+    known_done = tracker.known_done_size // MANY_IDS * MANY_IDS
+    shown = (first, count, since, known_done)
+    if writer.shown_pending.get(stream) == shown and not written and not rolled_back:
+        return None
+    writer.shown_pending[stream] = shown
+    return (
+        stream,
+        count,
+        first * registry.get(stream).declaration.sign if first is not None else None,
+        None if since is None else time.monotonic() - since,
+        transaction,
+        written,
+        rolled_back,
+        known_done,
+    )
+
+
+def _pending(
+    tracker: PositionTracker, stream: str, open_transactions: Sequence[OpenTransaction]
+) -> tuple[int, int | None, float | None, int | None]:
+    """How many IDs are pending; of the oldest: its ID, since when, and the number of its transaction as far as known."""
+    pending = tracker.pending
+    holders = [(record.pending().get(stream), record) for record in open_transactions if not record.ended]
+    oldest = min((h for h in holders if h[0] is not None), key=lambda holder: holder[0] or 0, default=None)
+    first = pending[0] if pending else None
+    since, transaction = (oldest[1].opened_at, oldest[1].number) if oldest and pending else (None, None)
+    slow = tracker.fetches_begun_before(time.monotonic() - SLOW_SECONDS)
+    if slow:  # their IDs and transactions are not known here yet
+        first = min(first or slow[0].above + 1, slow[0].above + 1)
+        if since is None or slow[0].begun_at < since:
+            since, transaction = slow[0].begun_at, None
+    return len(pending) + sum(fetch.count for fetch in slow), first, since, transaction

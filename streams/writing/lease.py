@@ -1,0 +1,214 @@
+"""SQL of holding a writer name: take, enter a stream, retire. Called with a cursor of a direct connection.
+
+A lease is the count of processes that have held the name. ``take`` runs outside a transaction (autocommit): its locks are
+session locks and its row must be visible at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from streams.core.names import check_name, is_pattern, numbered_name
+from streams.db import driver
+from streams.errors import WriterBusy, WriterNameTaken
+from streams.reading.pokes import CHANNEL, poke
+from streams.stream import Stream
+
+__all__ = [
+    "ACTIVE_STREAMS",
+    "Held",
+    "Identity",
+    "describe_lock_holder",
+    "end",
+    "hold_positions",
+    "mark_draining",
+    "store_entry",
+    "take",
+    "wait_for_open_transactions",
+]
+
+_MOST_NUMBERS = 10_000
+_ENDING_SECONDS = 1.0
+_LOCK_NOT_AVAILABLE = "55P03"
+
+#: Streams that a writer has not left.
+ACTIVE_STREAMS = (
+    "SELECT stream FROM streams_streamposition WHERE instance_name = %s AND state <> 'retired' ORDER BY stream"
+)
+_HOLDER = f"""
+SELECT a.pid, coalesce(host(a.client_addr), 'local'), a.application_name, a.state, a.xact_start
+{driver.LOCK_HOLDERS}
+LIMIT 1
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who this process is, for the error that a second process with the name gets."""
+
+    host: str
+    process_id: int
+    command: str
+    version: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A name that is held, and the number of its lease."""
+
+    name: str
+    lease: int
+    append_key: int
+    """Locked, shared, by each transaction that appends under it."""
+
+
+def take(cursor: Any, pattern: str, identity: Identity, timeout_seconds: float) -> Held:
+    """Take the name, or the lowest free number of a pattern, and wait until nothing of an earlier holder is open.
+
+    Raises ``WriterNameTaken`` (naming the holder) or ``WriterBusy`` (naming the open transaction).
+    """
+    check_name(pattern)
+    name = _lock_free_name(cursor, pattern)
+    cursor.execute(
+        """
+        INSERT INTO streams_instance AS held (name, lease, state, host, process_id, lock_backend_pid, version, command,
+                                              started_at, heartbeat_at)
+        VALUES (%s, 1, 'active', %s, %s, pg_backend_pid(), %s, %s, clock_timestamp(), clock_timestamp())
+        ON CONFLICT (name) DO UPDATE SET lease = held.lease + 1, state = 'active', host = excluded.host,
+            process_id = excluded.process_id, lock_backend_pid = excluded.lock_backend_pid, version = excluded.version,
+            command = excluded.command, started_at = excluded.started_at, heartbeat_at = excluded.heartbeat_at,
+            drain_asked_by = ''
+        RETURNING lease
+        """,
+        [name, identity.host, identity.process_id, identity.version, identity.command],
+    )
+    lease = cursor.fetchone()[0]
+    wait_for_open_transactions(cursor, name, timeout_seconds)
+    return Held(name, lease, driver.append_key(cursor, name))
+
+
+def _lock_free_name(cursor: Any, pattern: str) -> str:
+    candidates = [numbered_name(pattern, n) for n in range(1, _MOST_NUMBERS)] if is_pattern(pattern) else [pattern]
+    for name in candidates:
+        cursor.execute("SELECT pg_try_advisory_lock(%s)", [driver.writer_key(cursor, name)])
+        if cursor.fetchone()[0]:
+            return name
+    # A session of a process just gone may still be ending, or somebody may be looking at whether it is dead.
+    if not is_pattern(pattern) and _lock_in_time(cursor, driver.writer_key(cursor, pattern), _ENDING_SECONDS):
+        return pattern
+    holder = describe_lock_holder(cursor, driver.writer_key(cursor, candidates[0]))
+    raise WriterNameTaken(
+        f"Writer name {pattern!r} is taken: {_describe_instance(cursor, candidates[0])}{holder}. Stop that process, or give "
+        f"this one another name with REPLSITE_INSTANCE (a pattern such as web-{{n}} takes the lowest free number)."
+    )
+
+
+def _describe_instance(cursor: Any, name: str) -> str:
+    cursor.execute("SELECT process_id, host, started_at, command FROM streams_instance WHERE name = %s", [name])
+    row = cursor.fetchone()
+    return (
+        f"process {row[0]} on host {row[1]} ({row[3]}) holds it since {row[2]:%Y-%m-%d %H:%M:%S}"
+        if row
+        else "it is locked"
+    )
+
+
+def describe_lock_holder(cursor: Any, key: int) -> str:
+    """`` (server process N, address, state)`` of whoever holds that advisory lock, empty when nobody does."""
+    cursor.execute(_HOLDER, [key])
+    row = cursor.fetchone()
+    if row is None:
+        return ""
+    since = f", transaction open since {row[4]:%H:%M:%S}" if row[4] else ""
+    return f" (database session {row[0]} from {row[1]}, {row[2]!r}, {row[3]}{since})"
+
+
+def wait_for_open_transactions(cursor: Any, name: str, timeout_seconds: float) -> None:
+    """Get the append lock exclusively once: it proves that no transaction of an earlier holder is open."""
+    key = driver.append_key(cursor, name)
+    if _lock_in_time(cursor, key, timeout_seconds):
+        cursor.execute("SELECT pg_advisory_unlock(%s)", [key])
+        return
+    holder = describe_lock_holder(cursor, key)
+    raise WriterBusy(
+        f"Writer {name!r} cannot start: a transaction of an earlier process with this name is still open after "
+        f"{timeout_seconds:g} s{holder}. Wait for it, or end it: manage.py streams abort {name}."
+    )
+
+
+def _lock_in_time(cursor: Any, key: int, seconds: float) -> bool:
+    """Wait for a session lock, but no longer than that."""
+    cursor.execute(f"SET lock_timeout = {max(1, int(seconds * 1000))}")
+    try:
+        cursor.execute("SELECT pg_advisory_lock(%s)", [key])
+    except driver.OperationalError as error:
+        if error.pgcode != _LOCK_NOT_AVAILABLE:
+            raise
+        return False
+    finally:
+        if not cursor.connection.closed:
+            cursor.execute("SET lock_timeout = 0")
+    return True
+
+
+def store_entry(cursor: Any, stream: Stream, name: str, position: int) -> None:
+    """Enter a writer into a stream at that (positive) position, or take its row up again; tell everybody.
+
+    Called in the transaction that read the findings. The stored position never goes down.
+    """
+    cursor.execute(
+        """
+        INSERT INTO streams_streamposition AS p (stream, instance_name, position)
+        VALUES (%(stream)s, %(name)s, %(position)s)
+        ON CONFLICT (stream, instance_name) DO UPDATE SET
+            position = CASE WHEN abs(excluded.position) > abs(p.position) THEN excluded.position ELSE p.position END,
+            state = 'active', pending_facts = 0, oldest_pending_id = NULL, oldest_pending_at = NULL,
+            oldest_pending_transaction = NULL, updated_at = clock_timestamp()
+        """,
+        {"stream": stream.name, "name": name, "position": position * stream.declaration.sign},
+    )
+    poke(cursor, stream.name, name, position)
+
+
+def hold_positions(cursor: Any, stream: str) -> list[tuple[str, str, int]]:
+    """(writer, state, positive position) of all writers of a stream, as they are now and stay until this transaction ends.
+
+    So the row that ``store_entry`` adds lies at or above all of them, and the minimum never goes down.
+    """
+    cursor.execute(
+        "SELECT instance_name, state, abs(position) FROM streams_streamposition WHERE stream = %s "
+        "ORDER BY instance_name FOR SHARE",
+        [stream],
+    )
+    rows: list[tuple[str, str, int]] = cursor.fetchall()
+    return rows
+
+
+def mark_draining(cursor: Any, name: str, asked_by: str) -> list[str]:
+    """Say of a writer that it leaves, or ask it to: its process looks at its row when it is poked, and at each heartbeat.
+
+    Returns the streams that it has not left. In autocommit mode; a retired name is left alone.
+    """
+    cursor.execute(
+        """
+        WITH asked AS (
+            UPDATE streams_instance SET state = 'draining',
+                drain_asked_by = CASE WHEN %(by)s = '' THEN drain_asked_by ELSE %(by)s END
+            WHERE name = %(name)s AND state <> 'retired' RETURNING name
+        ), marked AS (
+            UPDATE streams_streamposition p SET state = 'draining', updated_at = clock_timestamp()
+            FROM asked WHERE p.instance_name = asked.name AND p.state <> 'retired' RETURNING p.stream
+        )
+        SELECT stream, pg_notify(%(channel)s, stream || ' ' || %(name)s) FROM marked ORDER BY stream
+        """,
+        {"name": name, "by": asked_by, "channel": driver.channel(cursor, CHANNEL)},
+    )
+    return [row[0] for row in cursor.fetchall()]
+
+
+def end(cursor: Any, name: str, lease: int) -> None:
+    """End the lease: no reservation gets IDs under it from now on."""
+    cursor.execute(
+        "UPDATE streams_instance SET lease = lease + 1, state = 'retired' WHERE name = %s AND lease = %s", [name, lease]
+    )

@@ -1,0 +1,338 @@
+"""Reservations: IDs taken for facts inside the caller's transaction, complete once that transaction is known to have ended.
+
+Django calls hooks after a commit, but has none for a rollback, and drops those of a rolled-back savepoint. So:
+
+* The hook is entered into the connection's list with an *empty* set of savepoints: rolling back a savepoint drops only hooks
+  that were registered under it, so this one stays until the outermost transaction ends.
+* When Django throws the list away (rollback, close, an error in another hook) the hook object is freed, and its finaliser
+  has the database asked how the transaction ended (``pg_xact_status`` of its recorded number).
+* Whatever else may happen (manual transaction management, a connection that died during COMMIT), the background thread
+  asks for every transaction that stays open for a while.
+
+An ID is thus complete only by the commit hook, which Django calls after COMMIT returned, or by the database's own word.
+
+Each reservation takes, in one round trip and in this order: the append lock, shared (evidence for whoever has to judge a dead
+writer), then the lease check and the IDs. Two statements, because the second must see what was committed before the
+lock was granted. In a transaction with a frozen snapshot the lease is checked on the control connection instead.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from django.db import connections, transaction
+
+from streams.conf import stream_settings
+from streams.db import driver
+from streams.errors import BadCount, ForeignFact, ReservationEnded, ReservationNotOpen, WriterFenced
+from streams.writing.insert import insert_facts
+from streams.writing.side_effects import has_effects, take_effect
+from streams.writing.writer import Tenure, WriterProcess, current_writer
+
+if TYPE_CHECKING:
+    from django.db.backends.base.base import BaseDatabaseWrapper
+    from django.db.models import Model
+
+    from streams.core.tracker import PositionTracker
+    from streams.facts import Fact
+    from streams.stream import Stream
+
+    Insert = Callable[[Mapping[type[Model], Sequence[Fact]]], None]
+
+__all__ = ["OpenTransaction", "Reservation"]
+
+LARGEST_COUNT = 1_000_000
+
+_RESERVE = (
+    "SELECT pg_advisory_xact_lock_shared(%(key)s::bigint)",
+    """
+    SELECT pg_current_xact_id()::text::bigint, fresh,
+           CASE WHEN NOT fresh OR lease = %(lease)s::bigint
+                THEN ARRAY(SELECT nextval(%(sequence)s::text::regclass) FROM generate_series(1, %(count)s::integer)) END
+    FROM (SELECT current_setting('transaction_isolation') = 'read committed' AS fresh) AS snapshot
+         LEFT JOIN streams_instance ON name = %(name)s::text
+    """,
+)
+_LOCK_AGAIN = """
+SELECT pg_advisory_xact_lock_shared(%(key)s);
+SELECT current_setting('transaction_isolation') = 'read committed',
+       (SELECT lease FROM streams_instance WHERE name = %(name)s)
+"""
+_LEASE = "SELECT lease FROM streams_instance WHERE name = %s"
+
+
+class OpenTransaction:
+    """An outermost transaction in which IDs were reserved, and what is to be completed when it ends."""
+
+    def __init__(self, writer: WriterProcess, number: int) -> None:
+        self.writer = writer
+        self.number = number  # PostgreSQL's
+        self.opened_at = time.monotonic()
+        #: How it ended is known, and its IDs are complete.
+        self.ended = False
+        #: The connection has left it, though perhaps nobody knows yet how it ended.
+        self.left = False
+        #: Called with "was it written?" when it ends, before its IDs are complete; quick, and never raising.
+        self.at_end: list[Callable[[bool], None]] = []
+        self._pending: list[tuple[Stream, PositionTracker, list[int]]] = []
+        self._lock = threading.Lock()
+
+    @classmethod
+    def of(cls, connection: BaseDatabaseWrapper, writer: WriterProcess, number: int) -> OpenTransaction:
+        """The record of the connection's transaction of that number; enters the hook when there is none yet.
+
+        Under manual transaction management Django keeps hooks beyond COMMIT, so hooks of other numbers belong to
+        transactions that have ended: they are taken out, and the database is asked about those.
+        """
+        hooks: list[Any] = connection.run_on_commit
+        for entry in list(hooks):
+            hook = entry[1]
+            if isinstance(hook, _CommitHook) and hook.record.writer is writer:
+                if hook.record.number == number:
+                    return hook.record
+                hooks.remove(entry)
+        record = cls(writer, number)
+        writer.watch(record)
+        hooks.insert(0, (set(), _CommitHook(record), False))
+        if not (connection.in_atomic_block and connection.commit_on_exit):
+            writer.ask(record)  # the hook may come much later than the COMMIT, so keep asking
+        return record
+
+    def own(self, stream: Stream, tracker: PositionTracker, ids: list[int]) -> None:
+        """These IDs are complete when the transaction ends."""
+        with self._lock:
+            self._pending.append((stream, tracker, ids))
+
+    def pending(self) -> dict[str, int]:
+        """Stream -> smallest ID that waits for this transaction."""
+        with self._lock:
+            lowest: dict[str, int] = {}
+            for stream, _, ids in self._pending:
+                lowest[stream.name] = min(ids[0], lowest.get(stream.name, ids[0]))
+            return lowest
+
+    def end(self, *, written: bool) -> None:
+        """The transaction has ended: complete its IDs. Later calls do nothing."""
+        with self._lock:
+            self.ended = self.left = True
+            pending, self._pending = self._pending, []
+            at_end, self.at_end = self.at_end, []
+        for effect in at_end:
+            effect(written)
+        moved = [tracker.complete(ids, written=written) for _, tracker, ids in pending]
+        if any(moved):
+            self.writer.announce_soon()
+
+
+class _CommitHook:
+    """What Django calls after COMMIT; being freed without that call is the sign of any other end."""
+
+    def __init__(self, record: OpenTransaction) -> None:
+        self.record = record
+        weakref.finalize(self, _hook_dropped, record).atexit = False
+
+    def __call__(self) -> None:
+        self.record.end(written=True)
+
+
+def _hook_dropped(record: OpenTransaction) -> None:
+    record.left = True
+    if not record.ended:
+        record.writer.ask(record)
+
+
+class Reservation:
+    """IDs for facts of one stream, in the caller's transaction; made by ``Stream.reserve``."""
+
+    def __init__(self, stream: Stream, count: int, using: str | None) -> None:
+        if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= LARGEST_COUNT:
+            raise BadCount(f"Stream {stream.name}: cannot reserve {count!r} IDs; ask for 1 to {LARGEST_COUNT} at once.")
+        self.stream = stream
+        self._ids: list[int] = []
+        self._count = count
+        self._using = using or stream_settings().database
+        self._connection = connections[self._using]
+        self._atomic: transaction.Atomic | None = None
+        self._record: OpenTransaction
+        self._tenure: Tenure
+        self._reserved: frozenset[int] = frozenset()
+        self._unused: Iterator[int] = iter(())
+
+    @property
+    def ids(self) -> list[int]:
+        """The reserved IDs, positive and ascending; raises ``ReservationNotOpen`` before the ``with`` block is entered."""
+        if not self._ids:
+            raise self._not_open("nothing is reserved before the with block is entered")
+        return self._ids
+
+    def __enter__(self) -> Self:
+        if self._ids:
+            raise self._not_open("it was entered before")
+        writer = current_writer(self._using)
+        tenure, tracker = writer.enter(self.stream)
+        if not self._connection.in_atomic_block and self._connection.get_autocommit():
+            self._atomic = transaction.atomic(using=self._using)
+            self._atomic.__enter__()
+        try:
+            self._reserve(writer, tenure, tracker)
+        except BaseException as error:
+            if self._atomic is not None:
+                self._atomic.__exit__(type(error), error, error.__traceback__)
+            raise
+        return self
+
+    def _reserve(self, writer: WriterProcess, tenure: Tenure, tracker: PositionTracker) -> None:
+        fetch = tracker.begin_fetch(self._count, time.monotonic())
+        ids: list[int] = []
+        owned = False
+        try:
+            number, fresh, ids = self._take_ids(writer, tenure)
+        finally:
+            if tracker.end_fetch(fetch, ids):
+                writer.announce_soon()
+        try:
+            self._record = OpenTransaction.of(self._connection, writer, number)
+            self._record.own(self.stream, tracker, ids)
+            owned = True
+        finally:
+            if not owned and tracker.complete(ids, written=False):  # nobody got them, so nothing is written under them
+                writer.announce_soon()
+        self._ids, self._tenure = ids, tenure
+        self._reserved, self._unused = frozenset(ids), iter(ids)
+        if not fresh:
+            self._check_lease(writer)
+
+    def _take_ids(self, writer: WriterProcess, tenure: Tenure) -> tuple[int, bool, list[int]]:
+        values = {
+            "key": tenure.append_key,
+            "lease": tenure.lease,
+            "name": tenure.name,
+            "sequence": self.stream.declaration.sequence,
+            "count": self._count,
+        }
+        row = driver.send_together(self._connection, [driver.Statement(text, values) for text in _RESERVE])[0]
+        if row[2] is None:
+            raise self._lost(writer, tenure)
+        return row[0], row[1], row[2]
+
+    def _check_lease(self, writer: WriterProcess) -> None:
+        """A transaction with a frozen snapshot may read an old lease: ask outside of it, now that the lock is held."""
+        with writer.control_cursor() as cursor:
+            cursor.execute(_LEASE, [self._tenure.name])
+            row = cursor.fetchone()
+        if row is None or row[0] != self._tenure.lease:
+            raise self._lost(writer, self._tenure)
+
+    def _not_open(self, what: str) -> ReservationNotOpen:
+        return ReservationNotOpen(
+            f"Stream {self.stream.name}: this reservation cannot be used: {what}. Write "
+            f"`with stream.reserve({self._count}) as reservation:` and use it inside, once."
+        )
+
+    @staticmethod
+    def _lost(writer: WriterProcess, tenure: Tenure) -> WriterFenced:
+        """The lease is not the current one: fence the process, unless it has got a newer one itself meanwhile."""
+        writer.fenced("its lease is no longer the current one", tenure.lease)
+        return writer.fenced_error()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._atomic is not None:
+            self._atomic.__exit__(kind, error, trace)
+
+    def write(self, *facts: Fact) -> None:
+        """Insert rows under the reserved IDs.
+
+        Rows without an ID get the reserved ones in order, going on where an earlier call ended; a fact of several rows
+        names its ID on each of them. Raises
+        ``ReservationEnded`` once the transaction is over, ``ForeignFact`` for another stream's row or a foreign ID.
+        """
+        self._check_open()
+        self._hold_append_lock()
+        self.write_directly(*facts)
+
+    def write_directly(self, *facts: Fact) -> None:
+        """``write`` with nothing done on the connection since the reservation: saves a round trip."""
+        self.write_with(self._insert_each, *facts)
+
+    def write_with(self, insert: Insert, *facts: Fact) -> None:
+        """``write_directly`` by statements of the caller, who inserts the rows together with others: saves more of them.
+
+        ``insert`` is called once, with the rows as they are to be inserted.
+        """
+        without_id = [fact for fact in facts if self._is_without_id(fact)]
+        try:
+            self._insert(facts, insert)
+        except BaseException:
+            for fact in without_id:  # so that the same object can be given to another attempt
+                setattr(fact, fact.id_field, None)
+            raise
+        for fact in facts:
+            fact._state.adding, fact._state.db = False, self._using
+
+    def _is_without_id(self, fact: Fact) -> bool:
+        """Refuses what is no new row of this stream."""
+        self.stream.check_model(fact)
+        if not fact._state.adding:
+            raise self._twice(fact)
+        return getattr(fact, fact.id_field) is None
+
+    def _twice(self, fact: Fact) -> ForeignFact:
+        return ForeignFact(
+            f"Stream {self.stream.name}: a {type(fact).__name__} was given twice (ID {getattr(fact, fact.id_field)}); "
+            f"make a new object for each row."
+        )
+
+    def _insert_each(self, by_model: Mapping[type[Model], Sequence[Fact]]) -> None:
+        for model, rows in by_model.items():
+            insert_facts(self._connection, model, rows)
+
+    def _insert(self, facts: Sequence[Fact], insert: Insert) -> None:
+        by_model: dict[type[Model], list[Fact]] = {}
+        seen: set[int] = set()
+        for fact in facts:
+            if id(fact) in seen:
+                raise self._twice(fact)
+            seen.add(id(fact))
+            self._give_id(fact)
+            fact.instance_name = self._tenure.name
+            by_model.setdefault(type(fact), []).append(fact)
+        insert(by_model)
+        if has_effects(self.stream, facts):
+            take_effect(self.stream, self._connection, self._record, facts)
+
+    def _give_id(self, fact: Fact) -> None:
+        sign = self.stream.declaration.sign
+        given = getattr(fact, fact.id_field)
+        number = next(self._unused, None) if given is None else given * sign
+        if number is None or number not in self._reserved:
+            raise ForeignFact(
+                f"Stream {self.stream.name}: ID {given} was not reserved here (reserved: {self.ids[0]} to {self.ids[-1]}); "
+                f"reserve as many IDs as there are facts."
+            )
+        setattr(fact, fact.id_field, number * sign)
+
+    def _check_open(self) -> None:
+        if not self._ids:
+            raise self._not_open("nothing is reserved before the with block is entered")
+        if self._record.ended or (not self._connection.in_atomic_block and self._connection.get_autocommit()):
+            raise ReservationEnded(
+                f"Stream {self.stream.name}: the transaction that reserved {self.ids[0]} to {self.ids[-1]} is over, so these "
+                f"IDs are complete and no row may be written under them. Reserve again in the new transaction."
+            )
+
+    def _hold_append_lock(self) -> None:
+        """Take the append lock again: rolling back to a savepoint, perhaps one made by hand, gives back what came after it."""
+        with self._connection.cursor() as cursor:
+            cursor.execute(_LOCK_AGAIN, {"key": self._tenure.append_key, "name": self._tenure.name})
+            fresh, lease = cursor.fetchone()
+        if not fresh:
+            self._check_lease(self._record.writer)
+        elif lease != self._tenure.lease:
+            raise self._lost(self._record.writer, self._tenure)
