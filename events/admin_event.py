@@ -22,9 +22,9 @@ from events.models import Event, EventEdge, EventJson, EventVisibility
 from events.redaction_rules import prune
 from events.states_at import StateAt, state_at
 from events.visibility_words import answer_in_words, reasons_in_words
-from state.deltas import StateKey
 from state.errors import StateError, UnknownRoomVersion
-from state.room_versions import room_version
+from state.groups.deltas import StateKey
+from state.rules.room_versions import room_version
 from streams.runtime.text import shown
 
 __all__ = ["MOST_JSON", "event_page", "event_user"]

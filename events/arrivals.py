@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from events.graph import Id, Leaves, Node
 from events.parsing import ParsedEvent
 from events.room_states import RoomStates
-from state.auth_selection import State
+from state.rules.auth_selection import State
 
 __all__ = ["Arrivals", "Arriving", "EventArrivals", "GroupsAfter"]
 

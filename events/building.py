@@ -9,7 +9,7 @@ from events import hashes
 from events.canonical import encode
 from events.parsing import ParsedEvent, parse_event
 from events.signatures import SigningKey
-from state.room_versions import room_version
+from state.rules.room_versions import room_version
 
 __all__ = ["finish_event"]
 

@@ -21,7 +21,7 @@ from events.decoding import decode_event
 from events.errors import EventRefused, NotCanonical
 from events.parsing import parse_event
 from events.redaction_rules import prune
-from state.room_versions import room_version
+from state.rules.room_versions import room_version
 from streams import registry
 from streams.models import CacheInvalidation
 

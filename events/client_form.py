@@ -15,7 +15,7 @@ import msgspec
 from events import canonical
 from events.fields import optional_identifier
 from events.redaction_rules import prune
-from state.room_versions import room_version
+from state.rules.room_versions import room_version
 
 __all__ = ["StoredForm", "client_json", "pruned_json"]
 

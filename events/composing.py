@@ -1,7 +1,7 @@
 """A local event from what its sender says and its place in the room: references, depth, auth events, hashes, signature (pure).
 
-The auth events are chosen by the rule that others check (``state.auth_selection``), from the state before the event. An event
-that the auth rules refuse is not made.
+The auth events are chosen by the rule that others check (``state.rules.auth_selection``), from the state before the event. An
+event that the auth rules refuse is not made.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from events.canonical import LARGEST_INTEGER
 from events.errors import EventNotAllowed, EventRefused, NotCanonical, Reason
 from events.parsing import ParsedEvent, ruled_content
 from events.signatures import SigningKey, signed_by
-from state.auth_rules import AuthRules
-from state.auth_selection import CREATE, State, auth_keys
-from state.room_versions import RoomVersion
+from state.rules.auth_rules import AuthRules
+from state.rules.auth_selection import CREATE, State, auth_keys
+from state.rules.room_versions import RoomVersion
 
 __all__ = ["MOST_PREV_EVENTS", "NewEvent", "Place", "compose"]
 

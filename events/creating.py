@@ -30,7 +30,7 @@ from events.room_states import RoomStates
 from events.signatures import SigningKey
 from events.stored_room import StoredEvents, StoredRoom
 from state.errors import UnknownRoomVersion
-from state.room_versions import RoomVersion, room_version
+from state.rules.room_versions import RoomVersion, room_version
 from streams.conf import stream_settings
 
 __all__ = ["DUMMY_EVENT", "LocalRoom", "NewEvent", "RoomSetup", "create_room"]

@@ -20,10 +20,10 @@ from events.redaction_rules import REDACTION, may_redact
 from events.room_visibility import HISTORY_VISIBILITY, Viewer, history_visibility, membership, sight_of
 from events.stored_states import StoredStates
 from events.visibility_rules import Answer, Rule, Verdict, for_client, known_visibility
-from state.auth_rules import AuthRules
-from state.auth_selection import CREATE, JOIN_RULES, POWER_LEVELS, State
 from state.models import StateGroup
-from state.room_versions import room_version
+from state.rules.auth_rules import AuthRules
+from state.rules.auth_selection import CREATE, JOIN_RULES, POWER_LEVELS, State
+from state.rules.room_versions import room_version
 from streams.db.consistent_read import one_view
 
 __all__ = ["Explanation", "explain_visibility"]

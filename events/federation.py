@@ -22,7 +22,7 @@ from events.server_view import as_seen_by
 from events.serving import SERVED, SERVED_JSON, ServedEvent, load_events, served
 from events.stored_states import parsed_events
 from events.walking import Place, Read, breadth_first, deepest_first
-from state.room_versions import room_version
+from state.rules.room_versions import room_version
 from streams.db.consistent_read import one_view
 
 __all__ = ["EVENTS_LIMIT", "StateIds", "auth_chain", "backfill", "missing_events", "state_ids", "topological_walk"]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, TypeGuard
 
 from events.errors import EventRefused, Reason
-from state.room_versions import RoomVersion
+from state.rules.room_versions import RoomVersion
 
 __all__ = [
     "IDENTIFIER_LIMIT_BYTES",

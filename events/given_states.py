@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from events.errors import EventRefused, Reason
 from events.parsing import ParsedEvent
 from events.room_states import is_create
-from state.auth_selection import CREATE
-from state.deltas import StateKey
+from state.groups.deltas import StateKey
+from state.rules.auth_selection import CREATE
 
 __all__ = ["given_state"]
 

@@ -17,7 +17,7 @@ from events.parsing import ParsedEvent
 from events.redaction_rules import REDACTION, may_redact
 from events.room_states import RoomStates
 from events.visibility_ranges import Step, VisibilityRanges, VisibilityRow, in_order
-from state.deltas import GroupBuilder
+from state.groups.deltas import GroupBuilder
 
 __all__ = ["GraphRanges", "tell_the_same"]
 

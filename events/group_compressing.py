@@ -1,4 +1,4 @@
-"""Rewriting the state groups of a room to fewer rows, beside writers and readers (``state.compressing`` plans them).
+"""Rewriting the state groups of a room to fewer rows, beside writers and readers (``state.groups.compaction`` plans them).
 
 Stored groups are never changed, because processes keep what they have read of them. New ones are written under IDs of their own,
 unseen as long as no event has them. Then events move over, some at a time: in the same transaction the states of the old groups
@@ -22,10 +22,10 @@ from django.db import connections, transaction
 
 from events.errors import CompressionRefused, CompressionWentWrong
 from events.group_purging import GroupPurge, needed_groups, plan_groups
-from state.collecting import GroupPlace
-from state.compressing import Compression, Need, WrittenRows
 from state.errors import StateError
-from state.store import full_states, reserve_group_ids
+from state.groups.collection import GroupPlace
+from state.groups.compaction import Compression, Need, WrittenRows
+from state.groups.store import full_states, reserve_group_ids
 from streams.db.consistent_read import one_view
 
 __all__ = ["RoomCompression", "group_rows"]

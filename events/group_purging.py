@@ -1,4 +1,4 @@
-"""Deleting the state groups of a room that no event needs any more (``state.collecting`` says which, and how).
+"""Deleting the state groups of a room that no event needs any more (``state.groups.collection`` says which, and how).
 
 Rows are deleted or moved, none is ever added. Small transactions, each with the room locked first like everybody who writes it:
 under that lock it is looked again whether an event, or another group, has come to need what was planned to go, and the whole
@@ -15,8 +15,8 @@ from typing import Any
 from django.db import connections, transaction
 
 from events.errors import PurgeWentWrong
-from state.collecting import GroupCollection, GroupPlace, Run, collection_of
-from state.store import StateDigest, state_digest
+from state.groups.collection import GroupCollection, GroupPlace, Run, collection_of
+from state.groups.store import StateDigest, state_digest
 
 __all__ = ["GroupPurge", "GroupsPurged", "needed_groups", "plan_groups", "rooms_with_groups"]
 

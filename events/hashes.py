@@ -13,7 +13,7 @@ from typing import Any
 
 from events.canonical import encode_examined, examine
 from events.redaction_rules import pruned_fields
-from state.room_versions import EventIdForm, RoomVersion
+from state.rules.room_versions import EventIdForm, RoomVersion
 
 __all__ = ["content_hash", "content_hash_matches", "event_id", "reference_hash"]
 

@@ -17,10 +17,10 @@ from msgspec.structs import replace
 
 from events.parsing import ParsedEvent
 from events.redaction_rules import may_redact, prune_content
-from state.auth_rules import AuthRules
-from state.auth_selection import CREATE, POWER_LEVELS, AuthEvent, State, state_key_of
-from state.deltas import StateKey
-from state.room_versions import RoomVersion
+from state.groups.deltas import StateKey
+from state.rules.auth_rules import AuthRules
+from state.rules.auth_selection import CREATE, POWER_LEVELS, AuthEvent, State, state_key_of
+from state.rules.room_versions import RoomVersion
 
 __all__ = [
     "PRUNED_TYPES",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from prometheus_client import Counter, Histogram
 
-from state.deltas import HOPS_LIMIT
+from state.groups.deltas import HOPS_LIMIT
 
 if TYPE_CHECKING:
     from events.room_batch import RoomChanges

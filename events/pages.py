@@ -25,7 +25,7 @@ from events.serving import ServedEvent, served
 from events.states_at import State, state_at
 from events.visibility_rules import Rule
 from events.visible_sql import ACCESS_ROWS, pruned, sees
-from state.filters import EVERYTHING, StateFilter
+from state.groups.filters import EVERYTHING, StateFilter
 from streams.db.consistent_read import one_view
 
 __all__ = ["OLDEST", "PAGE_LIMIT", "Around", "Page", "events_around", "timeline", "visible_to"]

@@ -25,7 +25,7 @@ from events.errors import EventRefused, NotCanonical, Reason
 from events.fields import boolean, identifier, integer, optional_identifier, references, required, shown, storable
 from events.redaction_rules import pruned_fields
 from state.errors import UnknownRoomVersion
-from state.room_versions import RoomVersion, room_version
+from state.rules.room_versions import RoomVersion, room_version
 
 __all__ = [
     "ANNOUNCING",

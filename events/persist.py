@@ -31,7 +31,7 @@ from events.room_writes import write_rooms
 from events.stored_room import StoredRoom
 from events.stored_states import parsed_events
 from events.verifying import KeysOf, check_signatures, tells_version
-from state.room_versions import ROOM_VERSIONS, RoomVersion, room_version
+from state.rules.room_versions import ROOM_VERSIONS, RoomVersion, room_version
 from streams import registry
 from streams.conf import stream_settings
 from streams.models import CacheInvalidation

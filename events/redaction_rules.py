@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from state.power_levels import PowerLevels
-from state.room_versions import RoomVersion
+from state.rules.power_levels import PowerLevels
+from state.rules.room_versions import RoomVersion
 
 __all__ = ["REDACTION", "may_redact", "prune", "prune_content", "pruned_fields"]
 

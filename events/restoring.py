@@ -28,8 +28,8 @@ from events.redaction_rules import may_redact
 from events.state_changes import users_of
 from events.stored_states import StoredStates
 from events.visibility_rebuild import rebuild_visibility
-from state.auth_rules import AuthRules
-from state.room_versions import room_version
+from state.rules.auth_rules import AuthRules
+from state.rules.room_versions import room_version
 from streams import registry
 from streams.caching import invalidate_room_state
 from streams.models import CacheInvalidation

@@ -29,9 +29,9 @@ from events.room_visibility import HISTORY_VISIBILITY, history_visibility, membe
 from events.stored_room import StoredEvents, StoredRoom
 from events.visibility_ranges import Step, StoredRanges, VisibilityRanges, VisibilityRow, open_ranges, wide_ranges
 from events.visibility_rules import known_visibility
-from state.auth_selection import CREATE, POWER_LEVELS
-from state.deltas import StateKey
-from state.room_versions import room_version
+from state.groups.deltas import StateKey
+from state.rules.auth_selection import CREATE, POWER_LEVELS
+from state.rules.room_versions import room_version
 
 __all__ = ["RoomBatch", "RoomChanges"]
 

@@ -20,8 +20,8 @@ from events.room_states import RoomStates, Stored, is_create
 from events.room_visibility import membership
 from events.stored_groups import DeltaRow, Digests, GroupRow, StoredGroups
 from events.visibility_ranges import VisibilityRow, in_order
-from state.deltas import GroupBuilder, StateKey
-from state.room_versions import RoomVersion, room_version
+from state.groups.deltas import GroupBuilder, StateKey
+from state.rules.room_versions import RoomVersion, room_version
 
 __all__ = ["Columns", "Computed", "RoomRows", "StoredEvent", "compute", "stored_before"]
 

@@ -2,8 +2,8 @@
 
 The same class serves bulk import on Spark executors and tests. It reads extracted fields only, never JSON text, and a chunk of
 events at a time (``events.room_walk`` tells what is carried on); the rows are those of any chunk size. Time is linear in
-events, edges and state changes, but for the merges of different states (``state.resolution`` tells their bound; each set of
-groups is resolved once).
+events, edges and state changes, but for the merges of different states (``state.resolution.resolve`` tells their bound; each
+set of groups is resolved once).
 
 First the state at every event is worked out in causal order (``events.room_states``), then the events *arrive* in the
 given order: that decides leaves, current state and soft failures. Where a prev event is missing the state is not
@@ -39,8 +39,8 @@ from events.room_walk import (
     walk_room,
 )
 from events.visibility_ranges import Step, VisibilityRow, in_order, visibility_rows
-from state.auth_selection import State
-from state.room_versions import room_version
+from state.rules.auth_selection import State
+from state.rules.room_versions import room_version
 
 __all__ = [
     "EVENTS_PER_CHUNK",

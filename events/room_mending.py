@@ -17,8 +17,8 @@ from events.open_ranges import check_open_ranges
 from events.room_check import Computed, compute, stored_before
 from events.room_comparison import COLUMNS_OF_THE_EVENT, Difference, RoomReport, compare, concerns, differences
 from events.stored_rows import Mark, read_mark, read_room
-from state.deltas import GroupBuilder, StoredGroup
-from state.group_ids import reserve_group_ids
+from state.groups.deltas import GroupBuilder, StoredGroup
+from state.groups.ids import reserve_group_ids
 
 __all__ = ["Found", "Mended", "find_damage", "left_as_it_is", "mend_room"]
 

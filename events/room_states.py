@@ -1,8 +1,8 @@
 """The state before and after every event of a room, as state groups (pure).
 
-Where the prev events of an event have different states, they are resolved (``state.resolution``), once for each set of groups.
-Events whose prev events are not all here, and all events above them, have no known state. Events are walked so that prev and
-auth events come first; each is judged on the way, because a rejected event changes no state.
+Where the prev events of an event have different states, they are resolved (``state.resolution.resolve``), once for each set of
+groups. Events whose prev events are not all here, and all events above them, have no known state. Events are walked so that
+prev and auth events come first; each is judged on the way, because a rejected event changes no state.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from events.graph import causal_order, cycles
 from events.judging import Judge
 from events.parsing import ParsedEvent
 from events.signatures import signed_by
-from state.auth_graph import AuthGraph
-from state.auth_rules import AuthRules
-from state.auth_selection import AuthEvent
-from state.deltas import GroupBuilder, StateKey
-from state.group_resolution import resolve_near
-from state.resolution import resolve
-from state.room_versions import RoomVersion, room_version
+from state.groups.deltas import GroupBuilder, StateKey
+from state.resolution.auth_graph import AuthGraph
+from state.resolution.nearby_groups import resolve_near
+from state.resolution.resolve import resolve
+from state.rules.auth_rules import AuthRules
+from state.rules.auth_selection import AuthEvent
+from state.rules.room_versions import RoomVersion, room_version
 
 __all__ = ["CYCLE", "SECOND_CREATE", "GroupState", "RoomStates", "Stored", "is_create"]
 

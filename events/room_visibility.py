@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from events.visibility_rules import Sight
-from state.auth_selection import JOIN_RULES, State
-from state.deltas import StateKey
+from state.groups.deltas import StateKey
+from state.rules.auth_selection import JOIN_RULES, State
 
 __all__ = ["HISTORY_VISIBILITY", "SeenEvent", "Viewer", "history_visibility", "membership", "sight_of"]
 

@@ -4,7 +4,7 @@ The rules are ``events.room_states``. Of the events of a chunk everything is at 
 events can ask for:
 
 * state events (and whatever else is named as an auth event), without what no rule reads;
-* the state groups (``state.deltas``);
+* the state groups (``state.groups.deltas``);
 * of every event some integers: its groups, flags, prev events, and type and sender by number (``events.room_numbers``).
 
 Whatever an event refers to beyond that is fetched again. The chunk's size decides about time and memory, never about the
@@ -29,8 +29,8 @@ from events.parsing import ParsedEvent
 from events.redaction_rules import REDACTION, may_redact
 from events.room_numbers import EventNumbers, Links
 from events.room_states import CYCLE, RoomStates, Stored, is_create
-from state.deltas import GroupBuilder
-from state.room_versions import RoomVersion
+from state.groups.deltas import GroupBuilder
+from state.rules.room_versions import RoomVersion
 
 __all__ = [
     "ACCEPTED",

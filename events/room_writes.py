@@ -35,8 +35,8 @@ from events.room_history import EVENT_COLUMNS, event_row
 from events.state_changes import users_of
 from events.stored_room import StoredRoom
 from events.visibility_rebuild import rebuild_visibility
+from state.groups.store import reserve_group_ids
 from state.models import StateGroup, StateGroupDelta
-from state.store import reserve_group_ids
 from streams import registry
 from streams.caching import invalidate_room_states
 from streams.db.driver import Statement, send_together

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from events.canonical import encode
 from events.errors import NotCanonical
 from events.redaction_rules import prune
-from state.room_versions import RoomVersion
+from state.rules.room_versions import RoomVersion
 
 __all__ = [
     "SigningKey",

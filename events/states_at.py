@@ -14,10 +14,10 @@ from django.db import connections
 
 from events.errors import StateUnresolved, UnknownEvent
 from events.questions import can_be_stored
-from state.deltas import StateKey
 from state.errors import UnknownStateGroup
-from state.filters import EVERYTHING, StateFilter
-from state.store import full_states
+from state.groups.deltas import StateKey
+from state.groups.filters import EVERYTHING, StateFilter
+from state.groups.store import full_states
 
 __all__ = ["State", "StateAt", "state_at", "states_at"]
 

@@ -11,8 +11,8 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
-from state.compressing import entry_digest
-from state.deltas import GroupBuilder, StateKey
+from state.groups.compaction import entry_digest
+from state.groups.deltas import GroupBuilder, StateKey
 
 __all__ = ["DeltaRow", "Digests", "GroupRow", "StoredGroups"]
 

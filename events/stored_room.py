@@ -21,8 +21,8 @@ from events.parsing import ParsedEvent
 from events.room_reading import EventFacts, GroupFacts, RoomReading
 from events.room_states import Stored
 from events.stored_states import parsed_events
-from state.deltas import GroupBuilder, StateKey, StoredGroup
-from state.store import full_state
+from state.groups.deltas import GroupBuilder, StateKey, StoredGroup
+from state.groups.store import full_state
 
 __all__ = ["StoredEvents", "StoredRoom", "forget_kept"]
 

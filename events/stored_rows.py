@@ -15,7 +15,7 @@ from events.errors import EventRefused
 from events.parsing import ParsedEvent, Verdict, parse_stored
 from events.room_check import Columns, RoomRows, StoredEvent
 from events.visibility_ranges import VisibilityRow, in_order
-from state.room_versions import RoomVersion, room_version
+from state.rules.room_versions import RoomVersion, room_version
 
 __all__ = ["Mark", "read_mark", "read_room"]
 

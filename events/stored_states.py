@@ -11,8 +11,8 @@ from events.decoding import decode_stored
 from events.errors import EventRefused
 from events.models import Event, EventJson
 from events.parsing import ParsedEvent, parse_event
-from state.deltas import StateKey
-from state.store import entries
+from state.groups.deltas import StateKey
+from state.groups.store import entries
 
 __all__ = ["StoredStates", "groups_of_events", "parsed_events"]
 

@@ -13,7 +13,7 @@ from events import sync_sql as sql
 from events.on_read import Access, access_parameters, read_access
 from events.serving import ServedEvent, served
 from events.sync_queries import rows
-from state.store import entries
+from state.groups.store import entries
 from streams.core.tokens import VectorToken
 
 __all__ = ["LOWEST", "Span", "StateChanges", "Timeline", "Window", "Windows", "looked_at"]

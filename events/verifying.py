@@ -20,7 +20,7 @@ from events.judging import is_third_party_invite
 from events.parsing import ParsedEvent
 from events.redaction_rules import pruned_fields
 from events.signatures import is_public_key, signatures_of, verify_keys
-from state.room_versions import RoomVersion, room_version
+from state.rules.room_versions import RoomVersion, room_version
 
 __all__ = ["KeyRing", "KeysOf", "PublicKey", "check_signatures", "signing_servers", "tells_version"]
 

@@ -23,7 +23,7 @@ from events.parsing import ParsedEvent
 from events.room_states import GroupState
 from events.room_visibility import HISTORY_VISIBILITY, SeenEvent, Viewer, history_visibility, sight_of
 from events.visibility_rules import CALL_INVITE, HISTORY_VISIBILITIES, Rule, admits, for_client, known_visibility
-from state.deltas import GroupBuilder
+from state.groups.deltas import GroupBuilder
 
 __all__ = [
     "OF_THE_LINE",

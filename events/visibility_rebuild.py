@@ -21,8 +21,8 @@ from events.parsing import ParsedEvent
 from events.room_states import RoomStates, Stored
 from events.stored_states import parsed_events
 from events.visibility_ranges import VisibilityRow, in_order
-from state.deltas import GroupBuilder, StateKey
-from state.room_versions import room_version
+from state.groups.deltas import GroupBuilder, StateKey
+from state.rules.room_versions import room_version
 
 __all__ = ["accepted_places", "ranges_anew", "rebuild_visibility", "stored_ranges", "tell_the_same"]
 

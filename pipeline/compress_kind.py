@@ -18,7 +18,7 @@ from pipeline.errors import JobCancelled, UnusableArguments
 from pipeline.job_runs import Count, JobRun, register
 from pipeline.kinds import flag, only
 from pipeline.resting import resting
-from state.compressing import WrittenRows
+from state.groups.compaction import WrittenRows
 
 __all__ = ["COMPRESS_STATE", "LEAST_SAVING", "CompressStateKind", "compression_lines", "register_compression"]
 

@@ -11,7 +11,7 @@ from events.room_history import GivenEvents
 from events.room_walk import EventSource
 from pipeline.packed_events import Unpacker
 from pipeline.staging import ROOMY, STAGED_EVENTS, table_name
-from state.room_versions import RoomVersion, room_version
+from state.rules.room_versions import RoomVersion, room_version
 
 __all__ = ["PlacedEvents", "RoomEvents", "StagedEvents"]
 

@@ -8,7 +8,7 @@ Groups lie in *chains*. All groups of a chain build on each other in the order o
 make up the state of group ``g`` inside its chain are one contiguous index range, ``chain = c AND state_group <=
 g``, and the row with the highest ``state_group`` wins per key. The first group of a chain is either full
 (``prev_group`` null) or builds on a group of another chain; ``hops`` counts such steps and is bounded
-(``state.deltas``), so reading any group is one query with a bounded number of range scans.
+(``state.groups.deltas``), so reading any group is one query with a bounded number of range scans.
 
 The group of an accepted state event has the state before the event as its ``prev_group``, in other words: its delta
 is that event (a create event has none).

@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from events.building import finish_event
 from events.parsing import ParsedEvent
-from state.auth_selection import CREATE, auth_keys
-from state.room_versions import room_version
+from state.rules.auth_selection import CREATE, auth_keys
+from state.rules.room_versions import room_version
 
 ALICE, BOB, EVE = "@alice:a.test", "@bob:b.test", "@eve:e.test"
 

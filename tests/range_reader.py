@@ -10,7 +10,7 @@ from events.room_states import RoomStates
 from events.room_visibility import Viewer, membership, sight_of
 from events.visibility_ranges import VisibilityRow
 from events.visibility_rules import Sight, admits, for_client, more_joined
-from state.room_versions import room_version
+from state.rules.room_versions import room_version
 
 
 class Seen:

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from state.auth_graph import AuthGraph
-from state.auth_rules import AuthRules
-from state.auth_selection import auth_keys as keys_of
-from state.resolution import resolve
-from state.room_versions import room_version
+from state.resolution.auth_graph import AuthGraph
+from state.resolution.resolve import resolve
+from state.rules.auth_rules import AuthRules
+from state.rules.auth_selection import auth_keys as keys_of
+from state.rules.room_versions import room_version
 
 ROOM = "!r:a.test"
 

@@ -26,8 +26,8 @@ from events.models import (
 )
 from events.parsing import ParsedEvent
 from events.room_history import EVENT_COLUMNS, RoomResult, room_history
+from state.groups.store import reserve_group_ids
 from state.models import StateGroup, StateGroupDelta
-from state.store import reserve_group_ids
 
 WRITER = "test"
 _KEPT_RESULTS = 20

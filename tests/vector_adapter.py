@@ -11,7 +11,7 @@ from typing import Any
 from events import hashes, redaction_rules
 from events.room_visibility import Viewer, sight_of
 from events.visibility_rules import Answer, for_client, for_server
-from state.room_versions import room_version
+from state.rules.room_versions import room_version
 from tests.rule_cases import auth_allowed, auth_keys, resolve_state, state_after
 from tests.unit.test_purge_rules import plan_of
 from tests.unit.test_room_visibility import steps

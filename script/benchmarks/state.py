@@ -26,9 +26,9 @@ from events.parsing import ParsedEvent, parse_line
 from events.persist import Incoming, persist
 from events.room_history import room_history
 from script.benchmarks.report import Report
-from state.filters import EVERYTHING, StateFilter
+from state.groups.filters import EVERYTHING, StateFilter
+from state.groups.store import State, full_state
 from state.models import StateGroup, StateGroupDelta
-from state.store import State, full_state
 from streams.writing import writer
 
 ROOM = Path(__file__).resolve().parents[2] / "tests" / "data" / "rooms" / "large_v10" / "events.jsonl.gz"

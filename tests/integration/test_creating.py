@@ -16,7 +16,7 @@ from events.models import Event, EventEdge, EventJson, EventVisibility, Room
 from events.parsing import SIZE_LIMIT_BYTES, parse_event
 from events.reading import state_at
 from events.signatures import SigningKey, event_is_signed
-from state.room_versions import ROOM_VERSIONS, room_version
+from state.rules.room_versions import ROOM_VERSIONS, room_version
 from tests.made_rooms import MadeRoom
 from tests.persisted_rooms import current_state, incoming, leaves, persist, ranges, replayed_state
 

@@ -17,7 +17,7 @@ from events.models import (
 )
 from events.parsing import parse_event
 from events.room_history import EVENT_COLUMNS, room_history
-from state.store import full_state
+from state.groups.store import full_state
 from tests.unit.test_room_history import expanded
 
 

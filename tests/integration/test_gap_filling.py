@@ -15,7 +15,7 @@ from events.reading import state_at
 from events.resolving import resolve_room
 from events.room_states import RoomStates
 from events.user_timeline import timeline_of
-from state.room_versions import room_version
+from state.rules.room_versions import room_version
 from tests.integration.test_given_states import told, verdict
 from tests.made_rooms import ALICE, BOB, EVE, MadeRoom
 from tests.persisted_rooms import current_state, gaps, incoming, leaves, persist, persist_all, ranges, replayed_state

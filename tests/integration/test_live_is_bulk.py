@@ -9,7 +9,7 @@ from events.reading import state_at
 from events.receiving import with_state
 from events.room_history import EVENT_COLUMNS, room_history
 from events.room_states import RoomStates
-from state.room_versions import room_version
+from state.rules.room_versions import room_version
 from tests.integration.test_gap_filling import assert_ranges_tell_what_the_rule_tells
 from tests.made_rooms import ALICE, BOB, EVE, MadeRoom
 from tests.oracle.answers import OurStates

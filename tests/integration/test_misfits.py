@@ -16,7 +16,7 @@ from events.serving import load_events
 from events.signatures import SigningKey, event_is_signed
 from events.stored_room import forget_kept
 from events.stored_states import parsed_events
-from state.room_versions import room_version
+from state.rules.room_versions import room_version
 from streams.models import CacheInvalidation
 from tests.integration.test_archive import purge
 from tests.integration.test_restore import restore

@@ -9,7 +9,7 @@ from events.receiving import with_state
 from events.resolving import resolve_room
 from events.room_repair import check_room
 from events.stored_room import forget_kept
-from state.store import full_state
+from state.groups.store import full_state
 from tests.made_rooms import ALICE, BOB, EVE, MadeRoom, public_room
 from tests.persisted_rooms import current_state, gaps, incoming, leaves, persist
 

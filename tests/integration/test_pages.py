@@ -10,7 +10,7 @@ from events.errors import BadQuestion, BadToken, NotReadable, UnknownEvent, Unkn
 from events.models import ErasedUser, IgnoredUser
 from events.pages import OLDEST, events_around, timeline, visible_to
 from events.sync_positions import current_token, room_text, token_text
-from state.filters import StateFilter
+from state.groups.filters import StateFilter
 from streams.core.tokens import VectorToken
 from streams.errors import EpochChanged
 from tests.made_rooms import ALICE, BOB, EVE, MadeRoom

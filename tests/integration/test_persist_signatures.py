@@ -16,7 +16,7 @@ from events.receiving import with_state
 from events.room_repair import check_room
 from events.signatures import SigningKey
 from events.verifying import KeyRing, PublicKey
-from state.room_versions import room_version
+from state.rules.room_versions import room_version
 from tests.made_rooms import ALICE, BOB, MadeRoom, public_room
 from tests.room_data import ROOMS, event_lines
 

@@ -44,8 +44,8 @@ from pipeline import resting
 from pipeline.job_runs import queue_job
 from pipeline.jobs import killed_jobs
 from pipeline.models import Job
+from state.groups.store import StateDigest, full_states
 from state.models import StateGroup, StateGroupDelta
-from state.store import StateDigest, full_states
 from streams.core.tokens import VectorToken
 from streams.models import CacheInvalidation
 from tests.effort import examples

@@ -38,7 +38,7 @@ from pipeline.archive_format import read_manifest, write_manifest
 from pipeline.jobs import killed_jobs
 from pipeline.models import Job
 from state.models import StateGroup
-from state.room_versions import room_version
+from state.rules.room_versions import room_version
 from streams import registry
 from streams.core.tokens import VectorToken
 from streams.models import CacheInvalidation

@@ -17,7 +17,7 @@ from events.room_states import RoomStates
 from events.stored_room import forget_kept
 from events.visibility_ranges import in_order
 from events.visibility_rebuild import accepted_places, ranges_anew, rebuild_visibility, stored_ranges, tell_the_same
-from state.room_versions import room_version
+from state.rules.room_versions import room_version
 from tests.effort import examples
 from tests.generated_rooms import USERS, forked_rooms
 from tests.integration.test_extremities import with_its_state

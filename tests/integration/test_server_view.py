@@ -7,7 +7,7 @@ from django.test.utils import CaptureQueriesContext
 from events.models import Event, EventJson
 from events.server_view import _memberships, as_seen_by, server_verdicts
 from events.serving import load_events
-from state.store import full_state
+from state.groups.store import full_state
 from tests.made_rooms import ALICE, BOB, MadeRoom
 from tests.oracle.answers import parsed
 from tests.stored_rooms import store_room

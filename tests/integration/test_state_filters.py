@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from events.parsing import parse_line
 from events.room_history import room_history
-from state.deltas import GroupBuilder
 from state.errors import UnknownStateGroup
-from state.filters import EVERYTHING, MEMBER, StateFilter
-from state.store import _AT_KEYS, _FILTERED, FULL_STATE, ONE_BY_ONE, _condition, entries, full_state, full_states
+from state.groups.deltas import GroupBuilder
+from state.groups.filters import EVERYTHING, MEMBER, StateFilter
+from state.groups.store import _AT_KEYS, _FILTERED, FULL_STATE, ONE_BY_ONE, _condition, entries, full_state, full_states
 from tests.effort import examples
 from tests.room_data import ROOM_NAMES, event_lines
 from tests.stored_rooms import store_groups

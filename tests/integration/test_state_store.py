@@ -5,9 +5,9 @@ import json
 import pytest
 from django.db import connection
 
-from state.deltas import HOPS_LIMIT, GroupBuilder
 from state.errors import UnknownStateGroup
-from state.store import FULL_STATE, entries, full_state, reserve_group_ids, state_digest
+from state.groups.deltas import HOPS_LIMIT, GroupBuilder
+from state.groups.store import FULL_STATE, entries, full_state, reserve_group_ids, state_digest
 from tests.room_data import oracle
 from tests.stored_rooms import store_groups
 

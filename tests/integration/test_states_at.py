@@ -6,7 +6,7 @@ from events import states_at as module
 from events.errors import BadQuestion, StateUnresolved, UnknownEvent
 from events.models import Event
 from events.states_at import StateAt, state_at, states_at
-from state.filters import StateFilter
+from state.groups.filters import StateFilter
 from state.models import StateGroup
 from tests.made_rooms import ALICE, BOB, MadeRoom
 from tests.stored_rooms import store_room

@@ -12,7 +12,7 @@ from events.models import EventJson
 from events.room_history import EVENT_COLUMNS
 from events.serving import load_events
 from events.signatures import event_is_signed
-from state.room_versions import room_version
+from state.rules.room_versions import room_version
 from tests.oracle.answers import history, parsed
 from tests.oracle.test_live_path import arriving
 from tests.persisted_rooms import persist_all

@@ -7,8 +7,8 @@ import pytest
 
 from events.room_history import EVENT_COLUMNS
 from events.room_states import RoomStates
-from state.resolution import resolve
-from state.room_versions import room_version
+from state.resolution.resolve import resolve
+from state.rules.room_versions import room_version
 from tests.oracle.answers import OurStates, TheirStates, history, parsed
 from tests.room_data import ROOM_NAMES, oracle, stored_events
 

@@ -10,7 +10,7 @@ from events import graph, judging, parsing, room_states
 from events.errors import EventRefused
 from events.graph import causal_order
 from events.room_history import room_history
-from state.auth_rules import AuthRules
+from state.rules.auth_rules import AuthRules
 from tests.effort import examples
 from tests.made_rooms import ALICE, BOB, EVE, MadeRoom
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from state.deltas import HOPS_LIMIT, ROWS_PER_KEY_LIMIT, SPARE_ROWS, GroupBuilder
+from state.groups.deltas import HOPS_LIMIT, ROWS_PER_KEY_LIMIT, SPARE_ROWS, GroupBuilder
 
 KEYS = st.tuples(st.sampled_from(["m.a", "m.b", "m.c"]), st.sampled_from(["", "x"]))
 CHANGES = st.dictionaries(KEYS, st.none() | st.sampled_from(["$1", "$2", "$3"]), max_size=3)

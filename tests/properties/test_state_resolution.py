@@ -5,10 +5,10 @@ from functools import cache
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from state.auth_graph import AuthGraph
-from state.resolution import resolve
-from state.resolution_v2 import mainline_order
-from state.room_versions import room_version
+from state.resolution.auth_graph import AuthGraph
+from state.resolution.resolve import resolve
+from state.resolution.v2 import mainline_order
+from state.rules.room_versions import room_version
 from tests.room_data import vectors
 from tests.rule_cases import ResolutionCase, ruled
 

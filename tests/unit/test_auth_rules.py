@@ -2,8 +2,8 @@
 
 import pytest
 
-from state.auth_rules import AuthRules
-from state.room_versions import ROOM_VERSIONS, room_version
+from state.rules.auth_rules import AuthRules
+from state.rules.room_versions import ROOM_VERSIONS, room_version
 from tests.room_data import vectors
 from tests.rule_cases import MadeState, auth_keys, auth_refusal, ruled
 

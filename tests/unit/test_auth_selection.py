@@ -2,8 +2,8 @@
 
 import pytest
 
-from state.auth_selection import auth_keys
-from state.room_versions import room_version
+from state.rules.auth_selection import auth_keys
+from state.rules.room_versions import room_version
 from tests.rule_cases import ruled
 
 X = "@x:a.test"

@@ -7,7 +7,7 @@ import pytest
 from events.building import finish_event
 from events.errors import EventRefused, NotCanonical
 from events.parsing import parse_line
-from state.room_versions import ROOM_VERSIONS
+from state.rules.room_versions import ROOM_VERSIONS
 from tests.made_rooms import MadeRoom
 
 HASHED = [name for name, version in ROOM_VERSIONS.items() if version.ids_are_hashes]

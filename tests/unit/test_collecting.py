@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from state.collecting import GroupPlace, Run, collection_of
+from state.groups.collection import GroupPlace, Run, collection_of
 
 
 def places(*groups):

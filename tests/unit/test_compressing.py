@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from events.room_history import EVENT_COLUMNS, room_history
-from state.compressing import Compression, Need, WrittenRows
-from state.deltas import HOPS_LIMIT, ROWS_PER_KEY_LIMIT, SPARE_ROWS
 from state.errors import StepTooLarge
+from state.groups.compaction import Compression, Need, WrittenRows
+from state.groups.deltas import HOPS_LIMIT, ROWS_PER_KEY_LIMIT, SPARE_ROWS
 from tests.foreign_groups import LAYOUTS, SPREAD, expanded
 from tests.oracle.answers import parsed
 from tests.properties.test_state_groups import STEPS, grown

@@ -2,7 +2,7 @@
 
 import pytest
 
-from state.deltas import HOPS_LIMIT, ROWS_PER_KEY_LIMIT, SPARE_ROWS, GroupBuilder, StoredGroup
+from state.groups.deltas import HOPS_LIMIT, ROWS_PER_KEY_LIMIT, SPARE_ROWS, GroupBuilder, StoredGroup
 from tests.room_data import ROOM_NAMES, oracle
 
 A, B, C = ("m.a", ""), ("m.b", ""), ("m.c", "key")

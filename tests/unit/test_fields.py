@@ -6,7 +6,7 @@ import pytest
 
 from events.errors import EventRefused, Reason
 from events.fields import boolean, identifier, integer, optional_identifier, references, required, shown, storable
-from state.room_versions import room_version
+from state.rules.room_versions import room_version
 
 
 def refused(check, *arguments):

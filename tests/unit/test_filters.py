@@ -2,7 +2,7 @@
 
 import pytest
 
-from state.filters import EVERYTHING, MEMBER, StateFilter
+from state.groups.filters import EVERYTHING, MEMBER, StateFilter
 
 STATE = {
     ("m.room.create", ""): "$create",

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from events import room_states
 from events.parsing import parse_line
 from events.room_history import room_history
-from state.group_resolution import resolve_near
+from state.resolution.nearby_groups import resolve_near
 from tests.effort import examples
 from tests.generated_rooms import forked_rooms
 from tests.made_rooms import ALICE, BOB, EVE, MadeRoom

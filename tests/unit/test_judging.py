@@ -3,7 +3,7 @@
 import pytest
 
 from events.room_states import RoomStates
-from state.room_versions import room_version
+from state.rules.room_versions import room_version
 from tests.made_rooms import ALICE, BOB, EVE, MadeRoom
 
 

@@ -12,7 +12,7 @@ from events.errors import EventRefused, NotCanonical, Reason
 from events.hashes import content_hash
 from events.parsing import LINE_LIMIT_BYTES, Verdict, announced_version, parse_line, parse_row, parse_stored
 from events.redaction_rules import pruned_fields
-from state.room_versions import ROOM_VERSIONS, room_version
+from state.rules.room_versions import ROOM_VERSIONS, room_version
 from tests.room_data import ROOM_NAMES, event_lines, stored_events
 
 

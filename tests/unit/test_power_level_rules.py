@@ -2,9 +2,9 @@
 
 import pytest
 
-from state.power_level_rules import level_change_refusal
-from state.power_levels import PowerLevels
-from state.room_versions import room_version
+from state.rules.power_level_changes import level_change_refusal
+from state.rules.power_levels import PowerLevels
+from state.rules.room_versions import room_version
 
 ME, LESS, SAME = "@me:a.test", "@less:a.test", "@same:a.test"
 OLD = {"users": {ME: 50, LESS: 40, SAME: 50}, "ban": 50, "kick": 30, "events": {"x": 50}, "notifications": {"room": 50}}

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from state.power_levels import PowerLevels
-from state.room_versions import room_version
+from state.rules.power_levels import PowerLevels
+from state.rules.room_versions import room_version
 
 
 def levels(content, version="10", creators=("@c:a",)):

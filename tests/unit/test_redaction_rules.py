@@ -3,7 +3,7 @@
 import pytest
 
 from events.redaction_rules import prune
-from state.room_versions import ROOM_VERSIONS, room_version
+from state.rules.room_versions import ROOM_VERSIONS, room_version
 from tests.room_data import ROOM_NAMES, oracle, stored_events, vectors
 
 CASES = vectors("events/hash_and_redaction")

@@ -8,7 +8,7 @@ from hypothesis import given
 
 from events.graph import _in_causal_order, causal_order
 from events.room_states import RoomStates
-from state.room_versions import room_version
+from state.rules.room_versions import room_version
 from tests.generated_rooms import forked_rooms
 
 

@@ -63,7 +63,7 @@ def test_events_that_are_not_here_neither_win_nor_break_anything(file):
 
 
 def resolve_maps(resolver, maps):
-    from state.resolution import resolve
+    from state.resolution.resolve import resolve
 
     return resolve(resolver.rules, resolver.graph, maps)
 

@@ -3,7 +3,7 @@
 import pytest
 
 from state.errors import UnknownRoomVersion
-from state.room_versions import ROOM_VERSIONS, EventIdForm, Resolution, room_version
+from state.rules.room_versions import ROOM_VERSIONS, EventIdForm, Resolution, room_version
 
 
 def having(feature):

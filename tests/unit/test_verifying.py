@@ -13,7 +13,7 @@ from events.errors import Reason, UnusableKeys
 from events.parsing import parse_event, parse_line
 from events.signatures import SigningKey
 from events.verifying import KeyRing, PublicKey, check_signatures, signing_servers
-from state.room_versions import ROOM_VERSIONS, room_version
+from state.rules.room_versions import ROOM_VERSIONS, room_version
 from tests.room_data import ROOM_NAMES, ROOMS, event_lines
 
 REAL = KeyRing.from_json((ROOMS / "server_keys.json").read_bytes())

@@ -1,8 +1,8 @@
 """The state groups of a room, built anew with as few rows as the chain scheme allows (pure).
 
 Groups are taken in the order of their IDs, as they are stored: by this project, by an older version of it, or as another program
-wrote them. Each state that is needed is stored once, on top of the nearest of a few that are there. ``state.deltas`` builds
-them, as it does for every new event, so its bounds hold. What only stood between needed groups is read and left out.
+wrote them. Each state that is needed is stored once, on top of the nearest of a few that are there. ``state.groups.deltas``
+builds them, as it does for every new event, so its bounds hold. What only stood between needed groups is read and left out.
 
 The group of an accepted state event stays on top of a group with the state before the event, because that is how the state before
 is found.
@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from hashlib import blake2b
 
-from state.deltas import GroupBuilder, StateKey
 from state.errors import StepTooLarge
+from state.groups.deltas import GroupBuilder, StateKey
 
 __all__ = ["Compression", "Need", "WrittenRows", "entry_digest"]
 

@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from state.auth_selection import CREATE, POWER_LEVELS, AuthEvent, State, auth_keys, state_key_of
-from state.membership_rules import MemberChange, SignedBy, membership_refusal
-from state.power_level_rules import level_change_refusal
-from state.power_levels import PowerLevels, creators_of
-from state.room_versions import ROOM_VERSIONS, RoomVersion
+from state.rules.auth_selection import CREATE, POWER_LEVELS, AuthEvent, State, auth_keys, state_key_of
+from state.rules.membership import MemberChange, SignedBy, membership_refusal
+from state.rules.power_level_changes import level_change_refusal
+from state.rules.power_levels import PowerLevels, creators_of
+from state.rules.room_versions import ROOM_VERSIONS, RoomVersion
 
 __all__ = ["AuthRules"]
 

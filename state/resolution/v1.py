@@ -10,9 +10,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 
-from state.auth_rules import AuthRules
-from state.auth_selection import POWER_LEVELS, AuthEvent
-from state.deltas import StateKey
+from state.groups.deltas import StateKey
+from state.rules.auth_rules import AuthRules
+from state.rules.auth_selection import POWER_LEVELS, AuthEvent
 
 __all__ = ["resolve_v1"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from state.deltas import StateKey
-from state.room_versions import RoomVersion
+from state.groups.deltas import StateKey
+from state.rules.room_versions import RoomVersion
 
 __all__ = ["CREATE", "JOIN_RULES", "POWER_LEVELS", "AuthEvent", "State", "auth_keys", "state_key_of"]
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from state.auth_graph import AuthGraph
-from state.auth_rules import AuthRules
-from state.deltas import StateKey
-from state.resolution_v1 import resolve_v1
-from state.resolution_v2 import resolve_v2
-from state.room_versions import Resolution
+from state.groups.deltas import StateKey
+from state.resolution.auth_graph import AuthGraph
+from state.resolution.v1 import resolve_v1
+from state.resolution.v2 import resolve_v2
+from state.rules.auth_rules import AuthRules
+from state.rules.room_versions import Resolution
 
 __all__ = ["resolve"]
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from state.room_versions import RoomVersion
+from state.rules.room_versions import RoomVersion
 
 __all__ = ["DEFAULT_LEVELS", "PowerLevels", "creators_of", "level_of"]
 

@@ -1,7 +1,7 @@
 """Reading and numbering state groups in the database.
 
-A filter (``state.filters``) is part of the query, so entries that nobody asked for are not sent. Works on the connection of the
-alias that is given, inside the caller's transaction if there is one; each function is one query, so one snapshot.
+A filter (``state.groups.filters``) is part of the query, so entries that nobody asked for are not sent. Works on the connection
+of the alias that is given, inside the caller's transaction if there is one; each function is one query, so one snapshot.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 from django.db import connections
 
-from state.deltas import StateKey
 from state.errors import UnknownStateGroup
-from state.filters import EVERYTHING, StateFilter
-from state.group_ids import reserve_group_ids
+from state.groups.deltas import StateKey
+from state.groups.filters import EVERYTHING, StateFilter
+from state.groups.ids import reserve_group_ids
 from state.models import StateGroup
 
 __all__ = [
@@ -35,7 +35,7 @@ State = dict[StateKey, str]
 #: Keys up to this number are looked up each for itself, and each walk ends at its first hit; more are read in one pass.
 ONE_BY_ONE = 4
 
-#: The chains below a group (``state.deltas.HOPS_LIMIT`` at most), each with the last group of it that counts.
+#: The chains below a group (``state.groups.deltas.HOPS_LIMIT`` at most), each with the last group of it that counts.
 _SPANS = """
 WITH RECURSIVE spans AS (
     SELECT chain, id AS upto FROM state_stategroup WHERE id = %(group)s

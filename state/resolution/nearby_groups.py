@@ -1,20 +1,20 @@
 """State resolution of groups that lie near to each other: only what they differ in is looked at (pure).
 
-The answer is that of ``state.resolution`` on the groups' full states. There the time grows with the size of the states; here with
-the changes between the groups, and with the state events since the oldest one that is in question. Where these are more than
-the full states have, or the groups have no group in common that they build on, there is no answer.
+The answer is that of ``state.resolution.resolve`` on the groups' full states. There the time grows with the size of the states;
+here with the changes between the groups, and with the state events since the oldest one that is in question. Where these are
+more than the full states have, or the groups have no group in common that they build on, there is no answer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from state.auth_graph import AuthGraph
-from state.auth_rules import AuthRules
-from state.auth_selection import state_key_of
-from state.deltas import GroupBuilder, StateKey
-from state.resolution_v2 import settle
-from state.room_versions import Resolution
+from state.groups.deltas import GroupBuilder, StateKey
+from state.resolution.auth_graph import AuthGraph
+from state.resolution.v2 import settle
+from state.rules.auth_rules import AuthRules
+from state.rules.auth_selection import state_key_of
+from state.rules.room_versions import Resolution
 
 __all__ = ["Changes", "resolve_near"]
 

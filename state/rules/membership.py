@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from state.auth_selection import JOIN_RULES, AuthEvent, State
-from state.power_levels import PowerLevels
+from state.rules.auth_selection import JOIN_RULES, AuthEvent, State
+from state.rules.power_levels import PowerLevels
 
 __all__ = ["MemberChange", "SignedBy", "membership_refusal"]
 

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from state.deltas import StateKey
+from state.groups.deltas import StateKey
 
 __all__ = ["EVERYTHING", "MEMBER", "StateFilter"]
 

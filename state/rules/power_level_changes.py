@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from state.power_levels import PowerLevels, level_of
-from state.room_versions import RoomVersion
+from state.rules.power_levels import PowerLevels, level_of
+from state.rules.room_versions import RoomVersion
 
 __all__ = ["level_change_refusal"]
 

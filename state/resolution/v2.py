@@ -5,7 +5,7 @@ order in which higher power wins, then the others in the order of the power leve
 is judged once by the state as it grows. What all maps agree on stays in any case.
 
 Time: linear in the size of the maps plus, times a logarithm, the candidates with their auth events and the part of the auth graph
-that is as recent as the oldest candidate (``state.auth_graph``).
+that is as recent as the oldest candidate (``state.resolution.auth_graph``).
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from functools import reduce
 from typing import Protocol
 
-from state.auth_graph import AuthGraph
-from state.auth_rules import AuthRules
-from state.auth_selection import CREATE, JOIN_RULES, POWER_LEVELS, AuthEvent, state_key_of
-from state.deltas import StateKey
-from state.room_versions import Resolution
+from state.groups.deltas import StateKey
+from state.resolution.auth_graph import AuthGraph
+from state.rules.auth_rules import AuthRules
+from state.rules.auth_selection import CREATE, JOIN_RULES, POWER_LEVELS, AuthEvent, state_key_of
+from state.rules.room_versions import Resolution
 
 __all__ = ["Base", "resolve_v2", "settle"]
 

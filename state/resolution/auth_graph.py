@@ -10,9 +10,9 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-from state.auth_selection import CREATE, POWER_LEVELS, AuthEvent, state_key_of
-from state.power_levels import PowerLevels, creators_of
-from state.room_versions import RoomVersion
+from state.rules.auth_selection import CREATE, POWER_LEVELS, AuthEvent, state_key_of
+from state.rules.power_levels import PowerLevels, creators_of
+from state.rules.room_versions import RoomVersion
 
 __all__ = ["AuthGraph"]
 

@@ -1,0 +1,1 @@
+"""State groups as chains of deltas: stored, read, compacted, collected."""

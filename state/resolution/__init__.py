@@ -1,0 +1,1 @@
+"""State resolution: several states of a room into one."""

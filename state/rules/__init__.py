@@ -1,0 +1,1 @@
+"""The auth rules of room versions 1 to 12."""
