@@ -13,9 +13,9 @@ class EventsConfig(AppConfig):
 
     def ready(self) -> None:
         """Offer made-up events to the load generator; say which rows change the state of rooms."""
-        from events.catalog import BACKFILL, EVENTS  # noqa: PLC0415
-        from events.load import BackfillLoad, EventLoad  # noqa: PLC0415 - needs the models
-        from events.state_changes import BackfillStateChanges, EventsStateChanges  # noqa: PLC0415
+        from events.declarations import BACKFILL, EVENTS  # noqa: PLC0415
+        from events.load_generator import BackfillLoad, EventLoad  # noqa: PLC0415 - needs the models
+        from events.persist.state_changes import BackfillStateChanges, EventsStateChanges  # noqa: PLC0415
         from streams import load_generator, registry  # noqa: PLC0415
 
         load_generator.register("events", EventLoad)

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
-from events.decoding import decode_stored
 from events.errors import EventRefused
+from events.format.parsing import ParsedEvent, parse_event
+from events.format.strict_json import decode_stored
 from events.models import Event, EventJson
-from events.parsing import ParsedEvent, parse_event
 from state.groups.deltas import StateKey
 from state.groups.store import entries
 

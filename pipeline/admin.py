@@ -6,7 +6,7 @@ from django.contrib import admin
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
-from events.json_for_people import json_for_people
+from events.admin.pretty_json import json_for_people
 from pipeline import models
 from pipeline.job_admin import JobAdmin
 from streams.admin.base import ReadOnlyAdmin

@@ -5,7 +5,7 @@ positions lie within ``Manifest.positions``: a writer takes the room's lock befo
 by Spark's executors, few in this process, by the same code. An archive is finished when its folder has lost the ending
 ``.partial``; what a killed or failed job left of one is removed by the next archive of the room.
 
-Within ``events.purging.only_purge``, so that nobody deletes or restores in between.
+Within ``events.maintenance.purge_history.only_purge``, so that nobody deletes or restores in between.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from events.errors import UnknownRoom
-from events.purge_batch import PURGED, PurgeRequest
+from events.maintenance.purge_batch import PURGED, PurgeRequest
 from pipeline.archive_format import PARTIAL, ArchivedFile, Manifest, write_manifest
 from pipeline.archive_parts import ArchivePart, in_snapshot, write_part
 from pipeline.disk import disk_full

@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from events.purge_batch import PurgeRequest
-from events.purging import only_purge
+from events.maintenance.purge_batch import PurgeRequest
+from events.maintenance.purge_history import only_purge
 from pipeline.archive import ArchiveRequest, archive_room
 from pipeline.archive_folders import folder_of_archives
 from pipeline.archive_format import Manifest

@@ -1,7 +1,7 @@
 """``compress_state`` as a job: the state groups of some rooms, or of all, rewritten to fewer rows.
 
-The work is done in ``events.group_compressing``, room by room; after each transaction the job rests (``pipeline.resting``). A
-room that would not become smaller is left as it is.
+The work is done in ``events.maintenance.group_compaction``, room by room; after each transaction the job rests
+(``pipeline.resting``). A room that would not become smaller is left as it is.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from events.arguments import can_be_stored
 from events.errors import CompressionRefused, CompressionWentWrong, PurgeRefused
-from events.group_compressing import RoomCompression, group_rows
-from events.group_purging import rooms_with_groups
-from events.purging import only_purge
-from events.questions import can_be_stored
+from events.maintenance.group_compaction import RoomCompression, group_rows
+from events.maintenance.group_gc import rooms_with_groups
+from events.maintenance.purge_history import only_purge
 from pipeline.errors import JobCancelled, UnusableArguments
 from pipeline.job_runs import Count, JobRun, register
 from pipeline.kinds import flag, only

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from django.conf import settings
 
-from events.parsing import LINE_LIMIT_BYTES
+from events.format.parsing import LINE_LIMIT_BYTES
 
 __all__ = ["PipelineSettings", "pipeline_settings"]
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from events.errors import BadToken
-from events.purging import cut_at_event, cut_at_time, cut_at_token
-from events.reading import timeline_place
+from events.maintenance.purge_history import cut_at_event, cut_at_time, cut_at_token
+from events.reading.timeline import timeline_place
 from pipeline.errors import UnusableArguments
 from streams.runtime.moments import FORMS, moment_ms
 

@@ -14,7 +14,7 @@ from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any, TextIO
 
-from events.questions import can_be_stored
+from events.arguments import can_be_stored
 from pipeline.conf import pipeline_settings
 from pipeline.errors import UnusableArguments
 from pipeline.export_tables import MOST_BUCKETS, TABLES

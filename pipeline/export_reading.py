@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg2.extensions
 
-from events.client_form import pruned_json
+from events.format.client_format import pruned_json
 from streams.db.long_transactions import NO_LIMITS
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from django.db import connections, transaction
 
-from events.feeds import FEEDS
+from events.sync.feeds import FEEDS
 
 __all__ = ["FeedsChecked", "check_feeds"]
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from events.feeds import FEEDS
+from events.sync.feeds import FEEDS
 
 __all__ = ["Stretch", "Written", "drop_feeds", "write_feeds"]
 

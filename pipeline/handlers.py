@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from django.db import connections
 
-from events.catalog import EVENTS
-from events.feeds import FEEDS
+from events.declarations import EVENTS
+from events.sync.feeds import FEEDS
 from pipeline.feeds import Stretch, write_feeds
 from streams.conf import stream_settings
 from streams.follow import Chunk, View, handles

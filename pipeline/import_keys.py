@@ -7,7 +7,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from events.errors import UnusableKeys
-from events.verifying import KeyRing
+from events.room.verification import KeyRing
 from pipeline.errors import UnusableArguments
 
 __all__ = ["TRUSTED", "VERIFIED", "Signatures", "read_keys"]

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from events.parsing import ANNOUNCING
+from events.format.parsing import ANNOUNCING
 from pipeline import lines, parquet_rows, synapse_rows
 from pipeline.errors import SourceChanged, UnusableSource
 from pipeline.parts import BrokenLine, Form, Line, Part, PassedLines

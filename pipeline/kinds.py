@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
-from events.censoring import Censored, censor, due
+from events.maintenance.censor import Censored, censor, due
 from pipeline.errors import UnusableArguments
 from pipeline.job_runs import JobRun, register
 from streams.conf import stream_settings

@@ -14,8 +14,8 @@ from typing import Any
 
 from django.db import connections, transaction
 
-from events.persist import Incoming, PersistOutcome, persist
-from events.resolving import resolve_room
+from events.persist.batch import Incoming, PersistOutcome, persist
+from events.persist.resolving import resolve_room
 from pipeline.job_runs import JobRun
 from pipeline.staging import BROKEN, STAGED_EVENTS, table_name
 from streams.conf import stream_settings

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from django.db import Error as DjangoDatabaseError
 from django.db import transaction
 
-from events.feeds import FEEDS
+from events.sync.feeds import FEEDS
 from pipeline.feeds import Stretch, write_feeds
 from pipeline.ledger import BatchOffsets, Vectors, hold_ledger, set_ledger
 from streams.conf import stream_settings

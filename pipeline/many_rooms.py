@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from django.db import connections, transaction
 
-from events.restoring import tell_of_restored
-from events.room_repair import resync_room
-from events.stored_room import forget_kept
+from events.integrity.repair import resync_room
+from events.maintenance.restore import tell_of_restored
+from events.persist.room_cache import forget_kept
 from pipeline import resync_rooms as on_executors
 from pipeline.errors import JavaMissing, SparkFailed
 from pipeline.job_runs import JobRun

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import force_setattr, replace
 
-from events.parsing import ParsedEvent
+from events.format.parsing import ParsedEvent
 
 __all__ = ["Unpacker", "pack"]
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from django.db import transaction
 
-from events.catalog import BACKFILL, EVENTS
+from events.declarations import BACKFILL, EVENTS
 from pipeline.staging import OWN_COLUMNS, ROOMY, table_name
 from streams import registry
 from streams.caching import invalidate_room_states

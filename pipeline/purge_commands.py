@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from django.core.management.base import BaseCommand, CommandError
 
-from events.room_purging import unblock_room
+from events.maintenance.purge_room import unblock_room
 from pipeline.archive_commands import ARCHIVE_OPTIONS, add_archive_options, run_as_job
 from pipeline.archive_kind import ARCHIVE, ArchiveKind
 from pipeline.cuts import CUTS, add_cut_options, check_cut

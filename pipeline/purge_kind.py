@@ -1,7 +1,7 @@
 """``purge history``, ``purge orphans`` and ``purge retention`` as jobs (``pipeline.purge_commands`` are the commands).
 
-The work is done in ``events.purging`` and ``events.group_purging``; here it is a row with progress and figures before and after.
-After each transaction the job rests longer than that took (``pipeline.resting``).
+The work is done in ``events.maintenance.purge_history`` and ``events.maintenance.group_gc``; here it is a row with progress and
+figures before and after. After each transaction the job rests longer than that took (``pipeline.resting``).
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from events.errors import PurgeRefused
-from events.group_purging import GroupPurge, GroupsPurged, plan_groups, rooms_with_groups
-from events.purging import (
+from events.maintenance.group_gc import GroupPurge, GroupsPurged, plan_groups, rooms_with_groups
+from events.maintenance.purge_history import (
     HistoryPurged,
     PurgeRequest,
     count_purged,
@@ -21,7 +21,7 @@ from events.purging import (
     purge_events,
     room_figures,
 )
-from events.retention import retention_cuts
+from events.maintenance.retention import retention_cuts
 from pipeline.archive_kind import ARCHIVE_NAMES, archive_first, check_archive
 from pipeline.cuts import CUTS, check_cut, depth_of_cut
 from pipeline.errors import UnusableArguments

@@ -1,4 +1,4 @@
-"""``purge room`` as a job: a room is deleted whole, after an archive of it if one is wanted (``events.room_purging`` does it)."""
+"""``purge room`` as a job: a room is deleted whole, after an archive of it if one is wanted (``events.maintenance.purge_room`` does it)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from events.errors import PurgeRefused
-from events.purging import only_purge
-from events.room_purging import RoomPurge, is_purging
+from events.maintenance.purge_history import only_purge
+from events.maintenance.purge_room import RoomPurge, is_purging
 from pipeline.archive import ArchiveRequest, archive_room
 from pipeline.archive_kind import ARCHIVE_NAMES, archive_facts, check_archive
 from pipeline.errors import UnusableArguments

@@ -1,4 +1,4 @@
-"""``restore`` as a job: an archive goes back in (``events.restoring`` is how), every file checked before anything is written.
+"""``restore`` as a job: an archive goes back in (``maintenance.restore`` is how), every file checked before anything is written.
 
 A room that is here gets its events back in small transactions, each followed by a rest, and a killed job is run again: what is
 back already is left alone, and the state groups that were copied for the rest are known by a table of their own. A room that is
@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 from django.db import connections, transaction
 
 from events.errors import PurgeRefused
-from events.models import CurrentState, Room
-from events.purging import only_purge
-from events.restoring import (
+from events.maintenance.purge_history import only_purge
+from events.maintenance.purge_room import is_purging
+from events.maintenance.restore import (
     TEMPORARY,
     EventsRestored,
     copy_groups,
@@ -30,7 +30,7 @@ from events.restoring import (
     restore_visibility,
     tell_of_restored,
 )
-from events.room_purging import is_purging
+from events.models import CurrentState, Room
 from pipeline.archive_folders import folder_of_archive
 from pipeline.archive_format import MANIFEST, ArchivedFile, Manifest
 from pipeline.archive_parts import read_batches

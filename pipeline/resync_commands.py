@@ -10,8 +10,8 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError
 
 from events.errors import EventsError
-from events.room_comparison import EVERYTHING, SUBJECTS
-from events.sync import resync_user
+from events.integrity.compare import EVERYTHING, SUBJECTS
+from events.sync.sync import resync_user
 from pipeline.errors import PipelineError, UnusableArguments
 from pipeline.job_runs import register as register_kind
 from pipeline.job_runs import run_job

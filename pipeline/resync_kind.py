@@ -1,7 +1,7 @@
 """``resync WHAT`` as a job: what is stored beside what it should be, mended room by room while writers run.
 
-Each room is a transaction of its own under its lock, and only if it differs; the work is done in ``events.room_mending``, here
-or on Spark (``pipeline.many_rooms``). What cannot be recomputed is told and left.
+Each room is a transaction of its own under its lock, and only if it differs; the work is done in
+``events.integrity.room_mending``, here or on Spark (``pipeline.many_rooms``). What cannot be recomputed is told and left.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any
 from django.db import connections, transaction
 from django.db.models import F
 
+from events.arguments import can_be_stored
+from events.integrity.compare import EVERYTHING, SUBJECTS, concerns
 from events.models import CurrentState, Room
-from events.questions import can_be_stored
-from events.room_comparison import EVERYTHING, SUBJECTS, concerns
-from events.stored_room import forget_kept
+from events.persist.room_cache import forget_kept
 from pipeline.errors import UnusableArguments
 from pipeline.feed_check import check_feeds
 from pipeline.job_runs import JobRun

@@ -14,8 +14,8 @@ from typing import Any
 import psycopg2
 
 from events.errors import RangesDisagree
-from events.room_comparison import RoomReport
-from events.room_mending import Found, find_damage, left_as_it_is, mend_room
+from events.integrity.compare import RoomReport
+from events.integrity.room_mending import Found, find_damage, left_as_it_is, mend_room
 from streams.db.long_transactions import NO_LIMITS_IN_SESSION
 from streams.runtime.gc_pause import collector_paused, keep_for_good
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from events import catalog as events_catalog
+from events import declarations as events_catalog
 from streams import catalog as streams_catalog
 from streams.core.declaration import ColumnKind, StreamDeclaration
 from streams.core.recorded import is_recorded, recorded_declaration

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg2
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
-from events import catalog as events_catalog
+from events import declarations as events_catalog
 from pipeline.errors import FactsNotAppended
 from pipeline.schemas import chosen_columns, declaration_of
 from pipeline.source_options import WriteOptions

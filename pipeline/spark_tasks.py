@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from events.verifying import KeyRing
+from events.room.verification import KeyRing
 from pipeline import stage_rooms as on_executors
 from pipeline.errors import SparkFailed
 from pipeline.parts import Part

@@ -13,9 +13,9 @@ from typing import Any
 from msgspec import structs
 
 from events.errors import EventRefused, Reason
-from events.judging import as_let_through, is_third_party_invite
-from events.parsing import ParsedEvent, announced_version, parse_line, parse_row
-from events.verifying import KeyRing, check_signatures, tells_version
+from events.format.parsing import ParsedEvent, announced_version, parse_line, parse_row
+from events.room.event_auth import as_let_through, is_third_party_invite
+from events.room.verification import KeyRing, check_signatures, tells_version
 from pipeline.inputs import announcing_rows, read_part
 from pipeline.packed_events import pack
 from pipeline.parts import HEAD_BYTES, BrokenLine, Line, Part

@@ -1,6 +1,6 @@
 """Second half of an import, on executors: a room's staged events -> the rows of every table (no Django).
 
-The rules are ``events.room_history``; the JSON text of events stays where it is. A task holds a chunk of the extracted
+The rules are ``events.history.rows``; the JSON text of events stays where it is. A task holds a chunk of the extracted
 fields of one room (``pipeline.staged_events``), what is carried on to the next one, and some thousand of the resulting rows.
 """
 
@@ -14,7 +14,7 @@ from operator import itemgetter
 from typing import Any
 
 from events.errors import HistoryError
-from events.room_history import EVENT_COLUMNS, EVENTS_PER_CHUNK, EventPart, RoomHistory
+from events.history.rows import EVENT_COLUMNS, EVENTS_PER_CHUNK, EventPart, RoomHistory
 from pipeline.packed_events import Unpacker
 from pipeline.staged_events import PlacedEvents, RoomEvents, StagedEvents
 from pipeline.staging import (

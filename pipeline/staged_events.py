@@ -6,9 +6,9 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
-from events.parsing import ParsedEvent
-from events.room_history import GivenEvents
-from events.room_walk import EventSource
+from events.format.parsing import ParsedEvent
+from events.history.chunked_walk import EventSource
+from events.history.rows import GivenEvents
 from pipeline.packed_events import Unpacker
 from pipeline.staging import ROOMY, STAGED_EVENTS, table_name
 from state.rules.room_versions import RoomVersion, room_version

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from events import hot
-from events.hot_memory import HotFigures
+from events.notifier import notifier
+from events.notifier.cache import HotFigures
 from replsite.metric_name import MetricName
 
 __all__ = ["HOT", "HotCollector"]
@@ -34,7 +34,7 @@ _REASONS = ("connection", "restored", "trimmed", "behind", "error")
 class HotCollector(Collector):
     """Gives the memory of this process to one scrape."""
 
-    def __init__(self, get: Callable[[], HotFigures | None] = hot.figures) -> None:
+    def __init__(self, get: Callable[[], HotFigures | None] = notifier.figures) -> None:
         self._get = get
 
     def describe(self) -> Iterator[Metric]:

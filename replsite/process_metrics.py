@@ -26,7 +26,7 @@ from prometheus_client.core import Metric
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 from prometheus_client.registry import Collector
 
-from events import measures as event_measures
+from events.persist import counters as event_measures
 from replsite.cache_metrics import CACHES, CacheCollector
 from replsite.dashboard.viewers import CLOSED, ViewerCollector
 from replsite.hot_metrics import HOT, HotCollector

@@ -12,10 +12,10 @@ from typing import Any
 
 from django.db import DatabaseError, InterfaceError, connection, connections
 
+from events.integrity.repair import check_room
 from events.models import Event
-from events.room_repair import check_room
-from events.stored_room import forget_kept
-from events.visibility_rebuild import stored_ranges
+from events.persist.room_cache import forget_kept
+from events.visibility.rebuild import stored_ranges
 from pipeline.jobs import hold_lock
 from pipeline.models import ComparedRooms, Job, MendedRoom
 from streams import registry

@@ -30,13 +30,14 @@ def everything_let_go(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def _let_go(*, rows_stay: bool) -> None:
-    from events import hot, stored_room
+    from events.notifier import notifier
+    from events.persist import room_cache
     from streams.db import driver
     from streams.testing import forget_writers
     from tests.writing import session
 
-    hot.forget_feeds()
-    stored_room.forget_kept()
+    notifier.forget_feeds()
+    room_cache.forget_kept()
     forget_writers()
     if source := sys.modules.get(
         "pipeline.source_rows"

@@ -7,8 +7,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from events.building import finish_event
-from events.parsing import ParsedEvent
+from events.format.parsing import ParsedEvent
+from events.sending.finish import finish_event
 from state.rules.auth_selection import CREATE, auth_keys
 from state.rules.room_versions import room_version
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from events import persist as storing
+from events.format.parsing import ParsedEvent
 from events.models import (
     BackwardExtremity,
     CurrentState,
@@ -13,8 +13,8 @@ from events.models import (
     EventVisibility,
     ForwardExtremity,
 )
-from events.parsing import ParsedEvent
-from events.persist import Incoming, PersistOutcome
+from events.persist import batch as storing
+from events.persist.batch import Incoming, PersistOutcome
 
 
 def incoming(event: ParsedEvent, **about) -> Incoming:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from events.graph import is_accepted
-from events.parsing import ParsedEvent
-from events.room_states import RoomStates
-from events.room_visibility import Viewer, membership, sight_of
-from events.visibility_ranges import VisibilityRow
-from events.visibility_rules import Sight, admits, for_client, more_joined
+from events.format.parsing import ParsedEvent
+from events.room.graph import is_accepted
+from events.room.state_assignment import RoomStates
+from events.visibility.ranges import VisibilityRow
+from events.visibility.rule import Sight, admits, for_client, more_joined
+from events.visibility.viewer import Viewer, membership, sight_of
 from state.rules.room_versions import room_version
 
 

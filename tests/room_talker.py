@@ -77,9 +77,9 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 def chatter(seed: str, count: int) -> int:
     """Random things; returns how many were allowed."""
-    from events.creating import LocalRoom
     from events.errors import EventNotAllowed
     from events.models import Room
+    from events.sending.send import LocalRoom
 
     chance, done = random.Random(seed), 0
     rooms = [LocalRoom(room_id) for room_id in sorted(Room.objects.values_list("room_id", flat=True))]
@@ -106,7 +106,7 @@ def chatter(seed: str, count: int) -> int:
 
 def persist_file(path: str, size: int) -> int:
     """Store the events of a file, of rooms that are stored; returns how many were."""
-    from events.persist import Incoming
+    from events.persist.batch import Incoming
     from tests.persisted_rooms import persist
 
     lines = Path(path).read_bytes().splitlines()
@@ -115,7 +115,7 @@ def persist_file(path: str, size: int) -> int:
 
 
 def _acts() -> dict[str, Callable[..., int]]:
-    from events.creating import LocalRoom
+    from events.sending.send import LocalRoom
     from streams.homeserver import append, typing
 
     return {

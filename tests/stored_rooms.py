@@ -12,6 +12,8 @@ from django.db import connection
 from django.db.models import Model
 from psycopg2.extras import execute_values
 
+from events.format.parsing import ParsedEvent
+from events.history.rows import EVENT_COLUMNS, RoomResult, room_history
 from events.models import (
     BackwardExtremity,
     CurrentState,
@@ -24,8 +26,6 @@ from events.models import (
     ForwardExtremity,
     Room,
 )
-from events.parsing import ParsedEvent
-from events.room_history import EVENT_COLUMNS, RoomResult, room_history
 from state.groups.store import reserve_group_ids
 from state.models import StateGroup, StateGroupDelta
 

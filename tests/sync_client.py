@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from events.sync import SyncAnswer, sync
-from events.sync_answers import SyncRoom
-from events.sync_streams import Key
+from events.sync.answers import SyncRoom
+from events.sync.providers import Key
+from events.sync.sync import SyncAnswer, sync
 
 __all__ = ["SyncClient", "check_matches"]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from django.db.models import Max
 
-from events.creating import LocalRoom, NewEvent
 from events.models import Event
-from events.sync_rooms import initial_sync, rooms_since
-from events.sync_token import SyncToken
+from events.sending.send import LocalRoom, NewEvent
+from events.sync.rooms import initial_sync, rooms_since
+from events.tokens.sync_token import SyncToken
 from streams.core.tokens import VectorToken
 
 ANN = "@ann:site"

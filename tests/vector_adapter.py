@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from events import hashes, redaction_rules
-from events.room_visibility import Viewer, sight_of
-from events.visibility_rules import Answer, for_client, for_server
+from events.format import hashes, redaction
+from events.visibility.rule import Answer, for_client, for_server
+from events.visibility.viewer import Viewer, sight_of
 from state.rules.room_versions import room_version
 from tests.rule_cases import auth_allowed, auth_keys, resolve_state, state_after
 from tests.unit.test_purge_rules import plan_of
@@ -48,7 +48,7 @@ def content_hash(version: str, event: dict[str, Any]) -> str:
 
 
 def redact(version: str, event: dict[str, Any]) -> dict[str, Any]:
-    return redaction_rules.prune(event, room_version(version))
+    return redaction.prune(event, room_version(version))
 
 
 def visible_to_client(case: dict[str, Any]) -> str:

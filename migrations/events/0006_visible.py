@@ -1,6 +1,6 @@
 """Who sees what as views to join, and what is decided on reading: forgotten rooms, ignored users.
 
-The text of the views is that of ``events.visible_sql``: who changes it adds a migration that drops them and makes them again.
+The text of the views is that of ``events.visibility.predicate_sql``: who changes it adds a migration that drops them and makes them again.
 """
 
 from typing import Any
@@ -8,7 +8,7 @@ from typing import Any
 from django.db import migrations, models
 
 import state.fields
-from events import visible_sql
+from events.visibility import predicate_sql
 
 #: Rooms that were world readable to their end were readable by anybody.
 _PEEKABLE = """
@@ -140,7 +140,7 @@ class Migration(migrations.Migration):
             ),
         ),
         migrations.RunSQL(_PEEKABLE, _NOT_PEEKABLE),
-        migrations.RunSQL(visible_sql.MEMBERSHIP_AT, "DROP FUNCTION events_membership_at(bigint, text)"),
-        migrations.RunSQL(visible_sql.ROOM_ACCESS, "DROP VIEW events_roomaccess"),
-        migrations.RunSQL(visible_sql.VISIBLE_EVENT, "DROP VIEW events_visibleevent"),
+        migrations.RunSQL(predicate_sql.MEMBERSHIP_AT, "DROP FUNCTION events_membership_at(bigint, text)"),
+        migrations.RunSQL(predicate_sql.ROOM_ACCESS, "DROP VIEW events_roomaccess"),
+        migrations.RunSQL(predicate_sql.VISIBLE_EVENT, "DROP VIEW events_visibleevent"),
     ]

@@ -2,7 +2,8 @@
 
 from django.db import migrations, models
 
-from events import page_sql, visible_sql
+from events.reading import page_sql
+from events.visibility import predicate_sql
 
 
 class Migration(migrations.Migration):
@@ -35,6 +36,6 @@ class Migration(migrations.Migration):
                 condition=models.Q(("kind__in", ("joined", "invited"))),
             ),
         ),
-        migrations.RunSQL(visible_sql.ACCESS, "DROP FUNCTION events_access(text, text[])"),
+        migrations.RunSQL(predicate_sql.ACCESS, "DROP FUNCTION events_access(text, text[])"),
         migrations.RunSQL(f"{page_sql.PAGE_BEFORE}; {page_sql.PAGE_AFTER}", page_sql.DROP_PAGES),
     ]

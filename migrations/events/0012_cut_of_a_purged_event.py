@@ -5,9 +5,9 @@ Older processes: the view has the columns that it had.
 
 from django.db import migrations
 
-from events import visible_sql
+from events.visibility import predicate_sql
 
-_VIEW = visible_sql.ROOM_ACCESS.replace("CREATE VIEW", "CREATE OR REPLACE VIEW", 1)
+_VIEW = predicate_sql.ROOM_ACCESS.replace("CREATE VIEW", "CREATE OR REPLACE VIEW", 1)
 
 
 class Migration(migrations.Migration):

@@ -17,7 +17,7 @@ from django.template.response import TemplateResponse
 from django.utils.safestring import mark_safe
 from django.views.decorators.http import require_safe
 
-from events.admin_links import room_url
+from events.admin.links import room_url
 from pipeline.models import BatchLedger, RoomStatistics, ServerStatistics
 from replsite.statistics_plots import DAY_SECONDS, GROUPS, PERIODS, Period, Steps, begin_of_step, pictures
 from replsite.wording import count

@@ -13,7 +13,7 @@ from django.template.response import TemplateResponse
 from django.urls import reverse
 from django.views.decorators.http import require_safe
 
-from events.admin_links import room_url
+from events.admin.links import room_url
 from replsite.dashboard.cells import Cell, Group, Page, Row, Tile
 from replsite.dashboard.changes import TABLES, changes, table_changes
 from replsite.dashboard.page import live_page_data

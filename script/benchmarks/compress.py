@@ -14,7 +14,7 @@ import time
 
 from django.db import connection
 
-from events.group_compressing import RoomCompression, group_rows
+from events.maintenance.group_compaction import RoomCompression, group_rows
 from events.models import Event
 from script.benchmarks.broadcast import PROJECT
 from script.benchmarks.filled_room import fill_room

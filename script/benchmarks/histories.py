@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-from events.building import finish_event
+from events.sending.finish import finish_event
 
 __all__ = ["make_history", "sizes_of_rooms"]
 

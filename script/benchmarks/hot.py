@@ -22,12 +22,12 @@ from collections.abc import Callable
 from asgiref.sync import sync_to_async
 from django.db import connection, connections
 
-from events import hot
-from events.creating import LocalRoom, create_room
-from events.events_since import events_since
-from events.hot_changes import LastChanges
 from events.models import CurrentState, Room
-from events.sync import sync
+from events.notifier import notifier
+from events.notifier.change_index import LastChanges
+from events.sending.send import LocalRoom, create_room
+from events.sync.events_since import events_since
+from events.sync.sync import sync
 from script.benchmarks.latency import floor, percentile
 from script.benchmarks.report import Report
 from streams import registry
@@ -86,16 +86,16 @@ def peer(rooms: list[str], since: VectorToken) -> None:
 
 def nothing_new(report: Report, rooms: list[str], other: LocalRoom) -> None:
     """How long it takes to say that there is nothing."""
-    since = hot.look(ALICE, VectorToken(0)).now
+    since = notifier.look(ALICE, VectorToken(0)).now
     for name, more in (("nothing at all", 0), ("1 event elsewhere", 1), (f"{OTHERS} changes elsewhere", OTHERS)):
         if more == 1:
             other.send(BOB, "m.room.message", {"body": "x"})
         elif more:
             elsewhere(since, more)
-        found = hot.look(ALICE, since)
+        found = notifier.look(ALICE, since)
         if not found.nothing or len(found.rooms) != ROOMS:
             raise RuntimeError(f"there should be nothing new in {ROOMS} rooms: {found}")
-        look = milliseconds(lambda: hot.look(ALICE, since), ROUNDS)
+        look = milliseconds(lambda: notifier.look(ALICE, since), ROUNDS)
         report.add(what=f"look, {name}", ms=look, limit=0.1, of_limit=look / 0.1)
         answer = milliseconds(lambda: events_since(ALICE, since), ROUNDS)
         report.add(what=f"events_since, {name}", ms=answer, limit=0.1, of_limit=answer / 0.1)
@@ -125,7 +125,7 @@ def whole(report: Report, room: LocalRoom) -> None:
 
 def elsewhere(since: VectorToken, number: int) -> None:
     """As if so many other rooms had changed after that position: the list of changes is long then."""
-    feed = hot._feed(None)
+    feed = notifier._feed(None)
     with feed.memory._lock:
         events = feed.memory.streams["events"]
         for n in range(number):
@@ -137,15 +137,15 @@ def wakes(commit: Callable[[], float]) -> list[float]:
     found = []
     for _ in range(WAKES):
         woken: list[float] = []
-        at = hot.positions()
+        at = notifier.positions()
 
         def run() -> None:
-            hot.wait(ALICE, at, 20.0)  # noqa: B023 - ended within the round
+            notifier.wait(ALICE, at, 20.0)  # noqa: B023 - ended within the round
             woken.append(time.monotonic())  # noqa: B023
 
         thread = threading.Thread(target=run)
         thread.start()
-        while not hot.waiting():
+        while not notifier.waiting():
             time.sleep(0.001)
         committed = commit()
         thread.join()
@@ -179,15 +179,15 @@ def many(report: Report, room: LocalRoom, talker: Talker) -> None:
     """All of many tasks by one commit."""
 
     async def run() -> float:
-        at = await sync_to_async(hot.positions)()
+        at = await sync_to_async(notifier.positions)()
         woken: list[float] = []
 
         async def one() -> None:
-            await hot.await_news(ALICE, at, 30.0)
+            await notifier.await_news(ALICE, at, 30.0)
             woken.append(time.monotonic())
 
         tasks = [asyncio.create_task(one()) for _ in range(WAITERS)]
-        while hot.waiting() < WAITERS:  # noqa: ASYNC110 - what is waited for tells nobody
+        while notifier.waiting() < WAITERS:  # noqa: ASYNC110 - what is waited for tells nobody
             await asyncio.sleep(0.01)
         _, committed = await asyncio.to_thread(talker.do, "send", room.room_id, ALICE)
         await asyncio.gather(*tasks)
@@ -202,9 +202,9 @@ def many(report: Report, room: LocalRoom, talker: Talker) -> None:
 def feeding(report: Report, room: LocalRoom, talker: Talker) -> None:
     """CPU of this process per event of another, less what asking the other one takes. This process writes nothing."""
     writer.retire_all()
-    hot.forget_feeds()
+    notifier.forget_feeds()
     asking = cpu_of(room, talker)
-    hot.look(ALICE, VectorToken(0))
+    notifier.look(ALICE, VectorToken(0))
     fed = cpu_of(room, talker, until_fed=True)
     report.add(what="feed, one by one, ms CPU per event", ms=(fed - asking) / FED)
     begun = time.process_time()
@@ -218,7 +218,7 @@ def cpu_of(room: LocalRoom, talker: Talker, *, until_fed: bool = False) -> float
     position = 0
     for _ in range(FED):
         position = talker.do("send", room.room_id, ALICE)[0]
-    while until_fed and not hot.now().covers("talker", position):  # type: ignore[union-attr]
+    while until_fed and not notifier.now().covers("talker", position):  # type: ignore[union-attr]
         time.sleep(0.01)
     return (time.process_time() - begun) * 1000
 
@@ -248,13 +248,13 @@ def main() -> None:
     room, other = LocalRoom(rooms[0]), create_room(BOB)
     registry.get("events")
     nothing_new(report, rooms, other)
-    hot.forget_feeds()
+    notifier.forget_feeds()
     whole(report, room)
     with talkers(database_url(), "talker") as (talker,):
         waking(report, room, talker)
         many(report, room, talker)
         feeding(report, room, talker)
     memory(report)
-    hot.forget_feeds()
+    notifier.forget_feeds()
     writer.retire_all()
     report.finish()

@@ -1,7 +1,7 @@
 """A page of 100 events as a user reads it, with the JSON a client is given, against a bare indexed read of as many rows.
 
-Who may read, what is seen and what is redacted are in, as ``events.pages.timeline`` answers it. The *peer* reads the newest
-100 rows from the same place with their JSON, through the same connection, and asks nobody.
+Who may read, what is seen and what is redacted are in, as ``events.reading.pages.timeline`` answers it. The *peer* reads the
+newest 100 rows from the same place with their JSON, through the same connection, and asks nobody.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from pathlib import Path
 
 from django.db import connection
 
-from events.creating import LocalRoom, NewEvent, RoomSetup, create_room
-from events.pages import timeline
+from events.reading.pages import timeline
+from events.sending.send import LocalRoom, NewEvent, RoomSetup, create_room
 from script.benchmarks.report import Report, median_ratio
 from streams.writing import writer
 

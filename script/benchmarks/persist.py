@@ -18,9 +18,9 @@ from typing import Any
 from django.db import connection
 from psycopg2.extras import execute_values
 
-from events.building import finish_event
-from events.parsing import ParsedEvent
-from events.persist import Incoming, persist
+from events.format.parsing import ParsedEvent
+from events.persist.batch import Incoming, persist
+from events.sending.finish import finish_event
 from script.benchmarks.report import Report, median_ratio
 from streams.db import driver
 from streams.writing import writer

@@ -20,11 +20,11 @@ from pathlib import Path
 from django.db import connection
 from msgspec.structs import replace
 
-from events.graph import causal_order
+from events.format.parsing import ParsedEvent, parse_line
+from events.history.rows import room_history
 from events.models import Event
-from events.parsing import ParsedEvent, parse_line
-from events.persist import Incoming, persist
-from events.room_history import room_history
+from events.persist.batch import Incoming, persist
+from events.room.graph import causal_order
 from script.benchmarks.report import Report
 from state.groups.filters import EVERYTHING, StateFilter
 from state.groups.store import State, full_state

@@ -20,11 +20,11 @@ from pathlib import Path
 
 from django.db import connection, transaction
 
-from events import hot
-from events.creating import LocalRoom, NewEvent, RoomSetup, create_room
-from events.events_since import events_since
-from events.sync_positions import events_token
-from events.sync_rooms import initial_sync, rooms_since
+from events.notifier import notifier
+from events.sending.send import LocalRoom, NewEvent, RoomSetup, create_room
+from events.sync.events_since import events_since
+from events.sync.rooms import initial_sync, rooms_since
+from events.tokens.positions import events_token
 from script.benchmarks.report import Report
 from streams.core.tokens import VectorToken
 from streams.writing import writer
@@ -167,6 +167,6 @@ def main() -> None:
         report, "events since, nothing new", lambda: events_since(ALICE, after), lambda: read(_ANYTHING, **nothing)
     )
     expect(events_since(ALICE, after).events == (), "nothing is new")
-    hot.forget_feeds()
+    notifier.forget_feeds()
     writer.retire_all()
     report.finish()

@@ -17,13 +17,13 @@ from collections.abc import Callable, Sequence
 
 from django.db import connection
 
-from events.creating import LocalRoom
-from events.explaining import explain_visibility
+from events.format.parsing import ParsedEvent, parse_line
 from events.models import CurrentState, EventVisibility, VisibleEvent
-from events.on_read import access_parameters, read_access
-from events.parsing import ParsedEvent, parse_line
-from events.room_visibility import Viewer
-from events.visible_sql import ACCESS_ROWS, sees
+from events.sending.send import LocalRoom
+from events.visibility.access import access_parameters, read_access
+from events.visibility.explain import explain_visibility
+from events.visibility.predicate_sql import ACCESS_ROWS, sees
+from events.visibility.viewer import Viewer
 from script.benchmarks.report import Report
 from streams.writing import writer
 from tests.range_reader import Seen

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from events.admin_links import event_url, room_url
+from events.admin.links import event_url, room_url
+from events.format.parsing import parse_line
 from events.models import Event
-from events.parsing import parse_line
 from tests.browsing import BROWSER, keep, log_in, luminance
 from tests.room_data import event_lines
 from tests.stored_rooms import store_room

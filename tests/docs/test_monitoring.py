@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from events import measures
+from events.persist import counters
 from replsite.metric_names import DURATION, OWN, SYNAPSE, UP
 from replsite.metrics import SnapshotCollector
 from replsite.process_metrics import PROCESS, WaitCollector
@@ -97,7 +97,7 @@ def test_promtool_takes_our_names() -> None:
     """Synapse's are as they are."""
     cluster, process = CollectorRegistry(), CollectorRegistry()
     cluster.register(SnapshotCollector(lambda: well(1)))
-    for measure in (*measures.MEASURES, lag_histogram.DELAY):
+    for measure in (*counters.MEASURES, lag_histogram.DELAY):
         process.register(measure)
     text = (generate_latest(cluster) + generate_latest(process)).decode()
     ours = "".join(f"{line}\n" for line in text.splitlines() if "replsite_" in line)

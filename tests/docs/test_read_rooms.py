@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from events import hot
+from events.notifier import notifier
 from streams.testing import forget_writers
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "read-rooms-from-another-service.md"
@@ -16,7 +16,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "read-rooms-from-another-
 @pytest.fixture
 def _let_go(transactional_db):
     yield
-    hot.forget_feeds()
+    notifier.forget_feeds()
     forget_writers()
 
 

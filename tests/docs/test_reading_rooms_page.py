@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from events import errors, federation, pages
-from events.serving import ServedEvent
+from events import errors
+from events.federation import queries
+from events.reading import pages
+from events.reading.event_json import ServedEvent
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "reading-rooms.md").read_text()
 CALLS = re.findall(r"^\| `(\w+)\(([^`]+)\)` \|", PAGE, re.M)
@@ -29,13 +31,13 @@ def plain(signature):
 
 @pytest.mark.parametrize("name, arguments", CALLS)
 def test_calls_are_as_written(name, arguments):
-    function = getattr(pages, name, None) or getattr(federation, name)
+    function = getattr(pages, name, None) or getattr(queries, name)
     assert plain(inspect.signature(function)) == arguments
 
 
 def test_every_call_is_written_down():
     calls = {
-        name for module in (pages, federation) for name in module.__all__ if inspect.isfunction(getattr(module, name))
+        name for module in (pages, queries) for name in module.__all__ if inspect.isfunction(getattr(module, name))
     }
     assert calls == {name for name, _ in CALLS}
 
@@ -48,7 +50,7 @@ def test_every_field_of_an_event_is_written_down():
 
 def test_limits_are_as_written():
     assert f"{pages.PAGE_LIMIT:,} events" in PAGE and f"{pages.IDS_LIMIT:,} IDs" in PAGE
-    assert f"| {federation.EVENTS_LIMIT} events" in PAGE and f"{pages.PAGE_LIMIT // 2} events on each side" in PAGE
+    assert f"| {queries.EVENTS_LIMIT} events" in PAGE and f"{pages.PAGE_LIMIT // 2} events on each side" in PAGE
 
 
 def test_errors_are_those_of_reading():

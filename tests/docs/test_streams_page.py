@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from events import catalog as events_catalog
+from events import declarations as events_catalog
 from streams import catalog, registry
 from streams.core.declaration import StreamDeclaration
 

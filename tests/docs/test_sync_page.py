@@ -6,10 +6,12 @@ import inspect
 import re
 from pathlib import Path
 
-from events import errors, hot, sync
-from events.hot_concerns import CONCERNS_NOBODY
-from events.sync import LONGEST_SECONDS, SyncAnswer
-from events.sync_streams import NewestRows, providers
+from events import errors
+from events.notifier import notifier
+from events.notifier.routing import CONCERNS_NOBODY
+from events.sync import sync
+from events.sync.providers import NewestRows, providers
+from events.sync.sync import LONGEST_SECONDS, SyncAnswer
 from streams import errors as stream_errors
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "sync.md").read_text()
@@ -56,4 +58,4 @@ def test_errors_and_functions_exist():
         (name,) = names(row[0])
         assert hasattr(errors, name) or hasattr(stream_errors, name)
     told = {name for row in table("function |") for name in names(row[0])}
-    assert told == set(hot.__all__) - {"At", "Look", "figures", "forget_feeds", "may_have_changed"}
+    assert told == set(notifier.__all__) - {"At", "Look", "figures", "forget_feeds", "may_have_changed"}

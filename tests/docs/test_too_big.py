@@ -11,7 +11,7 @@ import pytest
 from django.core.management import call_command
 
 from events.models import Event
-from events.stored_room import forget_kept
+from events.persist.room_cache import forget_kept
 from tests.made_rooms import ALICE, MadeRoom
 from tests.persisted_rooms import incoming, persist
 from tests.session import PROJECT

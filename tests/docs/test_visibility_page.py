@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from events import on_read
 from events.models import EventVisibility
-from events.on_read import Reach
-from events.visibility_rules import Answer, Rule, Sight, for_client, for_server
+from events.visibility import access
+from events.visibility.access import Reach
+from events.visibility.rule import Answer, Rule, Sight, for_client, for_server
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "visibility.md").read_text()
 
@@ -75,6 +75,6 @@ def test_other_servers_get_the_pruned_form_as_the_page_says():
 def test_functions_on_the_page_are_there():
     for call in (row[0].strip("`") for row in section("What users decide")):
         name, arguments = call.rstrip(")").split("(")
-        assert list(inspect.signature(getattr(on_read, name)).parameters)[
-            : arguments.count(",") + 1
-        ] == arguments.split(", ")
+        assert list(inspect.signature(getattr(access, name)).parameters)[: arguments.count(",") + 1] == arguments.split(
+            ", "
+        )

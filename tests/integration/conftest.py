@@ -11,7 +11,7 @@ from tests.letting_go import everything_let_go
 from tests.room_talker import USERS, Talker, talkers
 
 if TYPE_CHECKING:
-    from events.creating import LocalRoom
+    from events.sending.send import LocalRoom
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +29,7 @@ def no_cached_functions(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def room(transactional_db: None) -> LocalRoom:
     """A room that the first user of ``tests.room_talker`` created."""
-    from events.creating import create_room
+    from events.sending.send import create_room
 
     return create_room(USERS[0])
 

@@ -8,10 +8,10 @@ from django.contrib.auth.models import Permission
 from django.urls import reverse
 from msgspec.structs import replace
 
-from events import admin_event
-from events.admin_links import event_url, room_url
+from events.admin import event_page
+from events.admin.links import event_url, room_url
+from events.format.parsing import parse_event
 from events.models import Event, EventJson, Room
-from events.parsing import parse_event
 from streams.runtime.text import shown
 from tests.made_rooms import ALICE, BOB, MadeRoom
 from tests.stored_rooms import store_room
@@ -165,7 +165,7 @@ def test_huge_event_is_cut_and_its_bytes_are_a_link_away(admin_client, made):
     event = made.send({"type": "m.room.message", "content": {"body": body}})
     store_room(made.events)
     page = page_of(admin_client, event)
-    assert len(page) < 4 * admin_event.MOST_JSON + 60_000 and "more characters" in page
+    assert len(page) < 4 * event_page.MOST_JSON + 60_000 and "more characters" in page
     url = reverse("admin:events_event_json", args=[Event.read.get(event_id=event.event_id).pk])
     answer = admin_client.get(url)
     assert answer.content == event.json and answer["X-Content-Type-Options"] == "nosniff"

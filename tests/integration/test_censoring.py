@@ -11,11 +11,11 @@ from django.db import connections, transaction
 from django.db.models import F
 from msgspec.structs import replace
 
-from events import censoring
-from events.censoring import CACHE_NAME, censor, due
+from events.maintenance import censor as censoring
+from events.maintenance.censor import CACHE_NAME, censor, due
 from events.models import Event, EventJson, Room
-from events.serving import load_events
-from events.stored_room import StoredEvents
+from events.persist.room_cache import StoredEvents
+from events.reading.event_json import load_events
 from streams.caching import cached
 from streams.models import CacheInvalidation
 from tests.made_rooms import ALICE, MadeRoom

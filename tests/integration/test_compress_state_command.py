@@ -6,9 +6,9 @@ import json
 import pytest
 from django.core.management import CommandError, call_command
 
-from events.group_compressing import RoomCompression, group_rows
+from events.maintenance.group_compaction import RoomCompression, group_rows
+from events.maintenance.purge_history import only_purge
 from events.models import Event
-from events.purging import only_purge
 from pipeline.compress_kind import COMPRESS_STATE
 from pipeline.errors import JobCancelled, UnusableArguments
 from pipeline.job_runs import JobRun, job_kinds, queue_job, run_job

@@ -8,14 +8,14 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from django.db import connections, transaction
 
-from events.canonical import LARGEST_INTEGER, encode
-from events.creating import DUMMY_EVENT, LocalRoom, NewEvent, RoomSetup, create_room
 from events.errors import EventNotAllowed, EventRefused, Reason, StateUnresolved, UnknownEvent, UnknownRoom
-from events.hashes import reference_hash
+from events.format.canonical_json import LARGEST_INTEGER, encode
+from events.format.hashes import reference_hash
+from events.format.parsing import SIZE_LIMIT_BYTES, parse_event
+from events.format.signatures import SigningKey, event_is_signed
 from events.models import Event, EventEdge, EventJson, EventVisibility, Room
-from events.parsing import SIZE_LIMIT_BYTES, parse_event
-from events.reading import state_at
-from events.signatures import SigningKey, event_is_signed
+from events.reading.timeline import state_at
+from events.sending.send import DUMMY_EVENT, LocalRoom, NewEvent, RoomSetup, create_room
 from state.rules.room_versions import ROOM_VERSIONS, room_version
 from tests.made_rooms import MadeRoom
 from tests.persisted_rooms import current_state, incoming, leaves, persist, ranges, replayed_state
@@ -139,7 +139,7 @@ def test_room_as_it_is_asked_for():
 
 def test_rooms_of_one_moment_differ(monkeypatch):
     """The ID of a room of version 12 follows from its create event alone."""
-    monkeypatch.setattr("events.creating._now_ms", lambda: 1_700_000_000_000)
+    monkeypatch.setattr("events.sending.send._now_ms", lambda: 1_700_000_000_000)
     assert len({create_room(ANN, "12").room_id for _ in range(3)}) == 3
 
 

@@ -10,8 +10,8 @@ import pytest
 from msgspec.structs import replace
 
 from events.models import Event, EventAuth, EventEdge, EventJson, EventVisibility
-from events.reading import state_at, timeline
-from events.user_timeline import timeline_of
+from events.reading.timeline import state_at, timeline
+from events.reading.user_timeline import timeline_of
 from tests.made_rooms import ALICE, BOB, EVE, MadeRoom
 from tests.persisted_rooms import current_state, gaps, incoming, leaves, persist, ranges, replayed_state
 
@@ -232,7 +232,7 @@ def test_nothing_is_changed_by_anything_that_comes_again():
 
 @pytest.mark.parametrize("together", [True, False])
 def test_power_levels_that_were_redacted_before_count_as_pruned(together):
-    """In room version 10 the level for invites does not survive; see ``events.judging``."""
+    """In room version 10 the level for invites does not survive; see ``events.room.event_auth``."""
     made = MadeRoom(ruled=True)
     levels = made.state("m.room.power_levels", "", {"users": {ALICE: 100}, "invite": 50})
     made.state("m.room.join_rules", "", {"join_rule": "public"})

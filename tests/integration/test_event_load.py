@@ -3,7 +3,9 @@
 import pytest
 from django.db.models import Model
 
-from events.decoding import decode_event
+from events.format.parsing import parse_event
+from events.format.strict_json import decode_event
+from events.history.rows import EVENT_COLUMNS, room_history
 from events.models import (
     CurrentState,
     CurrentStateDelta,
@@ -15,8 +17,6 @@ from events.models import (
     ForwardExtremity,
     Room,
 )
-from events.parsing import parse_event
-from events.room_history import EVENT_COLUMNS, room_history
 from state.groups.store import full_state
 from tests.unit.test_room_history import expanded
 

@@ -6,13 +6,13 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from events.creating import RoomSetup, create_room
 from events.errors import BadQuestion
-from events.events_since import events_since
 from events.models import Event, IgnoredUser
-from events.persist import Incoming
-from events.sync_token import SyncToken
-from events.sync_windows import looked_at
+from events.persist.batch import Incoming
+from events.sending.send import RoomSetup, create_room
+from events.sync.events_since import events_since
+from events.sync.windows import looked_at
+from events.tokens.sync_token import SyncToken
 from streams.core.tokens import VectorToken
 from streams.errors import TokenError
 from tests.made_rooms import ALICE, MadeRoom

@@ -7,9 +7,9 @@ import pytest
 from django.core.management import call_command
 
 from events.errors import StateUnresolved, UnknownEvent
-from events.explaining import Explanation, explain_visibility
+from events.format.parsing import parse_line
 from events.models import ErasedUser
-from events.parsing import parse_line
+from events.visibility.explain import Explanation, explain_visibility
 from tests.made_rooms import ALICE, BOB, EVE, MadeRoom
 from tests.room_data import event_lines, oracle
 from tests.stored_rooms import store_room

@@ -7,9 +7,9 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from events.errors import BadQuestion, BadToken, StateUnresolved, UnknownEvent, UnknownRoom
-from events.federation import auth_chain, backfill, missing_events, state_ids, topological_walk
+from events.federation.queries import auth_chain, backfill, missing_events, state_ids, topological_walk
+from events.federation.visibility import server_in_room, server_verdicts
 from events.models import ErasedUser
-from events.server_view import server_in_room, server_verdicts
 from tests.made_rooms import ALICE, BOB, MadeRoom
 from tests.stored_rooms import store_room
 
@@ -144,7 +144,7 @@ def test_walk_gives_every_event_in_topological_order(fork):
 
 
 def test_walk_goes_on_where_it_was_left(fork, monkeypatch):
-    monkeypatch.setattr("events.federation._PAGE", 2)
+    monkeypatch.setattr("events.federation.queries._PAGE", 2)
     made, *_ = fork
     whole = list(topological_walk(made.room_id, "a.test"))
     assert ids(whole) == ids(made.events)

@@ -12,14 +12,14 @@ from django.core.management import call_command
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from events import events_since as module
-from events import feeds
-from events.creating import NewEvent, RoomSetup, create_room
 from events.errors import EventNotAllowed
-from events.events_since import events_since
-from events.feeds import listed_since
 from events.models import CurrentStateDelta, Event, Feed, FeedEntry, FeedPosition, IgnoredUser
-from events.persist import Incoming
+from events.persist.batch import Incoming
+from events.sending.send import NewEvent, RoomSetup, create_room
+from events.sync import events_since as module
+from events.sync import feeds
+from events.sync.events_since import events_since
+from events.sync.feeds import listed_since
 from pipeline.feeds import Stretch, Written, drop_feeds, write_feeds
 from streams.core.tokens import VectorToken
 from tests.made_rooms import ALICE, MadeRoom

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from django.core.management import call_command
 
-from events.creating import create_room
-from events.events_since import events_since
-from events.feeds import FEEDS, listed_since
 from events.models import Event, Feed, FeedEntry, FeedPosition
+from events.sending.send import create_room
+from events.sync.events_since import events_since
+from events.sync.feeds import FEEDS, listed_since
 from pipeline import handlers
 from pipeline.feeds import write_feeds
 from streams.errors import HandlerFailed
@@ -52,7 +52,7 @@ def test_reader_lists_what_came_since_it_was_first_run(monkeypatch):
     assert (catch_up(), catch_up()) == (2, 0)
     assert listed(BOB, token, room) == positions(said)
     assert FeedPosition.objects.get().position == StoredCursor.objects.get(reader=FEEDS).base
-    monkeypatch.setattr("events.events_since.ROOMS_WORTH_A_FEED", 1)
+    monkeypatch.setattr("events.sync.events_since.ROOMS_WORTH_A_FEED", 1)
     assert ids(events_since(BOB, token, now=here()).events) == said
 
 

@@ -6,15 +6,15 @@ import pytest
 from msgspec.structs import replace
 
 from events.errors import NotReadable, Reason, StateUnresolved
-from events.explaining import Explanation, explain_visibility
 from events.models import Event, Room
-from events.on_read import read_access
-from events.page_sql import LARGEST
-from events.pages import OLDEST, PAGE_LIMIT, timeline, visible_to
-from events.reading import state_at
-from events.resolving import resolve_room
-from events.room_states import RoomStates
-from events.user_timeline import timeline_of
+from events.persist.resolving import resolve_room
+from events.reading.page_sql import LARGEST
+from events.reading.pages import OLDEST, PAGE_LIMIT, timeline, visible_to
+from events.reading.timeline import state_at
+from events.reading.user_timeline import timeline_of
+from events.room.state_assignment import RoomStates
+from events.visibility.access import read_access
+from events.visibility.explain import Explanation, explain_visibility
 from state.rules.room_versions import room_version
 from tests.integration.test_given_states import told, verdict
 from tests.made_rooms import ALICE, BOB, EVE, MadeRoom
@@ -209,7 +209,7 @@ def test_filling_twice_changes_nothing():
 
 
 def test_more_than_is_resolved_at_once(monkeypatch):
-    monkeypatch.setattr("events.gap_filling.MOST_FILLED", 2)
+    monkeypatch.setattr("events.persist.gap_filling.MOST_FILLED", 2)
     made = closed_room()
     persist_all(made.events, 100)
     gap = [made.message() for _ in range(8)]

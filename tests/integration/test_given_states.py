@@ -4,10 +4,10 @@ import pytest
 
 from events.errors import Reason
 from events.models import CurrentStateDelta, Event, EventVisibility, Room
-from events.persist import Incoming
-from events.reading import state_at
-from events.receiving import with_state
-from events.user_timeline import timeline_of
+from events.persist.batch import Incoming
+from events.persist.receiving import with_state
+from events.reading.timeline import state_at
+from events.reading.user_timeline import timeline_of
 from state.models import StateGroup
 from tests.made_rooms import ALICE, BOB, EVE, public_room
 from tests.persisted_rooms import current_state, gaps, incoming, leaves, persist, persist_all, ranges, replayed_state

@@ -6,16 +6,17 @@ import threading
 import pytest
 from django.db import connections
 
-from events import group_compressing, server_view
-from events import states_at as states_at_module
 from events.errors import CompressionRefused, CompressionWentWrong
-from events.group_compressing import RoomCompression, group_rows
+from events.federation import visibility
+from events.federation.visibility import server_verdicts
+from events.history.rows import room_history
+from events.integrity.repair import check_room
+from events.maintenance import group_compaction
+from events.maintenance.group_compaction import RoomCompression, group_rows
 from events.models import Event
-from events.room_history import room_history
-from events.room_repair import check_room
-from events.server_view import server_verdicts
-from events.states_at import states_at
-from events.stored_room import forget_kept
+from events.persist.room_cache import forget_kept
+from events.reading import state_at as states_at_module
+from events.reading.state_at import states_at
 from state.models import StateGroup, StateGroupDelta
 from tests.foreign_groups import store_as
 from tests.integration.test_purging import check_groups, states
@@ -40,7 +41,7 @@ def _forget():
 def small_steps(monkeypatch):
     """Few rows, groups and events in each transaction."""
     for limit in ("_ROWS_PER_TRANSACTION", "_EVENTS_PER_TRANSACTION", "_PAIRS_PER_TRANSACTION"):
-        monkeypatch.setattr(group_compressing, limit, 25)
+        monkeypatch.setattr(group_compaction, limit, 25)
 
 
 def foreign(name, layout="copied"):
@@ -226,7 +227,7 @@ def test_what_a_server_may_see_does_not_change_while_groups_are_rewritten(monkey
     events = list(Event.objects.filter(room_id=room_id).values_list("event_id", flat=True))
     servers = {event_id.sender.partition(":")[2] for event_id in parsed("v10_visibility_walk")}
     expected = {server: server_verdicts(server, events) for server in servers}
-    in_between(monkeypatch, server_view, "StoredStates", room_id)
+    in_between(monkeypatch, visibility, "StoredStates", room_id)
     assert {server: server_verdicts(server, events) for server in servers} == expected
     assert StateGroup.objects.filter(room_id=room_id).count() < 300
 

@@ -9,9 +9,9 @@ import pytest
 from django.db import transaction
 from django.test import override_settings
 
-from events import hot
-from events.creating import create_room
 from events.models import CurrentState, CurrentStateDelta, Event
+from events.notifier import notifier
+from events.sending.send import create_room
 from streams import registry
 from streams.caching import invalidate_room_state
 from streams.core.tokens import VectorToken, in_range
@@ -54,9 +54,9 @@ def rooms_joined(user: str, upto: VectorToken) -> set[str]:
     return {room_id for room_id, membership in memberships.items() if membership == "join"}
 
 
-def check(user: str, since: VectorToken) -> hot.Look:
+def check(user: str, since: VectorToken) -> notifier.Look:
     """Ask, and compare with the slow version; returns the answer."""
-    found = hot.look(user, since)
+    found = notifier.look(user, since)
     assert since.before_or_equal(found.now)
     assert found.rooms == rooms_joined(user, found.now)
     changed = rooms_changed(since, found.now)
@@ -76,7 +76,7 @@ def check(user: str, since: VectorToken) -> hot.Look:
 def test_two_writers_and_this_process_against_the_slow_version(database_url):
     for number in range(5):
         create_room(USERS[number % 4])
-    tokens = [hot.now() or START]
+    tokens = [notifier.now() or START]
     chance = random.Random(7)
     with talkers(database_url, "one", "two") as found:
         for turn in range(8):
@@ -89,7 +89,7 @@ def test_two_writers_and_this_process_against_the_slow_version(database_url):
             for talker in found:
                 talker.answer()
     high = registry.get("events").current().linear
-    wait_until(lambda: hot.now().covers(None, high), 30)
+    wait_until(lambda: notifier.now().covers(None, high), 30)
     for user in USERS:
         for since in tokens[::10]:
             check(user, since)
@@ -98,13 +98,13 @@ def test_two_writers_and_this_process_against_the_slow_version(database_url):
 def test_a_small_cache_is_never_wrong(database_url):
     rooms = [create_room(ALICE) for _ in range(6)]
     with override_settings(REPLSITE_HOT_ENTRIES=3):
-        hot.forget_feeds()
-        tokens = [hot.now()]
+        notifier.forget_feeds()
+        tokens = [notifier.now()]
         for number in range(30):
             rooms[number % 6].send(ALICE, "m.room.message", {})
             tokens.append(check(ALICE, tokens[-1]).now)
-        assert hot.look(ALICE, tokens[0]).changed is None
-        assert hot.look(ALICE, tokens[-2]).changed is not None
+        assert notifier.look(ALICE, tokens[0]).changed is None
+        assert notifier.look(ALICE, tokens[-2]).changed is not None
         for since in tokens:
             check(ALICE, since)
 
@@ -114,27 +114,27 @@ def test_a_small_cache_is_never_wrong(database_url):
 
 @pytest.mark.parametrize("user", ["@\0:a", "@\ud800:a", "@" + "x" * 1000])
 def test_users_that_cannot_be_are_in_no_room(user):
-    found = hot.look(user, START)
+    found = notifier.look(user, START)
     assert found.rooms == frozenset() and not found.memberships_changed
 
 
 def test_own_commit_is_seen_at_once(room):
-    since = hot.look(ALICE, START).now
+    since = notifier.look(ALICE, START).now
     for _ in range(20):
         sent = room.send(ALICE, "m.room.message", {})
-        found = hot.look(ALICE, since)
+        found = notifier.look(ALICE, since)
         assert found.changed == {room.room_id}
         assert found.now.covers("master", sent.stream_ordering)
         since = found.now
-        assert hot.look(ALICE, since).nothing
+        assert notifier.look(ALICE, since).nothing
 
 
 def test_own_open_transaction_is_not_seen(room):
-    since = hot.look(ALICE, START).now
+    since = notifier.look(ALICE, START).now
     with transaction.atomic():
         room.send(ALICE, "m.room.message", {})
-        assert hot.look(ALICE, since).nothing
-    assert not hot.look(ALICE, since).nothing
+        assert notifier.look(ALICE, since).nothing
+    assert not notifier.look(ALICE, since).nothing
 
 
 def test_own_facts_cover_none_of_a_writer_that_has_just_come_back(monkeypatch):
@@ -144,30 +144,30 @@ def test_own_facts_cover_none_of_a_writer_that_has_just_come_back(monkeypatch):
         cursor.execute("SELECT nextval(%s), nextval(%s)", [sequence, sequence])
         before, lower = cursor.fetchone()
         south = StreamPosition.objects.create(stream=name, instance_name="south", position=before, state="retired")
-        assert hot.now(name) == VectorToken(before)
-        monkeypatch.setattr("events.hot_feed.HotFeed.heard", lambda self, pokes: None)
-        monkeypatch.setattr(hot._feed(None)._listener, "_on_heard", lambda pokes: None)
+        assert notifier.now(name) == VectorToken(before)
+        monkeypatch.setattr("events.notifier.feed.HotFeed.heard", lambda self, pokes: None)
+        monkeypatch.setattr(notifier._feed(None)._listener, "_on_heard", lambda pokes: None)
         StreamPosition.objects.filter(pk=south.pk).update(state="active")
         devices_changed([BOB])
         own = registry.get(name).current().maximum("master")
         assert own > lower
-        assert hot.now(name).covers("master", own)
-        assert not hot.now(name).covers("south", lower)
+        assert notifier.now(name).covers("master", own)
+        assert not notifier.now(name).covers("south", lower)
 
 
 def test_own_rollback_brings_nothing(room):
-    since = hot.look(ALICE, START).now
+    since = notifier.look(ALICE, START).now
     with pytest.raises(ZeroDivisionError), transaction.atomic():
         room.leave(ALICE)
         raise ZeroDivisionError
-    found = hot.look(ALICE, since)
+    found = notifier.look(ALICE, since)
     assert found.nothing
     assert found.rooms == {room.room_id}
 
 
 def test_whoever_waited_for_a_position_asks_a_memory_that_has_it(room, other):
     """``wait_for`` and the memory hear by connections of their own; the first must not be ahead of the second."""
-    since = hot.look(ALICE, START).now
+    since = notifier.look(ALICE, START).now
     registry.get("events").wait_for(1, 20.0)
     for _ in range(30):
         position, _ = other.do("send", room.room_id, ALICE)
@@ -175,7 +175,7 @@ def test_whoever_waited_for_a_position_asks_a_memory_that_has_it(room, other):
             registry.get("events").wait_for(VectorToken.of(0, {"other": position}), 20.0)
         except WaitTimedOut:
             pytest.fail("the position was never seen")
-        found = hot.look(ALICE, since)
+        found = notifier.look(ALICE, since)
         assert found.changed == {room.room_id}
         assert found.now.covers("other", position)
         since = found.now
@@ -183,33 +183,33 @@ def test_whoever_waited_for_a_position_asks_a_memory_that_has_it(room, other):
 
 def test_other_rooms_are_nothing_new(room):
     elsewhere = create_room(BOB)
-    since = hot.look(ALICE, START).now
+    since = notifier.look(ALICE, START).now
     elsewhere.send(BOB, "m.room.message", {})
-    found = hot.look(ALICE, since)
+    found = notifier.look(ALICE, since)
     assert found.nothing
     assert found.now != since
 
 
 def test_each_membership_change_is_seen_and_rooms_follow(room):
-    since = hot.look(BOB, START).now
-    assert hot.look(BOB, since).nothing
+    since = notifier.look(BOB, START).now
+    assert notifier.look(BOB, since).nothing
     room.invite(ALICE, BOB)
-    assert hot.membership_changed_since(BOB, since)
-    assert hot.rooms_of(BOB) == frozenset()
-    since = hot.look(BOB, since).now
+    assert notifier.membership_changed_since(BOB, since)
+    assert notifier.rooms_of(BOB) == frozenset()
+    since = notifier.look(BOB, since).now
     room.join(BOB)
-    found = hot.look(BOB, since)
+    found = notifier.look(BOB, since)
     assert found.memberships_changed
     assert found.rooms == {room.room_id}
     room.leave(BOB)
-    assert hot.look(BOB, found.now).rooms == frozenset()
-    assert hot.may_have_changed(BOB, found.now) is None
+    assert notifier.look(BOB, found.now).rooms == frozenset()
+    assert notifier.may_have_changed(BOB, found.now) is None
 
 
 def test_a_question_asks_no_query_when_the_rooms_are_known(room, monkeypatch):
-    since = hot.look(ALICE, START).now
+    since = notifier.look(ALICE, START).now
     create_room(BOB)
-    hot.look(ALICE, since)
+    notifier.look(ALICE, since)
 
     asking, direct = threading.current_thread(), KeptConnection.cursor
 
@@ -222,31 +222,31 @@ def test_a_question_asks_no_query_when_the_rooms_are_known(room, monkeypatch):
 
     monkeypatch.setattr(KeptConnection, "cursor", not_here)
     monkeypatch.setattr("django.db.backends.utils.CursorWrapper.execute", refuse)
-    assert hot.look(ALICE, since).nothing
-    assert hot.rooms_changed_since([room.room_id], since) == frozenset()
+    assert notifier.look(ALICE, since).nothing
+    assert notifier.rooms_changed_since([room.room_id], since) == frozenset()
 
 
 def test_rooms_are_those_of_the_position_and_not_newer(room, other, monkeypatch):
     """The current state changes with the commit, the position a moment later; in between the rooms are the old ones."""
-    hot.look(ALICE, START)
-    monkeypatch.setattr("events.hot_feed.HotFeed.heard", lambda self, pokes: None)
+    notifier.look(ALICE, START)
+    monkeypatch.setattr("events.notifier.feed.HotFeed.heard", lambda self, pokes: None)
     position, _ = other.do("join", room.room_id, BOB)
-    found = hot.look(BOB, START)
+    found = notifier.look(BOB, START)
     assert not found.now.covers("other", position)
     assert found.rooms == frozenset()
     monkeypatch.undo()
-    hot.forget_feeds()
-    wait_until(lambda: hot.rooms_of(BOB) == {room.room_id}, 20)
+    notifier.forget_feeds()
+    wait_until(lambda: notifier.rooms_of(BOB) == {room.room_id}, 20)
 
 
 def test_rooms_of_users_that_somebody_names_are_read_again(room):
     """Current state that vanishes without an event (a purged room, a state that is no longer known) is told so."""
-    assert hot.rooms_of(ALICE) == {room.room_id}
+    assert notifier.rooms_of(ALICE) == {room.room_id}
     CurrentState.objects.filter(room_id=room.room_id).delete()
     invalidate_room_state(room.room_id, [BOB])
-    assert hot.rooms_of(ALICE) == {room.room_id}
+    assert notifier.rooms_of(ALICE) == {room.room_id}
     invalidate_room_state(room.room_id, [ALICE])
-    assert hot.rooms_of(ALICE) == frozenset()
+    assert notifier.rooms_of(ALICE) == frozenset()
 
 
 # --- losing track ---------------------------------------------------------------------------------------------------
@@ -263,20 +263,20 @@ def cut(name: str) -> None:
 
 
 def test_what_happened_while_the_connection_was_lost_is_not_missed(room, other):
-    since = hot.look(ALICE, START).now
+    since = notifier.look(ALICE, START).now
     cut("replsite pokes hot")
     position, _ = other.do("send", room.room_id, ALICE)
     for _ in range(50):
-        found = hot.look(ALICE, since)
+        found = notifier.look(ALICE, since)
         assert found.changed is None or not found.now.covers("other", position) or found.changed == {room.room_id}
-    wait_until(lambda: hot.now() is not None and hot.now().covers("other", position), 20)
-    assert hot.look(ALICE, since).changed in ({room.room_id}, None)
+    wait_until(lambda: notifier.now() is not None and notifier.now().covers("other", position), 20)
+    assert notifier.look(ALICE, since).changed in ({room.room_id}, None)
 
 
 def test_connections_that_are_cut_make_no_answer_wrong(database_url):
     for user in USERS:
         create_room(user)
-    tokens = [hot.now() or START]
+    tokens = [notifier.now() or START]
     chance = random.Random(11)
     with talkers(database_url, "one") as (talker,):
         for turn in range(10):
@@ -286,15 +286,15 @@ def test_connections_that_are_cut_make_no_answer_wrong(database_url):
                 chatter(f"own {turn} {step}", 2)
                 tokens.append(check(chance.choice(USERS), chance.choice(tokens[-6:])).now)
             talker.answer()
-    wait_until(lambda: hot.now() is not None, 20)
+    wait_until(lambda: notifier.now() is not None, 20)
     for user in USERS:
         for since in tokens[::5]:
             check(user, since)
 
 
 def test_nothing_is_remembered_while_nothing_is_heard(room):
-    since = hot.look(ALICE, START).now
-    feed = hot._feed(None)
+    since = notifier.look(ALICE, START).now
+    feed = notifier._feed(None)
     feed.memory.forget()
     found = feed.ask(ALICE, since)
     assert found.rooms == {room.room_id}
@@ -303,9 +303,9 @@ def test_nothing_is_remembered_while_nothing_is_heard(room):
 
 
 def test_own_commits_are_seen_while_nothing_is_remembered(room):
-    since = hot.look(ALICE, START).now
+    since = notifier.look(ALICE, START).now
     sent = room.send(ALICE, "m.room.message", {})
-    found = hot._feed(None)._ask_the_tables(ALICE)
+    found = notifier._feed(None)._ask_the_tables(ALICE)
     assert since.before_or_equal(found.now)
     assert found.now.covers("master", sent.stream_ordering)
     assert found.rooms == {room.room_id}
@@ -314,8 +314,8 @@ def test_own_commits_are_seen_while_nothing_is_remembered(room):
 def test_a_position_that_fell_makes_everything_be_forgotten(room):
     """As a restored database would show it to a process that was not noticed to be cut off."""
     room.send(ALICE, "m.room.message", {})
-    since = hot.look(ALICE, START).now
-    feed = hot._feed(None)
+    since = notifier.look(ALICE, START).now
+    feed = notifier._feed(None)
     registry.get("events").wait_for(since, 20.0)
     wait_until(lambda: registry.get("events").current().linear >= since.base, 20)
     before = feed.memory.streams
@@ -334,9 +334,9 @@ def test_trimmed_rows_are_answered_with_maybe(room):
             "INSERT INTO streams_lowwatermark (stream, position, writers, rows_deleted, trimmed_at) "
             "VALUES ('device_lists', 50, '{\"master\": 50}', 1, now())"
         )
-    hot.forget_feeds()
-    feed = hot._feed(None)
-    from events.hot_concerns import Kind
+    notifier.forget_feeds()
+    feed = notifier._feed(None)
+    from events.notifier.routing import Kind
 
     assert feed.changed("device_lists", Kind.CONTACT, VectorToken(49)) is None
     assert feed.changed("device_lists", Kind.CONTACT, VectorToken(50)) is not None

@@ -11,9 +11,9 @@ import pytest
 from django.db import transaction
 from django.test import override_settings
 
-from events import hot
-from events.creating import create_room
 from events.errors import TooManyWaiters
+from events.notifier import notifier
+from events.sending.send import create_room
 from streams.homeserver import append
 from tests.async_waiting import wait_for
 from tests.room_talker import USERS
@@ -31,14 +31,14 @@ class Waiting:
     def __init__(self, user: str, seconds: float = 30.0) -> None:
         self.woken: list[bool] = []
         self.ended = 0.0
-        at, before = hot.positions(), hot.waiting()
+        at, before = notifier.positions(), notifier.waiting()
 
         def run() -> None:
-            self.woken.append(hot.wait(user, at, seconds))
+            self.woken.append(notifier.wait(user, at, seconds))
             self.ended = time.monotonic()
 
         self.thread = in_thread(run)
-        wait_until(lambda: hot.waiting() > before or self.woken)
+        wait_until(lambda: notifier.waiting() > before or self.woken)
 
     def end(self) -> bool:
         self.thread.join(40)
@@ -66,9 +66,9 @@ def test_a_thousand_tasks_wake_by_one_commit(room, other):
     many = 1000
 
     async def talk() -> tuple[int, float]:
-        at = await asyncio.to_thread(hot.positions)
-        tasks = [asyncio.create_task(hot.await_news(ALICE, at, 60.0)) for _ in range(many)]
-        await wait_for(lambda: hot.waiting() == many, 40)
+        at = await asyncio.to_thread(notifier.positions)
+        tasks = [asyncio.create_task(notifier.await_news(ALICE, at, 60.0)) for _ in range(many)]
+        await wait_for(lambda: notifier.waiting() == many, 40)
         threads = threading.active_count()
         _, committed = await asyncio.to_thread(other.do, "send", room.room_id, ALICE)
         woken = await asyncio.gather(*tasks)
@@ -78,17 +78,17 @@ def test_a_thousand_tasks_wake_by_one_commit(room, other):
     woken, seconds = asyncio.run(talk())
     assert woken == many
     assert seconds < 5.0
-    assert hot.waiting() == 0
+    assert notifier.waiting() == 0
 
 
 def test_others_are_not_woken(room, other):
     elsewhere = create_room(BOB)
-    hot.rooms_of(BOB)
+    notifier.rooms_of(BOB)
     alice, bob = Waiting(ALICE), Waiting(BOB)
     other.do("send", elsewhere.room_id, BOB)
     assert bob.end()
     assert not alice.woken
-    assert hot.waiting() == 1
+    assert notifier.waiting() == 1
     other.do("invite", elsewhere.room_id, BOB, ALICE)
     assert alice.end()
 
@@ -102,10 +102,10 @@ def test_whoever_shares_a_room_is_woken_by_a_contact(room):
 
 
 def test_a_commit_between_the_question_and_the_wait_is_not_missed(room):
-    at = hot.positions()
+    at = notifier.positions()
     room.send(ALICE, "m.room.message", {"body": "x"})
     begun = time.monotonic()
-    assert hot.wait(ALICE, at, 30.0)
+    assert notifier.wait(ALICE, at, 30.0)
     assert time.monotonic() - begun < 10.0
 
 
@@ -119,18 +119,18 @@ def test_an_open_transaction_wakes_nobody_until_it_ends(room):
 
 def test_the_time_is_kept(room):
     begun = time.monotonic()
-    assert not hot.wait(ALICE, hot.positions(), 0.25)
+    assert not notifier.wait(ALICE, notifier.positions(), 0.25)
     assert 0.25 <= time.monotonic() - begun < 5.0
-    assert not hot.wait(ALICE, hot.positions(), 0.0)
-    assert hot.waiting() == 0
+    assert not notifier.wait(ALICE, notifier.positions(), 0.0)
+    assert notifier.waiting() == 0
 
 
 def test_no_more_wait_than_may(room):
     with override_settings(REPLSITE_HOT_WAITER_LIMIT=2):
-        hot.forget_feeds()
+        notifier.forget_feeds()
         callers = [Waiting(ALICE), Waiting(ALICE)]
         with pytest.raises(TooManyWaiters, match="REPLSITE_HOT_WAITER_LIMIT"):
-            hot.wait(ALICE, hot.positions(), 5.0)
+            notifier.wait(ALICE, notifier.positions(), 5.0)
         room.send(ALICE, "m.room.message", {"body": "x"})
         assert all(caller.end() for caller in callers)
 
@@ -146,19 +146,19 @@ def test_a_lost_connection_wakes_everybody_to_look_again(room):
 
 def test_the_end_of_the_process_wakes_everybody(room):
     caller = Waiting(ALICE)
-    hot.forget_feeds()
+    notifier.forget_feeds()
     assert caller.end()
 
 
 def test_a_stream_without_a_position_is_news(room):
-    at = dict(hot.positions())
-    assert hot.news(ALICE, at, list(at)) == []
+    at = dict(notifier.positions())
+    assert notifier.news(ALICE, at, list(at)) == []
     del at["receipts"]
-    assert hot.news(ALICE, at, ["receipts", "events"]) == ["receipts"]
-    assert hot.wait(ALICE, at, 5.0)
+    assert notifier.news(ALICE, at, ["receipts", "events"]) == ["receipts"]
+    assert notifier.wait(ALICE, at, 5.0)
 
 
 def test_another_life_of_a_stream_in_memory_is_news(room):
-    at = dict(hot.positions())
+    at = dict(notifier.positions())
     at["typing"] = at["typing"]._replace(generation=99)
-    assert hot.news(ALICE, at, list(at)) == ["typing"]
+    assert notifier.news(ALICE, at, list(at)) == ["typing"]

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from events import hot
+from events.notifier import notifier
 from streams.errors import WaitTimedOut
 from streams.follow import Begin, Chunk, Handler, Reader
 from streams.reading import cache_feed
@@ -110,4 +110,4 @@ def test_a_cache_that_is_filled_meanwhile():
 def test_hot():
     first = fact_of_north()
     store(FAR)
-    assert hot.positions("default")["caches"].token.base <= first
+    assert notifier.positions("default")["caches"].token.base <= first

@@ -10,7 +10,7 @@ from django.db import connection
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from events.catalog import EVENTS
+from events.declarations import EVENTS
 from streams.catalog import CACHES
 from streams.core.declaration import Column, ColumnKind, FactTable, StreamDeclaration
 from streams.core.row_format import IsSet, Literal, Shape

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import pytest
 from django.db import connection, transaction
 
-from events.creating import create_room
-from events.feeds import FEEDS, listed_since
 from events.models import Event, FeedEntry, FeedPosition
+from events.sending.send import create_room
+from events.sync.feeds import FEEDS, listed_since
 from pipeline import (
     handlers,  # noqa: F401 - declares the reader
     live_feeds,

@@ -4,11 +4,11 @@ import random
 
 import pytest
 
+from events.history.rows import EVENT_COLUMNS, room_history
 from events.models import Event
-from events.reading import state_at
-from events.receiving import with_state
-from events.room_history import EVENT_COLUMNS, room_history
-from events.room_states import RoomStates
+from events.persist.receiving import with_state
+from events.reading.timeline import state_at
+from events.room.state_assignment import RoomStates
 from state.rules.room_versions import room_version
 from tests.integration.test_gap_filling import assert_ranges_tell_what_the_rule_tells
 from tests.made_rooms import ALICE, BOB, EVE, MadeRoom

@@ -7,12 +7,12 @@ from django.db import connection, transaction
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from events.format.parsing import ParsedEvent
+from events.history.rows import room_history
 from events.models import Event, EventVisibility, Room
-from events.parsing import ParsedEvent
-from events.room_history import room_history
-from events.stored_room import forget_kept
-from events.visibility_ranges import in_order
-from events.visibility_rebuild import accepted_places, ranges_anew, rebuild_visibility, stored_ranges, tell_the_same
+from events.persist.room_cache import forget_kept
+from events.visibility.ranges import in_order
+from events.visibility.rebuild import accepted_places, ranges_anew, rebuild_visibility, stored_ranges, tell_the_same
 from tests.effort import examples
 from tests.generated_rooms import USERS, forked_rooms
 from tests.integration.test_visible_sql import STRANGER, by_join, compare

@@ -6,7 +6,7 @@ import psycopg2
 import pytest
 from django.db import DatabaseError, connection, transaction
 
-from events import room_repair
+from events.integrity import repair
 from pipeline import archive, inputs, restore_kind, resync_rooms
 from pipeline.resync_rooms import RoomsWork
 from pipeline.source_writing import fact_writer
@@ -78,11 +78,11 @@ def test_a_restore_outlasts_it(impatience, monkeypatch, tmp_path):
 
 def test_checking_and_mending_a_room_in_a_process_outlasts_it(impatience, monkeypatch):
     room_id = stored("v10_gap")
-    looked = waiting_before_queries(monkeypatch, room_repair)
-    assert room_repair.check_room(room_id).events > 0
+    looked = waiting_before_queries(monkeypatch, repair)
+    assert repair.check_room(room_id).events > 0
     with monkeypatch.context() as mending:
-        mended = waiting_before_queries(mending, room_repair, "mend_room")
-        assert room_repair.resync_room(room_id, "visibility").before.of("visibility") > 0
+        mended = waiting_before_queries(mending, repair, "mend_room")
+        assert repair.resync_room(room_id, "visibility").before.of("visibility") > 0
     assert (len(looked), len(mended)) == (3, 1)
 
 

@@ -5,16 +5,16 @@ from datetime import timedelta
 
 import pytest
 
-from events.censoring import censor
 from events.errors import Reason
+from events.format.redaction import prune
+from events.format.signatures import SigningKey, event_is_signed
+from events.integrity.repair import check_room, resync_room
+from events.maintenance.censor import censor
 from events.models import Event, EventJson
-from events.persist import Incoming
-from events.receiving import with_state
-from events.redaction_rules import prune
-from events.room_repair import check_room, resync_room
-from events.serving import load_events
-from events.signatures import SigningKey, event_is_signed
-from events.stored_room import forget_kept
+from events.persist.batch import Incoming
+from events.persist.receiving import with_state
+from events.persist.room_cache import forget_kept
+from events.reading.event_json import load_events
 from events.stored_states import parsed_events
 from state.rules.room_versions import room_version
 from streams.models import CacheInvalidation

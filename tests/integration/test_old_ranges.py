@@ -7,9 +7,9 @@ import random
 import pytest
 from django.core.management import call_command
 
+from events.integrity.repair import check_room
 from events.models import EventVisibility
-from events.room_repair import check_room
-from events.visibility_rebuild import accepted_places, ranges_anew, stored_ranges, tell_the_same
+from events.visibility.rebuild import accepted_places, ranges_anew, stored_ranges, tell_the_same
 from tests.integration.test_extremities import with_its_state
 from tests.integration.test_gap_filling import assert_ranges_tell_what_the_rule_tells, backfill
 from tests.integration.test_live_is_bulk import states_of

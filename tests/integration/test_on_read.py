@@ -7,9 +7,9 @@ import pytest
 from django.test import override_settings
 
 from events.errors import BadQuestion, CannotForget, EventRefused, NotReadable, UnknownEvent, UnknownRoom
-from events.explaining import explain_visibility
 from events.models import IgnoredUser, RoomAccess, VisibleEvent
-from events.on_read import (
+from events.reading.user_timeline import timeline_of
+from events.visibility.access import (
     IGNORED_USERS_LIMIT,
     ROOMS_LIMIT,
     Reach,
@@ -23,7 +23,7 @@ from events.on_read import (
     unerase_user,
     unforget_room,
 )
-from events.user_timeline import timeline_of
+from events.visibility.explain import explain_visibility
 from streams.conf import stream_settings
 from streams.models.catalog import AccountDataChange
 from tests.made_rooms import ALICE, BOB, EVE, MadeRoom

@@ -12,7 +12,7 @@ from django.contrib.postgres.fields import ArrayField
 from django.db import connection, models
 from django.test import Client
 
-from events.hot_rows import newest_rows
+from events.notifier.rows import newest_rows
 from pipeline import source_rows
 from pipeline.source_rows import Reading, read_piece
 from pipeline.source_vectors import pieces

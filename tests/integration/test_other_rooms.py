@@ -2,13 +2,13 @@
 
 import pytest
 
-from events.creating import LocalRoom
-from events.federation import auth_chain, state_ids
+from events.federation.queries import auth_chain, state_ids
+from events.integrity.repair import check_room
 from events.models import Event
-from events.receiving import with_state
-from events.resolving import resolve_room
-from events.room_repair import check_room
-from events.stored_room import forget_kept
+from events.persist.receiving import with_state
+from events.persist.resolving import resolve_room
+from events.persist.room_cache import forget_kept
+from events.sending.send import LocalRoom
 from state.groups.store import full_state
 from tests.made_rooms import ALICE, BOB, EVE, MadeRoom, public_room
 from tests.persisted_rooms import current_state, gaps, incoming, leaves, persist

@@ -5,7 +5,7 @@ import re
 import pytest
 from django.db import connection
 
-from events import page_sql
+from events.reading import page_sql
 from tests.made_rooms import ALICE, MadeRoom
 from tests.stored_rooms import store_room
 

@@ -8,8 +8,8 @@ from django.test.utils import CaptureQueriesContext
 
 from events.errors import BadQuestion, BadToken, NotReadable, UnknownEvent, UnknownRoom
 from events.models import ErasedUser, IgnoredUser
-from events.pages import OLDEST, events_around, timeline, visible_to
-from events.sync_positions import current_token, room_text, token_text
+from events.reading.pages import OLDEST, events_around, timeline, visible_to
+from events.tokens.positions import current_token, room_text, token_text
 from state.groups.filters import StateFilter
 from streams.core.tokens import VectorToken
 from streams.errors import EpochChanged
@@ -28,7 +28,7 @@ def ids(events):
 @pytest.fixture
 def here(monkeypatch):
     """Rows of these tests are stored past the stream: its position is said to be far above them."""
-    monkeypatch.setattr("events.page_tokens.events_token", lambda using: FAR)
+    monkeypatch.setattr("events.reading.page_tokens.events_token", lambda using: FAR)
 
 
 def talking_room(messages=12, **options):
@@ -155,7 +155,7 @@ def test_position_of_a_sync_bounds_a_page(here):
 
 def test_vector_bounds_each_writer_by_itself(monkeypatch, here):
     made = talking_room(5)
-    monkeypatch.setattr("events.page_tokens._names", lambda token, using: {1: WRITER, 2: "other"})
+    monkeypatch.setattr("events.reading.page_tokens._names", lambda token, using: {1: WRITER, 2: "other"})
     assert ids(timeline(made.room_id, ALICE, before="m3~1.6").events) == ids(reversed(made.events[:5]))
     assert ids(timeline(made.room_id, ALICE, before="m3~2.6").events) == ids(reversed(made.events[:2]))
     assert ids(timeline(made.room_id, ALICE, after="m3~1.6").events) == ids(made.events[5:])

@@ -7,11 +7,11 @@ import threading
 import pytest
 from django.db import connection, connections
 
-from events import persist as storing
 from events.errors import Reason
 from events.models import Event, EventJson, EventVisibility, Room
-from events.persist import Incoming
-from events.reading import state_at
+from events.persist import batch as storing
+from events.persist.batch import Incoming
+from events.reading.timeline import state_at
 from tests.made_rooms import ALICE, BOB, EVE, public_room
 from tests.persisted_rooms import current_state, gaps, incoming, leaves, persist, persist_all, ranges, replayed_state
 
@@ -312,7 +312,7 @@ def test_auth_event_of_another_room_is_a_reason_to_reject():
 
 def test_nothing_is_stored_when_the_transaction_fails(monkeypatch):
     made = public_room()
-    monkeypatch.setattr("events.room_writes._Room.finish", lambda self, using: 1 / 0)
+    monkeypatch.setattr("events.persist.write_rows._Room.finish", lambda self, using: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         persist([incoming(event) for event in made.events])
     monkeypatch.undo()

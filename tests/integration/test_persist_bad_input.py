@@ -8,13 +8,13 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from events import persist as storing
-from events.building import finish_event
 from events.errors import Reason
+from events.format.parsing import SIZE_LIMIT_BYTES
 from events.models import Event, EventJson, Room
-from events.parsing import SIZE_LIMIT_BYTES
-from events.persist import Incoming
-from events.stored_room import forget_kept
+from events.persist import batch as storing
+from events.persist.batch import Incoming
+from events.persist.room_cache import forget_kept
+from events.sending.finish import finish_event
 from tests.made_rooms import ALICE, BOB, MadeRoom, public_room
 from tests.persisted_rooms import current_state, incoming, leaves, persist, persist_all
 

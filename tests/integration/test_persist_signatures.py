@@ -6,16 +6,16 @@ from dataclasses import replace
 import pytest
 from django.db import connection
 
-from events.building import finish_event
-from events.creating import create_room
 from events.errors import Reason, SignaturesUnchecked
+from events.format.parsing import parse_event
+from events.format.signatures import SigningKey
+from events.integrity.repair import check_room
 from events.models import Event, EventJson, Room
-from events.parsing import parse_event
-from events.persist import Incoming, persist
-from events.receiving import with_state
-from events.room_repair import check_room
-from events.signatures import SigningKey
-from events.verifying import KeyRing, PublicKey
+from events.persist.batch import Incoming, persist
+from events.persist.receiving import with_state
+from events.room.verification import KeyRing, PublicKey
+from events.sending.finish import finish_event
+from events.sending.send import create_room
 from state.rules.room_versions import room_version
 from tests.made_rooms import ALICE, BOB, MadeRoom, public_room
 from tests.room_data import ROOMS, event_lines

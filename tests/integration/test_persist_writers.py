@@ -8,8 +8,9 @@ from django.db import connection, transaction
 from django.db.models import QuerySet
 from django.test.utils import CaptureQueriesContext
 
-from events import stored_room
 from events.errors import Reason
+from events.format.parsing import parse_event
+from events.history.rows import room_history
 from events.models import (
     CurrentState,
     CurrentStateDelta,
@@ -21,9 +22,8 @@ from events.models import (
     ForwardExtremity,
     Room,
 )
-from events.parsing import parse_event
-from events.reading import state_at
-from events.room_history import room_history
+from events.persist import room_cache
+from events.reading.timeline import state_at
 from state.models import StateGroup
 from streams.db.driver import Statement, send_together
 from tests.made_rooms import ALICE, BOB, public_room
@@ -36,12 +36,12 @@ pytestmark = pytest.mark.django_db(transaction=True)
 @contextmanager
 def elsewhere():
     """As another process: it keeps things of its own, and ours stay as they are."""
-    ours = stored_room._events, stored_room._states
-    stored_room._events, stored_room._states = stored_room._Kept(1_000), stored_room._Kept(1_000)
+    ours = room_cache._events, room_cache._states
+    room_cache._events, room_cache._states = room_cache._Kept(1_000), room_cache._Kept(1_000)
     try:
         yield
     finally:
-        stored_room._events, stored_room._states = ours
+        room_cache._events, room_cache._states = ours
 
 
 def room_of_two(room_id="!made:a.test"):
@@ -209,7 +209,7 @@ def test_nothing_of_a_failed_batch_is_built_on(monkeypatch):
     room = room_of_two()
     stored(*room.events)
     topic = room.topic("x")
-    monkeypatch.setattr("events.room_writes._Room.finish", lambda self, using: 1 / 0)
+    monkeypatch.setattr("events.persist.write_rows._Room.finish", lambda self, using: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         stored(topic)
     monkeypatch.undo()

@@ -17,10 +17,17 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from events import group_purging, pages, purge_batch, purging
 from events.errors import EventsError, PurgeRefused, PurgeWentWrong, UnknownEvent, UnknownRoom
-from events.explaining import explain_visibility
-from events.group_purging import GroupPurge, plan_groups
+from events.maintenance import group_gc, purge_batch, purge_history
+from events.maintenance.group_gc import GroupPurge, plan_groups
+from events.maintenance.purge_history import (
+    PurgeRequest,
+    cut_at_event,
+    cut_at_time,
+    only_purge,
+    purge_events,
+    room_figures,
+)
 from events.models import (
     BackwardExtremity,
     CurrentState,
@@ -32,14 +39,15 @@ from events.models import (
     TimelineGap,
     VisibleEvent,
 )
-from events.on_read import readable_room
+from events.persist.receiving import with_state
+from events.persist.room_cache import forget_kept
 from events.purge_rules import PurgedEvent, purge_plan
-from events.purging import PurgeRequest, cut_at_event, cut_at_time, only_purge, purge_events, room_figures
-from events.reading import timeline
-from events.receiving import with_state
-from events.states_at import states_at
-from events.stored_room import forget_kept
-from events.user_timeline import timeline_of
+from events.reading import pages
+from events.reading.state_at import states_at
+from events.reading.timeline import timeline
+from events.reading.user_timeline import timeline_of
+from events.visibility.access import readable_room
+from events.visibility.explain import explain_visibility
 from pipeline import resting
 from pipeline.job_runs import queue_job
 from pipeline.jobs import killed_jobs
@@ -140,8 +148,8 @@ def middle(room_id, share=0.5):
 @pytest.mark.parametrize("name", SMALL_ROOMS)
 @pytest.mark.parametrize("batch", [7, 1000])
 def test_tables_are_what_the_rule_says(name, batch, monkeypatch):
-    monkeypatch.setattr(purging, "_EVENTS_PER_TRANSACTION", batch)
-    monkeypatch.setattr(group_purging, "_GROUPS_PER_TRANSACTION", batch)
+    monkeypatch.setattr(purge_history, "_EVENTS_PER_TRANSACTION", batch)
+    monkeypatch.setattr(group_gc, "_GROUPS_PER_TRANSACTION", batch)
     room_id = store_room(parsed(name)).room_id
     cut = middle(room_id, 0.6)
     plan, kept = planned(room_id, cut), kept_above(room_id, cut)
@@ -206,17 +214,17 @@ def test_generated_rooms_are_what_the_rule_says(made, share, delete_local, batch
 
 
 def one_generated(room_id, share, delete_local, batch):
-    cut, before_size = purging._EVENTS_PER_TRANSACTION, group_rows()
-    purging._EVENTS_PER_TRANSACTION, batch_before = batch, cut
+    cut, before_size = purge_history._EVENTS_PER_TRANSACTION, group_rows()
+    purge_history._EVENTS_PER_TRANSACTION, batch_before = batch, cut
     try:
         cut = middle(room_id, min(share, 0.99))
         plan, kept = planned(room_id, cut, delete_local), kept_above(room_id, cut)
         before = states(kept)
         request = PurgeRequest(room_id, cut, delete_local, "default")
-        foreseen, tables = purging.foresee_history(request)
+        foreseen, tables = purge_history.foresee_history(request)
         groups_foreseen = GroupPurge(room_id, "default", plan_groups(room_id, "default", cut)).foresee()
         steps = list(purge_events(request))
-        assert (steps[-1] if steps else purging.HistoryPurged()) == foreseen
+        assert (steps[-1] if steps else purge_history.HistoryPurged()) == foreseen
         assert room_figures(room_id, "default").items() >= tables.items()
         groups = GroupPurge(room_id, "default", plan_groups(room_id, "default"))
         for _ in groups.carry_out():
@@ -227,7 +235,7 @@ def one_generated(room_id, share, delete_local, batch):
         assert group_rows() <= before_size
         check_groups(room_id)
     finally:
-        purging._EVENTS_PER_TRANSACTION = batch_before
+        purge_history._EVENTS_PER_TRANSACTION = batch_before
 
 
 def test_messages_of_this_server_stay_as_outliers_unless_asked_for(settings):
@@ -438,8 +446,8 @@ def test_others_are_told_in_the_same_transaction(monkeypatch):
 
 @pytest.mark.parametrize("stop_after", range(12))
 def test_stopped_anywhere_and_run_again_gives_the_same_end(stop_after, monkeypatch):
-    monkeypatch.setattr(purging, "_EVENTS_PER_TRANSACTION", 8)
-    monkeypatch.setattr(group_purging, "_GROUPS_PER_TRANSACTION", 3)
+    monkeypatch.setattr(purge_history, "_EVENTS_PER_TRANSACTION", 8)
+    monkeypatch.setattr(group_gc, "_GROUPS_PER_TRANSACTION", 3)
     room_id = store_room(parsed("v11_redactions")).room_id
     cut = middle(room_id)
     plan, kept = planned(room_id, cut), kept_above(room_id, cut)
@@ -462,7 +470,7 @@ _KILLED = """
 import os, signal, sys
 import django
 django.setup()
-from events import purging
+from events.maintenance import purge_history as purging
 from pipeline.job_runs import run_job
 purging._EVENTS_PER_TRANSACTION = 3
 plain, done = purging.purge_batch, []
@@ -504,7 +512,7 @@ def every_step(request):
 
 
 def test_beside_a_live_writer(monkeypatch):
-    monkeypatch.setattr(purging, "_EVENTS_PER_TRANSACTION", 2)
+    monkeypatch.setattr(purge_history, "_EVENTS_PER_TRANSACTION", 2)
     made = talked_room(30)
     cut = made.events[-1].depth
     new = [made.member(BOB, "join" if n % 2 == 0 else "leave") for n in range(30)]
@@ -553,8 +561,8 @@ def test_a_merge_that_would_change_a_state_is_taken_back_and_said(monkeypatch):
         pass
     groups = GroupPurge(made.room_id, "default", plan_groups(made.room_id, "default"))
     rows = sorted(StateGroupDelta.objects.values_list("chain", "state_group", "type", "state_key", "event_id"))
-    wrong = group_purging._MOVE_ROWS.replace("SET state_group", "SET event_id = '$wrong', state_group")
-    monkeypatch.setattr(group_purging, "_MOVE_ROWS", wrong)
+    wrong = group_gc._MOVE_ROWS.replace("SET state_group", "SET event_id = '$wrong', state_group")
+    monkeypatch.setattr(group_gc, "_MOVE_ROWS", wrong)
     with pytest.raises(PurgeWentWrong, match="would read differently"):
         deque(groups.carry_out(), maxlen=0)
     left = StateGroupDelta.objects.values_list("chain", "state_group", "type", "state_key", "event_id")
@@ -565,7 +573,7 @@ def test_a_merge_that_would_change_a_state_is_taken_back_and_said(monkeypatch):
 
 
 def test_pieces_grow_with_the_state_above_that_is_read_after_each():
-    at_once = [group_purging._groups_at_once(StateDigest(entries, "")) for entries in (3, 50_000, 10**7)]
+    at_once = [group_gc._groups_at_once(StateDigest(entries, "")) for entries in (3, 50_000, 10**7)]
     assert at_once == [500, 2_500, 5_000]
 
 

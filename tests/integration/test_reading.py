@@ -8,8 +8,8 @@ from django.core.management import CommandError, call_command
 from django.db import connection
 
 from events.errors import BadQuestion, BadToken, StateUnresolved, UnknownEvent, UnknownRoom
-from events.parsing import parse_line
-from events.reading import state_at, timeline
+from events.format.parsing import parse_line
+from events.reading.timeline import state_at, timeline
 from tests.made_rooms import ALICE, MadeRoom
 from tests.room_data import event_lines, oracle
 from tests.stored_rooms import store_room

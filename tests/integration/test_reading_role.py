@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from django.db import ProgrammingError, connection, transaction
 
-from events.events_since import events_since
-from events.federation import auth_chain, backfill, missing_events, state_ids, topological_walk
+from events.federation.queries import auth_chain, backfill, missing_events, state_ids, topological_walk
+from events.federation.visibility import server_in_room
 from events.models import Event
-from events.pages import events_around, timeline, visible_to
-from events.server_view import server_in_room
-from events.sync_positions import current_token, token_text
+from events.reading.pages import events_around, timeline, visible_to
+from events.sync.events_since import events_since
+from events.tokens.positions import current_token, token_text
 from tests.made_rooms import ALICE, MadeRoom
 from tests.stored_rooms import store_room
 from tests.syncing import first, here, since

@@ -7,7 +7,7 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from events.models import EventVisibility
-from events.visibility_rebuild import stored_ranges
+from events.visibility.rebuild import stored_ranges
 from tests.made_rooms import MadeRoom
 from tests.stored_rooms import store_room
 

@@ -6,13 +6,13 @@ import pytest
 from django.db import connections
 from msgspec.structs import replace
 
-from events.explaining import explain_visibility
+from events.history.rows import EVENT_COLUMNS, room_history
+from events.integrity.repair import check_room, resync_room
 from events.models import Event, EventVisibility
-from events.room_history import EVENT_COLUMNS, room_history
-from events.room_repair import check_room, resync_room
-from events.visibility_rebuild import rebuild_visibility, stored_ranges
-from events.visibility_rules import Rule
-from events.visible_models import VisibleEvent
+from events.models.visibility import VisibleEvent
+from events.visibility.explain import explain_visibility
+from events.visibility.rebuild import rebuild_visibility, stored_ranges
+from events.visibility.rule import Rule
 from tests.made_rooms import ALICE, BOB, EVE, MadeRoom
 from tests.persisted_rooms import incoming, persist, persist_all
 

@@ -16,7 +16,9 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.db import connection
 
-from events.censoring import censor
+from events.format.signatures import event_is_signed
+from events.integrity.repair import check_room
+from events.maintenance.censor import censor
 from events.models import (
     BackwardExtremity,
     CurrentState,
@@ -28,11 +30,9 @@ from events.models import (
     Room,
     TimelineGap,
 )
-from events.reading import timeline
-from events.room_repair import check_room
-from events.signatures import event_is_signed
-from events.stored_room import forget_kept
-from events.visibility_rebuild import stored_ranges
+from events.persist.room_cache import forget_kept
+from events.reading.timeline import timeline
+from events.visibility.rebuild import stored_ranges
 from pipeline import archive, resting, restore_kind
 from pipeline.archive_format import read_manifest, write_manifest
 from pipeline.jobs import killed_jobs

@@ -9,11 +9,11 @@ from django.core.management import CommandError, call_command
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from events.catalog import EVENTS
-from events.creating import create_room
+from events.declarations import EVENTS
+from events.integrity.repair import check_room
 from events.models import Event, EventVisibility, FeedEntry, FeedPosition, ForwardExtremity, Room
-from events.room_repair import check_room
-from events.stored_room import forget_kept
+from events.persist.room_cache import forget_kept
+from events.sending.send import create_room
 from pipeline.feeds import Stretch, write_feeds
 from pipeline.models import Job
 from streams.models import CacheInvalidation

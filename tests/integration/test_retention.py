@@ -7,9 +7,9 @@ import time
 import pytest
 from django.core.management import call_command
 
+from events.maintenance.purge_history import only_purge
 from events.models import Event
-from events.purging import only_purge
-from events.stored_room import forget_kept
+from events.persist.room_cache import forget_kept
 from tests.made_rooms import ALICE, MadeRoom
 from tests.persisted_rooms import incoming, persist
 

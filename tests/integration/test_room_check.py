@@ -5,13 +5,13 @@ import random
 import pytest
 from django.db import connection
 
-from events.group_purging import GroupPurge, plan_groups
+from events.integrity.compare import compare
+from events.integrity.repair import resync_room
+from events.integrity.stored_rows import read_room
+from events.maintenance.group_gc import GroupPurge, plan_groups
+from events.maintenance.purge_history import PurgeRequest, purge_events
 from events.models import Event
-from events.purging import PurgeRequest, purge_events
-from events.room_comparison import compare
-from events.room_repair import resync_room
-from events.stored_rows import read_room
-from events.visibility_rebuild import stored_ranges
+from events.visibility.rebuild import stored_ranges
 from tests.integration.test_gap_filling import backfill, with_gap
 from tests.integration.test_live_is_bulk import arrive_with_gaps, generated, states_of
 from tests.oracle.answers import parsed

@@ -3,12 +3,12 @@
 import pytest
 from django.db import connection
 
-from events import room_mending
+from events.integrity import room_mending
+from events.integrity.repair import check_room
+from events.integrity.room_mending import find_damage, mend_room
+from events.integrity.stored_rows import read_mark
 from events.models import CurrentState, Event, EventVisibility, ForwardExtremity, Room
-from events.room_mending import find_damage, mend_room
-from events.room_repair import check_room
-from events.stored_room import forget_kept
-from events.stored_rows import read_mark
+from events.persist.room_cache import forget_kept
 from state.models import StateGroup
 from tests.integration.test_live_is_bulk import generated
 from tests.integration.test_room_repair import change, lost_leaf, missing_ranges, of_room, wrong_delta

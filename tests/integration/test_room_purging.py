@@ -11,11 +11,11 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.db import connection
 
-from events import room_purging
 from events.errors import UnknownRoom
+from events.maintenance import purge_room
+from events.maintenance.purge_history import only_purge
 from events.models import CurrentState, Event, EventAuth, EventEdge, EventJson, Feed, FeedEntry, PurgedRoom, Room
-from events.purging import only_purge
-from events.reading import timeline
+from events.reading.timeline import timeline
 from pipeline import restore_kind
 from pipeline.archive_format import read_manifest
 from pipeline.models import Job
@@ -70,8 +70,8 @@ def surround(room_id):
 
 
 def test_nothing_is_left_in_any_table(monkeypatch):
-    monkeypatch.setattr(room_purging, "_EVENTS_PER_TRANSACTION", 3)
-    monkeypatch.setattr(room_purging, "_GROUPS_PER_TRANSACTION", 2)
+    monkeypatch.setattr(purge_room, "_EVENTS_PER_TRANSACTION", 3)
+    monkeypatch.setattr(purge_room, "_GROUPS_PER_TRANSACTION", 2)
     made, other = talked_room(5), talked_room(3, "!other:a.test")
     surround(made.room_id)
     kept = states([event.event_id for event in other.events])
@@ -96,7 +96,7 @@ def test_nothing_is_left_in_any_table(monkeypatch):
 def test_others_are_told_and_the_room_is_gone_at_once():
     made = talked_room(3)
     told = CacheInvalidation.objects.count()
-    one = room_purging.RoomPurge(made.room_id, "default")
+    one = purge_room.RoomPurge(made.room_id, "default")
     one.begin("ann", block=False, force=False)
     caches = set(CacheInvalidation.objects.order_by("stream_id")[told:].values_list("cache_name", flat=True))
     assert "stored_event" in caches and len(caches) > 1
@@ -157,7 +157,7 @@ _KILLED = """
 import os, signal, sys
 import django
 django.setup()
-from events import room_purging
+from events.maintenance import purge_room as room_purging
 from pipeline.job_runs import run_job
 room_purging._EVENTS_PER_TRANSACTION = 3
 plain, done = room_purging.RoomPurge._step, []
@@ -249,7 +249,7 @@ def test_a_room_that_was_made_again_gets_the_rest_of_its_archive(tmp_path):
 
 def test_a_room_that_changed_meanwhile_is_not_deleted(tmp_path):
     made = talked_room(2)
-    one = room_purging.RoomPurge(made.room_id, "default")
+    one = purge_room.RoomPurge(made.room_id, "default")
     with pytest.raises(Exception, match="has changed since it was archived"):
         one.begin("ann", block=False, force=False, positions=(1, 2))
     assert Room.objects.exists() and not PurgedRoom.objects.exists()

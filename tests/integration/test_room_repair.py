@@ -4,6 +4,8 @@ import pytest
 from django.db import connection
 from django.db.models import QuerySet
 
+from events.integrity.compare import SUBJECTS
+from events.integrity.repair import check_room, resync_room
 from events.models import (
     BackwardExtremity,
     CurrentState,
@@ -14,11 +16,9 @@ from events.models import (
     ForwardExtremity,
     Room,
 )
-from events.reading import state_at
-from events.room_comparison import SUBJECTS
-from events.room_repair import check_room, resync_room
-from events.stored_room import forget_kept
-from events.user_timeline import timeline_of
+from events.persist.room_cache import forget_kept
+from events.reading.timeline import state_at
+from events.reading.user_timeline import timeline_of
 from state.models import StateGroup, StateGroupDelta
 from tests.integration.test_gap_filling import backfill, with_gap
 from tests.integration.test_live_is_bulk import USERS, generated

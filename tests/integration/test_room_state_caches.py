@@ -10,9 +10,9 @@ from collections.abc import Iterator
 import pytest
 from django.db import transaction
 
+from events.format.parsing import ParsedEvent
 from events.models import Event, Room
-from events.parsing import ParsedEvent
-from events.persist import Persisted
+from events.persist.batch import Persisted
 from streams import registry
 from streams.core import invalidation
 from streams.core.invalidation import any_depends_on_room_state
@@ -235,7 +235,7 @@ def test_writing_process_drops_what_another_one_changed(made, database_url):
     assert topic_of(made.room_id) == "first"
     events = made.topic("from afar")
     code = (
-        "import sys, django; django.setup(); from events.persist import Incoming, persist;"
+        "import sys, django; django.setup(); from events.persist.batch import Incoming, persist;"
         "from streams.writing.writer import retire_all;"
         "found = persist([Incoming(sys.stdin.buffer.read())], verified=True);"
         "print(found.stored[0].stream_ordering); retire_all()"

@@ -10,13 +10,13 @@ from django.db import transaction
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from events.history.rows import room_history
+from events.integrity.repair import check_room
 from events.models import Event, Room
-from events.room_history import room_history
-from events.room_repair import check_room
-from events.room_states import RoomStates
-from events.stored_room import forget_kept
-from events.visibility_ranges import in_order
-from events.visibility_rebuild import accepted_places, ranges_anew, rebuild_visibility, stored_ranges, tell_the_same
+from events.persist.room_cache import forget_kept
+from events.room.state_assignment import RoomStates
+from events.visibility.ranges import in_order
+from events.visibility.rebuild import accepted_places, ranges_anew, rebuild_visibility, stored_ranges, tell_the_same
 from state.rules.room_versions import room_version
 from tests.effort import examples
 from tests.generated_rooms import USERS, forked_rooms

@@ -4,9 +4,9 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
+from events.federation.visibility import _memberships, as_seen_by, server_verdicts
 from events.models import Event, EventJson
-from events.server_view import _memberships, as_seen_by, server_verdicts
-from events.serving import load_events
+from events.reading.event_json import load_events
 from state.groups.store import full_state
 from tests.made_rooms import ALICE, BOB, MadeRoom
 from tests.oracle.answers import parsed

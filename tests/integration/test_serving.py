@@ -5,7 +5,7 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from events.models import ErasedUser, EventJson
-from events.serving import load_events
+from events.reading.event_json import load_events
 from tests.made_rooms import ALICE, BOB, MadeRoom
 from tests.stored_rooms import store_room
 

@@ -3,9 +3,9 @@
 import pytest
 from django.db import transaction
 
+from events.history.rows import room_history
 from events.models import Event
-from events.reading import state_at
-from events.room_history import room_history
+from events.reading.timeline import state_at
 from state.models import StateGroup
 from tests.made_rooms import ALICE, MadeRoom
 from tests.persisted_rooms import persist_all

@@ -8,8 +8,8 @@ from django.db import connection
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from events.parsing import parse_line
-from events.room_history import room_history
+from events.format.parsing import parse_line
+from events.history.rows import room_history
 from state.errors import UnknownStateGroup
 from state.groups.deltas import GroupBuilder
 from state.groups.filters import EVERYTHING, MEMBER, StateFilter

@@ -2,10 +2,10 @@
 
 import pytest
 
-from events import states_at as module
 from events.errors import BadQuestion, StateUnresolved, UnknownEvent
 from events.models import Event
-from events.states_at import StateAt, state_at, states_at
+from events.reading import state_at as module
+from events.reading.state_at import StateAt, state_at, states_at
 from state.groups.filters import StateFilter
 from state.models import StateGroup
 from tests.made_rooms import ALICE, BOB, MadeRoom

@@ -13,13 +13,13 @@ import pytest
 from asgiref.sync import sync_to_async
 from django.db import connections
 
-from events import hot
-from events.creating import create_room
-from events.hot_concerns import CONCERNS_NOBODY, Kind, followed
-from events.hot_feed import HotFeed
-from events.sync import await_sync, resync_user, sync
-from events.sync_circle import Circle
-from events.sync_streams import Question, providers
+from events.notifier import notifier
+from events.notifier.feed import HotFeed
+from events.notifier.routing import CONCERNS_NOBODY, Kind, followed
+from events.sending.send import create_room
+from events.sync.providers import Question, providers
+from events.sync.shared_rooms import Circle
+from events.sync.sync import await_sync, resync_user, sync
 from streams import registry
 from streams.core.tokens import VectorToken
 from streams.epochs import begin_epoch
@@ -121,7 +121,7 @@ def settled() -> None:
     typing = registry.get("typing")
     with session() as cursor:
         top = typing.table_maximum(cursor)
-    wait_until(lambda: (hot.now("typing") or typing.current().token()).base >= top, 20)
+    wait_until(lambda: (notifier.now("typing") or typing.current().token()).base >= top, 20)
 
 
 def test_what_is_held_and_told_is_what_a_fresh_snapshot_tells(room):
@@ -194,8 +194,8 @@ def test_a_contact_who_goes_after_the_position_is_still_told_of(room, other, mon
     assert client.sync().streams["device_lists"].changed.keys() == {(BOB,)}
     position, _ = other.do("join", room.room_id, BOB)
     monkeypatch.undo()
-    hot.forget_feeds()
-    wait_until(lambda: hot.now().covers("other", position), 20)
+    notifier.forget_feeds()
+    wait_until(lambda: notifier.now().covers("other", position), 20)
     client.sync()
     assert client.held() == SyncClient(ALICE).held()
 
@@ -234,7 +234,7 @@ def test_random_acts_in_three_processes_lose_and_repeat_nothing(database_url):
             for talker in found:
                 talker.answer()
     high = {name: registry.get(name).current().linear for name in ("events", "receipts")}
-    wait_until(lambda: all(hot.now(name).covers(None, at) for name, at in high.items()), 30)
+    wait_until(lambda: all(notifier.now(name).covers(None, at) for name, at in high.items()), 30)
     settled()
     for client in clients:
         client.sync()
@@ -245,7 +245,7 @@ def test_random_acts_in_three_processes_lose_and_repeat_nothing(database_url):
 
 def test_a_full_answer_has_all_rooms_however_many_a_page_holds(room, monkeypatch):
     rooms = {room.room_id, *(create_room(ALICE).room_id for _ in range(4))}
-    monkeypatch.setattr("events.sync.MOST_ROOMS", 2)
+    monkeypatch.setattr("events.sync.sync.MOST_ROOMS", 2)
     answer = sync(ALICE)
     assert [found.room_id for found in answer.rooms.joined] == list({found.room_id: 1 for found in answer.rooms.joined})
     assert {found.room_id for found in answer.rooms.joined} == rooms
@@ -289,7 +289,7 @@ def test_a_stream_in_memory_that_began_anew_is_told_whole(room):
     with session() as cursor:
         registry.get("typing").begin_anew(cursor)
         cursor.execute("SELECT pg_notify('replsite_streams', 'typing master')")
-    wait_until(lambda: hot.now("typing").base == 0, 20)
+    wait_until(lambda: notifier.now("typing").base == 0, 20)
     answer = client.sync()
     assert answer.streams["typing"].whole
     assert client.streams["typing"] == {}
@@ -297,7 +297,7 @@ def test_a_stream_in_memory_that_began_anew_is_told_whole(room):
 
 
 def test_a_token_from_the_future_is_taken_back(room, monkeypatch):
-    monkeypatch.setattr("events.sync.FOLLOW_SECONDS", 0.05)
+    monkeypatch.setattr("events.sync.sync.FOLLOW_SECONDS", 0.05)
     token = SyncClient(ALICE).token
     epoch = token.partition("@")[2]
     answer = sync(ALICE, f"events-999999999,receipts-999999999@{epoch}")
@@ -310,7 +310,7 @@ def test_a_token_from_the_future_is_taken_back(room, monkeypatch):
 
 def test_a_token_that_another_process_has_just_handed_out_is_waited_for(room, other):
     client = SyncClient(ALICE)
-    own = hot.now().highest
+    own = notifier.now().highest
     position, _ = other.do("send", room.room_id, ALICE)
     with session() as cursor:
         cursor.execute("SELECT id FROM streams_streamposition WHERE stream = 'events' AND instance_name = 'other'")
@@ -342,7 +342,7 @@ def test_tokens_of_an_epoch_that_begins_meanwhile_are_good(room):
 
 def test_what_is_new_is_told_while_nothing_is_heard(room, monkeypatch):
     client = SyncClient(ALICE)
-    feed = hot._feed(None)
+    feed = notifier._feed(None)
     feed.memory.forget()
     monkeypatch.setattr(feed, "heard", lambda pokes: None)
     append.push_rules_changed(ALICE)
@@ -377,7 +377,7 @@ def test_a_mark_makes_the_next_answer_full_once(room):
 def test_a_mark_wakes_who_waits(room):
     client = SyncClient(ALICE)
     waiting = in_thread(lambda: client.sync(20.0))
-    wait_until(lambda: hot.waiting() == 1)
+    wait_until(lambda: notifier.waiting() == 1)
     resync_user(ALICE)
     waiting.join(20)
     assert not waiting.is_alive()
@@ -400,7 +400,7 @@ def test_marks_that_were_trimmed_are_taken_to_be_there(room):
             "VALUES ('caches', %s, jsonb_build_object('master', %s::bigint), 1, now())",
             [position, position],
         )
-    hot.forget_feeds()
+    notifier.forget_feeds()
     assert client.sync().full
     assert not client.sync()
 
@@ -419,7 +419,7 @@ def test_facts_that_were_trimmed_bring_the_stream_whole(room):
             "VALUES ('account_data', %s, jsonb_build_object('master', %s::bigint), 1, now())",
             [top - 1, top - 1],
         )
-    hot.forget_feeds()
+    notifier.forget_feeds()
     assert client.sync().streams["account_data"].whole
     assert client.held() == SyncClient(ALICE).held()
 
@@ -432,13 +432,13 @@ def test_nothing_new_is_answered_at_the_end_of_the_time(room):
     begun = time.monotonic()
     assert not client.sync(0.3)
     assert 0.3 <= time.monotonic() - begun < 5.0
-    assert hot.waiting() == 0
+    assert notifier.waiting() == 0
 
 
 def test_a_local_commit_wakes_at_once(room):
     client = SyncClient(ALICE)
     waiting = in_thread(lambda: client.sync(30.0))
-    wait_until(lambda: hot.waiting() == 1)
+    wait_until(lambda: notifier.waiting() == 1)
     sent = room.send(ALICE, "m.room.message", {"body": "x"})
     waiting.join(20)
     assert client.events[-1] == sent.event_id
@@ -449,9 +449,9 @@ def test_what_concerns_others_wakes_nobody(room, other):
     client = SyncClient(ALICE)
     done: list[object] = []
     waiting = in_thread(lambda: done.append(client.sync(30.0)))
-    wait_until(lambda: hot.waiting() == 1)
+    wait_until(lambda: notifier.waiting() == 1)
     looks: list[int] = []
-    feed = hot._feed(None)
+    feed = notifier._feed(None)
     take = feed.memory._waiters.take
     feed.memory._waiters.take = lambda users, rooms: looks.append(len(taken := take(users, rooms))) or taken  # type: ignore[method-assign]
     other.do("send", elsewhere.room_id, CAROL)
@@ -484,13 +484,13 @@ def test_async_callers_wait_without_threads(room):
         first = await await_sync(ALICE)
         threads = threading.active_count()
         tasks = [asyncio.create_task(await_sync(ALICE, first.next_batch, 30.0)) for _ in range(many)]
-        await wait_for(lambda: hot.waiting() == many)
+        await wait_for(lambda: notifier.waiting() == many)
         assert threading.active_count() < threads + 40
         await sync_to_async(append.push_rules_changed)(ALICE)
         return [bool(answer) for answer in await asyncio.gather(*tasks)]
 
     assert in_a_loop(talk) == [True] * many
-    assert hot.waiting() == 0
+    assert notifier.waiting() == 0
 
 
 def test_an_async_caller_gives_up_in_time(room):
@@ -505,13 +505,13 @@ def test_an_async_caller_that_is_cancelled_leaves(room):
     async def talk() -> None:
         first = await await_sync(ALICE)
         task = asyncio.create_task(await_sync(ALICE, first.next_batch, 30.0))
-        await wait_for(lambda: hot.waiting() == 1)
+        await wait_for(lambda: notifier.waiting() == 1)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
 
     in_a_loop(talk)
-    assert hot.waiting() == 0
+    assert notifier.waiting() == 0
 
 
 # --- cost -----------------------------------------------------------------------------------------------------------

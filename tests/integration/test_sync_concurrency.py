@@ -7,10 +7,10 @@ import threading
 import pytest
 from django.db import connections
 
-from events.creating import LocalRoom, create_room
-from events.events_since import events_since
-from events.sync_positions import events_token
-from events.sync_rooms import rooms_since
+from events.sending.send import LocalRoom, create_room
+from events.sync.events_since import events_since
+from events.sync.rooms import rooms_since
+from events.tokens.positions import events_token
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)

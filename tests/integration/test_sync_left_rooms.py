@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 from django.db import connection
 
-from events.creating import RoomSetup, create_room
-from events.explaining import explain_visibility
 from events.models import CurrentStateDelta
-from events.on_read import forget_room
-from events.pages import OLDEST, timeline, visible_to
-from events.sync_rooms import initial_sync
-from events.sync_token import SyncToken
-from events.user_timeline import timeline_of
+from events.reading.pages import OLDEST, timeline, visible_to
+from events.reading.user_timeline import timeline_of
+from events.sending.send import RoomSetup, create_room
+from events.sync.rooms import initial_sync
+from events.tokens.sync_token import SyncToken
+from events.visibility.access import forget_room
+from events.visibility.explain import explain_visibility
 from streams.core.tokens import VectorToken
 from streams.epochs import current_epoch
 from tests.made_rooms import ALICE, MadeRoom

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from events.creating import create_room
-from events.pages import timeline
-from events.sync_positions import events_token
-from events.sync_rooms import initial_sync, rooms_since
+from events.reading.pages import timeline
+from events.sending.send import create_room
+from events.sync.rooms import initial_sync, rooms_since
+from events.tokens.positions import events_token
 from tests.syncing import ids, only, talk
 
 pytestmark = pytest.mark.django_db(transaction=True)

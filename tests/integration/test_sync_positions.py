@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from django.db import connection
 
-from events.creating import create_room
-from events.sync_positions import current_token, events_token, read_events_token, read_token, room_text, token_text
-from events.sync_rooms import initial_sync, rooms_since
-from events.sync_token import SyncToken
+from events.sending.send import create_room
+from events.sync.rooms import initial_sync, rooms_since
+from events.tokens.positions import current_token, events_token, read_events_token, read_token, room_text, token_text
+from events.tokens.sync_token import SyncToken
 from streams import registry
 from streams.core.tokens import VectorToken
 from streams.epochs import begin_epoch, current_epoch

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from django.db import connection
 
-from events.creating import NewEvent, create_room
-from events.sync_queries import rows
+from events.sending.send import NewEvent, create_room
+from events.sync.prepared import rows
 from tests.syncing import first, here, since
 
 pytestmark = pytest.mark.django_db

@@ -6,17 +6,17 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from events import sync_rooms
-from events.creating import NewEvent, RoomSetup, create_room
 from events.errors import BadQuestion
 from events.models import CurrentState, Event, IgnoredUser, TimelineGap
-from events.on_read import forget_room
-from events.persist import Incoming
-from events.reading import state_at
-from events.sync_answers import RoomsSince
-from events.sync_rooms import initial_sync
-from events.sync_token import SyncToken
-from events.sync_windows import looked_at
+from events.persist.batch import Incoming
+from events.reading.timeline import state_at
+from events.sending.send import NewEvent, RoomSetup, create_room
+from events.sync import rooms as sync_rooms
+from events.sync.answers import RoomsSince
+from events.sync.rooms import initial_sync
+from events.sync.windows import looked_at
+from events.tokens.sync_token import SyncToken
+from events.visibility.access import forget_room
 from streams.core.tokens import VectorToken
 from streams.epochs import current_epoch
 from streams.errors import TokenError

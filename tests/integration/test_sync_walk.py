@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from events.creating import NewEvent, RoomSetup, create_room
 from events.errors import EventNotAllowed
 from events.models import CurrentState
+from events.sending.send import NewEvent, RoomSetup, create_room
 from tests.syncing import first, here, since
 
 pytestmark = pytest.mark.django_db

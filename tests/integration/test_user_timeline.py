@@ -7,8 +7,8 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from events.errors import BadToken, NotReadable, UnknownRoom
-from events.parsing import parse_line
-from events.user_timeline import timeline_of
+from events.format.parsing import parse_line
+from events.reading.user_timeline import timeline_of
 from tests.made_rooms import ALICE, BOB, EVE, MadeRoom
 from tests.room_data import event_lines, oracle
 from tests.stored_rooms import store_room

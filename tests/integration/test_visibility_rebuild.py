@@ -4,9 +4,9 @@ import pytest
 from django.db import transaction
 from hypothesis import HealthCheck, given, settings
 
+from events.format.parsing import parse_line
 from events.models import EventVisibility, Room
-from events.parsing import parse_line
-from events.visibility_rebuild import ranges_anew, rebuild_visibility, stored_ranges
+from events.visibility.rebuild import ranges_anew, rebuild_visibility, stored_ranges
 from tests.effort import examples
 from tests.generated_rooms import forked_rooms
 from tests.made_rooms import MadeRoom

@@ -4,11 +4,11 @@ import pytest
 from django.db import connection, transaction
 from hypothesis import HealthCheck, given, settings
 
-from events.explaining import explain_visibility
+from events.format.parsing import parse_line
 from events.models import CurrentState, ErasedUser, Event, ForgottenRoom, IgnoredUser, VisibleEvent
-from events.on_read import access_parameters, forget_room, read_access
-from events.parsing import parse_line
-from events.visible_sql import ACCESS_ROWS, pruned, sees
+from events.visibility.access import access_parameters, forget_room, read_access
+from events.visibility.explain import explain_visibility
+from events.visibility.predicate_sql import ACCESS_ROWS, pruned, sees
 from tests.effort import examples
 from tests.generated_rooms import USERS, forked_rooms
 from tests.made_rooms import ALICE, BOB, MadeRoom

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from functools import cache
 
-from events.parsing import ParsedEvent, parse_line
-from events.room_history import RoomResult, room_history
+from events.format.parsing import ParsedEvent, parse_line
+from events.history.rows import RoomResult, room_history
 from tests.room_data import event_lines, oracle
 
 StateKey = tuple[str, str]

@@ -5,9 +5,9 @@ what lies in the gaps comes later as old events. Afterwards the tables say what 
 import pytest
 
 from events.models import Event, Room
-from events.reading import state_at
-from events.receiving import with_state
-from events.user_timeline import timeline_of
+from events.persist.receiving import with_state
+from events.reading.timeline import state_at
+from events.reading.user_timeline import timeline_of
 from tests.oracle.answers import TheirStates, parsed
 from tests.persisted_rooms import current_state, gaps, incoming, leaves, persist, replayed_state, verdicts
 from tests.room_data import oracle, stored_events

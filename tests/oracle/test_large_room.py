@@ -35,7 +35,7 @@ def test_large_room_is_the_real_servers():
 
 
 def assert_verdicts(room_id):
-    """One invite was accepted only because the power level event it names had been redacted: see ``events.judging``."""
+    """One invite was accepted only because the power level event it names had been redacted: see ``events.room.event_auth``."""
     assert verdicts(room_id) == {
         event["event_id"]: (event["rejected_reason"] is not None, event["soft_failed"]) for event in stored_events(ROOM)
     }

@@ -2,10 +2,10 @@
 
 import pytest
 
-from events.graph import causal_order
+from events.history.rows import room_history
 from events.models import Event
-from events.reading import state_at
-from events.room_history import room_history
+from events.reading.timeline import state_at
+from events.room.graph import causal_order
 from tests.oracle.answers import TheirStates, parsed
 from tests.persisted_rooms import (
     current_state,

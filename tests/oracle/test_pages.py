@@ -3,7 +3,7 @@
 import pytest
 
 from events.errors import NotReadable
-from events.pages import OLDEST, timeline
+from events.reading.pages import OLDEST, timeline
 from tests.oracle.answers import parsed
 from tests.room_data import ROOM_NAMES, oracle
 from tests.stored_rooms import store_room

@@ -8,10 +8,10 @@ import json
 import pytest
 from msgspec.structs import replace
 
+from events.format.signatures import event_is_signed
+from events.history.rows import EVENT_COLUMNS
 from events.models import EventJson
-from events.room_history import EVENT_COLUMNS
-from events.serving import load_events
-from events.signatures import event_is_signed
+from events.reading.event_json import load_events
 from state.rules.room_versions import room_version
 from tests.oracle.answers import history, parsed
 from tests.oracle.test_live_path import arriving

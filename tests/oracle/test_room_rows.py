@@ -2,8 +2,8 @@
 
 import pytest
 
-from events.parsing import parse_line
-from events.room_history import EVENT_COLUMNS, room_history
+from events.format.parsing import parse_line
+from events.history.rows import EVENT_COLUMNS, room_history
 from tests.oracle.answers import history
 from tests.room_data import ROOM_NAMES, event_lines, oracle
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from events.federation import EVENTS_LIMIT, backfill, missing_events, topological_walk
+from events.federation.queries import EVENTS_LIMIT, backfill, missing_events, topological_walk
+from events.federation.visibility import server_verdicts
 from events.models import ForwardExtremity
-from events.server_view import server_verdicts
 from tests.oracle.answers import parsed
 from tests.room_data import ROOM_NAMES, oracle
 from tests.stored_rooms import store_room

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from events.serving import load_events
+from events.reading.event_json import load_events
 from tests.oracle.answers import parsed
 from tests.room_data import ROOM_NAMES, oracle
 from tests.stored_rooms import store_room

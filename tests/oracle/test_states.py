@@ -5,8 +5,8 @@ Known differences stand in ``docs/reference/differences.md``.
 
 import pytest
 
-from events.room_history import EVENT_COLUMNS
-from events.room_states import RoomStates
+from events.history.rows import EVENT_COLUMNS
+from events.room.state_assignment import RoomStates
 from state.resolution.resolve import resolve
 from state.rules.room_versions import room_version
 from tests.oracle.answers import OurStates, TheirStates, history, parsed

@@ -9,8 +9,8 @@ from __future__ import annotations
 import pytest
 
 from events.models import CurrentStateDelta
-from events.sync_rooms import rooms_since
-from events.user_timeline import timeline_of
+from events.reading.user_timeline import timeline_of
+from events.sync.rooms import rooms_since
 from streams.core.tokens import VectorToken
 from tests.oracle.answers import parsed
 from tests.persisted_rooms import persist_all

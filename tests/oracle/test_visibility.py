@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from events.room_history import room_history
-from events.room_visibility import Viewer
-from events.visibility_rules import for_client
+from events.history.rows import room_history
+from events.visibility.rule import for_client
+from events.visibility.viewer import Viewer
 from tests.oracle.answers import history, parsed
 from tests.range_reader import Seen
 from tests.room_data import ROOM_NAMES, ROOMS, oracle

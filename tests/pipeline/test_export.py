@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 from django.core.management import CommandError, call_command
 
-from events.client_form import pruned_json
+from events.format.client_format import pruned_json
 from events.models import CurrentState, Event, EventJson, Room
 from pipeline import export, export_kind
 from pipeline.errors import DiskFull, ExportDiffers, JobCancelled, SparkFailed, UnusableArguments

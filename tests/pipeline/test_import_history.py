@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from events.room_repair import check_room
+from events.integrity.repair import check_room
 from pipeline.models import Job
 from streams import registry
 from streams.reading.rows import linear_position, rows_between, stored_positions

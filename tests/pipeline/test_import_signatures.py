@@ -11,9 +11,9 @@ from contextlib import closing
 import pytest
 from django.core.management import CommandError, call_command
 
-from events.building import finish_event
+from events.integrity.repair import check_room
 from events.models import Event, EventJson
-from events.room_repair import check_room
+from events.sending.finish import finish_event
 from pipeline.errors import UnusableArguments
 from pipeline.import_history import ImportOptions, import_history
 from pipeline.job_runs import run_job

@@ -6,9 +6,9 @@ import io
 
 import pytest
 
+from events.integrity.repair import check_room
 from events.models import Event, Room
-from events.room_repair import check_room
-from events.stored_room import forget_kept
+from events.persist.room_cache import forget_kept
 from pipeline import known_rooms
 from pipeline.job_runs import run_job
 from pipeline.models import QuarantinedLine

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from events.room_repair import check_room
+from events.integrity.repair import check_room
 from pipeline import known_rooms
 from pipeline.job_runs import Count
 from pipeline.models import ImportedRoom, QuarantinedLine

@@ -14,8 +14,8 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.db import connections
 
-from events.creating import create_room
 from events.models import CurrentState, Event
+from events.sending.send import create_room
 from pipeline.conf import pipeline_settings
 from pipeline.live import LiveOptions, _only_one, run
 from pipeline.live_query import LiveQuery, Place

@@ -17,7 +17,7 @@ import django
 django.setup()
 from django.core.management import call_command
 from django.db import DatabaseError, InterfaceError, connection, connections
-from events.creating import NewEvent, create_room
+from events.sending.send import NewEvent, create_room
 from events.models import Event, FeedEntry
 from pipeline.live import LiveOptions, run
 from pipeline.models import RoomStatistics, ServerStatistics

@@ -11,8 +11,8 @@ from django.core.management import CommandError, call_command
 from django.db import connection, transaction
 from django.utils import timezone
 
-from events.room_repair import check_room
-from events.stored_room import forget_kept
+from events.integrity.repair import check_room
+from events.persist.room_cache import forget_kept
 from pipeline import many_rooms, room_progress
 from pipeline.errors import JavaMissing, JobCancelled, UnusableArguments
 from pipeline.job_runs import run_job

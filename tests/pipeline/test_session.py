@@ -134,7 +134,7 @@ def test_a_session_that_is_there_is_used_and_stays(spark, tmp_path):
 def test_the_archive_has_the_rooms_and_changes_its_name_with_them(tmp_path):
     archive = code_archive(tmp_path)
     names = zipfile.ZipFile(archive).namelist()
-    assert "events/room_history.py" in names and "pipeline/source.py" in names
+    assert "events/history/rows.py" in names and "pipeline/source.py" in names
     assert not [name for name in names if "management" in name or name.startswith("replsite")]
     assert code_archive(tmp_path) == archive
 

@@ -12,7 +12,7 @@ import psutil
 import pytest
 from django.core.management import call_command
 
-from events.room_repair import check_room
+from events.integrity.repair import check_room
 from pipeline.job_runs import run_job
 from pipeline.models import Job, JobState
 from pipeline.staging import STAGED_EVENTS, table_name

@@ -6,7 +6,7 @@ import canonicaljson
 from hypothesis import given
 from hypothesis import strategies as st
 
-from events.canonical import LARGEST_INTEGER, encode
+from events.format.canonical_json import LARGEST_INTEGER, encode
 
 TEXT = st.text(st.characters(codec="utf-8"))
 STRICT = st.recursive(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from events import catalog as events_catalog
+from events import declarations as events_catalog
 from streams import catalog
 from streams.core.declaration import Column, ColumnKind, FactTable, StreamDeclaration
 from streams.core.json_codec import encode_json

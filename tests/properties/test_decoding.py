@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from events.canonical import examine
-from events.decoding import decode_event, decode_plain
 from events.errors import EventRefused, Reason
+from events.format.canonical_json import examine
+from events.format.strict_json import decode_event, decode_plain
 
 TEXT = st.text(st.characters(codec="utf-8"), max_size=5)
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | TEXT

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from events.hot_changes import LastChanges
+from events.notifier.change_index import LastChanges
 from streams.core.tokens import VectorToken
 from tests.effort import examples
 

@@ -6,10 +6,11 @@ from unittest.mock import patch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from events import graph, judging, parsing, room_states
 from events.errors import EventRefused
-from events.graph import causal_order
-from events.room_history import room_history
+from events.format import parsing
+from events.history.rows import room_history
+from events.room import event_auth, graph, state_assignment
+from events.room.graph import causal_order
 from state.rules.auth_rules import AuthRules
 from tests.effort import examples
 from tests.made_rooms import ALICE, BOB, EVE, MadeRoom
@@ -111,7 +112,7 @@ class ForgetfulRules(AuthRules):
         return super().levels(state, create)
 
 
-class ForgetfulJudge(judging.Judge):
+class ForgetfulJudge(event_auth.Judge):
     """A judge that asks about every event."""
 
     def rejection(self, event, before):
@@ -152,5 +153,8 @@ def acted(version, acts):
 def test_what_was_asked_before_is_what_is_asked_anew(version, acts):
     events = acted(version, acts)
     short = room_history(events)
-    with patch.object(room_states, "AuthRules", ForgetfulRules), patch.object(room_states, "Judge", ForgetfulJudge):
+    with (
+        patch.object(state_assignment, "AuthRules", ForgetfulRules),
+        patch.object(state_assignment, "Judge", ForgetfulJudge),
+    ):
         assert room_history(events) == short

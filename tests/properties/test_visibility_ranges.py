@@ -4,8 +4,8 @@ from itertools import pairwise
 
 from hypothesis import given, settings
 
-from events.room_history import room_history
-from events.room_visibility import Viewer
+from events.history.rows import room_history
+from events.visibility.viewer import Viewer
 from tests.effort import examples
 from tests.generated_rooms import forked_rooms
 from tests.made_rooms import ALICE, BOB, EVE

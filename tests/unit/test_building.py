@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from events.building import finish_event
 from events.errors import EventRefused, NotCanonical
-from events.parsing import parse_line
+from events.format.parsing import parse_line
+from events.sending.finish import finish_event
 from state.rules.room_versions import ROOM_VERSIONS
 from tests.made_rooms import MadeRoom
 

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from events.canonical import LARGEST_INTEGER, encode, examine
 from events.errors import NotCanonical, Reason
+from events.format.canonical_json import LARGEST_INTEGER, encode, examine
 
 
 def test_keys_are_sorted_by_code_point_not_by_utf16():

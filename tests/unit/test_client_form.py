@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from events.client_form import StoredForm, client_json, pruned_json
+from events.format.client_format import StoredForm, client_json, pruned_json
 from state.rules.room_versions import ROOM_VERSIONS
 from tests.made_rooms import ALICE, BOB, MadeRoom
 from tests.room_data import vectors

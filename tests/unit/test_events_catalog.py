@@ -1,6 +1,6 @@
 """The streams of room events as they travel."""
 
-from events.catalog import BACKFILL, EVENTS, declarations
+from events.declarations import BACKFILL, EVENTS, declarations
 from streams.core.declaration import ColumnKind
 
 

@@ -5,7 +5,16 @@ from __future__ import annotations
 import pytest
 
 from events.errors import EventRefused, Reason
-from events.fields import boolean, identifier, integer, optional_identifier, references, required, shown, storable
+from events.format.field_checks import (
+    boolean,
+    identifier,
+    integer,
+    optional_identifier,
+    references,
+    required,
+    shown,
+    storable,
+)
 from state.rules.room_versions import room_version
 
 

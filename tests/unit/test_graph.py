@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from events.graph import Leaves, backward_extremities, causal_order, cycles
+from events.room.graph import Leaves, backward_extremities, causal_order, cycles
 
 
 @dataclass

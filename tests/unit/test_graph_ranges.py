@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from events.graph_ranges import tell_the_same
-from events.visibility_ranges import VisibilityRow
+from events.visibility.ranges import VisibilityRow
+from events.visibility.recompute import tell_the_same
 
 PLACES = range(2, 40, 3)
 SPANS = st.tuples(st.integers(0, 40), st.one_of(st.none(), st.integers(0, 40)))

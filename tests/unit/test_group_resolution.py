@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from events import room_states
-from events.parsing import parse_line
-from events.room_history import room_history
+from events.format.parsing import parse_line
+from events.history.rows import room_history
+from events.room import state_assignment
 from state.resolution.nearby_groups import resolve_near
 from tests.effort import examples
 from tests.generated_rooms import forked_rooms
@@ -27,9 +27,9 @@ def both_ways(events):
         answers.append(resolve_near(*arguments))
         return answers[-1]
 
-    with patch.object(room_states, "resolve_near", noting):
+    with patch.object(state_assignment, "resolve_near", noting):
         near = room_history(events)
-    with patch.object(room_states, "resolve_near", lambda *_: None):
+    with patch.object(state_assignment, "resolve_near", lambda *_: None):
         full = room_history(events)
     return in_order(near), in_order(full), sum(answer is not None for answer in answers)
 
@@ -91,7 +91,7 @@ def test_forks_about_power_resolve_alike(version, acts):
 
 def test_states_without_a_group_in_common_have_no_short_way():
     made = MadeRoom()
-    states = room_states.RoomStates(room_states.RoomVersion("10"), made.events)
+    states = state_assignment.RoomStates(state_assignment.RoomVersion("10"), made.events)
     states.assign(made.events)
     alone = [states.builder.add_full({("m.room.topic", ""): name}) for name in ("$a", "$b")]
     assert resolve_near(states.rules, states.auth_graph, states.builder, alone) is None

@@ -2,7 +2,7 @@
 
 import pytest
 
-from events.hashes import content_hash, content_hash_matches, event_id, reference_hash
+from events.format.hashes import content_hash, content_hash_matches, event_id, reference_hash
 from state.rules.room_versions import room_version
 from tests.room_data import ROOM_NAMES, stored_events, vectors
 

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from events.hot_changes import NOTHING, LastChanges
+from events.notifier.change_index import NOTHING, LastChanges
 from streams.core.tokens import VectorToken
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from events.hot_concerns import CONCERNS_NOBODY, Kind, concerns_of, followed, forget_concerns, room_in, say_concerns
+from events.notifier.routing import CONCERNS_NOBODY, Kind, concerns_of, followed, forget_concerns, room_in, say_concerns
 from streams.catalog import declarations
 
 ROOM, ALICE = "!r:x", "@alice:x"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, generate_latest
 
-from events.hot_memory import HotFigures
+from events.notifier.cache import HotFigures
 from replsite.hot_metrics import HOT, HotCollector
 
 

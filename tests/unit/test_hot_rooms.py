@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from events.hot_rooms import ROOMS_PER_USER, RoomsOfUsers
+from events.notifier.room_cache import ROOMS_PER_USER, RoomsOfUsers
 from streams.core.cache_store import MISSING
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from events.hot_concerns import Kind, room_in
-from events.hot_stream import ONE_LANE, HotStream, Lane
+from events.notifier.routing import Kind, room_in
+from events.notifier.stream_cache import ONE_LANE, HotStream, Lane
 from streams.core.tokens import VectorToken
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from events.hot_waiters import HotWaiter, HotWaiters
+from events.notifier.waiters import HotWaiter, HotWaiters
 
 
 def waiter(user: str, *rooms: str) -> HotWaiter:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from events.json_for_people import json_for_people
+from events.admin.pretty_json import json_for_people
 
 
 def test_json_is_indented_and_letters_stay_letters():

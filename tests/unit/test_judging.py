@@ -2,7 +2,7 @@
 
 import pytest
 
-from events.room_states import RoomStates
+from events.room.state_assignment import RoomStates
 from state.rules.room_versions import room_version
 from tests.made_rooms import ALICE, BOB, EVE, MadeRoom
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from events.parsing import parse_line
+from events.format.parsing import parse_line
 from pipeline.packed_events import Unpacker, pack
 from tests.generated_rooms import forked_rooms
 from tests.made_rooms import MadeRoom

@@ -7,11 +7,11 @@ from contextlib import suppress
 import pytest
 from msgspec.structs import replace
 
-from events.canonical import encode
 from events.errors import EventRefused, NotCanonical, Reason
-from events.hashes import content_hash
-from events.parsing import LINE_LIMIT_BYTES, Verdict, announced_version, parse_line, parse_row, parse_stored
-from events.redaction_rules import pruned_fields
+from events.format.canonical_json import encode
+from events.format.hashes import content_hash
+from events.format.parsing import LINE_LIMIT_BYTES, Verdict, announced_version, parse_line, parse_row, parse_stored
+from events.format.redaction import pruned_fields
 from state.rules.room_versions import ROOM_VERSIONS, room_version
 from tests.room_data import ROOM_NAMES, event_lines, stored_events
 

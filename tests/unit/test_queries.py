@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from events.catalog import BACKFILL, EVENTS
+from events.declarations import BACKFILL, EVENTS
 from streams.catalog import CACHES
 from streams.core.queries import bounds_sql, cut_whole_tokens, ids_sql, maximum_sql, order_sql, read_whole, rows_sql
 

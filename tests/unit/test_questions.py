@@ -2,8 +2,8 @@
 
 import pytest
 
+from events.arguments import can_be_stored, checked_ids, checked_limit
 from events.errors import BadQuestion
-from events.questions import can_be_stored, checked_ids, checked_limit
 
 
 @pytest.mark.parametrize("value", ["$a\0", "\ud800", "x" * 256, "é" * 128])

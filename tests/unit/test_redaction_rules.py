@@ -2,7 +2,7 @@
 
 import pytest
 
-from events.redaction_rules import prune
+from events.format.redaction import prune
 from state.rules.room_versions import ROOM_VERSIONS, room_version
 from tests.room_data import ROOM_NAMES, oracle, stored_events, vectors
 

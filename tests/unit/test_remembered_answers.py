@@ -6,8 +6,8 @@ import random
 
 from hypothesis import given
 
-from events.graph import _in_causal_order, causal_order
-from events.room_states import RoomStates
+from events.room.graph import _in_causal_order, causal_order
+from events.room.state_assignment import RoomStates
 from state.rules.room_versions import room_version
 from tests.generated_rooms import forked_rooms
 

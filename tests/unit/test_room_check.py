@@ -2,8 +2,8 @@
 
 from unittest.mock import patch
 
-from events import room_states
-from events.room_check import RoomRows, StoredEvent, compute
+from events.integrity.expected_rows import RoomRows, StoredEvent, compute
+from events.room import state_assignment
 from tests.made_rooms import MadeRoom
 
 
@@ -42,6 +42,6 @@ def test_branches_on_a_told_state_resolve_as_full_states_do_when_parts_of_it_cam
     made, told, merge, state = told_room()
     rows = rows_of(made, told, state)
     near = state_at(rows, merge)
-    with patch.object(room_states, "resolve_near", lambda *_: None):
+    with patch.object(state_assignment, "resolve_near", lambda *_: None):
         assert near == state_at(rows, merge)
     assert state.items() < near.items() and ("m.room.third_party_invite", "token") not in near

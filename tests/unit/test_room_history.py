@@ -7,8 +7,8 @@ import pytest
 from msgspec.structs import replace
 
 from events.errors import HistoryError
-from events.room_history import EVENT_COLUMNS, RoomResult, room_history
-from events.room_states import CYCLE
+from events.history.rows import EVENT_COLUMNS, RoomResult, room_history
+from events.room.state_assignment import CYCLE
 from tests.made_rooms import ALICE, BOB, EVE, MadeRoom, public_room
 
 

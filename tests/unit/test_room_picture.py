@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from events.room_picture import MOST_LANES, Kind, PictureEvent, draw
+from events.admin.graph_svg import MOST_LANES, Kind, PictureEvent, draw
 
 
 def event(name, *prevs, kind=Kind.MESSAGE, depth=None, **more):

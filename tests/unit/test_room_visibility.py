@@ -2,8 +2,8 @@
 
 import pytest
 
-from events.room_visibility import Viewer, history_visibility, membership, sight_of
-from events.visibility_rules import for_client
+from events.visibility.rule import for_client
+from events.visibility.viewer import Viewer, history_visibility, membership, sight_of
 from tests.room_data import vectors
 from tests.unit.test_visibility_ranges import as_line
 

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from events.errors import HistoryError
-from events.room_history import GivenEvents, RoomHistory, room_history
+from events.history.rows import GivenEvents, RoomHistory, room_history
 from tests.made_rooms import ALICE, BOB, MadeRoom
 
 CHUNKS = [1, 7, 100]
@@ -170,6 +170,6 @@ def test_more_senders_than_are_remembered_make_no_difference(monkeypatch):
         made.message(prev=[made.events[-2]], sender=f"@u{number - 1}:a.test")
         made.message(prev=made.events[-2:], sender=f"@u{number}:a.test")
     whole = room_history(made.events)
-    monkeypatch.setattr("events.room_walk._MOST_NAMES", 4)
+    monkeypatch.setattr("events.history.chunked_walk._MOST_NAMES", 4)
     for size in (1, 5, 100):
         assert room_history(made.events, size) == whole

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from events import catalog as events_catalog
-from events.catalog import BACKFILL, EVENTS
+from events import declarations as events_catalog
+from events.declarations import BACKFILL, EVENTS
 from pipeline.schemas import COMMON_COLUMNS, arrow_schema, declaration_of, fact_columns, spark_schema
 from streams import catalog as streams_catalog
 from streams.catalog import CACHES

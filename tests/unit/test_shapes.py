@@ -2,7 +2,7 @@
 
 import pytest
 
-from events.catalog import EVENTS
+from events.declarations import EVENTS
 from streams.catalog import CACHES
 from streams.core.declaration import Column, ColumnKind, FactTable
 from streams.core.row_format import IsSet, Literal, Shape, row_sql

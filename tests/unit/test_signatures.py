@@ -7,8 +7,8 @@ import time
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from events.canonical import encode
-from events.signatures import event_is_signed, is_public_key, is_signed, signed_by
+from events.format.canonical_json import encode
+from events.format.signatures import event_is_signed, is_public_key, is_signed, signed_by
 from state.rules.room_versions import room_version
 from tests.room_data import ROOM_NAMES, ROOMS, stored_events
 

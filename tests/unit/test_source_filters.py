@@ -17,7 +17,7 @@ from pyspark.sql.datasource import (
     StringStartsWith,
 )
 
-from events.catalog import BACKFILL, EVENTS
+from events.declarations import BACKFILL, EVENTS
 from pipeline.source_filters import (
     Condition,
     accepted,

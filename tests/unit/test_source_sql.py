@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from events.catalog import BACKFILL, EVENTS
+from events.declarations import BACKFILL, EVENTS
 from pipeline.source_filters import Condition
 from pipeline.source_sql import cuts_sql, rows_of_piece_sql
 from pipeline.source_vectors import pieces

@@ -8,7 +8,7 @@ from contextlib import closing
 
 import pytest
 
-from events.parsing import parse_line, parse_row
+from events.format.parsing import parse_line, parse_row
 from pipeline import synapse_rows
 from pipeline.errors import UnusableSource
 from pipeline.parts import BrokenLine, Form

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from events.errors import BadQuestion
-from events.hot_concerns import Kind
-from events.sync import SyncAnswer, resync_user, sync
-from events.sync_streams import NewestRows, StreamChanges, join_sync, leave_sync, providers
+from events.notifier.routing import Kind
+from events.sync.providers import NewestRows, StreamChanges, join_sync, leave_sync, providers
+from events.sync.sync import SyncAnswer, resync_user, sync
 from streams.errors import UnknownStream
 
 ALICE = "@alice:x"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from events.sync_token import LONGEST_TOKEN, MOST_STREAMS, SyncToken
+from events.tokens.sync_token import LONGEST_TOKEN, MOST_STREAMS, SyncToken
 from streams.core.tokens import VectorToken
 from streams.errors import TokenError
 

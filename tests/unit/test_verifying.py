@@ -6,13 +6,13 @@ import json
 import pytest
 from msgspec.structs import replace
 
-from events.building import finish_event
-from events.canonical import encode
-from events.decoding import decode_event
 from events.errors import Reason, UnusableKeys
-from events.parsing import parse_event, parse_line
-from events.signatures import SigningKey
-from events.verifying import KeyRing, PublicKey, check_signatures, signing_servers
+from events.format.canonical_json import encode
+from events.format.parsing import parse_event, parse_line
+from events.format.signatures import SigningKey
+from events.format.strict_json import decode_event
+from events.room.verification import KeyRing, PublicKey, check_signatures, signing_servers
+from events.sending.finish import finish_event
 from state.rules.room_versions import ROOM_VERSIONS, room_version
 from tests.room_data import ROOM_NAMES, ROOMS, event_lines
 

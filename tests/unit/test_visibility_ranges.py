@@ -2,10 +2,10 @@
 
 import pytest
 
-from events.parsing import ParsedEvent
-from events.room_history import room_history
-from events.room_visibility import Viewer
-from events.visibility_ranges import VisibilityRow
+from events.format.parsing import ParsedEvent
+from events.history.rows import room_history
+from events.visibility.ranges import VisibilityRow
+from events.visibility.viewer import Viewer
 from tests.made_rooms import ALICE, BOB, MadeRoom
 from tests.range_reader import Seen
 from tests.room_data import vectors

@@ -2,8 +2,8 @@
 
 import pytest
 
-from events.visibility_ranges import VisibilityRow
-from events.visibility_rebuild import tell_the_same
+from events.visibility.ranges import VisibilityRow
+from events.visibility.rebuild import tell_the_same
 
 PLACES = [-7, -3, 2, 5, 6, 9]
 

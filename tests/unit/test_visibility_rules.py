@@ -2,7 +2,7 @@
 
 import pytest
 
-from events.visibility_rules import Answer, Sight, effective_visibility, for_client, for_server, more_joined
+from events.visibility.rule import Answer, Sight, effective_visibility, for_client, for_server, more_joined
 from tests.room_data import vectors
 
 CLIENTS = vectors("visibility/client_matrix")

@@ -4,9 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from events.on_read import Reach
-from events.visibility_rules import Rule
-from events.visibility_words import REACHES, RULES, answer_in_words, reasons_in_words
+from events.visibility.access import Reach
+from events.visibility.rule import Rule
+from events.visibility.visibility_words import REACHES, RULES, answer_in_words, reasons_in_words
 
 
 def explained(**about):

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from events.walking import Place, breadth_first, deepest_first
+from events.federation.graph_walk import Place, breadth_first, deepest_first
 
 
 def graph(edges, depths=None):

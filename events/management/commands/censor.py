@@ -11,7 +11,7 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 from django.db import DatabaseError
 
-from events.censoring import Censored, censor, due
+from events.maintenance.censor import Censored, censor, due
 from streams.conf import stream_settings
 from streams.db import driver
 from streams.errors import StreamError

@@ -10,8 +10,8 @@ from typing import Any
 from django.core.management.base import CommandParser
 
 from events.errors import StateUnresolved, UnknownEvent
-from events.event_id_arguments import add_event_ids, asked_event_ids
-from events.explaining import Explanation, explain_visibility
+from events.management.arguments import add_event_ids, asked_event_ids
+from events.visibility.explain import Explanation, explain_visibility
 from streams.conf import stream_settings
 from streams.runtime.command_line import SiteCommand
 

@@ -9,10 +9,10 @@ from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
+from events.arguments import can_be_stored
 from events.errors import RangesDisagree
 from events.models import Room
-from events.questions import can_be_stored
-from events.visibility_rebuild import accepted_places, ranges_anew, rebuild_visibility, stored_ranges, tell_the_same
+from events.visibility.rebuild import accepted_places, ranges_anew, rebuild_visibility, stored_ranges, tell_the_same
 from streams.conf import stream_settings
 from streams.db.consistent_read import long_transaction
 from streams.runtime.command_line import SiteCommand

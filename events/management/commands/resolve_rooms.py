@@ -8,10 +8,10 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 from django.db import DatabaseError
 
+from events.arguments import can_be_stored
 from events.errors import UnknownRoom
 from events.models import Event
-from events.questions import can_be_stored
-from events.resolving import resolve_room
+from events.persist.resolving import resolve_room
 from streams.conf import stream_settings
 from streams.db import driver
 from streams.errors import StreamError
@@ -28,7 +28,7 @@ class Command(SiteCommand):
     """Exit status 0 when no state is left unknown, 1 when gaps still hide some, 2 for unusable arguments."""
 
     help = (
-        "Give events above filled gaps their state, some thousands in each transaction; events.persist does so itself but for "
+        "Give events above filled gaps their state, some thousands in each transaction; events.persist.batch does so itself but for "
         "very large gaps. Safe beside writers and readers; may be stopped and run again."
     )
 
@@ -64,7 +64,7 @@ class Command(SiteCommand):
         if left:
             raise CommandError(
                 f"{left} events still lie above gaps: backfill what is below them, or give their state with them "
-                f"(events.persist.Incoming.state_before).",
+                f"(events.persist.batch.Incoming.state_before).",
                 returncode=1,
             )
 

@@ -10,8 +10,8 @@ import orjson
 from django.core.management.base import CommandParser
 
 from events.errors import UnknownEvent
-from events.event_id_arguments import add_event_ids, asked_event_ids
-from events.states_at import State, StateAt, states_at
+from events.management.arguments import add_event_ids, asked_event_ids
+from events.reading.state_at import State, StateAt, states_at
 from streams.conf import stream_settings
 from streams.runtime.command_line import SiteCommand
 from streams.runtime.terminal import printable

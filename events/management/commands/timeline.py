@@ -9,9 +9,9 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 
 from events.errors import BadToken, NotReadable, UnknownRoom
-from events.reading import TimelineEntry, timeline
-from events.serving import ServedEvent
-from events.user_timeline import timeline_of
+from events.reading.event_json import ServedEvent
+from events.reading.timeline import TimelineEntry, timeline
+from events.reading.user_timeline import timeline_of
 from streams.conf import stream_settings
 from streams.runtime.command_line import SiteCommand
 

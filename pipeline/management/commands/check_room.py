@@ -10,9 +10,9 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 from django.db import DatabaseError as DjangoDatabaseError
 
-from events.questions import can_be_stored
-from events.room_comparison import EVERYTHING, RoomReport
-from events.room_repair import check_room
+from events.arguments import can_be_stored
+from events.integrity.compare import EVERYTHING, RoomReport
+from events.integrity.repair import check_room
 from pipeline.errors import PipelineError, UnusableArguments
 from pipeline.job_runs import Keeper, carry_out
 from pipeline.jobs import begin_job, hold_lock

@@ -1,0 +1,269 @@
+"""What the admin's page of an event shows, read in a bounded number of queries whatever the event holds.
+
+Everything is plain text and numbers: the template escapes it. Nothing is cut without saying so.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from django.urls import reverse
+
+from events.admin.links import EventLink, event_links, page_number, room_url, verdict_words
+from events.admin.pretty_json import json_for_people
+from events.errors import NotCanonical, ReadingError
+from events.format.hashes import content_hash_matches
+from events.format.redaction import prune
+from events.models import Event, EventEdge, EventJson, EventVisibility
+from events.reading.state_at import StateAt, state_at
+from events.visibility.explain import Explanation, explain_visibility
+from events.visibility.visibility_words import answer_in_words, reasons_in_words
+from state.errors import StateError, UnknownRoomVersion
+from state.groups.deltas import StateKey
+from state.rules.room_versions import room_version
+from streams.runtime.text import shown
+
+__all__ = ["MOST_JSON", "event_page", "event_user"]
+
+MOST_JSON = 20_000
+"""Characters of JSON on the page; the rest is a link away."""
+_MOST_EDGES = 50
+_MOST_RANGES = 50
+_STATE_PER_PAGE = 100
+_LONGEST_USER = 255
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A text that may have been cut."""
+
+    shown: str
+    cut: int
+    """Characters that are left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """Events that this one leads to; ``more``: there are others."""
+
+    title: str
+    links: Sequence[EventLink]
+    more: bool
+    nothing: str
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """An entry of a state, or a change of one."""
+
+    type: str
+    state_key: str
+    after: EventLink | None
+    before: EventLink | None = None
+
+
+def event_page(event: Event, asked: Mapping[str, str], using: str) -> dict[str, Any]:
+    """The context of the page; ``asked`` are the parameters of the address: ``user`` and ``state_page``."""
+    stored = EventJson.objects.using(using).filter(event_id=event.event_id).first()
+    content = _decoded(stored)
+    sides = _edges(event, content, using)
+    state = _StatePart.read(event, asked.get("state_page"), using)
+    of_event = [event_id for event_id in (event.redacted_by, event.redacts) if event_id is not None]
+    links = event_links([*of_event, *(event_id for side in sides for event_id in side[1]), *state.named()], using)
+    ranges = EventVisibility.read.using(using).covering(event.room_id, event.stream_ordering)[:_MOST_RANGES]
+    return {
+        **_about(event, links),
+        **_json_part(event, stored, content),
+        "sides": [Links(title, [links[i] for i in ids], more, nothing) for title, ids, more, nothing in sides],
+        **state.context(links),
+        "state_open": "state_page" in asked,
+        "ranges": list(ranges),
+        "ranges_more": _MOST_RANGES,
+        **event_user(event, asked.get("user", ""), using),
+    }
+
+
+def _about(event: Event, links: Mapping[str, EventLink]) -> dict[str, Any]:
+    """What the columns of the event say, in words."""
+    return {
+        "event": event,
+        "title_words": f"{shown(event.type, 100)} {shown(event.state_key, 100)}".strip(),
+        "words": verdict_words(event) or ["accepted"],
+        "sent": _moment(event.origin_server_ts),
+        "room_url": room_url(event.room_id),
+        "group_url": reverse("admin:state_stategroup_change", args=[event.state_group]) if event.state_group else "",
+        "redacted_by": links.get(event.redacted_by or ""),
+        "redacts": links.get(event.redacts or ""),
+    }
+
+
+def _moment(milliseconds: int) -> str:
+    """A time that a sender claims; any number may be claimed."""
+    try:
+        return f"{_EPOCH + timedelta(milliseconds=milliseconds):%Y-%m-%d %H:%M:%S} UTC ({milliseconds} ms)"
+    except OverflowError:
+        return f"{milliseconds} ms since 1970"
+
+
+def event_user(event: Event, user: str, using: str) -> dict[str, Any]:
+    """Whether a user may see the event, in words; nothing where nobody was asked about."""
+    user = user.strip()
+    if not user:
+        return {"asked_user": ""}
+    if (
+        len(user.encode(errors="replace")) > _LONGEST_USER
+        or "\0" in user
+        or not user.startswith("@")
+        or ":" not in user
+    ):
+        return {
+            "asked_user": shown(user),
+            "user_error": "A user ID looks like @ann:example.org and has at most 255 bytes.",
+        }
+    (found,) = explain_visibility(user, [event.event_id], using)
+    if not isinstance(found, Explanation):
+        return {"asked_user": user, "user_error": str(found)}
+    return {
+        "asked_user": user,
+        "answer": answer_in_words(found),
+        "seen": found.seen,
+        "reasons": reasons_in_words(found),
+    }
+
+
+# --- JSON -------------------------------------------------------------------------------------------------------------
+
+
+def _json_part(event: Event, stored: EventJson | None, content: dict[str, Any] | None) -> dict[str, Any]:
+    return {
+        "json": _cut(json_for_people(stored.json)) if stored is not None else None,
+        "pruned": _pruned(stored, content),
+        "misfit": event.redacted_by is None and _fits_no_hash(stored, content),
+        "json_url": reverse("admin:events_event_json", args=[event.pk]),
+        "json_bytes": len(stored.json) if stored is not None else 0,
+    }
+
+
+def _fits_no_hash(stored: EventJson | None, content: dict[str, Any] | None) -> bool:
+    """Whether the event was redacted because of its hash, here or before it came."""
+    if stored is None or content is None:
+        return False
+    try:
+        return not content_hash_matches(content, room_version(stored.room_version))
+    except (UnknownRoomVersion, NotCanonical):
+        return False
+
+
+def _decoded(stored: EventJson | None) -> dict[str, Any] | None:
+    try:
+        content = json.loads(bytes(stored.json)) if stored is not None else None
+    except (ValueError, RecursionError):
+        return None
+    return content if isinstance(content, dict) else None
+
+
+def _pruned(stored: EventJson | None, content: dict[str, Any] | None) -> Text | None:
+    """What is left of the event when it is redacted; null where it cannot be told."""
+    if stored is None or content is None:
+        return None
+    try:
+        pruned = prune(content, room_version(stored.room_version))
+    except UnknownRoomVersion:
+        return None
+    return _cut(json_for_people(json.dumps(pruned).encode()))
+
+
+def _cut(text: str) -> Text:
+    return Text(text[:MOST_JSON], max(len(text) - MOST_JSON, 0))
+
+
+# --- graph ------------------------------------------------------------------------------------------------------------
+
+
+def _edges(event: Event, content: dict[str, Any] | None, using: str) -> list[tuple[str, list[str], bool, str]]:
+    """(title, event IDs, whether there are more, what to say when there are none) of each side of the graph."""
+    edges = EventEdge.objects.using(using)
+    below = edges.filter(event_id=event.event_id).order_by("prev_event_id")
+    above = edges.filter(prev_event_id=event.event_id).order_by("event_id")
+    auth = _auth_events(content)
+    return [
+        (
+            "Builds on",
+            *_first(below.values_list("prev_event_id", flat=True)),
+            "nothing: it begins the room, or is an outlier",
+        ),
+        ("Built on by", *_first(above.values_list("event_id", flat=True)), "nothing yet"),
+        ("Auth events", *_first(auth), "none listed"),
+    ]
+
+
+def _first(ids: Any) -> tuple[list[str], bool]:
+    found = list(ids[: _MOST_EDGES + 1])
+    return found[:_MOST_EDGES], len(found) > _MOST_EDGES
+
+
+def _auth_events(content: dict[str, Any] | None) -> list[str]:
+    """The IDs that the event lists itself; in the first room versions each comes with a hash."""
+    listed = content.get("auth_events") if content is not None else None
+    found = [
+        item[0] if isinstance(item, list) and item else item for item in (listed if isinstance(listed, list) else [])
+    ]
+    return [event_id for event_id in found if isinstance(event_id, str) and "\0" not in event_id]
+
+
+# --- state ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _StatePart:
+    """The state around the event; null, and ``trouble`` says why, where there is none."""
+
+    state: StateAt | None
+    trouble: str
+    page: int = 1
+    pages: int = 1
+    entries: Sequence[tuple[StateKey, str]] = ()
+
+    @classmethod
+    def read(cls, event: Event, asked: str | None, using: str) -> _StatePart:
+        """With a page of the state after the event."""
+        try:
+            found = state_at(event.event_id, using)
+        except (ReadingError, StateError) as error:
+            return cls(None, str(error))
+        if found.after is None:
+            return cls(None, "An outlier has no place in the graph, so no state.")
+        pages = max(1, -(-len(found.after) // _STATE_PER_PAGE))
+        page = page_number(asked, pages)
+        keys = sorted(found.after)[(page - 1) * _STATE_PER_PAGE : page * _STATE_PER_PAGE]
+        return cls(found, "", page, pages, [(key, found.after[key]) for key in keys])
+
+    def named(self) -> list[str]:
+        """The events that are to be linked."""
+        changed = [event_id for pair in self.changes.values() for event_id in pair if event_id is not None]
+        return [*changed, *(event_id for _, event_id in self.entries)]
+
+    @property
+    def changes(self) -> dict[StateKey, tuple[str | None, str | None]]:
+        return self.state.changes if self.state is not None else {}
+
+    def context(self, links: Mapping[str, EventLink]) -> dict[str, Any]:
+        return {
+            "state": self.state,
+            "state_trouble": self.trouble,
+            "changes": [_change(key, pair, links) for key, pair in sorted(self.changes.items())],
+            "entries": [Entry(shown(key[0]), shown(key[1]), links[event_id]) for key, event_id in self.entries],
+            "entries_count": len(self.state.after or ()) if self.state is not None else 0,
+            "state_page": self.page,
+            "state_pages": self.pages,
+        }
+
+
+def _change(key: StateKey, pair: tuple[str | None, str | None], links: Mapping[str, EventLink]) -> Entry:
+    before, after = (links[event_id] if event_id is not None else None for event_id in pair)
+    return Entry(shown(key[0]), shown(key[1]), after, before)

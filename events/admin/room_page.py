@@ -1,0 +1,134 @@
+"""What the admin's page of a room shows: its leaves and gaps, who is in it, its current state, and its last events as a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from django.db.models import Count, QuerySet
+
+from events.admin.graph_svg import Kind, Node, PictureEvent, draw
+from events.admin.links import EventLink, event_links, link_of, page_number
+from events.models import BackwardExtremity, CurrentState, Event, EventEdge, ForwardExtremity, Room, TimelineGap
+from streams.runtime.text import shown
+
+__all__ = ["room_page"]
+
+_LAST_EVENTS = 50
+_MOST_EDGES = 2_000
+_MOST_LISTED = 50
+_ROWS_PER_PAGE = 100
+_MEMBER = "m.room.member"
+_WORDS_WIDTH = 640
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnEvent:
+    """A node of the picture with its words."""
+
+    node: Node
+    link: EventLink
+    words: str
+    received: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Some rows of many."""
+
+    rows: Sequence[Any]
+    number: int
+    pages: int
+
+
+def room_page(room: Room, asked: Mapping[str, str], using: str) -> dict[str, Any]:
+    """The context of the page; ``asked`` are the parameters of the address: ``state_page`` and ``members_page``."""
+    leaves = _some(ForwardExtremity.objects.using(using).filter(room_id=room.room_id))
+    gaps = _some(BackwardExtremity.objects.using(using).filter(room_id=room.room_id))
+    earlier_gaps = TimelineGap.objects.using(using).filter(room_id=room.room_id).order_by("-stream_ordering")
+    state = CurrentState.read.using(using).filter(room_id=room.room_id)
+    members = dict(state.filter(type=_MEMBER).values_list("membership").annotate(users=Count("*")))
+    entries, people = state.exclude(type=_MEMBER), state.filter(type=_MEMBER)
+    entry_page = _page(entries.order_by("type", "state_key"), entries.count(), asked.get("state_page"))
+    member_page = _page(people.order_by("state_key"), sum(members.values()), asked.get("members_page"))
+    rows = [row.event_id for row in (*entry_page.rows, *member_page.rows)]
+    links = event_links([*leaves, *gaps, *rows, *filter(None, [room.create_event_id])], using)
+    return {
+        "room": room,
+        "create": links.get(room.create_event_id or ""),
+        "leaves": [links[event_id] for event_id in leaves[:_MOST_LISTED]],
+        "leaves_more": len(leaves) > _MOST_LISTED,
+        "gaps": [links[event_id] for event_id in gaps[:_MOST_LISTED]],
+        "gaps_more": len(gaps) > _MOST_LISTED,
+        "earlier_gaps": list(earlier_gaps[:_MOST_LISTED]),
+        "members": sorted(members.items(), key=lambda pair: -pair[1]),
+        "member_page": member_page,
+        "member_rows": [
+            (shown(row.state_key), row.membership or "leave", links[row.event_id]) for row in member_page.rows
+        ],
+        "members_open": "members_page" in asked,
+        "state_page": entry_page,
+        "state_rows": [(shown(row.type), shown(row.state_key), links[row.event_id]) for row in entry_page.rows],
+        **_picture(room.room_id, set(leaves), using),
+    }
+
+
+def _some(rows: QuerySet[Any]) -> list[str]:
+    return list(rows.order_by("event_id").values_list("event_id", flat=True)[: _MOST_LISTED + 1])
+
+
+def _page(rows: QuerySet[Any], count: int, asked: str | None) -> Page:
+    pages = max(1, -(-count // _ROWS_PER_PAGE))
+    number = page_number(asked, pages)
+    return Page(list(rows[(number - 1) * _ROWS_PER_PAGE : number * _ROWS_PER_PAGE]), number, pages)
+
+
+def _picture(room_id: str, leaves: set[str], using: str) -> dict[str, Any]:
+    """The events that came last, by arrival: what their senders claim about depth does not decide what is looked at."""
+    events = list(Event.read.using(using).in_room(room_id).order_by("-stream_ordering")[:_LAST_EVENTS])
+    by_id = {event.event_id: event for event in events}
+    edges: dict[str, list[str]] = {}
+    rows = EventEdge.objects.using(using).filter(event_id__in=by_id).order_by("event_id", "prev_event_id")
+    for event_id, prev in rows.values_list("event_id", "prev_event_id")[:_MOST_EDGES]:
+        edges.setdefault(event_id, []).append(prev)
+    outside = {prev for prevs in edges.values() for prev in prevs} - by_id.keys()
+    here = set(Event.read.using(using).at(outside).values_list("event_id", flat=True)) if outside else set()
+    picture = draw(
+        [
+            PictureEvent(
+                event.event_id,
+                edges.get(event.event_id, ()),
+                _kind(event),
+                (event.topological_ordering, event.stream_ordering),
+                event.event_id in leaves,
+            )
+            for event in events
+        ],
+        outside - here,
+    )
+    drawn = [_drawn(node, by_id[node.event.event_id]) for node in picture.nodes]
+    return {"picture": picture, "drawn": drawn, "picture_width": picture.words_x + _WORDS_WIDTH}
+
+
+def _kind(event: Event) -> Kind:
+    if event.outlier:
+        return Kind.OUTLIER
+    if event.rejected_reason is not None:
+        return Kind.REJECTED
+    if event.soft_failed:
+        return Kind.SOFT_FAILED
+    return Kind.STATE if event.state_key is not None else Kind.MESSAGE
+
+
+def _drawn(node: Node, event: Event) -> DrawnEvent:
+    """The words of an event: what is special about it, as no colour and no shape has to tell alone."""
+    words = ["leaf"] if node.event.is_leaf else []
+    words += [word for word in link_of(event).words if word != "backfilled"]
+    if node.missing:
+        words.append(f"{node.missing} below not here")
+    if node.older:
+        words.append(f"{node.older} older below")
+    key = f" {shown(event.state_key, 32)}" if event.state_key else ""
+    link = EventLink(event.event_id, link_of(event).url, f"{shown(event.type, 40)}{key}", (shown(event.sender, 32),))
+    return DrawnEvent(node, link, ", ".join(words), event.received_at)

@@ -1,0 +1,221 @@
+"""Reading rooms for other servers: history before some events, events between two places, the state at an event.
+
+Every event goes out as the asking server may see it (``events.federation.visibility``), pruned where it may not see more.
+Whether a server may ask at all is for the caller to check first (``events.federation.visibility.server_in_room``): a server
+that is not in a room gets nothing. Walks follow prev edges through everything but outliers; rejected events are walked through
+and not given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, NoReturn
+
+from django.db import connections
+
+from events.arguments import can_be_stored, checked_ids, checked_limit
+from events.errors import BadQuestion, StateUnresolved, UnknownEvent, UnknownRoom
+from events.federation.graph_walk import Place, Read, breadth_first, deepest_first
+from events.federation.visibility import as_seen_by
+from events.models import Event, EventAuth, Room
+from events.reading.event_json import SERVED, SERVED_JSON, ServedEvent, load_events, served
+from events.reading.timeline import state_at, timeline_place
+from events.stored_states import parsed_events
+from state.rules.room_versions import room_version
+from streams.db.consistent_read import one_view
+
+__all__ = ["EVENTS_LIMIT", "StateIds", "auth_chain", "backfill", "missing_events", "state_ids", "topological_walk"]
+
+EVENTS_LIMIT = 100
+"""Events that a server is given at once, whatever it asks for."""
+_STARTS_LIMIT = 100
+_LEVELS_AT_ONCE = 50
+_PLACES_AT_ONCE = 2_000
+_MET_PER_EVENT = 10
+_PAGE = 500
+
+#: Events and those below them, level by level, as far as a piece goes.
+_BELOW = """
+WITH RECURSIVE below (event_id, level) AS (
+    SELECT unnest(%(events)s::text[]) COLLATE "C", 0
+    UNION
+    SELECT edge.prev_event_id, below.level + 1
+    FROM below JOIN events_eventedge AS edge ON edge.event_id = below.event_id
+    WHERE below.level < %(levels)s
+), piece AS (SELECT event_id FROM below LIMIT %(limit)s)
+SELECT e.event_id, e.topological_ordering, e.stream_ordering,
+    ARRAY(SELECT edge.prev_event_id FROM events_eventedge AS edge WHERE edge.event_id = e.event_id),
+    e.rejected_reason IS NOT NULL
+FROM (SELECT DISTINCT event_id FROM piece) AS found JOIN events_event AS e USING (event_id)
+WHERE e.room_id = %(room)s AND NOT e.outlier
+"""
+
+#: A page of a room for servers, oldest first; one index range of ``events_event_timeline``.
+_WALK = f"""
+SELECT {SERVED} FROM (
+    SELECT * FROM events_event
+    WHERE room_id = %(room)s AND (topological_ordering, stream_ordering) > (%(topological)s, %(stream)s)
+      AND NOT outlier AND rejected_reason IS NULL
+    ORDER BY topological_ordering, stream_ordering LIMIT %(limit)s
+) AS e {SERVED_JSON}
+ORDER BY e.topological_ordering, e.stream_ordering
+"""
+
+#: The auth events of state events, and theirs, each once; whoever makes an event may name some of other rooms.
+_AUTH_CHAIN = """
+WITH RECURSIVE chain (event_id) AS (
+    SELECT event_id FROM events_event WHERE event_id = ANY(%(events)s::text[]) AND room_id = %(room)s
+    UNION
+    SELECT e.event_id FROM chain JOIN events_eventauth AS auth ON auth.event_id = chain.event_id
+    CROSS JOIN unnest(auth.auth_event_ids) AS named JOIN events_event AS e ON e.event_id = named AND e.room_id = %(room)s
+)
+SELECT event_id FROM chain
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class StateIds:
+    """The state before an event and the auth events of all of it, down to the create event."""
+
+    state: tuple[str, ...]
+    auth_chain: tuple[str, ...]
+
+
+def backfill(
+    server: str, room_id: str, from_event_ids: Collection[str], limit: int = EVENTS_LIMIT, using: str = "default"
+) -> list[ServedEvent]:
+    """The given events of the room and those before them, latest of the timeline first, as the server sees them.
+
+    At most ``limit`` and never more than ``EVENTS_LIMIT``. Raises ``UnknownRoom`` and ``BadQuestion``.
+    """
+    wanted = checked_limit(limit, EVENTS_LIMIT)
+    starts = checked_ids(from_event_ids, _STARTS_LIMIT)
+    with one_view(using):
+        walk = deepest_first(starts, _reader(room_id, using))
+        return _given(server, _first(walk, wanted), using)
+
+
+def missing_events(  # noqa: PLR0913 - the question of the federation API, as it is asked
+    server: str,
+    room_id: str,
+    earliest: Collection[str],
+    latest: Collection[str],
+    *,
+    limit: int = 10,
+    min_depth: int = 0,
+    using: str = "default",
+) -> list[ServedEvent]:
+    """What lies below ``latest`` and is not reached from ``earliest``: nearest to ``latest`` first chosen, oldest first given.
+
+    Both ends are left out. Raises ``UnknownRoom`` and ``BadQuestion``.
+    """
+    wanted = checked_limit(limit, EVENTS_LIMIT)
+    starts, known = checked_ids(latest, _STARTS_LIMIT), checked_ids(earliest, _STARTS_LIMIT)
+    if type(min_depth) is not int:
+        raise BadQuestion(f"A least depth of {min_depth!r:.100} is unusable; give a whole number.")
+    with one_view(using):
+        walk = breadth_first(starts, _reader(room_id, using), known, min_depth)
+        places = sorted(_first(walk, wanted), key=lambda place: place.order)
+        return _given(server, places, using)
+
+
+def topological_walk(
+    room_id: str, server: str | None = None, after: str | None = None, using: str = "default"
+) -> Iterator[ServedEvent]:
+    """All events of a room by (topological, stream), oldest first, beyond the token ``after``; as ``server`` sees them.
+
+    Memory is bounded by a page: the walk goes on where the last page ended, so what comes in meanwhile above that place is met.
+    The topological ordering is what senders claim: an event of a lying sender can stand before its prev events. Raises
+    ``UnknownRoom`` and ``BadToken``.
+    """
+    place = timeline_place(after) if after is not None else (-1, 0)
+    _check_room(room_id, using)
+    return _walk(room_id, server, place, using)
+
+
+def state_ids(event_id: str, using: str = "default") -> StateIds:
+    """For another server: the state before an event, and its auth chain. Raises ``UnknownEvent`` and ``StateUnresolved``."""
+    if not can_be_stored(event_id):
+        _unknown(event_id)
+    with one_view(using):
+        before = state_at(event_id, using).before
+        if before is None:
+            raise StateUnresolved(f"{event_id} is an outlier: its place in the graph is not known, nor is its state.")
+        state = sorted(before.values())
+        room_id = Event.objects.using(using).values_list("room_id", flat=True).get(event_id=event_id)
+        return StateIds(tuple(state), tuple(_below_in_auth(state, room_id, using)))
+
+
+def auth_chain(event_id: str, using: str = "default") -> list[str]:
+    """The auth events of an event and theirs, down to the create event, sorted; the event itself is left out.
+
+    Those that are not here, or of another room, are left out too. Raises ``UnknownEvent``.
+    """
+    event = parsed_events([event_id], using).get(event_id) if can_be_stored(event_id) else None
+    if event is None:
+        _unknown(event_id)
+    starts = list(event.auth_event_ids)
+    if room_version(event.room_version).room_id_is_create_hash and event.type != "m.room.create":
+        starts.append("$" + event.room_id[1:])  # implied
+    return [found for found in _chain(starts, event.room_id, using) if found != event_id]
+
+
+def _unknown(event_id: str) -> NoReturn:
+    raise UnknownEvent(f"There is no event {event_id!r:.300}.")
+
+
+def _below_in_auth(event_ids: Sequence[str], room_id: str, using: str) -> list[str]:
+    """What is reached by auth edges from the events; one of them is only part of it when another leads to it."""
+    rows = EventAuth.objects.using(using).filter(event_id__in=event_ids).values_list("auth_event_ids", flat=True)
+    return _chain([event_id for ids in rows for event_id in ids], room_id, using)
+
+
+def _chain(starts: Collection[str], room_id: str, using: str) -> list[str]:
+    with connections[using].cursor() as cursor:
+        cursor.execute(_AUTH_CHAIN, {"events": list(dict.fromkeys(starts)), "room": room_id})
+        return sorted(event_id for (event_id,) in cursor)
+
+
+def _check_room(room_id: str, using: str) -> None:
+    if not can_be_stored(room_id) or not Room.objects.using(using).filter(room_id=room_id).exists():
+        raise UnknownRoom(f"There is no room {room_id!r:.300}.")
+
+
+def _reader(room_id: str, using: str) -> Read:
+    """Reads places of the room's graph, piece by piece."""
+    _check_room(room_id, using)
+
+    def read(event_ids: Collection[str]) -> list[Place]:
+        where: dict[str, Any] = {"events": list(event_ids), "room": room_id}
+        where |= {"levels": _LEVELS_AT_ONCE, "limit": _PLACES_AT_ONCE}
+        with connections[using].cursor() as cursor:
+            cursor.execute(_BELOW, where)
+            return [Place(event, depth, stream, tuple(prev), bad) for event, depth, stream, prev, bad in cursor]
+
+    return read
+
+
+def _first(walk: Iterator[Place], wanted: int) -> list[Place]:
+    """The first events that may be given out; a walk through rejected ones ends at some point too."""
+    met = islice(walk, wanted * _MET_PER_EVENT)
+    return list(islice((place for place in met if not place.rejected), wanted))
+
+
+def _given(server: str, places: Sequence[Place], using: str) -> list[ServedEvent]:
+    events = load_events([place.event_id for place in places], using)
+    return as_seen_by(server, [events[place.event_id] for place in places], using)
+
+
+def _walk(room_id: str, server: str | None, place: tuple[int, int], using: str) -> Iterator[ServedEvent]:
+    while True:
+        where: dict[str, Any] = {"room": room_id, "topological": place[0], "stream": place[1], "limit": _PAGE}
+        with one_view(using) as cursor:
+            cursor.execute(_WALK, where)
+            page = [served(row) for row in cursor]
+            page = page if server is None else as_seen_by(server, page, using)
+        yield from page
+        if len(page) < _PAGE:
+            return
+        place = page[-1].topological_ordering, page[-1].stream_ordering

@@ -1,0 +1,158 @@
+"""An event as clients are given it, made from its stored bytes (pure).
+
+Clients get the fields that are theirs (type, content, sender …) and the event's ID and room; content is copied as it
+stands, number for number. What a redaction leaves is decided by ``events.format.redaction``. Of ``unsigned``, which any
+server on the way can have written, goes out what this server adds itself, and the state that comes with an invite or a knock:
+only with those, and not when they are redacted.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from events.format import canonical_json
+from events.format.field_checks import optional_identifier
+from events.format.redaction import prune
+from state.rules.room_versions import room_version
+
+__all__ = ["StoredForm", "client_json", "pruned_json"]
+
+
+class StoredForm(msgspec.Struct, frozen=True):
+    """An event's bytes with what is known of them.
+
+    ``pruned``: only what a redaction leaves is given out. ``redacted_by``: the redaction that applies; ``because``: the same
+    itself, where it is here.
+    """
+
+    event_id: str
+    room_id: str
+    version: str
+    json: bytes
+    redacts: str | None = None
+    pruned: bool = False
+    redacted_by: str | None = None
+    because: StoredForm | None = None
+
+
+class _Unsigned(msgspec.Struct):
+    """The parts of ``unsigned`` that clients are given."""
+
+    replaces_state: Any = msgspec.UNSET
+    invite_room_state: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    knock_room_state: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+class _Stored(msgspec.Struct):
+    """The parts of a stored event that clients are given; all others are passed over unread."""
+
+    content: msgspec.Raw
+    origin_server_ts: msgspec.Raw
+    sender: msgspec.Raw
+    type: msgspec.Raw
+    state_key: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    unsigned: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+class _ForClients(msgspec.Struct):
+    """A client's event, in the order in which it is written."""
+
+    content: msgspec.Raw
+    event_id: str
+    origin_server_ts: msgspec.Raw
+    room_id: str
+    sender: msgspec.Raw
+    type: msgspec.Raw
+    unsigned: _Unsigned
+    state_key: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+_INVITE, _KNOCK = "invite_room_state", "knock_room_state"
+_CLIENT_KEYS = frozenset({"type", "sender", "content", "origin_server_ts", "state_key"})
+_STORED = msgspec.json.Decoder(_Stored)
+_UNSIGNED = msgspec.json.Decoder(_Unsigned)
+_ANY = msgspec.json.Decoder()
+_ENCODE = msgspec.json.Encoder().encode
+_NOTHING = _Unsigned()
+
+
+def client_json(event: StoredForm) -> bytes:
+    """The event as a client is given it: UTF-8 JSON, with redactions applied."""
+    if event.pruned or event.redacts is not None:
+        return canonical_json.encode(_rewritten(event), strict=False)
+    stored = _STORED.decode(event.json)
+    return _ENCODE(
+        _ForClients(
+            stored.content,
+            event.event_id,
+            stored.origin_server_ts,
+            event.room_id,
+            stored.sender,
+            stored.type,
+            _known_unsigned(stored),
+            stored.state_key,
+        )
+    )
+
+
+def pruned_json(json: bytes, version: str) -> bytes:
+    """What a redaction leaves of an event, in the canonical form; signatures still verify. ``unsigned`` is left out."""
+    pruned = prune(_ANY.decode(json), room_version(version))
+    pruned.pop("unsigned", None)
+    return canonical_json.encode(pruned, strict=False)
+
+
+def _known_unsigned(stored: _Stored) -> _Unsigned:
+    if stored.unsigned is msgspec.UNSET:
+        return _NOTHING
+    try:
+        known = _UNSIGNED.decode(stored.unsigned)
+    except msgspec.ValidationError:  # it may be anything: nobody signs it
+        return _NOTHING
+    if not _is_event_id(known.replaces_state):
+        known.replaces_state = msgspec.UNSET
+    if known.invite_room_state is not msgspec.UNSET or known.knock_room_state is not msgspec.UNSET:
+        own = _room_state_key(_ANY.decode(stored.type), _ANY.decode(stored.content))
+        if own != _INVITE:
+            known.invite_room_state = msgspec.UNSET
+        if own != _KNOCK:
+            known.knock_room_state = msgspec.UNSET
+    return known
+
+
+def _is_event_id(value: Any) -> bool:
+    return isinstance(value, str) and value.startswith("$") and optional_identifier(value) is not None
+
+
+def _room_state_key(event_type: Any, content: Any) -> str | None:
+    """The key of ``unsigned`` in which an invite or a knock has the room's state."""
+    membership = content.get("membership") if event_type == "m.room.member" and isinstance(content, dict) else None
+    return {"invite": _INVITE, "knock": _KNOCK}.get(membership) if isinstance(membership, str) else None
+
+
+def _rewritten(event: StoredForm) -> dict[str, Any]:
+    """The slow way, for events of which something changes."""
+    version = room_version(event.version)
+    stored = _ANY.decode(event.json)
+    if event.pruned:
+        stored = prune(stored, version)
+    unsigned = stored.get("unsigned")
+    room_state = _room_state_key(stored.get("type"), stored.get("content"))
+    found = {key: value for key, value in stored.items() if key in _CLIENT_KEYS}
+    found |= {"event_id": event.event_id, "room_id": event.room_id}
+    kept = unsigned if isinstance(unsigned, dict) else {}
+    found["unsigned"] = {
+        key: value
+        for key, value in kept.items()
+        if key == room_state or (key == "replaces_state" and _is_event_id(value))
+    }
+    if event.redacted_by is not None:
+        found["unsigned"]["redacted_by"] = event.redacted_by
+    if event.because is not None:
+        found["unsigned"]["redacted_because"] = _rewritten(event.because)
+    if event.redacts is not None and not (event.pruned and not version.newer_redactions):
+        found["redacts"] = event.redacts
+        found["content"] = {**found["content"], "redacts": event.redacts}
+    return found

@@ -1,0 +1,91 @@
+"""Content hash, reference hash and event ID of an event (pure).
+
+The content hash covers the event as its sender made it; the reference hash covers its redacted form, so it does not
+change when the event is redacted. From room version 3 on the reference hash *is* the event ID.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+from events.format.canonical_json import encode_examined, examine
+from events.format.redaction import pruned_fields
+from state.rules.room_versions import EventIdForm, RoomVersion
+
+__all__ = ["content_hash", "content_hash_matches", "event_id", "reference_hash"]
+
+_STANDARD = str.maketrans("-_", "+/")
+_PADDED = 44
+_NOT_IN_CONTENT_HASH = ("unsigned", "signatures", "hashes", "age_ts", "outlier", "destinations")
+
+
+def content_hash(event: Mapping[str, Any], version: RoomVersion, *, plain: bool | None = None) -> str:
+    """The hash over the whole event, unpadded standard base64.
+
+    ``plain`` is the answer of ``canonical.examine`` for this event where the caller has it already.
+    """
+    covered = dict(event)
+    for key in _NOT_IN_CONTENT_HASH:
+        covered.pop(key, None)
+    return _unpadded(base64.b64encode(_digest(covered, version, plain)))
+
+
+def content_hash_matches(event: Mapping[str, Any], version: RoomVersion, *, plain: bool | None = None) -> bool:
+    """Whether ``hashes.sha256`` is the content hash: not so when the event was pruned or tampered with.
+
+    The bytes count: servers read padded and URL-safe base64, too. A hash that is missing or cannot be read fits nothing, and
+    hashes by other algorithms say nothing.
+    """
+    hashes = event.get("hashes")
+    told = hashes.get("sha256") if isinstance(hashes, dict) else None
+    if not isinstance(told, str):
+        return False
+    right = content_hash(event, version, plain=plain)
+    return told == right or _same_bytes(told, right)
+
+
+def _same_bytes(told: str, right: str) -> bool:
+    """Whether another text stands for the same digest."""
+    if len(told) not in (len(right), _PADDED):
+        return False
+    try:
+        return base64.b64decode(told.translate(_STANDARD).ljust(_PADDED, "="), validate=True) == base64.b64decode(
+            right + "="
+        )
+    except ValueError:
+        return False
+
+
+def reference_hash(event: Mapping[str, Any], version: RoomVersion, *, plain: bool | None = None) -> str:
+    """The hash over the redacted event, unpadded standard base64."""
+    return _unpadded(base64.b64encode(_reference_digest(event, version, plain)))
+
+
+def event_id(event: Mapping[str, Any], version: RoomVersion, *, plain: bool | None = None) -> str:
+    """The ID of the event: its own field in versions 1 and 2, else computed."""
+    if version.event_id_form is EventIdForm.CHOSEN:
+        return str(event["event_id"])
+    digest = _reference_digest(event, version, plain)
+    urlsafe = version.event_id_form is EventIdForm.URLSAFE_HASH
+    return "$" + _unpadded(base64.urlsafe_b64encode(digest) if urlsafe else base64.b64encode(digest))
+
+
+def _reference_digest(event: Mapping[str, Any], version: RoomVersion, plain: bool | None) -> bytes:
+    covered = pruned_fields(event, version)
+    covered.pop("signatures", None)
+    if version.ids_are_hashes:
+        covered.pop("event_id", None)
+    return _digest(covered, version, plain)
+
+
+def _digest(covered: dict[str, Any], version: RoomVersion, plain: bool | None) -> bytes:
+    if plain is None:
+        plain = examine(covered, strict=version.strict_json)
+    return hashlib.sha256(encode_examined(covered, plain=plain)).digest()
+
+
+def _unpadded(text: bytes) -> str:
+    return text.rstrip(b"=").decode()

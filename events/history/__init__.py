@@ -1,0 +1,1 @@
+"""A whole room, walked in chunks."""

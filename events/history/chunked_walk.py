@@ -1,0 +1,429 @@
+"""A room's events, judged in causal order and some at a time: the groups before and after each (pure).
+
+The rules are ``events.room.state_assignment``. Of the events of a chunk everything is at hand; from chunk to chunk is carried
+what later events can ask for:
+
+* state events (and whatever else is named as an auth event), without what no rule reads;
+* the state groups (``state.groups.deltas``);
+* of every event some integers: its groups, flags, prev events, and type and sender by number (``events.history.event_numbers``).
+
+Whatever an event refers to beyond that is fetched again. The chunk's size decides about time and memory, never about the
+result.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import msgspec
+from msgspec.structs import replace
+
+from events.errors import HistoryError
+from events.format.parsing import ParsedEvent
+from events.format.redaction import REDACTION, may_redact
+from events.history.event_numbers import EventNumbers, Links
+from events.room.event_auth import is_asked_by_sender
+from events.room.graph import numbers_in_order, on_cycles
+from events.room.state_assignment import CYCLE, RoomStates, Stored, is_create
+from state.groups.deltas import GroupBuilder
+from state.rules.room_versions import RoomVersion
+
+__all__ = [
+    "ACCEPTED",
+    "BACKFILLED",
+    "OUTLIER",
+    "REJECTED",
+    "SOFT_FAILED",
+    "SOFT_FAILURE_GIVEN",
+    "EventSource",
+    "PlainEvent",
+]
+__all__ += ["RoomWalk", "walk_room"]
+
+OUTLIER, REJECTED, SOFT_FAILED, SOFT_FAILURE_GIVEN, BACKFILLED = 1, 2, 4, 8, 16
+ACCEPTED = OUTLIER | REJECTED | SOFT_FAILED
+"""What an accepted event has none of."""
+_MOST_NAMES = 200_000
+"""Types and senders that are remembered; events with others are fetched again."""
+_NONE = -1
+
+
+class EventSource(Protocol):
+    """The events of one room, numbered in the order of their stream orderings."""
+
+    @property
+    def room_id(self) -> str: ...
+    @property
+    def version(self) -> RoomVersion: ...
+    def __len__(self) -> int: ...
+
+    def event_ids(self) -> Iterable[str]:
+        """All of them, in order."""
+        ...
+
+    def creations(self) -> Iterable[ParsedEvent]:
+        """Events of type m.room.create, in order."""
+        ...
+
+    def fetch(self, numbers: Sequence[int]) -> Sequence[ParsedEvent]:
+        """The events of these numbers, in their order."""
+        ...
+
+    def names(self, numbers: Sequence[int]) -> Sequence[str]:
+        """Their IDs."""
+        ...
+
+
+class PlainEvent(msgspec.Struct, frozen=True, gc=False):
+    """What is remembered of a message: enough for the rules, which ask for no more of such events."""
+
+    room_id: str
+    type: str
+    sender: str
+    backfilled: bool
+    event_id: str = ""
+    state_key: None = None
+    membership: None = None
+    redacts: None = None
+    rejected_reason: None = None
+    depth: int = 0
+    origin_server_ts: int = 0
+    prev_event_ids: tuple[str, ...] = ()
+    auth_event_ids: tuple[str, ...] = ()
+    content: Mapping[str, Any] = {}
+    outlier: bool = False
+    soft_failed: bool = False
+
+
+class _OutOfOrder(Exception):
+    """An event comes before one that it refers to."""
+
+
+def walk_room(source: EventSource, chunk: int, watch: Callable[[int], None]) -> RoomWalk:
+    """All events of a room, judged; ``watch`` is told how many are."""
+    count = len(source)
+    numbers = EventNumbers(source.event_ids(), count, source.names) if count > chunk else None
+    walk = RoomWalk(source, chunk, numbers)
+    try:
+        walk.go(range(count), watch, in_order=True)
+    except _OutOfOrder:
+        numbers = EventNumbers(source.event_ids(), count, source.names) if numbers is None else numbers
+        walk = RoomWalk(source, chunk, numbers)
+        walk.go_around(watch)
+    return walk
+
+
+class RoomWalk:
+    """One walk through a room. Groups are -1 where none is known."""
+
+    def __init__(self, source: EventSource, chunk: int, numbers: EventNumbers | None) -> None:
+        """``numbers`` may be null when all events are one chunk, in order."""
+        self.source, self.chunk = source, chunk
+        self._numbers = numbers
+        count = self.count = len(source)
+        self.create = next((event for event in source.creations() if not event.outlier and is_create(event)), None)
+        stored = Stored({}, self.create, GroupBuilder(), {}, lambda _states: None, trusting=True, whole=True)
+        self.states = RoomStates(source.version, (), stored)
+        self.before, self.after = array("i", [_NONE]) * count, array("i", [_NONE]) * count
+        self.flags = bytearray(count)
+        self.reasons: dict[int, str] = {}
+        """Why events are rejected."""
+        self.prevs = Links(count)
+        """Prev events; numbers from ``count`` on are those of events that are not here."""
+        self.redactions = array("i")
+        """Three numbers for each redaction that is not rejected: itself, its target or -1, whether it applies if accepted."""
+        self.in_order = False
+        """True when the given order is a causal one."""
+        self._missing: dict[str, int] = {}
+        self._names: dict[str, int] = {}
+        self._name_list: list[str] = []
+        self._about, self._senders = array("i", bytes(4 * count)), array("i", bytes(4 * count))
+        self._kept: list[str] = []
+        self._all: Sequence[ParsedEvent] | None = None
+        """Every event with its verdict, when all are one chunk: then nothing is forgotten."""
+        self._held: set[str] = set()
+        """Events that are no state and kept, because others name them as auth events."""
+        self._judged = 0
+
+    @property
+    def missing(self) -> list[str]:
+        """IDs of prev events that are not here: that of number ``count``, and so on."""
+        return list(self._missing)
+
+    # --- the whole walk -----------------------------------------------------------------------------------------
+    def go(self, order: Sequence[int], watch: Callable[[int], None], *, in_order: bool = False) -> None:
+        """Judge these events. ``in_order``: they are all, as given; raises ``_OutOfOrder`` if that is no causal order."""
+        self.in_order = in_order
+        for numbers in self.chunks(order):
+            chunk = self._read(numbers)
+            if in_order:
+                _look_behind(chunk)
+            self.states.walk(chunk.events)
+            if self._numbers is None:
+                self._note_all(chunk)
+            else:
+                self._note(chunk)
+            self._judged += len(chunk.numbers)
+            watch(self._judged)
+
+    def go_around(self, watch: Callable[[int], None]) -> None:
+        """Judge all events in a causal order; those on cycles are rejected."""
+        below = Links(self.count)
+        for numbers in self.chunks(range(self.count)):
+            self._link(numbers, below)
+        order, left = numbers_in_order(self.count, below.of)
+        cyclic = on_cycles(left, below.of)
+        self.reasons.update(dict.fromkeys(cyclic, CYCLE))
+        above, _ = numbers_in_order(self.count, below.of, sorted(set(left).difference(cyclic)))
+        self.go(order, watch)
+        for numbers in self.chunks(cyclic):
+            self._note(self._read(numbers))
+            self._judged += len(numbers)
+        self.go(above, watch)
+
+    def chunks(self, numbers: Sequence[int]) -> Iterator[Sequence[int]]:
+        """The same, some at a time."""
+        for start in range(0, len(numbers), self.chunk):
+            yield numbers[start : start + self.chunk]
+
+    def _link(self, numbers: Sequence[int], below: Links) -> None:
+        events = self.source.fetch(numbers)
+        at = {event.event_id: number for number, event in zip(numbers, events, strict=True)}
+        named = {other for event in events for other in (*event.prev_event_ids, *event.auth_event_ids)}
+        at |= self._find(named - at.keys())
+        for number, event in zip(numbers, events, strict=True):
+            others = (*event.prev_event_ids, *event.auth_event_ids)
+            below.put(number, [at[other] for other in others if other in at])
+
+    # --- one chunk ----------------------------------------------------------------------------------------------
+    def _read(self, numbers: Sequence[int]) -> _Chunk:
+        """Fetch a chunk, and make everything known that its events refer to."""
+        events = self.judged(numbers)
+        at = {event.event_id: number for number, event in zip(numbers, events, strict=True)}
+        if len(at) < len(numbers):
+            raise HistoryError(f"{self.source.room_id}: an event is given twice; drop duplicates first")
+        chunk = _Chunk(numbers, events, at)
+        here, states = self.states.events, self.states
+        here.update((event.event_id, event) for event in events)
+        chunk.named.update(*(event.auth_event_ids for event in events))
+        targets = {event.redacts for event in events if event.redacts is not None}
+        prevs = set[str]().union(*(event.prev_event_ids for event in events)) - at.keys()
+        chunk.elsewhere = self._find({*prevs, *(chunk.named - here.keys()), *(targets - at.keys())})
+        self._load(chunk, {*chunk.named, *targets} - here.keys())
+        states.after.update(
+            {
+                prev: self.after[n]
+                for prev in prevs
+                if (n := chunk.elsewhere.get(prev, _NONE)) >= 0 and self.after[n] >= 0
+            }
+        )
+        return chunk
+
+    def _find(self, event_ids: Collection[str]) -> dict[str, int]:
+        return self._numbers.find(event_ids) if self._numbers is not None and event_ids else {}
+
+    def _load(self, chunk: _Chunk, event_ids: Collection[str]) -> None:
+        """Fetch events of other chunks, and the auth events that these name in turn."""
+        here = self.states.events
+        wanted = {event_id: at for event_id in event_ids if (at := chunk.elsewhere.get(event_id)) is not None}
+        while wanted:
+            loaded = self.source.fetch(list(wanted.values()))
+            more: set[str] = set()
+            for number, event in zip(wanted.values(), loaded, strict=True):
+                here[event.event_id] = self._with_verdict(number, event)
+                chunk.loaded.append(event.event_id)
+                if event.event_id in chunk.named:
+                    more.update(event.auth_event_ids)
+            chunk.named |= more
+            wanted = self._find(more - here.keys())
+
+    def _with_verdict(self, number: int, event: ParsedEvent) -> ParsedEvent:
+        if self.reasons and (reason := self.reasons.get(number)) is not None:
+            return replace(event, rejected_reason=reason, rejection_given=True)
+        return event
+
+    def _note_all(self, chunk: _Chunk) -> None:
+        """Write down what became of the events of the only chunk."""
+        states, at = self.states, chunk.at
+        self._all = events = [*map(states.events.__getitem__, at)]
+        self.before = array("i", [states.before.get(event_id, _NONE) for event_id in at])
+        self.after = array("i", [states.after.get(event_id, _NONE) for event_id in at])
+        self.flags = bytearray(map(_flags, events))
+        for number, event in enumerate(events):
+            if not event.outlier:
+                self.prevs.put(number, [self._prev_number(chunk, prev) for prev in event.prev_event_ids])
+            if event.rejected_reason is not None:
+                self.reasons[number] = event.rejected_reason
+            elif event.type == REDACTION and not event.outlier:
+                self._note_redaction(chunk, number, event)
+
+    def _note(self, chunk: _Chunk) -> None:
+        """Write down what became of the events of a chunk, and forget what no other asks for."""
+        states, here = self.states, self.states.events
+        for number, event_id in zip(chunk.numbers, chunk.at, strict=True):
+            event = here[event_id]
+            self.before[number] = states.before.get(event_id, _NONE)
+            self.after[number] = states.after.get(event_id, _NONE)
+            self.flags[number] = _flags(event)
+            if event.rejected_reason is not None:
+                self.reasons[number] = sys.intern(event.rejected_reason)
+            if not event.outlier:
+                self.prevs.put(number, [self._prev_number(chunk, prev) for prev in event.prev_event_ids])
+            if event.type == REDACTION and not (event.outlier or event.rejected_reason is not None):
+                self._note_redaction(chunk, number, event)
+            if event.state_key is not None or event_id in chunk.named or event_id in self._held:
+                self._keep(number, event)
+            else:
+                self._remember(number, event)
+                chunk.loaded.append(event_id)
+        self._let_go(chunk)
+
+    def _let_go(self, chunk: _Chunk) -> None:
+        """Of what was fetched beside a chunk only auth events stay."""
+        for event_id in chunk.loaded:
+            if event_id in chunk.named:
+                self._held.add(event_id)
+            else:
+                self.states.events.pop(event_id, None)
+        self.states.before.clear()
+        self.states.after.clear()
+
+    def _prev_number(self, chunk: _Chunk, prev: str) -> int:
+        number = chunk.number(prev)
+        return self._missing.setdefault(prev, self.count + len(self._missing)) if number is None else number
+
+    def _note_redaction(self, chunk: _Chunk, number: int, redaction: ParsedEvent) -> None:
+        target = chunk.number(redaction.redacts or "")
+        applies = target is not None and self._applies(redaction, self.states.events[redaction.redacts or ""])
+        self.redactions.extend((number, _NONE if target is None else target, applies))
+
+    def _applies(self, redaction: ParsedEvent, target: ParsedEvent) -> bool:
+        """Whether a redaction applies to its target, when it is accepted."""
+        states = self.states
+        if may_redact(redaction, target, states.version, None):
+            return True
+        before = states.before.get(redaction.event_id)
+        if before is None:
+            return False
+        return may_redact(redaction, target, states.version, states.rules.levels(states.state(before), self.create))
+
+    # --- what is carried on -------------------------------------------------------------------------------------
+    def _keep(self, number: int, event: ParsedEvent) -> None:
+        """Without its prev events, unless a rule may ask for them; with names that are stored once."""
+        self._about[number] = -1 - len(self._kept)
+        self._kept.append(event.event_id)
+        here = self.states.events
+        auth = tuple([here[other].event_id if other in here else other for other in event.auth_event_ids])
+        prevs = event.prev_event_ids
+        on_create = self.create is not None and prevs == (self.create.event_id,)  # the creator's join
+        here[event.event_id] = replace(
+            event,
+            prev_event_ids=prevs if on_create or event.type == "m.room.create" else (),
+            auth_event_ids=auth,
+            type=self._known(event.type),
+            sender=self._known(event.sender),
+            state_key=None if event.state_key is None else self._known(event.state_key),
+            content=event.content or _NOTHING,
+        )
+
+    def _known(self, name: str) -> str:
+        number = self._name(name)
+        return self._name_list[number] if number >= 0 else name
+
+    def _name(self, name: str) -> int:
+        """The number of a type or a user; -1 when there are too many."""
+        number = self._names.get(name, _NONE)
+        if number < 0 and len(self._name_list) < _MOST_NAMES:
+            number = self._names[name] = len(self._name_list)
+            self._name_list.append(name)
+        return number
+
+    def _remember(self, number: int, event: ParsedEvent) -> None:
+        kind = self._name(event.type)
+        self._about[number] = max(kind, 0)
+        self._senders[number] = self._name(event.sender) if kind >= 0 else _NONE
+
+    def judged(self, numbers: Sequence[int]) -> Sequence[ParsedEvent]:
+        """Events as they are, those that are rejected with the reason."""
+        if self._all is not None:
+            return [self._all[number] for number in numbers]
+        return [self._with_verdict(*pair) for pair in zip(numbers, self.source.fetch(numbers), strict=True)]
+
+    def event(self, number: int) -> ParsedEvent | PlainEvent:
+        """An event as the auth rules ask for it."""
+        if self._all is not None:
+            return self._all[number]
+        event = self.seen_event(number)
+        if not isinstance(event, PlainEvent) or is_asked_by_sender(event) or self._redacts_by_level(event):
+            return event
+        return self._fetched(number)
+
+    def seen_event(self, number: int) -> ParsedEvent | PlainEvent:
+        """An event as the rules ask for it that tell who sees it: any message is seen like others of its type and sender."""
+        if self._all is not None:
+            return self._all[number]
+        about, sender = self._about[number], self._senders[number]
+        if about < 0:
+            return self.states.events[self._kept[-1 - about]]
+        if sender < 0:
+            return self._fetched(number)
+        backfilled = bool(self.flags[number] & BACKFILLED)
+        return PlainEvent(self.source.room_id, self._name_list[about], self._name_list[sender], backfilled)
+
+    def _redacts_by_level(self, event: PlainEvent) -> bool:
+        """True for a redaction whose target matters only where it is applied: not in room versions 1 and 2."""
+        return event.type == REDACTION and self.source.version.ids_are_hashes
+
+    def _fetched(self, number: int) -> ParsedEvent:
+        return self._with_verdict(number, self.source.fetch([number])[0])
+
+
+_NOTHING: Mapping[str, Any] = {}
+
+
+@dataclass(slots=True)
+class _Chunk:
+    """Events that are at hand: ``at`` has their numbers, ``elsewhere`` those of events that they refer to."""
+
+    numbers: Sequence[int]
+    events: Sequence[ParsedEvent]
+    at: dict[str, int]
+    elsewhere: dict[str, int] = field(default_factory=dict)
+    named: set[str] = field(default_factory=set)
+    """Auth events."""
+    loaded: list[str] = field(default_factory=list)
+    """Events that are not kept, or only if they are auth events."""
+
+    def number(self, event_id: str) -> int | None:
+        """The number of an event that is referred to; null: it is not here."""
+        number = self.at.get(event_id)
+        return self.elsewhere.get(event_id) if number is None else number
+
+
+def _look_behind(chunk: _Chunk) -> None:
+    """Raises ``_OutOfOrder`` unless every event of a chunk stands behind all that it refers to."""
+    last = chunk.numbers[-1]
+    later = set(chunk.at)  # the event itself and those that come later
+    for event in chunk.events:
+        if not (later.isdisjoint(event.prev_event_ids) and later.isdisjoint(event.auth_event_ids)):
+            raise _OutOfOrder
+        later.discard(event.event_id)
+    beyond = {event_id for event_id, number in chunk.elsewhere.items() if number > last}
+    if beyond and any(not beyond.isdisjoint((*e.prev_event_ids, *e.auth_event_ids)) for e in chunk.events):
+        raise _OutOfOrder
+
+
+def _flags(event: ParsedEvent) -> int:
+    if event.rejected_reason is None and not (event.outlier or event.soft_failed or event.soft_failure_given):
+        return BACKFILLED if event.backfilled else 0
+    return (
+        OUTLIER * event.outlier
+        | REJECTED * (event.rejected_reason is not None)
+        | SOFT_FAILED * event.soft_failed
+        | SOFT_FAILURE_GIVEN * event.soft_failure_given
+        | BACKFILLED * event.backfilled
+    )

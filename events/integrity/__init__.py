@@ -1,0 +1,1 @@
+"""What a room's tables should hold, what they hold, and mending what differs."""

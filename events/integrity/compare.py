@@ -1,0 +1,297 @@
+"""What a room's rows differ in from what they should be: a list with table, key, stored and computed value (pure).
+
+Each difference belongs to a subject: what ``manage.py resync`` has to be told to mend it. The list is bounded, the totals are
+whole. Doubts, which nobody can decide, are no differences.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from events.format.parsing import ParsedEvent
+from events.integrity.expected_rows import Columns, Computed, RoomRows, StoredEvent, compute, stored_before
+from events.room.graph import is_accepted
+from events.visibility.ranges import VisibilityRow
+from events.visibility.recompute import tell_the_same
+
+__all__ = [
+    "COLUMNS_OF_THE_EVENT",
+    "EVERYTHING",
+    "SUBJECTS",
+    "Difference",
+    "RoomReport",
+    "compare",
+    "concerns",
+    "differences",
+]
+
+SUBJECTS = ("state", "extremities", "visibility")
+EVERYTHING = "rooms"
+"""All subjects at once."""
+_MOST_LISTED = 200
+_MOST_ENTRIES = 20
+COLUMNS_OF_THE_EVENT = [name for name in Columns._fields if name not in ("edges", "auth")]
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One value that is not what it should be; ``mendable`` is false where it cannot be recomputed."""
+
+    subject: str
+    table: str
+    key: str
+    column: str
+    stored: Any
+    computed: Any
+    mendable: bool = True
+
+    def as_json(self) -> dict[str, Any]:
+        """All of it, for a line of output."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+@dataclass(slots=True)
+class RoomReport:
+    """What was found of a room."""
+
+    room_id: str
+    events: int = 0
+    differences: list[Difference] = field(default_factory=list)
+    totals: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """(subject, table) -> differences, also those that are not listed."""
+    doubts: list[str] = field(default_factory=list)
+    doubtful: int = 0
+
+    @property
+    def clean(self) -> bool:
+        """Whether nothing differs."""
+        return not self.totals
+
+    def of(self, subject: str) -> int:
+        """How many differences a subject has."""
+        return sum(count for (found, _), count in self.totals.items() if concerns(subject, found))
+
+    def add(self, difference: Difference) -> None:
+        """Count it, and list it while there is room."""
+        self.totals[difference.subject, difference.table] += 1
+        if len(self.differences) < _MOST_LISTED:
+            self.differences.append(difference)
+
+    def doubt(self, text: str) -> None:
+        """Count what cannot be decided, and list it while there is room."""
+        self.doubtful += 1
+        if len(self.doubts) < _MOST_LISTED:
+            self.doubts.append(text)
+
+    def as_json(self) -> dict[str, Any]:
+        """The report as one object."""
+        return {
+            "room_id": self.room_id,
+            "clean": self.clean,
+            "events": self.events,
+            "total": sum(self.totals.values()),
+            "totals": {f"{subject} {table}": count for (subject, table), count in sorted(self.totals.items())},
+            "differences": [difference.as_json() for difference in self.differences],
+            "doubtful": self.doubtful,
+            "doubts": self.doubts,
+        }
+
+
+def concerns(asked: str, subject: str) -> bool:
+    """Whether somebody who asks for one subject, or for ``EVERYTHING``, means this one."""
+    return asked in (subject, EVERYTHING)
+
+
+def compare(rows: RoomRows, computed: Computed | None = None) -> RoomReport:
+    """Everything in which the rows differ from what they should be."""
+    should = computed if computed is not None else compute(rows)
+    report = RoomReport(rows.room_id, len(rows.events))
+    for difference in differences(should):
+        report.add(difference)
+    if _is_cut_off(rows, should) and not _tell_the_same(rows, should, should.ranges):
+        report.doubt("who sees what differs, but it follows from events that were purged")
+    for event_id in should.states.differing:
+        report.doubt(f"{event_id}: its state differs from that of its prev events; it may have been told with it")
+    return report
+
+
+def differences(should: Computed) -> Iterator[Difference]:
+    """All of them, however many there are."""
+    for find in (_room, _events, _graph, _states, _redacted, _current, _extremities, _visibility):
+        yield from find(should.rows, should)
+
+
+def _room(rows: RoomRows, should: Computed) -> Iterator[Difference]:
+    table = "events_room"
+    if should.create is not None:
+        yield from _create(rows, should.create)
+    unresolved = should.current_group is None and bool(should.forward)
+    if rows.current_state_unresolved != unresolved:
+        stored = rows.current_state_unresolved
+        yield Difference("state", table, rows.room_id, "current_state_unresolved", stored, unresolved)
+
+
+def _create(rows: RoomRows, create: ParsedEvent) -> Iterator[Difference]:
+    table = "events_room"
+    if not create.outlier and rows.create_event_id != create.event_id:
+        yield Difference("state", table, rows.room_id, "create_event_id", rows.create_event_id, create.event_id)
+    if rows.create_event_id is not None and rows.creator != create.sender:
+        yield Difference("state", table, rows.room_id, "creator", rows.creator, create.sender)
+
+
+def _events(rows: RoomRows, should: Computed) -> Iterator[Difference]:
+    for row in rows.events:
+        if row.problem is not None:
+            yield Difference("state", "events_eventjson", row.event_id, "json", row.problem, None, mendable=False)
+            continue
+        event = should.events[row.event_id]
+        if event.json:
+            stored, right = "content that does not fit its hash", "the redacted form"
+            yield Difference("state", "events_eventjson", row.event_id, "json", stored, right)
+        if event.room_id != rows.room_id:
+            yield Difference("state", "events_event", row.event_id, "room_id", rows.room_id, event.room_id, False)
+        if row.columns is not None:
+            yield from _columns(row.event_id, row.columns, Columns.of(event))
+        if event.event_id in should.states.after and row.rejected_reason != event.rejected_reason:
+            reason = event.rejected_reason
+            yield Difference("state", "events_event", row.event_id, "rejected_reason", row.rejected_reason, reason)
+
+
+def _columns(event_id: str, stored: Columns, right: Columns) -> Iterator[Difference]:
+    for column in COLUMNS_OF_THE_EVENT:
+        if (found := getattr(stored, column)) != (computed := getattr(right, column)):
+            yield Difference("state", "events_event", event_id, column, found, computed)
+
+
+def _graph(rows: RoomRows, should: Computed) -> Iterator[Difference]:
+    for row in rows.events:
+        if row.columns is None or row.parsed is None:
+            continue
+        right = Columns.of(should.events[row.event_id])
+        stored, computed = set(row.columns.edges), set(right.edges)
+        for prev in sorted(stored ^ computed):
+            pair = (prev, None) if prev in stored else (None, prev)
+            yield Difference("state", "events_eventedge", row.event_id, "prev_event_id", *pair)
+        if row.columns.auth != right.auth:
+            yield Difference("state", "events_eventauth", row.event_id, "auth_event_ids", row.columns.auth, right.auth)
+
+
+# --- states -------------------------------------------------------------------------------------------------------
+
+
+def _states(rows: RoomRows, should: Computed) -> Iterator[Difference]:
+    for row in rows.events:
+        known = row.event_id in should.states.after
+        unresolved = not row.outlier and not known
+        if row.state_unresolved != unresolved:
+            yield Difference(
+                "state", "events_event", row.event_id, "state_unresolved", row.state_unresolved, unresolved, known
+            )
+        if not should.after_is_stored(row):
+            yield _other_state(row, should, "after")
+        elif not should.before_is_stored(row):
+            yield _other_state(row, should, "before")
+
+
+def _other_state(row: StoredEvent, should: Computed, side: str) -> Difference:
+    group = row.state_group if side == "after" else stored_before(row, should.stored)
+    wanted = (should.states.after if side == "after" else should.states.before).get(row.event_id)
+    if wanted is None or group not in should.stored or group is None:
+        found = (
+            None if group is None else f"group {group}, which is not stored" if group not in should.stored else group
+        )
+        known = wanted is not None
+        return Difference("state", "events_event", row.event_id, f"state {side}", found, _size(should, wanted), known)
+    stored, right = should.stored.state(group), should.states.builder.expand(wanted)
+    keys = sorted(key for key in stored.keys() | right.keys() if stored.get(key) != right.get(key))[:_MOST_ENTRIES]
+    return Difference(
+        "state",
+        "state_stategroupdelta",
+        row.event_id,
+        f"state {side}, group {group}",
+        [[*key, stored.get(key)] for key in keys],
+        [[*key, right.get(key)] for key in keys],
+    )
+
+
+def _size(should: Computed, group: int | None) -> str | None:
+    return None if group is None else f"a state of {len(should.states.builder.expand(group))} entries"
+
+
+def _current(rows: RoomRows, should: Computed) -> Iterator[Difference]:
+    right: Mapping[tuple[str, str], tuple[str, str | None]] = should.current or {}
+    for key in sorted(rows.current.keys() | right.keys()):
+        stored, computed = rows.current.get(key), right.get(key)
+        if stored != computed:
+            yield Difference("state", "events_currentstate", " ".join(key), "event_id, membership", stored, computed)
+
+
+def _redacted(rows: RoomRows, should: Computed) -> Iterator[Difference]:
+    """Which one of several redactions came first is not known: each of them is right."""
+    applied = should.redactions()
+    for row in rows.events:
+        right: Sequence[str | None] = applied.get(row.event_id) or [None]
+        if row.redacted_by in right or should.undecided(row.redacted_by):
+            continue
+        if row.outlier and row.redacted_by not in should.events:  # both were purged, and the state event stayed
+            continue
+        yield Difference("state", "events_event", row.event_id, "redacted_by", row.redacted_by, right[0])
+
+
+# --- extremities and visibility ---------------------------------------------------------------------------------------
+
+
+def _extremities(rows: RoomRows, should: Computed) -> Iterator[Difference]:
+    both = (
+        ("events_forwardextremity", rows.forward, should.forward),
+        ("events_backwardextremity", rows.backward, should.backward),
+    )
+    for table, stored, right in both:
+        for event_id in sorted(stored ^ right):
+            here, there = event_id in stored, event_id in right
+            yield Difference(
+                "extremities", table, event_id, "event_id", event_id if here else None, event_id if there else None
+            )
+
+
+def _visibility(rows: RoomRows, should: Computed) -> Iterator[Difference]:
+    """Ranges may be laid out in several ways: what counts is who sees what."""
+    right = should.ranges if should.current_group is not None else None
+    if rows.visibility_unresolved and _may_be_unknown(rows, should):
+        right = None
+    if rows.visibility_unresolved != (right is None):
+        stored = rows.visibility_unresolved
+        yield Difference("visibility", "events_room", rows.room_id, "visibility_unresolved", stored, right is None)
+    if _tell_the_same(rows, should, right) or _is_cut_off(rows, should):
+        return
+    stored_rows, right_rows = set(rows.ranges), set(right or [])
+    for found in sorted(stored_rows ^ right_rows, key=str):
+        here = [found.first, found.last] if found in stored_rows else None
+        there = [found.first, found.last] if found in right_rows else None
+        key = f"{found.user_id or 'everyone'} {found.kind}"
+        yield Difference("visibility", "events_eventvisibility", key, "first, last", here, there)
+
+
+def _tell_the_same(rows: RoomRows, should: Computed, right: Sequence[VisibilityRow] | None) -> bool:
+    accepted = [row.stream_ordering for row in rows.events if is_accepted(should.events[row.event_id])]
+    return tell_the_same(rows.ranges, right or [], accepted)
+
+
+def _is_cut_off(rows: RoomRows, should: Computed) -> bool:
+    """Whether the ranges begin below everything that is here, the create event not: older events were purged.
+
+    Who saw what right above them followed from what is gone, so nobody can recompute it.
+    """
+    first = min((row.stream_ordering for row in rows.events if not row.outlier), default=0)
+    begins_here = should.create is not None and not should.create.outlier
+    return not begins_here and any(found.first < first for found in rows.ranges)
+
+
+def _may_be_unknown(rows: RoomRows, should: Computed) -> bool:
+    """An import knows nothing of a room while the state at any of its accepted events is not known."""
+    return should.current_group is None or any(
+        row.event_id not in should.states.after for row in rows.events if is_accepted(should.events[row.event_id])
+    )

@@ -1,0 +1,53 @@
+"""One room checked, or mended in a transaction under its lock, in this process: ``integrity.room_mending`` as Django calls it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from events.errors import RangesDisagree
+from events.integrity.compare import RoomReport
+from events.integrity.room_mending import find_damage, left_as_it_is, mend_room
+from events.maintenance.restore import tell_of_restored
+from events.persist.room_cache import forget_kept
+from streams.caching import invalidate_room_state
+from streams.db.consistent_read import long_transaction, one_view
+from streams.runtime.gc_pause import collector_paused
+
+__all__ = ["Resynced", "check_room", "resync_room"]
+
+
+@dataclass(frozen=True, slots=True)
+class Resynced:
+    """What was found of a room before and after."""
+
+    before: RoomReport
+    after: RoomReport
+
+
+def check_room(room_id: str, using: str = "default") -> RoomReport | None:
+    """Compare everything that is stored of a room with what its JSON says; null where there is no such room."""
+    with one_view(using, is_long=True) as cursor, collector_paused():
+        found = find_damage(cursor, room_id)
+    return None if found is None else found.report
+
+
+def resync_room(room_id: str, subject: str, using: str = "default", *, dry_run: bool = False) -> Resynced | None:
+    """Mend what differs of a subject (``room_comparison.concerns``); a room that is well is never locked."""
+    with one_view(using, is_long=True) as cursor, collector_paused():
+        found = find_damage(cursor, room_id, subject)
+    if found is None:
+        return None
+    if dry_run or not found.report.of(subject):
+        return Resynced(found.report, found.report)
+    try:
+        with long_transaction(using) as cursor:
+            mended = mend_room(cursor, room_id, subject, found)
+            if mended is not None and mended.moved is not None:
+                invalidate_room_state(room_id, mended.moved)
+                tell_of_restored()
+    except RangesDisagree as error:
+        return Resynced(found.report, left_as_it_is(found.report, error))
+    del found  # it may be large
+    forget_kept()
+    after = check_room(room_id, using)
+    return None if mended is None or after is None else Resynced(mended.before, after)

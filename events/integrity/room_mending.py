@@ -1,0 +1,323 @@
+"""Damaged rows of a room -> what they should be, in the caller's transaction under the room's lock, beside writers (no Django).
+
+State groups are never rewritten in place, because processes keep what they have read of them: events whose state is wrong get
+new groups, built on stored ones that are right, and wrong ones that nobody reads any more go. What cannot be recomputed is left
+as it is. The lock is the one that ``persist`` takes, and it is taken first.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from events.errors import RangesDisagree
+from events.integrity.compare import COLUMNS_OF_THE_EVENT, Difference, RoomReport, compare, concerns, differences
+from events.integrity.expected_rows import Computed, compute, stored_before
+from events.integrity.stored_rows import Mark, read_mark, read_room
+from events.visibility.open_ranges import check_open_ranges
+from state.groups.deltas import GroupBuilder, StoredGroup
+from state.groups.ids import reserve_group_ids
+
+__all__ = ["Found", "Mended", "find_damage", "left_as_it_is", "mend_room"]
+
+_LOCK = "SELECT FROM events_room WHERE room_id = %s FOR UPDATE"
+_PUT_STATE = """
+INSERT INTO events_currentstate (room_id, type, state_key, event_id, membership) VALUES (%s, %s, %s, %s, %s)
+ON CONFLICT (room_id, type, state_key) DO UPDATE SET event_id = excluded.event_id, membership = excluded.membership
+"""
+_DROP_STATE = "DELETE FROM events_currentstate WHERE room_id = %s AND type = %s AND state_key = %s"
+_PUT_AUTH = """
+INSERT INTO events_eventauth (event_id, auth_event_ids) VALUES (%s, %s)
+ON CONFLICT (event_id) DO UPDATE SET auth_event_ids = excluded.auth_event_ids
+"""
+_SET_GROUPS = """
+UPDATE events_event e SET state_group = right_one.state_group
+FROM unnest(%s::text[], %s::bigint[]) AS right_one (event_id, state_group) WHERE e.event_id = right_one.event_id
+"""
+#: Groups that no event has and nothing that an event has is built on.
+_DROP_GROUPS = """
+WITH RECURSIVE used AS (
+    SELECT g.chain, g.id FROM state_stategroup g JOIN events_event e ON e.state_group = g.id WHERE e.room_id = %(room)s
+    UNION
+    SELECT below.chain, below.id FROM used
+    JOIN state_stategroup own ON own.id IN (used.id, used.chain)
+    JOIN state_stategroup below ON below.id = own.prev_group
+), gone AS (
+    DELETE FROM state_stategroup g WHERE g.id = ANY(%(groups)s) AND g.room_id = %(room)s
+      AND NOT EXISTS (SELECT FROM used WHERE used.chain = g.chain AND used.id >= g.id)
+    RETURNING g.chain, g.id
+) DELETE FROM state_stategroupdelta d USING gone WHERE d.chain = gone.chain AND d.state_group = gone.id
+"""
+_DROP_RANGES = "DELETE FROM events_eventvisibility WHERE room_id = %s"
+_PUT_RANGES = """
+INSERT INTO events_eventvisibility (room_id, user_id, kind, first, last)
+SELECT %s, * FROM unnest(%s::text[], %s::text[], %s::bigint[], %s::bigint[])
+"""
+_PUT_GROUPS = """
+INSERT INTO state_stategroup (room_id, id, prev_group, chain, hops, keys, rows_to_read)
+SELECT %s, * FROM unnest(%s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[])
+"""
+_PUT_DELTAS = """
+INSERT INTO state_stategroupdelta (chain, state_group, type, state_key, event_id)
+SELECT * FROM unnest(%s::bigint[], %s::bigint[], %s::text[], %s::text[], %s::text[])
+"""
+#: What processes keep of the room's content is no longer what is stored.
+_NEW_GENERATION = "UPDATE events_room SET content_generation = content_generation + 1 WHERE room_id = %s"
+#: Columns that a difference may name, so that none comes into a statement from elsewhere.
+_COLUMNS = {
+    "events_room": {"create_event_id", "creator", "current_state_unresolved", "visibility_unresolved"},
+    "events_event": {*COLUMNS_OF_THE_EVENT, "rejected_reason", "state_unresolved", "redacted_by"},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What was found of a room in one view of the database, and what it should be.
+
+    ``mark``: what the rows looked like then; null where nothing is to be mended.
+    """
+
+    report: RoomReport
+    computed: Computed
+    mark: Mark | None
+
+
+@dataclass(frozen=True, slots=True)
+class Mended:
+    """What was found of a room under its lock, and mended.
+
+    ``moved``: users whose membership in the current state was wrong; null: nothing of the current state was, nor the text of an
+    event, so that nobody has to be told.
+    """
+
+    before: RoomReport
+    moved: Sequence[str] | None
+
+
+def find_damage(cursor: Any, room_id: str, subject: str | None = None) -> Found | None:
+    """Compare everything that is stored of a room with what its JSON says, in the caller's view of the database.
+
+    Null where there is no such room. With a subject the outcome is good for ``mend_room``.
+    """
+    rows = read_room(cursor, room_id)
+    if rows is None:
+        return None
+    computed = compute(rows)
+    report = compare(rows, computed)
+    wrong = subject is not None and report.of(subject)
+    return Found(report, computed, read_mark(cursor, room_id) if wrong else None)
+
+
+def mend_room(cursor: Any, room_id: str, subject: str, found: Found | None = None) -> Mended | None:
+    """Mend what differs of a subject, in the caller's transaction; null where there is no such room.
+
+    ``found`` is what a look without the lock has found: it is worked out anew when somebody wrote in the room since. Whoever
+    keeps something of the room's current state in another process has to be told in that transaction. Raises ``RangesDisagree``
+    where right ranges would not fit a current state that is wrong and of another subject.
+    """
+    cursor.execute(_LOCK, [room_id])
+    if found is None or found.mark is None or found.mark != read_mark(cursor, room_id):
+        found = find_damage(cursor, room_id)
+    if found is None:
+        return None
+    wrong = found.report.of(subject)
+    return Mended(found.report, _Repair(found.computed, cursor).mend(subject) if wrong else None)
+
+
+def left_as_it_is(report: RoomReport, error: RangesDisagree) -> RoomReport:
+    """What is found of a room in which nothing was written, with the reason."""
+    found = replace(report, differences=[*report.differences], totals=Counter(report.totals), doubts=[*report.doubts])
+    found.doubt(str(error))
+    return found
+
+
+class _Repair:
+    """The repair of one room, which is locked."""
+
+    def __init__(self, computed: Computed, cursor: Any) -> None:
+        self._computed = computed
+        self._room_id = computed.rows.room_id
+        self._cursor = cursor
+        self._wrong_states: set[str] = set()
+        self._moved: set[str] = set()
+        """Users whose membership in the current state was wrong."""
+        self._current_state = False
+        self._ranges = False
+        self._tables: Mapping[str, Callable[[Difference], None]] = {
+            "events_room": self._room,
+            "events_event": self._event,
+            "events_eventedge": self._edge,
+            "events_eventjson": self._json,
+            "events_eventauth": self._auth,
+            "events_currentstate": self._state_entry,
+            "events_forwardextremity": self._extremity,
+            "events_backwardextremity": self._extremity,
+            "events_eventvisibility": self._range,
+            "state_stategroupdelta": self._state,
+        }
+
+    def mend(self, subject: str) -> Sequence[str] | None:
+        """Everything of a subject that can be recomputed; tells the users whose membership moved, or null."""
+        for difference in differences(self._computed):
+            if concerns(subject, difference.subject) and difference.mendable:
+                self._tables[difference.table](difference)
+        if self._wrong_states:
+            _Groups(self._computed, self._wrong_states, self._cursor).write()
+        if self._ranges:
+            self._write_ranges()
+        self._run(_NEW_GENERATION, self._room_id)
+        return sorted(self._moved) if self._current_state else None
+
+    def _run(self, statement: str, *values: Any) -> None:
+        self._cursor.execute(statement, values)
+
+    def _set(self, found: Difference, key: str, value: str) -> None:
+        if found.column not in _COLUMNS[found.table]:
+            raise AssertionError(f"{found.table} has no column {found.column!r} to be mended")
+        self._run(f"UPDATE {found.table} SET {found.column} = %s WHERE {key} = %s", found.computed, value)
+
+    def _room(self, found: Difference) -> None:
+        self._set(found, "room_id", self._room_id)
+        self._ranges |= found.column == "visibility_unresolved"
+        self._current_state |= found.column == "current_state_unresolved"
+
+    def _event(self, found: Difference) -> None:
+        if found.column.startswith("state "):
+            self._state(found)
+        else:
+            self._set(found, "event_id", found.key)
+
+    def _json(self, found: Difference) -> None:
+        json = self._computed.events[found.key].json
+        self._current_state = True  # so that others are told
+        self._run("UPDATE events_eventjson SET json = %s WHERE event_id = %s", json, found.key)
+
+    def _state(self, found: Difference) -> None:
+        self._wrong_states.add(found.key)
+
+    def _edge(self, found: Difference) -> None:
+        if found.stored is not None:
+            self._run(
+                "DELETE FROM events_eventedge WHERE event_id = %s AND prev_event_id = %s", found.key, found.stored
+            )
+        else:
+            self._run(
+                "INSERT INTO events_eventedge (event_id, prev_event_id) VALUES (%s, %s)", found.key, found.computed
+            )
+
+    def _auth(self, found: Difference) -> None:
+        if found.computed is None:
+            self._run("DELETE FROM events_eventauth WHERE event_id = %s", found.key)
+        else:
+            self._run(_PUT_AUTH, found.key, list(found.computed))
+
+    def _state_entry(self, found: Difference) -> None:
+        event_type, _, state_key = found.key.partition(" ")
+        self._current_state = True
+        if event_type == "m.room.member":
+            self._moved.add(state_key)
+        if found.computed is None:
+            self._run(_DROP_STATE, self._room_id, event_type, state_key)
+        else:
+            self._run(_PUT_STATE, self._room_id, event_type, state_key, *found.computed)
+
+    def _extremity(self, found: Difference) -> None:
+        if found.computed is None:
+            self._run(f"DELETE FROM {found.table} WHERE room_id = %s AND event_id = %s", self._room_id, found.key)
+        else:
+            self._run(f"INSERT INTO {found.table} (room_id, event_id) VALUES (%s, %s)", self._room_id, found.key)
+
+    def _range(self, _found: Difference) -> None:
+        self._ranges = True
+
+    def _write_ranges(self) -> None:
+        self._run(_DROP_RANGES, self._room_id)
+        known = self._computed.ranges if self._computed.current_group is not None else None
+        if known is not None:
+            check_open_ranges(self._cursor, self._room_id, known)
+        rows = [(row.user_id, row.kind, row.first, row.last) for row in known or ()]
+        self._run(_PUT_RANGES, self._room_id, *_columns(rows, 4))
+
+
+def _columns(rows: Sequence[Sequence[Any]], width: int) -> list[list[Any]]:
+    """Rows as the arrays of an ``unnest``."""
+    return [[row[place] for row in rows] for place in range(width)]
+
+
+class _Groups:
+    """New groups for events whose stored ones are wrong."""
+
+    def __init__(self, computed: Computed, wrong: Collection[str], cursor: Any) -> None:
+        self._computed = computed
+        self._stored, self._states = computed.stored, computed.states
+        self._rows = [row for row in computed.rows.events if row.event_id in wrong]
+        self._cursor = cursor
+        self._builder = GroupBuilder()
+        self._ids: dict[int, int] = {}
+        """Number of a stored group -> its ID."""
+        self._right = {digest: group for group, digest in self._stored.digests.items()}
+        self._numbers: dict[int, int] = {}
+        """Computed group -> the number of a group with that state."""
+
+    def write(self) -> None:
+        """The rows, the events' groups, and away with what nobody reads any more."""
+        numbers = {row.event_id: self._after(row.event_id) for row in self._rows}
+        new = sorted(self._builder.kept(set(numbers.values())) - self._ids.keys())
+        cursor = self._cursor
+        ids = {**self._ids, **dict(zip(new, reserve_group_ids(cursor, len(new)), strict=True))}
+        self._write_rows(new, ids)
+        groups = [ids[number] for number in numbers.values()]
+        cursor.execute(_SET_GROUPS, [list(numbers), groups])
+        old = {row.state_group for row in self._rows} | {stored_before(row, self._stored) for row in self._rows}
+        unused = sorted(group for group in old if group is not None)
+        cursor.execute(_DROP_GROUPS, {"room": self._computed.rows.room_id, "groups": unused})
+
+    def _after(self, event_id: str) -> int:
+        """The number of the group after an event: of a state event it lies on top of the one before it."""
+        after, before = self._states.after[event_id], self._states.before.get(event_id)
+        event = self._computed.events[event_id]
+        if before is None or before == after or event.state_key is None:
+            return self._number(after)
+        if after not in self._numbers:
+            self._numbers[after] = self._builder.add(self._number(before), {(event.type, event.state_key): event_id})
+        return self._numbers[after]
+
+    def _number(self, group: int) -> int:
+        """A group with the state of a computed one: a stored one that has it, or a new one on top of such."""
+        line = []
+        below: int | None = group
+        while below is not None and below not in self._numbers and not self._adopt(below):
+            line.append(below)
+            below = self._states.builder.step(below)[0]
+        for one in reversed(line):
+            prev, changes = self._states.builder.step(one)
+            if prev is None:
+                whole = {key: event_id for key, event_id in changes.items() if event_id is not None}
+                self._numbers[one] = self._builder.add_full(whole)
+            else:
+                self._numbers[one] = self._builder.add(self._numbers[prev], changes)
+        return self._numbers[group]
+
+    def _adopt(self, group: int) -> bool:
+        """Take a stored group that has the same state, if there is one; new ones on top of it begin a chain."""
+        stored = self._right.get(self._states.digests.of(group))
+        if stored is None:
+            return False
+        _, _, _, hops, _, rows_to_read = self._stored.rows[stored]
+        number = self._builder.adopt(StoredGroup(self._stored.state(stored), hops, rows_to_read, is_tip=False))
+        self._numbers[group], self._ids[number] = number, stored
+        return True
+
+    def _write_rows(self, new: Sequence[int], ids: Mapping[int, int]) -> None:
+        groups = [
+            (ids[number], None if prev is None else ids[prev], ids[chain], hops, keys, to_read)
+            for number, prev, chain, hops, keys, to_read in self._builder.group_rows(new)
+        ]
+        deltas = [
+            (ids[chain], ids[group], kind, key, event_id)
+            for chain, group, kind, key, event_id in self._builder.delta_rows(new)
+        ]
+        self._cursor.execute(_PUT_GROUPS, [self._computed.rows.room_id, *_columns(groups, 6)])
+        self._cursor.execute(_PUT_DELTAS, _columns(deltas, 5))

@@ -1,0 +1,1 @@
+"""Purge, retention, censoring, restore, and the care of state groups."""

@@ -1,0 +1,316 @@
+"""Rewriting the state groups of a room to fewer rows, beside writers and readers (``state.groups.compaction`` plans them).
+
+Stored groups are never changed, because processes keep what they have read of them. New ones are written under IDs of their own,
+unseen as long as no event has them. Then events move over, some at a time: in the same transaction the states of the old groups
+and of the new ones are read back and must be equal, the state before each state event included. At last the old groups go like
+all that nothing needs (``events.maintenance.group_gc``). What a writer put on an old group meanwhile is taken along in further
+rounds.
+
+May be stopped after any transaction: every event has a group with its state all the time, and the next run begins with what is
+stored then. Assumes that nobody purges the room meanwhile (``events.maintenance.purge_history.only_purge``). Takes memory in
+proportion to the groups that the outcome has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import closing
+from itertools import groupby
+from operator import itemgetter
+from typing import Any
+
+from django.db import connections, transaction
+
+from events.errors import CompressionRefused, CompressionWentWrong
+from events.maintenance.group_gc import GroupPurge, needed_groups, plan_groups
+from state.errors import StateError
+from state.groups.collection import GroupPlace
+from state.groups.compaction import Compression, Need, WrittenRows
+from state.groups.store import full_states, reserve_group_ids
+from streams.db.consistent_read import one_view
+
+__all__ = ["RoomCompression", "group_rows"]
+
+_ROWS_PER_TRANSACTION = 5_000
+_EVENTS_PER_TRANSACTION = 1_000
+_PAIRS_PER_TRANSACTION = 200
+#: Entries of states that are compared at a time.
+_ENTRIES_PER_TRANSACTION = 200_000
+#: Each round takes along what came in during the one before, which is less each time.
+_MOST_ROUNDS = 8
+_MOST_PASSES = 3
+
+_READ = """
+SELECT g.id, g.prev_group, d.type, d.state_key, d.event_id FROM state_stategroup g
+LEFT JOIN state_stategroupdelta d ON d.chain = g.chain AND d.state_group = g.id
+WHERE g.room_id = %(room)s AND (%(groups)s::bigint[] IS NULL OR g.id = ANY(%(groups)s::bigint[])) ORDER BY g.id
+"""
+_COUNT = """
+SELECT count(DISTINCT g.id), count(d.chain) FROM state_stategroup g
+LEFT JOIN state_stategroupdelta d ON d.chain = g.chain AND d.state_group = g.id WHERE g.room_id = %s
+"""
+_COUNT_EVENTS = "SELECT count(*) FROM events_event WHERE room_id = %s AND state_group IS NOT NULL"
+_WRITE_GROUPS = """
+INSERT INTO state_stategroup (id, room_id, prev_group, chain, hops, keys, rows_to_read)
+SELECT id, %s, prev_group, chain, hops, keys, rows_to_read
+FROM unnest(%s::bigint[], %s::bigint[], %s::bigint[], %s::smallint[], %s::integer[], %s::integer[])
+    AS new (id, prev_group, chain, hops, keys, rows_to_read)
+"""
+_WRITE_DELTAS = """
+INSERT INTO state_stategroupdelta (chain, state_group, type, state_key, event_id)
+SELECT * FROM unnest(%s::bigint[], %s::bigint[], %s::text[], %s::text[], %s::text[])
+"""
+_LOCK_ROOM = "SELECT FROM events_room WHERE room_id = %s FOR UPDATE"
+_HERE = "SELECT id FROM state_stategroup WHERE id = ANY(%s) ORDER BY id"
+_PREVS = "SELECT id, prev_group FROM state_stategroup WHERE id = ANY(%s)"
+_MOVE = """
+WITH moved AS (
+    SELECT e.stream_ordering, pair.new FROM unnest(%(olds)s::bigint[], %(news)s::bigint[]) AS pair (old, new)
+    JOIN events_event e ON e.state_group = pair.old LIMIT %(limit)s
+)
+UPDATE events_event e SET state_group = moved.new FROM moved WHERE e.stream_ordering = moved.stream_ordering
+"""
+
+
+def group_rows(room_id: str, using: str) -> WrittenRows:
+    """The rows that a room's state groups take now."""
+    with connections[using].cursor() as cursor:
+        cursor.execute(_COUNT, [room_id])
+        return WrittenRows(*cursor.fetchone())
+
+
+class RoomCompression:
+    """One room: first ``plan``, then, where that is worth it, ``carry_out``."""
+
+    def __init__(self, room_id: str, using: str) -> None:
+        self.room_id, self._using = room_id, using
+        self.before = self.foreseen = WrittenRows(0, 0)
+        self.events = 0
+        """Events that have a state."""
+        self.moved = 0
+        self._new = Compression()
+        self._ids: dict[int, int] = {}
+        """Number of a new group -> its ID, once it is stored."""
+        self._steps: set[int] = set()
+        self._highest = 0
+
+    def plan(self) -> None:
+        """Read the room and work out its new groups; changes nothing. Raises ``CompressionRefused`` for a damaged one."""
+        self.before = self._read_all()
+        self.foreseen = self._new.rows()
+
+    def saving(self) -> float:
+        """The share of the rows that would be saved, in percent; below 0: there would be more."""
+        before = self.before.total
+        return 100 * (before - self.foreseen.total) / before if before else 0.0
+
+    def carry_out(self) -> Iterator[int]:
+        """Do it; yields the number of events moved so far after every transaction.
+
+        Raises ``CompressionWentWrong``; then, and when it is stopped, ``clean_up`` removes what was written in vain.
+        """
+        for _ in range(_MOST_PASSES):
+            for _ in self._pass():
+                yield self.moved
+            old = sorted(self._new.numbers)
+            for _ in self.clean_up():
+                yield self.moved
+            if not self._are_here(old):
+                return
+            self._read_all()  # somebody came to need an old group in the moment before it was to go
+
+    def _pass(self) -> Iterator[None]:
+        """Write the new groups and move the events, until none has an old group and none stands on one."""
+        moving = sorted(self._new.numbers)
+        for _ in range(_MOST_ROUNDS):
+            yield from self._write()
+            for batch in self._batches(moving):
+                yield from self._move(batch)
+            if not (moving := self._left()):
+                return
+
+    def clean_up(self) -> Iterator[None]:
+        """Delete the groups that nothing needs, old ones and new ones."""
+        for _ in GroupPurge(self.room_id, self._using, plan_groups(self.room_id, self._using)).carry_out():
+            yield
+
+    # --- reading ------------------------------------------------------------------------------------------------
+
+    def _read_all(self) -> WrittenRows:
+        """Begin a plan with what is stored now; returns its rows."""
+        self._new, self._ids, self._steps = Compression(), {}, set()
+        with one_view(self._using, is_long=True) as cursor:
+            places, needed, steps = needed_groups(self.room_id, self._using)
+            self._highest = places[-1].group if places else 0
+            rows = self._take(places, needed, steps, None)
+            cursor.execute(_COUNT_EVENTS, [self.room_id])
+            (self.events,) = cursor.fetchone()
+        return WrittenRows(len(places), rows)
+
+    def _take(
+        self, places: Sequence[GroupPlace], needed: Collection[int], steps: Collection[int], only: Sequence[int] | None
+    ) -> int:
+        """Give groups to the planner, all or ``only`` these; returns how many rows of deltas they have."""
+        live = _live(places, needed)
+        self._steps.update(steps)
+        count = 0
+        for group, prev, changes in self._stored(only):
+            count += len(changes)
+            if group not in live:
+                continue
+            need = Need.STEP if group in steps else Need.STATE if group in needed else Need.NOTHING
+            try:
+                self._new.take(group, prev, changes, need)
+            except (KeyError, StateError) as error:
+                why = f"it is built on {prev}, which is not stored" if isinstance(error, KeyError) else str(error)
+                raise CompressionRefused(
+                    f"{self.room_id}: state group {group} cannot be rewritten: {why}. Run manage.py check_room on the room."
+                ) from error
+        return count
+
+    def _stored(
+        self, only: Sequence[int] | None
+    ) -> Iterator[tuple[int, int | None, dict[tuple[str, str], str | None]]]:
+        """(group, the one below, how it differs from that), ascending."""
+        names: dict[str, Any] = {"room": self.room_id, "groups": only}
+        with closing(connections[self._using].chunked_cursor()) as cursor:
+            cursor.execute(_READ, names)
+            for (group, prev), rows in groupby(cursor, itemgetter(0, 1)):
+                yield group, prev, {(kind, key): event_id for *_, kind, key, event_id in rows if kind is not None}
+
+    def _left(self) -> list[int]:
+        """Old groups that events have again, and groups that writers built on old ones meanwhile."""
+        with one_view(self._using, is_long=True):
+            places, needed, steps = needed_groups(self.room_id, self._using)
+            live = _live(places, needed)
+            standing = set(self._ids.values())
+            late = []
+            for place in places:
+                if place.group <= self._highest or place.group in standing or place.group not in live:
+                    continue
+                begins_chain = place.chain == place.group
+                if place.prev is None or (place.prev in standing and (begins_chain or place.chain in standing)):
+                    standing.add(place.group)
+                else:
+                    late.append(place.group)
+            again = sorted(needed & self._new.numbers.keys())
+            if new := [group for group in late if group not in self._new.numbers]:
+                self._new.begin_round()
+                self._take(places, needed, steps, new)
+            return sorted({*again, *(group for group in new if group in self._new.numbers)})
+
+    def _are_here(self, groups: list[int]) -> bool:
+        with connections[self._using].cursor() as cursor:
+            cursor.execute(_HERE, [groups])
+            return cursor.fetchone() is not None
+
+    # --- new groups ---------------------------------------------------------------------------------------------
+
+    def _write(self) -> Iterator[None]:
+        """Store the new groups that are not stored yet; nobody reads them so far."""
+        builder = self._new.builder
+        new = sorted(builder.kept(self._new.numbers.values()) - self._ids.keys())
+        if not new:
+            return
+        with connections[self._using].cursor() as cursor:
+            ids = dict(zip(new, reserve_group_ids(cursor, len(new)), strict=True))
+        self._ids |= ids
+        self._new.stored(ids)
+        rows = {number: len(builder.step(number)[1]) for number in new}
+        for part in _parts(new, rows, _ROWS_PER_TRANSACTION, _ROWS_PER_TRANSACTION):
+            self._write_part(part)
+            yield
+
+    def _write_part(self, numbers: Sequence[int]) -> None:
+        builder, ids = self._new.builder, self._ids
+        groups = [
+            (ids[number], None if prev is None else ids[prev], ids[chain], hops, keys, to_read)
+            for number, prev, chain, hops, keys, to_read in builder.group_rows(numbers)
+        ]
+        deltas = [
+            (ids[chain], ids[group], kind, key, event_id)
+            for chain, group, kind, key, event_id in builder.delta_rows(numbers)
+        ]
+        with transaction.atomic(using=self._using), connections[self._using].cursor() as cursor:
+            cursor.execute(_WRITE_GROUPS, [self.room_id, *_columns(groups, 6)])
+            cursor.execute(_WRITE_DELTAS, _columns(deltas, 5))
+
+    # --- events -------------------------------------------------------------------------------------------------
+
+    def _batches(self, old: Sequence[int]) -> Iterator[list[tuple[int, int]]]:
+        """(old group, its new one), as many as can be compared at a time."""
+        keys = [row[4] for row in self._new.builder.group_rows()]
+        sizes = {group: 2 * keys[self._new.numbers[group]] for group in old}
+        for part in _parts(old, sizes, _ENTRIES_PER_TRANSACTION, _PAIRS_PER_TRANSACTION):
+            yield [(group, self._ids[self._new.numbers[group]]) for group in part]
+
+    def _move(self, pairs: Sequence[tuple[int, int]]) -> Iterator[None]:
+        """Give the events of old groups the new ones, after looking whether these are equal."""
+        olds, news = [old for old, _ in pairs], [new for _, new in pairs]
+        names: dict[str, Any] = {"olds": olds, "news": news, "limit": _EVENTS_PER_TRANSACTION}
+        is_compared = False
+        while True:
+            with transaction.atomic(using=self._using), connections[self._using].cursor() as cursor:
+                if not is_compared:
+                    self._compare(cursor, pairs)
+                    is_compared = True
+                cursor.execute(_LOCK_ROOM, [self.room_id])
+                cursor.execute(_HERE, [sorted(set(news))])
+                if len(cursor.fetchall()) != len(set(news)):
+                    raise CompressionWentWrong(
+                        f"{self.room_id}: somebody deleted new state groups before events had them. Run compress_state again."
+                    )
+                cursor.execute(_MOVE, names)
+                moved = cursor.rowcount
+            self.moved += moved
+            yield
+            if moved < _EVENTS_PER_TRANSACTION:
+                return
+
+    def _compare(self, cursor: Any, pairs: Sequence[tuple[int, int]]) -> None:
+        """Raises ``CompressionWentWrong`` unless old and new groups read the same, and what state events stand on, too."""
+        wanted: set[tuple[int | None, int | None]] = set(pairs)
+        cursor.execute(_PREVS, [sorted({group for pair in pairs for group in pair})])
+        prevs = dict(cursor.fetchall())
+        for old, new in pairs:
+            if old in self._steps and (prevs.get(old), prevs.get(new)) != (None, None):
+                wanted.add((prevs.get(old), prevs.get(new)))
+        try:
+            found = full_states({group for pair in wanted for group in pair if group is not None}, self._using)
+        except StateError as error:
+            raise CompressionWentWrong(
+                f"{self.room_id}: {error} Nothing was changed. Run manage.py check_room."
+            ) from error
+        for one, other in wanted:
+            if one is None or other is None or found[one] != found[other]:
+                raise CompressionWentWrong(
+                    f"{self.room_id}: state group {one} would read differently as {other}; no event was changed. "
+                    "Run manage.py check_room on the room."
+                )
+
+
+def _live(places: Sequence[GroupPlace], needed: Collection[int]) -> set[int]:
+    """The needed groups and those that they are built on."""
+    live = set(needed)
+    for place in reversed(places):
+        if place.group in live and place.prev is not None:
+            live.add(place.prev)
+    return live
+
+
+def _parts(items: Sequence[int], sizes: Mapping[int, int], most: int, most_items: int) -> Iterator[list[int]]:
+    """The items in their order, in parts of this size and number at most; one that is larger is alone."""
+    part: list[int] = []
+    size = 0
+    for item in items:
+        if part and (size + sizes[item] > most or len(part) == most_items):
+            yield part
+            part, size = [], 0
+        part.append(item)
+        size += sizes[item]
+    if part:
+        yield part
+
+
+def _columns(rows: Sequence[tuple[Any, ...]], count: int) -> list[list[Any]]:
+    return [list(column) for column in zip(*rows, strict=True)] if rows else [[] for _ in range(count)]

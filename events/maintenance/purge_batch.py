@@ -1,0 +1,186 @@
+"""One transaction of a purge of history: up to some thousand events, with the room locked first (``events.maintenance.purge_history`` tells why).
+
+One statement finds the next events by depth and deletes all of them that goes, so no list of events travels between the
+database and here. All parts of it see the room as it was under the lock before anything was deleted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from events.errors import PurgeRefused
+from events.maintenance.censor import CACHE_NAME
+from events.persist.lock_and_read import lock_and_read
+from events.persist.room_batch import RoomBatch
+from events.persist.write_rows import write_rooms
+from streams import registry
+from streams.caching import invalidate_room_state
+from streams.conf import stream_settings
+from streams.models import CacheInvalidation
+
+__all__ = ["GOES", "LOWEST", "PURGED", "HistoryPurged", "PurgeRequest", "check_leaves", "purge_batch", "settle_state"]
+
+POSITION_LIMIT = 2**63
+LOWEST = (-POSITION_LIMIT, -POSITION_LIMIT)
+"""The place before all events, as (depth, stream position)."""
+
+#: What goes, or becomes an outlier: ``goes`` tells which.
+GOES = "(e.state_key IS NULL AND (%(delete_local)s OR substr(e.sender, strpos(e.sender, ':') + 1) <> %(server)s))"
+PURGED = (
+    "e.room_id = %(room)s AND e.topological_ordering < %(cut)s AND e.stream_ordering BETWEEN %(lowest)s AND %(highest)s "
+    f"AND (NOT e.outlier OR {GOES})"
+)
+_BEHIND = "(e.topological_ordering, e.stream_ordering) > (%(topological)s, %(stream)s)"
+_IS_THERE_MORE = f"SELECT EXISTS (SELECT FROM events_event e WHERE {PURGED} AND {_BEHIND})"
+_LOCK_ROOM = "UPDATE events_room SET content_generation = content_generation + 1 WHERE room_id = %s"
+#: What is looked up has an index, whatever the statistics of a table that shrinks say of its size.
+_USE_INDEXES = "SET LOCAL enable_seqscan = off"
+_DEEPEST_LEAF = """
+SELECT max(topological_ordering) FROM events_forwardextremity leaf JOIN events_event e USING (event_id) WHERE leaf.room_id = %s
+"""
+#: Big tables are asked with arrays of keys: a plan with a join might read such a table whole, once for each transaction.
+_PURGE = f"""
+WITH next AS MATERIALIZED (
+    SELECT e.event_id, e.stream_ordering, {GOES} AS goes, e.outlier, e.topological_ordering FROM events_event e
+    WHERE {PURGED} AND {_BEHIND} ORDER BY e.topological_ordering, e.stream_ordering LIMIT %(limit)s
+), upward AS MATERIALIZED (
+    SELECT event_id, prev_event_id FROM events_eventedge WHERE prev_event_id = ANY(ARRAY(SELECT event_id FROM next))
+), outside AS MATERIALIZED (
+    SELECT upward.event_id, prev_event_id FROM upward LEFT JOIN next USING (event_id) WHERE next.event_id IS NULL
+), above AS MATERIALIZED (
+    SELECT prev_event_id, e.stream_ordering, e.instance_name
+    FROM events_event e JOIN outside USING (event_id)
+    WHERE e.event_id = ANY(ARRAY(SELECT event_id FROM outside)) AND e.room_id = %(room)s AND NOT e.outlier
+), edges AS (
+    DELETE FROM events_eventedge WHERE event_id = ANY(ARRAY(SELECT event_id FROM next)) RETURNING prev_event_id
+), json AS (
+    DELETE FROM events_eventjson WHERE event_id = ANY(ARRAY(SELECT event_id FROM next WHERE goes))
+), gone AS (
+    DELETE FROM events_event WHERE stream_ordering = ANY(ARRAY(SELECT stream_ordering FROM next WHERE goes))
+), outliers AS (
+    UPDATE events_event SET outlier = true, state_group = NULL, state_unresolved = false
+    WHERE stream_ordering = ANY(ARRAY(SELECT stream_ordering FROM next WHERE NOT goes AND NOT outlier))
+), leaf AS MATERIALIZED (
+    SELECT event_id FROM events_forwardextremity WHERE room_id = %(room)s
+), leaves AS (
+    DELETE FROM events_forwardextremity WHERE event_id = ANY(ARRAY(SELECT event_id FROM leaf JOIN next USING (event_id)))
+    RETURNING event_id
+), gaps AS (
+    INSERT INTO events_backwardextremity (room_id, event_id) SELECT DISTINCT %(room)s, prev_event_id FROM above
+    ON CONFLICT (room_id, event_id) DO NOTHING
+), holes AS (
+    INSERT INTO events_timelinegap (room_id, stream_ordering, instance_name)
+    SELECT DISTINCT %(room)s, stream_ordering, instance_name FROM above WHERE stream_ordering > 0
+    ON CONFLICT (room_id, stream_ordering) DO NOTHING
+), hole AS MATERIALIZED (
+    SELECT stream_ordering FROM events_timelinegap WHERE room_id = %(room)s
+), old_holes AS (
+    DELETE FROM events_timelinegap WHERE room_id = %(room)s
+      AND stream_ordering = ANY(ARRAY(SELECT stream_ordering FROM hole JOIN next USING (stream_ordering)))
+), gap AS MATERIALIZED (
+    SELECT event_id FROM events_backwardextremity WHERE room_id = %(room)s
+), loose AS MATERIALIZED (
+    SELECT event_id FROM gap WHERE event_id IN (SELECT prev_event_id FROM edges)
+      AND event_id NOT IN (SELECT prev_event_id FROM above)
+), old_gaps AS (
+    DELETE FROM events_backwardextremity WHERE room_id = %(room)s AND event_id = ANY(ARRAY(SELECT event_id FROM loose))
+      AND NOT EXISTS (
+        SELECT FROM events_eventedge edge JOIN events_event e USING (event_id)
+        WHERE edge.prev_event_id = events_backwardextremity.event_id AND e.room_id = %(room)s AND NOT e.outlier
+          AND NOT EXISTS (SELECT FROM next WHERE next.event_id = e.event_id)
+    )
+)
+SELECT (SELECT count(*) FILTER (WHERE goes) FROM next), (SELECT count(*) FILTER (WHERE NOT goes) FROM next),
+    (SELECT count(*) FROM leaves), last.topological_ordering, last.stream_ordering
+FROM (SELECT * FROM next ORDER BY topological_ordering DESC, stream_ordering DESC LIMIT 1) AS last
+"""
+_DROP_STATE = (
+    "DELETE FROM events_currentstate WHERE room_id = %s RETURNING CASE WHEN type = 'm.room.member' THEN state_key END"
+)
+_STATE_OPEN = "UPDATE events_room SET current_state_unresolved = true WHERE room_id = %s"
+
+
+@dataclass(frozen=True, slots=True)
+class PurgeRequest:
+    """Everything of the room below depth ``cut``; messages of this server only with ``delete_local``.
+
+    With ``positions`` only events whose stream positions lie between these, both included: what an archive has, say.
+    """
+
+    room_id: str
+    cut: int
+    delete_local: bool
+    using: str
+    positions: tuple[int, int] = (-POSITION_LIMIT, POSITION_LIMIT - 1)
+
+    @property
+    def names(self) -> dict[str, Any]:
+        """For the statements."""
+        server = stream_settings().server_name
+        lowest, highest = self.positions
+        where: dict[str, Any] = {"room": self.room_id, "cut": self.cut, "lowest": lowest, "highest": highest}
+        return {**where, "delete_local": self.delete_local, "server": server}
+
+
+@dataclass(slots=True)
+class HistoryPurged:
+    """How far a purge is, in events."""
+
+    deleted: int = 0
+    became_outliers: int = 0
+    leaves: int = 0
+
+
+def check_leaves(cursor: Any, request: PurgeRequest) -> None:
+    """Raises ``PurgeRefused`` when no leaf would stay."""
+    cursor.execute(_DEEPEST_LEAF, [request.room_id])
+    deepest = cursor.fetchone()[0]
+    if deepest is not None and deepest < request.cut:
+        raise PurgeRefused(
+            f"{request.room_id} would be left without its last event: the deepest one is at depth {deepest}, and everything "
+            f"below {request.cut} was to go. Cut at {deepest} or lower."
+        )
+
+
+def purge_batch(
+    cursor: Any, request: PurgeRequest, place: tuple[int, int], limit: int, done: HistoryPurged
+) -> tuple[int, int] | None:
+    """Purge the next events behind a place; returns the place of the last one, or null when there are none.
+
+    In a transaction of its own, that the caller opens. Raises ``PurgeRefused``.
+    """
+    names: Mapping[str, Any] = {**request.names, "topological": place[0], "stream": place[1], "limit": limit}
+    cursor.execute(_IS_THERE_MORE, names)
+    if not cursor.fetchone()[0]:
+        check_leaves(cursor, request)
+        return None
+    cursor.execute(f"{_USE_INDEXES}; {_LOCK_ROOM}", [request.room_id])
+    check_leaves(cursor, request)
+    cursor.execute(_PURGE, names)
+    found = cursor.fetchone()
+    if found is None:
+        return None
+    deleted, outliers, leaves, *last = found
+    if leaves:
+        settle_state(cursor, request.room_id, request.using)
+    registry.get("caches").append(CacheInvalidation(cache_name=CACHE_NAME, keys=None))
+    done.deleted += deleted
+    done.became_outliers += outliers
+    done.leaves += leaves
+    return int(last[0]), int(last[1])
+
+
+def settle_state(cursor: Any, room_id: str, using: str) -> None:
+    """Other leaves may make another current state: worked out and told as when a gap is filled. The room is locked."""
+    cursor.execute(_STATE_OPEN, [room_id])
+    reading = lock_and_read([], using, rooms=[room_id])
+    room = reading.rooms[room_id]
+    batch = RoomBatch(reading, room, [], using)
+    changes = batch.work_out()
+    write_rooms([(room, batch.stored, changes)], set(), using)
+    if changes.current_unresolved:  # a leaf whose state is not known came back
+        cursor.execute(_DROP_STATE, [room_id])
+        if dropped := cursor.fetchall():
+            invalidate_room_state(room_id, [user for (user,) in dropped if user is not None], using)

@@ -1,0 +1,217 @@
+"""Purging the history of a room below a depth, beside live writers and readers (``events.purge_rules`` is the rule).
+
+Messages go; state events stay as outliers, because they are needed to judge by and as state, and so do messages of this server
+unless asked for; depth equal to the cut stays. Events go from the lowest depth on, some thousand in each transaction, with the
+room locked first like everybody who writes it. After every transaction the room is one whose history begins a little higher:
+what is referred to from above is a gap again, which backfill may fill, and a sync across it is limited. So a purge may be stopped
+after any of them and run again. Then state groups that no event needs are deleted (``events.maintenance.group_gc``).
+
+Other processes are told in the same transaction, by ``Room.content_generation`` and on the stream ``caches``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from typing import Any
+
+from django.db import connections, transaction
+
+from events.arguments import can_be_stored
+from events.errors import PurgeRefused, UnknownEvent, UnknownRoom
+from events.maintenance.purge_batch import GOES, LOWEST, PURGED, HistoryPurged, PurgeRequest, check_leaves, purge_batch
+from events.reading.timeline import timeline_place
+from streams.db import driver
+from streams.db.schema_mark import marked_lock
+
+__all__ = [
+    "HistoryPurged",
+    "PurgeRequest",
+    "check_leaves",
+    "count_purged",
+    "cut_at_event",
+    "cut_at_time",
+    "cut_at_token",
+    "deepest_leaf",
+    "foresee_history",
+    "only_purge",
+    "purge_events",
+    "room_figures",
+]
+
+_EVENTS_PER_TRANSACTION = 2_000
+
+_EVENT = "SELECT room_id, topological_ordering, outlier FROM events_event WHERE event_id = %s"
+#: The last event before the time, but nothing that is younger by its own word may be lost to an event that claims to be old.
+_AT_TIME = """
+SELECT least(
+    (SELECT topological_ordering FROM events_event
+     WHERE room_id = %(room)s AND origin_server_ts < %(ms)s AND NOT outlier ORDER BY stream_ordering DESC LIMIT 1),
+    (SELECT min(topological_ordering) FROM events_event
+     WHERE room_id = %(room)s AND origin_server_ts >= %(ms)s AND NOT outlier)
+) WHERE EXISTS (SELECT FROM events_event WHERE room_id = %(room)s AND origin_server_ts < %(ms)s AND NOT outlier)
+"""
+_ROOM = "SELECT FROM events_room WHERE room_id = %s"
+_DEEPEST_LEAF = """
+SELECT max(topological_ordering) FROM events_forwardextremity leaf JOIN events_event e USING (event_id) WHERE leaf.room_id = %s
+"""
+_ONLY_ONE = "SELECT pg_try_advisory_lock(" + marked_lock("'replsite.purge:' || %s") + ")"
+
+#: Counting a large room may take its time, but not the cores of others.
+_ON_ONE_CORE = "SET LOCAL max_parallel_workers_per_gather = 0"
+#: Rows of a room by table, as they are.
+_FIGURES: Mapping[str, str] = {
+    "events_event": "FROM events_event WHERE room_id = %(room)s",
+    "events_eventjson": "FROM events_eventjson JOIN events_event e USING (event_id) WHERE e.room_id = %(room)s",
+    "events_eventauth": "FROM events_eventauth JOIN events_event e USING (event_id) WHERE e.room_id = %(room)s",
+    "events_eventedge": "FROM events_eventedge JOIN events_event e USING (event_id) WHERE e.room_id = %(room)s",
+    "events_forwardextremity": "FROM events_forwardextremity WHERE room_id = %(room)s",
+    "events_backwardextremity": "FROM events_backwardextremity WHERE room_id = %(room)s",
+    "events_timelinegap": "FROM events_timelinegap WHERE room_id = %(room)s",
+    "state_stategroup": "FROM state_stategroup WHERE room_id = %(room)s",
+    "state_stategroupdelta": (
+        "FROM state_stategroup g JOIN state_stategroupdelta d ON d.chain = g.chain AND d.state_group = g.id "
+        "WHERE g.room_id = %(room)s"
+    ),
+}
+_COUNT = f"SELECT count(*) FROM events_event e WHERE {PURGED}"
+_FORESEE = f"""
+WITH purged AS MATERIALIZED (
+    SELECT e.event_id, e.stream_ordering, e.outlier, {GOES} AS goes FROM events_event e WHERE {PURGED}
+), above AS MATERIALIZED (
+    SELECT edge.prev_event_id, e.stream_ordering FROM events_eventedge edge JOIN events_event e USING (event_id)
+    WHERE e.room_id = %(room)s AND NOT e.outlier AND e.event_id NOT IN (SELECT event_id FROM purged)
+), holes AS (
+    SELECT stream_ordering FROM events_timelinegap
+    WHERE room_id = %(room)s AND stream_ordering NOT IN (SELECT stream_ordering FROM purged)
+    UNION
+    SELECT above.stream_ordering FROM above JOIN purged ON purged.event_id = above.prev_event_id WHERE above.stream_ordering > 0
+), gaps AS (
+    SELECT gap.event_id FROM events_backwardextremity gap WHERE gap.room_id = %(room)s AND (
+        gap.event_id IN (SELECT prev_event_id FROM above)
+        OR gap.event_id NOT IN (
+            SELECT edge.prev_event_id FROM events_eventedge edge WHERE edge.event_id IN (SELECT event_id FROM purged)))
+    UNION
+    SELECT above.prev_event_id FROM above JOIN purged ON purged.event_id = above.prev_event_id
+)
+SELECT (SELECT count(*) FILTER (WHERE goes) FROM purged), (SELECT count(*) FILTER (WHERE NOT goes) FROM purged),
+    (SELECT count(*) FROM events_eventedge WHERE event_id IN (SELECT event_id FROM purged)),
+    (SELECT count(*) FROM events_forwardextremity WHERE event_id IN (SELECT event_id FROM purged)),
+    (SELECT count(*) FROM gaps), (SELECT count(*) FROM holes)
+"""
+
+
+# --- where to cut -----------------------------------------------------------------------------------------------------
+
+
+def cut_at_event(room_id: str, event_id: str, using: str) -> int:
+    """The depth of an event of the room; raises ``UnknownRoom`` and ``UnknownEvent``."""
+    _check_room(room_id, using)
+    found = _first(using, _EVENT, [event_id]) if can_be_stored(event_id) else None
+    if found is None or found[0] != room_id or found[2]:
+        raise UnknownEvent(f"{room_id} has no event {event_id!r:.300} with a place in its history.")
+    return int(found[1])
+
+
+def cut_at_time(room_id: str, ms: int, using: str) -> int:
+    """The depth of the last event before that time, by ``origin_server_ts``; 0: there is none. Raises ``UnknownRoom``.
+
+    It is never above an event that says that it is younger.
+    """
+    _check_room(room_id, using)
+    found = _first(using, _AT_TIME, {"room": room_id, "ms": ms})
+    return int(found[0]) if found is not None and found[0] is not None else 0
+
+
+def cut_at_token(room_id: str, token: str, using: str) -> int:
+    """The depth in a timeline token; raises ``UnknownRoom`` and ``BadToken``."""
+    _check_room(room_id, using)
+    return timeline_place(token)[0]
+
+
+def _check_room(room_id: str, using: str) -> None:
+    if not can_be_stored(room_id) or _first(using, _ROOM, [room_id]) is None:
+        raise UnknownRoom(f"There is no room {room_id!r:.300}.")
+
+
+def _first(using: str, statement: str, values: Any) -> Sequence[Any] | None:
+    with connections[using].cursor() as cursor:
+        cursor.execute(statement, values)
+        found: Sequence[Any] | None = cursor.fetchone()
+    return found
+
+
+# --- the purge --------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def only_purge(room_id: str, using: str) -> Iterator[None]:
+    """Nobody else purges the room within the block; raises ``PurgeRefused`` when somebody does."""
+    with closing(driver.direct_connection(using, application_name="replsite purge")) as connection:
+        with connection.cursor() as cursor:
+            cursor.execute(_ONLY_ONE, [room_id])
+            if not cursor.fetchone()[0]:
+                raise PurgeRefused(f"{room_id} is being purged already; see manage.py jobs.")
+        yield
+
+
+def deepest_leaf(room_id: str, using: str) -> int | None:
+    """The depth of the room's deepest leaf; null: it has none."""
+    found = _first(using, _DEEPEST_LEAF, [room_id])
+    return None if found is None else found[0]
+
+
+def foresee_history(request: PurgeRequest) -> tuple[HistoryPurged, dict[str, int]]:
+    """What a purge would delete, and the rows of the room's tables afterwards, state groups left out.
+
+    Raises ``PurgeRefused``. One snapshot.
+    """
+    with connections[request.using].cursor() as cursor:
+        check_leaves(cursor, request)
+        cursor.execute(_FORESEE, request.names)
+        deleted, outliers, edges, leaves, gaps, holes = cursor.fetchone()
+    now = room_figures(request.room_id, request.using)
+    gone = {
+        "events_event": deleted,
+        "events_eventjson": deleted,
+        "events_eventedge": edges,
+        "events_forwardextremity": leaves,
+    }
+    after = {table: now[table] - count for table, count in gone.items()}
+    return HistoryPurged(deleted, outliers, leaves), after | {
+        "events_backwardextremity": gaps,
+        "events_timelinegap": holes,
+    }
+
+
+def count_purged(request: PurgeRequest) -> int:
+    """How many events a purge has before it. Raises ``PurgeRefused``."""
+    with connections[request.using].cursor() as cursor:
+        check_leaves(cursor, request)
+        cursor.execute(_COUNT, request.names)
+        return int(cursor.fetchone()[0])
+
+
+def room_figures(room_id: str, using: str) -> dict[str, int]:
+    """Rows of a room by table, in one snapshot."""
+    columns = ", ".join(f"(SELECT count(*) {source})" for source in _FIGURES.values())
+    with transaction.atomic(using=using), connections[using].cursor() as cursor:
+        cursor.execute(_ON_ONE_CORE)
+        cursor.execute(f"SELECT {columns}", {"room": room_id})
+        found = cursor.fetchone()
+    return dict(zip(_FIGURES, found or (), strict=True))
+
+
+def purge_events(request: PurgeRequest) -> Iterator[HistoryPurged]:
+    """Purge; yields how far it is after every transaction. Within ``only_purge``; not inside a transaction.
+
+    Raises ``PurgeRefused``. Appends facts, so this process becomes a writer of the stream ``caches``.
+    """
+    done, place = HistoryPurged(), LOWEST
+    while True:
+        with transaction.atomic(using=request.using), connections[request.using].cursor() as cursor:
+            found = purge_batch(cursor, request, place, _EVENTS_PER_TRANSACTION, done)
+        if found is None:
+            return
+        place = found
+        yield done

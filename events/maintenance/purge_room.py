@@ -1,0 +1,238 @@
+"""Deleting a room whole: at once for everybody who reads or writes, then row by row.
+
+One transaction takes the room itself, its current state, leaves, gaps and ranges, and notes it in ``PurgedRoom``; from then on
+there is no such room, and none of that name is made until the rest is gone (``events.models.purged_rooms``). The rest goes some
+thousand rows a transaction: events with all that hangs on them, state groups, and the rows of every other table that names it.
+It may be stopped after any of them and run again. Other processes are told in the first transaction.
+
+Within ``events.maintenance.purge_history.only_purge``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from django.apps import apps
+from django.db import connections, transaction
+from django.db.models.functions import Now
+
+from events.arguments import can_be_stored
+from events.errors import PurgeRefused, UnknownRoom
+from events.maintenance.censor import CACHE_NAME
+from events.maintenance.purge_history import room_figures
+from events.models.purged_rooms import PurgedRoom
+from streams import registry
+from streams.caching import invalidate_room_state
+from streams.conf import stream_settings
+from streams.models import CacheInvalidation
+
+__all__ = ["RoomPurge", "RoomPurged", "is_purging", "unblock_room"]
+
+_EVENTS_PER_TRANSACTION = 2_000
+_GROUPS_PER_TRANSACTION = 1_000
+_ROWS_PER_TRANSACTION = 5_000
+_MOST_NAMED = 5
+#: Tables of what was done to rooms, which outlive them, and views.
+_KEPT = {"events_purgedroom", "pipeline_importedroom", "pipeline_mendedroom"}
+#: Taken in the first transaction, or with the events and groups.
+_OWN = {
+    "events_room", "events_event", "events_currentstate", "events_forwardextremity", "events_backwardextremity",
+    "events_timelinegap", "events_eventvisibility", "events_feedentry", "state_stategroup",
+}  # fmt: skip
+
+_LOCK_ROOM = "SELECT FROM events_room WHERE room_id = %s FOR UPDATE"
+_LOCAL = """
+SELECT state_key FROM events_currentstate WHERE room_id = %s AND type = 'm.room.member' AND membership = 'join'
+  AND substr(state_key, strpos(state_key, ':') + 1) = %s ORDER BY state_key LIMIT %s
+"""
+_MEMBERS = "SELECT state_key FROM events_currentstate WHERE room_id = %s AND type = 'm.room.member'"
+_BOUNDS = """
+SELECT coalesce(min(stream_ordering), 0), coalesce(max(stream_ordering), 0),
+    (SELECT coalesce(max(id), 0) FROM state_stategroup WHERE room_id = %(room)s)
+FROM events_event WHERE room_id = %(room)s
+"""
+_AT_ONCE = (
+    "DELETE FROM events_forwardextremity WHERE room_id = %s",
+    "DELETE FROM events_backwardextremity WHERE room_id = %s",
+    "DELETE FROM events_timelinegap WHERE room_id = %s",
+    "DELETE FROM events_currentstate WHERE room_id = %s",
+    "DELETE FROM events_eventvisibility WHERE room_id = %s",
+    """
+    WITH gone AS (DELETE FROM events_feedentry WHERE room_id = %s RETURNING user_id),
+    counted AS (SELECT user_id, count(*) AS entries FROM gone GROUP BY user_id)
+    UPDATE events_feed feed SET entries = feed.entries - counted.entries FROM counted WHERE feed.user_id = counted.user_id
+    """,
+    "DELETE FROM events_room WHERE room_id = %s",
+)
+_USE_INDEXES = "SET LOCAL enable_seqscan = off"
+_EVENTS = """
+WITH next AS MATERIALIZED (
+    SELECT event_id, stream_ordering FROM events_event
+    WHERE room_id = %(room)s AND stream_ordering BETWEEN %(lowest)s AND %(highest)s ORDER BY stream_ordering LIMIT %(limit)s
+), edges AS (
+    DELETE FROM events_eventedge WHERE event_id = ANY(ARRAY(SELECT event_id FROM next))
+), auth AS (
+    DELETE FROM events_eventauth WHERE event_id = ANY(ARRAY(SELECT event_id FROM next))
+), json AS (
+    DELETE FROM events_eventjson WHERE event_id = ANY(ARRAY(SELECT event_id FROM next))
+), gone AS (
+    DELETE FROM events_event WHERE stream_ordering = ANY(ARRAY(SELECT stream_ordering FROM next))
+)
+SELECT count(*), max(stream_ordering) FROM next
+"""
+_GROUPS = """
+WITH next AS MATERIALIZED (
+    SELECT id, chain FROM state_stategroup WHERE room_id = %(room)s AND id <= %(group)s ORDER BY id LIMIT %(limit)s
+), rows AS (
+    DELETE FROM state_stategroupdelta
+    WHERE chain = ANY(ARRAY(SELECT DISTINCT chain FROM next)) AND state_group = ANY(ARRAY(SELECT id FROM next)) RETURNING 1
+), gone AS (
+    DELETE FROM state_stategroup WHERE id = ANY(ARRAY(SELECT id FROM next))
+)
+SELECT (SELECT count(*) FROM next), (SELECT count(*) FROM rows)
+"""
+_OTHER = "DELETE FROM {table} WHERE ctid = ANY(ARRAY(SELECT ctid FROM {table} WHERE room_id = %s LIMIT %s))"
+_COUNT_OTHER = "SELECT count(*) FROM {table} WHERE room_id = %s"
+
+
+@dataclass(slots=True)
+class RoomPurged:
+    """How far it is, in rows."""
+
+    events: int = 0
+    state_groups: int = 0
+    state_rows: int = 0
+    others: int = 0
+
+
+class RoomPurge:
+    """The deletion of one room; raises ``UnknownRoom`` where there is none, and none is being deleted."""
+
+    def __init__(self, room_id: str, using: str) -> None:
+        self.room_id, self._using = room_id, using
+        self.done = RoomPurged()
+        if not can_be_stored(room_id) or not (self._is_here() or is_purging(room_id, using)):
+            raise UnknownRoom(f"There is no room {room_id!r:.300}.")
+
+    def figures(self) -> dict[str, int]:
+        """Rows of the room by table: what is going to be deleted. Tables without any are left out, but for events."""
+        found = room_figures(self.room_id, self._using)
+        with connections[self._using].cursor() as cursor:
+            for table in (*sorted(_OWN - found.keys()), *_other_tables()):
+                cursor.execute(_COUNT_OTHER.format(table=table), [self.room_id])
+                found[table] = cursor.fetchone()[0]
+        return {table: count for table, count in found.items() if count or table == "events_event"}
+
+    def check(self, *, force: bool) -> None:
+        """Raises ``PurgeRefused`` while users of this server are joined, unless by force."""
+        if force:
+            return
+        with connections[self._using].cursor() as cursor:
+            cursor.execute(_LOCAL, [self.room_id, stream_settings().server_name, _MOST_NAMED + 1])
+            joined = [user for (user,) in cursor.fetchall()]
+        if joined:
+            more = ", …" if len(joined) > _MOST_NAMED else ""
+            raise PurgeRefused(
+                f"Users of this server are joined to {self.room_id}: {', '.join(joined[:_MOST_NAMED])}{more}. Let them leave "
+                "first, or purge it by force: then the room vanishes for them without a word."
+            )
+
+    def begin(self, by: str, *, block: bool, force: bool, positions: tuple[int, int] | None = None) -> None:
+        """The first transaction, unless a killed run has done it; ``positions`` are those that an archive has.
+
+        Raises ``PurgeRefused``. Appends facts, so this process becomes a writer of the stream ``caches``.
+        """
+        with transaction.atomic(using=self._using), connections[self._using].cursor() as cursor:
+            cursor.execute(_LOCK_ROOM, [self.room_id])
+            if not self._is_here():
+                PurgedRoom.objects.using(self._using).filter(pk=self.room_id).update(blocked=block)
+                return
+            self.check(force=force)
+            cursor.execute(_BOUNDS, {"room": self.room_id})
+            lowest, highest, group = cursor.fetchone()
+            if positions not in (None, (lowest, highest)):
+                raise PurgeRefused(
+                    f"{self.room_id} has changed since it was archived; nothing was deleted. Purge it again."
+                )
+            bounds = {"lowest_position": lowest, "highest_position": highest, "highest_group": group}
+            new = {**bounds, "asked_by": by, "blocked": block, "finished_at": None}
+            PurgedRoom.objects.using(self._using).update_or_create(pk=self.room_id, defaults=new)
+            cursor.execute(_MEMBERS, [self.room_id])
+            users = [user for (user,) in cursor.fetchall()]
+            for statement in _AT_ONCE:
+                cursor.execute(statement, [self.room_id])
+            registry.get("caches").append(CacheInvalidation(cache_name=CACHE_NAME, keys=None))
+            invalidate_room_state(self.room_id, users)
+
+    def carry_out(self) -> Iterator[RoomPurged]:
+        """The rest; yields how far it is after every transaction."""
+        room = PurgedRoom.objects.using(self._using).get(pk=self.room_id)
+        yield from self._events(room)
+        yield from self._groups(room)
+        for table in _other_tables():
+            yield from self._other(table)
+        PurgedRoom.objects.using(self._using).filter(pk=self.room_id).update(finished_at=Now())
+
+    def _is_here(self) -> bool:
+        with connections[self._using].cursor() as cursor:
+            cursor.execute("SELECT EXISTS (SELECT FROM events_room WHERE room_id = %s)", [self.room_id])
+            return bool(cursor.fetchone()[0])
+
+    def _step(self, statement: str, names: Mapping[str, Any]) -> Any:
+        with transaction.atomic(using=self._using), connections[self._using].cursor() as cursor:
+            cursor.execute(_USE_INDEXES)
+            cursor.execute(statement, names)
+            return cursor.fetchone()
+
+    def _events(self, room: PurgedRoom) -> Iterator[RoomPurged]:
+        names = {"room": self.room_id, "highest": room.highest_position, "limit": _EVENTS_PER_TRANSACTION}
+        place = room.lowest_position - 1
+        while True:
+            count, last = self._step(_EVENTS, {**names, "lowest": place + 1})
+            if not count:
+                return
+            place = last
+            self.done.events += count
+            yield self.done
+
+    def _groups(self, room: PurgedRoom) -> Iterator[RoomPurged]:
+        names = {"room": self.room_id, "group": room.highest_group, "limit": _GROUPS_PER_TRANSACTION}
+        while True:
+            groups, rows = self._step(_GROUPS, names)
+            if not groups:
+                return
+            self.done.state_groups += groups
+            self.done.state_rows += rows
+            yield self.done
+
+    def _other(self, table: str) -> Iterator[RoomPurged]:
+        while True:
+            with transaction.atomic(using=self._using), connections[self._using].cursor() as cursor:
+                cursor.execute(_OTHER.format(table=table), [self.room_id, _ROWS_PER_TRANSACTION])
+                count = cursor.rowcount
+            if not count:
+                return
+            self.done.others += count
+            yield self.done
+
+
+def is_purging(room_id: str, using: str) -> bool:
+    """Whether the rest of the room is still to be deleted."""
+    return PurgedRoom.objects.using(using).filter(pk=room_id, finished_at__isnull=True).exists()
+
+
+def unblock_room(room_id: str, using: str) -> bool:
+    """Let a blocked room be made again; whether it was blocked."""
+    return bool(PurgedRoom.objects.using(using).filter(pk=room_id, blocked=True).update(blocked=False))
+
+
+def _other_tables() -> list[str]:
+    """Every other table of ours that names rooms."""
+    found = {
+        model._meta.db_table
+        for model in apps.get_models()
+        if model._meta.managed and any(field.column == "room_id" for field in model._meta.concrete_fields)
+    }
+    return sorted(found - _KEPT - _OWN)

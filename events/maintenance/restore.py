@@ -1,0 +1,378 @@
+"""Putting archived events of a room back where they were, some thousand in each transaction, from the latest down.
+
+The events come in a temporary table with the columns of an archive. They get their old stream positions back, so nobody takes
+them for new and the ranges of visibility fit them as before; their JSON is what was archived, redacted where it does not fit its
+hash. What is stored stays as it is, because it was redacted or censored since, or came back by backfill; only an outlier that had
+a place gets it again. A redaction that came since applies. After every transaction the room is one whose history begins a little
+lower, as if purged less.
+
+State groups come first, with new IDs: an archive has all that its events' groups build on, so nothing that is stored is touched.
+Assumes a transaction of the caller's for each call, and that nobody purges the room meanwhile
+(``events.maintenance.purge_history.only_purge``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+from django.db import connections
+
+from events.errors import EventRefused, PositionsTaken
+from events.format.parsing import Verdict, parse_stored
+from events.format.redaction import may_redact
+from events.maintenance.censor import CACHE_NAME
+from events.maintenance.purge_batch import settle_state
+from events.models import Event, EventVisibility
+from events.persist.state_changes import users_of
+from events.stored_states import StoredStates
+from events.visibility.rebuild import rebuild_visibility
+from state.rules.auth_rules import AuthRules
+from state.rules.room_versions import room_version
+from streams import registry
+from streams.caching import invalidate_room_state
+from streams.models import CacheInvalidation
+
+__all__ = [
+    "TEMPORARY",
+    "EventsRestored",
+    "copy_groups",
+    "restore_events",
+    "restore_room",
+    "restore_visibility",
+    "tell_of_restored",
+]
+
+#: Temporary tables that the caller fills, by name, each emptied with its transaction but for ``restored_hole``.
+TEMPORARY = {
+    "restored_event": (
+        'event_id text COLLATE "C", room_version text, json bytea, stream_ordering bigint, instance_name text, '
+        "received_us bigint, type text, state_key text, sender text, topological_ordering bigint, origin_server_ts bigint, "
+        "membership text, redacts text, relates_to text, outlier boolean, rejected_reason text, soft_failed boolean, "
+        "redacted_by text, state_unresolved boolean, censored_us bigint, state_group bigint, "
+        'prev_event_ids text[] COLLATE "C", auth_event_ids text[] COLLATE "C"'
+    ),
+    "restored_group": "id bigint, prev_group bigint, chain bigint, hops bigint, keys bigint, rows_to_read bigint",
+    "restored_delta": "chain bigint, state_group bigint, type text, state_key text, event_id text",
+    "restored_leaf": 'event_id text COLLATE "C"',
+    "restored_hole": "stream_ordering bigint, instance_name text",
+    "restored_visibility": "user_id text, kind text, first bigint, last bigint",
+    "restored_current": "type text, state_key text, event_id text, membership text",
+    "restored_change": (
+        "stream_ordering bigint, instance_name text, received_us bigint, type text, state_key text, event_id text, "
+        "prev_event_id text"
+    ),
+    "restored_room": (
+        "room_id text, room_version text, creator text, create_event_id text, current_state_unresolved boolean, "
+        "visibility_unresolved boolean"
+    ),
+}
+_EVENT_COPIED = (
+    "type, state_key, sender, topological_ordering, origin_server_ts, membership, redacts, relates_to, outlier, rejected_reason, "
+    "soft_failed, redacted_by, state_unresolved"
+)
+_TIME = "to_timestamp(0) + {} * interval '1 microsecond'"
+
+_MAP_GROUPS = """
+INSERT INTO {mapping} (archived, id)
+SELECT id, nextval(pg_get_serial_sequence('state_stategroup', 'id')) FROM (SELECT id FROM restored_group ORDER BY id) AS ordered
+"""
+_GROUPS = """
+INSERT INTO state_stategroup (id, room_id, prev_group, chain, hops, keys, rows_to_read)
+SELECT own.id, %s, prev.id, chain.id, g.hops, g.keys, g.rows_to_read
+FROM restored_group g JOIN {mapping} own ON own.archived = g.id JOIN {mapping} chain ON chain.archived = g.chain
+LEFT JOIN {mapping} prev ON prev.archived = g.prev_group
+"""
+_DELTAS = """
+INSERT INTO state_stategroupdelta (chain, state_group, type, state_key, event_id)
+SELECT chain.id, own.id, d.type, d.state_key, d.event_id
+FROM restored_delta d JOIN {mapping} own ON own.archived = d.state_group JOIN {mapping} chain ON chain.archived = d.chain
+"""
+_USE_INDEXES = "SET LOCAL enable_seqscan = off"
+_LOCK_ROOM = "UPDATE events_room SET content_generation = content_generation + 1 WHERE room_id = %s"
+_TAKEN = """
+SELECT e.event_id, e.stream_ordering FROM events_event e JOIN restored_event r USING (stream_ordering)
+WHERE e.stream_ordering = ANY(ARRAY(SELECT stream_ordering FROM restored_event)) AND e.event_id <> r.event_id LIMIT 1
+"""
+#: What is stored of the events: nothing (they are new), or an outlier that had a place; the others stay as they are.
+_FATES = """
+CREATE TEMPORARY TABLE restored_fate ON COMMIT DROP AS
+SELECT r.event_id, e.event_id IS NULL AS is_new, e.stream_ordering AS stored_at, r.outlier FROM restored_event r
+LEFT JOIN (
+    SELECT event_id, outlier, stream_ordering, room_id FROM events_event
+    WHERE event_id = ANY(ARRAY(SELECT event_id FROM restored_event))
+) AS e USING (event_id)
+WHERE e.event_id IS NULL OR (e.outlier AND NOT r.outlier AND e.room_id = %(room)s)
+"""
+_EVENTS = f"""
+INSERT INTO events_event (stream_ordering, instance_name, received_at, event_id, room_id, {_EVENT_COPIED}, censored_at,
+    state_group)
+SELECT r.stream_ordering, r.instance_name, {_TIME.format("r.received_us")}, r.event_id, %(room)s,
+    {_EVENT_COPIED.replace("outlier", "r.outlier")},
+    {_TIME.format("r.censored_us")}, map.id
+FROM restored_event r JOIN restored_fate fate USING (event_id) LEFT JOIN {{mapping}} map ON map.archived = r.state_group
+WHERE fate.is_new
+"""
+_JSON = """
+INSERT INTO events_eventjson (event_id, room_version, json)
+SELECT r.event_id, r.room_version, r.json FROM restored_event r JOIN restored_fate fate USING (event_id)
+WHERE fate.is_new AND r.json IS NOT NULL ON CONFLICT (event_id) DO NOTHING
+"""
+_AUTH = """
+INSERT INTO events_eventauth (event_id, auth_event_ids)
+SELECT r.event_id, r.auth_event_ids FROM restored_event r JOIN restored_fate fate USING (event_id)
+WHERE fate.is_new AND r.auth_event_ids IS NOT NULL ON CONFLICT (event_id) DO NOTHING
+"""
+_PLACES = """
+UPDATE events_event e SET outlier = false, state_group = map.id, state_unresolved = r.state_unresolved,
+    stream_ordering = r.stream_ordering, instance_name = r.instance_name
+FROM restored_event r JOIN restored_fate fate USING (event_id) LEFT JOIN {mapping} map ON map.archived = r.state_group
+WHERE NOT fate.is_new AND e.stream_ordering = fate.stored_at
+"""
+_EDGES = """
+INSERT INTO events_eventedge (event_id, prev_event_id)
+SELECT r.event_id, prev FROM restored_event r JOIN restored_fate fate USING (event_id) CROSS JOIN unnest(r.prev_event_ids) AS prev
+WHERE NOT r.outlier ON CONFLICT (event_id, prev_event_id) DO NOTHING
+"""
+_OLD_GAPS = """
+DELETE FROM events_backwardextremity WHERE room_id = %(room)s
+  AND event_id = ANY(ARRAY(SELECT event_id FROM restored_fate WHERE NOT outlier))
+"""
+#: What restored events refer to and is not here in its place.
+_BELOW = """
+CREATE TEMPORARY TABLE restored_below ON COMMIT DROP AS
+SELECT r.event_id, r.stream_ordering, r.instance_name, prev FROM restored_event r JOIN restored_fate fate USING (event_id)
+CROSS JOIN unnest(r.prev_event_ids) AS prev
+WHERE NOT r.outlier
+  AND NOT EXISTS (SELECT FROM events_event e WHERE e.event_id = prev AND e.room_id = %(room)s AND NOT e.outlier)
+"""
+_NEW_GAPS = """
+INSERT INTO events_backwardextremity (room_id, event_id) SELECT DISTINCT %(room)s, prev FROM restored_below
+ON CONFLICT (room_id, event_id) DO NOTHING
+"""
+_NEW_HOLES = """
+INSERT INTO events_timelinegap (room_id, stream_ordering, instance_name)
+SELECT DISTINCT %(room)s, stream_ordering, instance_name FROM restored_below WHERE stream_ordering > 0
+UNION
+SELECT %(room)s, hole.stream_ordering, hole.instance_name FROM restored_hole hole JOIN restored_event r USING (stream_ordering)
+JOIN restored_fate fate ON fate.event_id = r.event_id
+ON CONFLICT (room_id, stream_ordering) DO NOTHING
+"""
+#: Holes that a purge made: nothing is missing below any more, and what is there came before. Where it came later, or by backfill,
+#: whoever has crossed the hole still has to ask for it, so those stay.
+_OLD_HOLES = """
+DELETE FROM events_timelinegap hole USING (
+    SELECT e.event_id, e.stream_ordering FROM events_eventedge edge JOIN events_event e USING (event_id)
+    WHERE edge.prev_event_id = ANY(ARRAY(SELECT event_id FROM restored_fate WHERE NOT outlier)) AND e.room_id = %(room)s
+    UNION
+    SELECT event_id, r.stream_ordering FROM restored_event r JOIN restored_fate USING (event_id)
+) AS above
+WHERE hole.room_id = %(room)s AND hole.stream_ordering = above.stream_ordering AND NOT EXISTS (
+    SELECT FROM events_eventedge edge LEFT JOIN events_event e ON e.event_id = edge.prev_event_id AND e.room_id = %(room)s
+    WHERE edge.event_id = above.event_id
+      AND (e.outlier IS NOT FALSE OR e.stream_ordering < 0 OR e.stream_ordering > above.stream_ordering))
+"""
+_LEAVES = """
+INSERT INTO events_forwardextremity (event_id, room_id)
+SELECT leaf.event_id, %(room)s FROM restored_leaf leaf JOIN restored_fate fate USING (event_id)
+JOIN events_event own ON own.event_id = leaf.event_id AND NOT own.outlier
+WHERE NOT EXISTS (
+    SELECT FROM events_eventedge edge JOIN events_event e USING (event_id)
+    WHERE edge.prev_event_id = leaf.event_id AND e.room_id = %(room)s AND NOT e.outlier AND NOT e.soft_failed
+      AND e.rejected_reason IS NULL)
+ON CONFLICT (event_id) DO NOTHING
+"""
+#: Where the state at a live event is not known, nobody can tell who sees the room.
+_NO_RANGES = """
+WITH room AS (
+    UPDATE events_room SET visibility_unresolved = true WHERE room_id = %(room)s AND EXISTS (
+        SELECT FROM restored_fate fate JOIN events_event e ON e.event_id = fate.event_id
+        WHERE e.state_unresolved AND NOT e.outlier AND NOT e.soft_failed AND e.rejected_reason IS NULL
+          AND e.stream_ordering > 0)
+    RETURNING room_id
+) DELETE FROM events_eventvisibility v USING room WHERE v.room_id = room.room_id
+"""
+#: Redactions that came while their targets were away; the first that applies counts.
+_LATE_REDACTIONS = """
+SELECT redaction.event_id, target.event_id
+FROM events_event redaction JOIN events_event target ON target.event_id = redaction.redacts
+WHERE redaction.redacts = ANY(ARRAY(SELECT event_id FROM restored_fate WHERE is_new)) AND target.redacted_by IS NULL
+  AND redaction.room_id = %(room)s AND NOT redaction.outlier AND NOT redaction.soft_failed AND redaction.rejected_reason IS NULL
+ORDER BY redaction.stream_ordering
+"""
+_REDACTED = "UPDATE events_event SET redacted_by = %s WHERE event_id = %s AND redacted_by IS NULL"
+_REDACT = "UPDATE restored_event SET json = %s, redacts = %s, relates_to = %s WHERE event_id = %s"
+_NO_VERDICT = Verdict(False, None, False, None, True, True)
+_COUNTS = "SELECT count(*) FILTER (WHERE is_new), count(*) FILTER (WHERE NOT is_new) FROM restored_fate"
+
+#: A room that is not here comes back: its generation is another one than it ever had, so that nobody uses what they kept of it.
+_ROOM = (
+    "DELETE FROM events_purgedroom WHERE room_id = %(room)s",
+    """
+    INSERT INTO events_room (room_id, room_version, creator, create_event_id, current_state_unresolved, visibility_unresolved,
+        content_generation)
+    SELECT room_id, room_version, creator, create_event_id, current_state_unresolved, visibility_unresolved,
+        (extract(epoch FROM clock_timestamp()) * 1000000)::bigint FROM restored_room
+    """,
+    """
+    INSERT INTO events_currentstate (room_id, type, state_key, event_id, membership)
+    SELECT %(room)s, type, state_key, event_id, membership FROM restored_current
+    """,
+    f"""
+    INSERT INTO events_currentstatedelta (stream_ordering, instance_name, received_at, room_id, type, state_key, event_id,
+        prev_event_id)
+    SELECT stream_ordering, instance_name, {_TIME.format("received_us")}, %(room)s, type, state_key, event_id, prev_event_id
+    FROM restored_change ORDER BY stream_ordering
+    """,
+    """
+    INSERT INTO events_eventvisibility (room_id, user_id, kind, first, last)
+    SELECT %(room)s, user_id, kind, first, last FROM restored_visibility
+    """,
+)
+_RANGES_LOST = """
+SELECT EXISTS (
+    SELECT FROM restored_visibility old WHERE NOT EXISTS (
+        SELECT FROM events_eventvisibility now WHERE now.room_id = %(room)s AND now.user_id IS NOT DISTINCT FROM old.user_id
+          AND now.kind = old.kind AND now.first = old.first AND (now.last IS NOT DISTINCT FROM old.last OR old.last IS NULL)))
+"""
+
+
+@dataclass(slots=True)
+class EventsRestored:
+    """How far it is, in events: written again, given their place again, found as they were; and redacted while away."""
+
+    restored: int = 0
+    placed: int = 0
+    here: int = 0
+    redacted: int = 0
+
+
+def copy_groups(cursor: Any, room_id: str, mapping: str) -> int:
+    """Store the groups of ``restored_group`` and ``restored_delta`` anew, noting their IDs in the table ``mapping``."""
+    cursor.execute(_MAP_GROUPS.format(mapping=mapping))
+    groups = cursor.rowcount
+    cursor.execute(_GROUPS.format(mapping=mapping), [room_id])
+    cursor.execute(_DELTAS.format(mapping=mapping))
+    return int(groups)
+
+
+def restore_room(cursor: Any, room_id: str) -> None:
+    """The room itself, its current state and ranges, where it is not here at all; before its events, in their transaction."""
+    for statement in _ROOM:
+        cursor.execute(statement, {"room": room_id})
+
+
+def restore_events(room_id: str, mapping: str, using: str, done: EventsRestored, *, whole: bool = False) -> None:
+    """Put the events of ``restored_event`` back; ``whole``: the room came back with them, and its current state is known.
+
+    Raises ``PositionsTaken``. Appends a fact to the stream ``caches``, but for a ``whole`` room.
+    """
+    names: dict[str, Any] = {"room": room_id}
+    cursor: Any
+    with connections[using].cursor() as cursor:
+        cursor.execute(f"{_USE_INDEXES}; {_LOCK_ROOM}", [room_id])
+        _check_positions(cursor)
+        cursor.execute("SELECT count(*) FROM restored_event")
+        (given,) = cursor.fetchone()
+        _redact_misfits(cursor)
+        cursor.execute(_FATES, names)
+        cursor.execute("ANALYZE restored_event; ANALYZE restored_fate")
+        for statement in (
+            _EVENTS,
+            _JSON,
+            _AUTH,
+            _PLACES,
+            _EDGES,
+            _OLD_GAPS,
+            _BELOW,
+            _NEW_GAPS,
+            _NEW_HOLES,
+            _OLD_HOLES,
+            _LEAVES,
+        ):
+            cursor.execute(statement.format(mapping=mapping), names)
+        leaves = cursor.rowcount
+        redacted = _redact_late(cursor, room_id, using)
+        done.redacted += len(redacted)
+        cursor.execute(_COUNTS)
+        new, placed = cursor.fetchone()
+        if not whole:
+            cursor.execute(_NO_RANGES, names)
+        if leaves and not whole:
+            settle_state(cursor, room_id, using)
+        cursor.execute("DROP TABLE restored_fate, restored_below; TRUNCATE restored_event")
+    if not whole:
+        tell_of_restored()
+        states = [(event.type, event.state_key) for event in redacted if event.state_key is not None]
+        if states:
+            invalidate_room_state(room_id, [user for entry in states for user in users_of(*entry)])
+    done.restored += new
+    done.placed += placed
+    done.here += given - new - placed
+
+
+def _redact_misfits(cursor: Any) -> None:
+    """Content that does not fit its hash is not stored, whoever archived it."""
+    cursor.execute("SELECT event_id, room_version, json FROM restored_event WHERE json IS NOT NULL")
+    for event_id, version, text in cursor.fetchall():
+        json = bytes(text)
+        try:
+            kept = parse_stored(json, room_version(version), event_id, _NO_VERDICT, {})
+        except (EventRefused, ValueError):
+            continue  # as it was archived: ``check_room`` has a word for it
+        if kept.json:
+            cursor.execute(_REDACT, [kept.json, kept.redacts, kept.relates_to, event_id])
+
+
+def tell_of_restored() -> None:
+    """Others drop what they keep of events; late in a transaction, because followers wait for its position until that ends."""
+    registry.get("caches").append(CacheInvalidation(cache_name=CACHE_NAME, keys=None))
+
+
+def _check_positions(cursor: Any) -> None:
+    cursor.execute(_TAKEN)
+    if found := cursor.fetchone():
+        raise PositionsTaken(
+            f"The stream position {found[1]} of an archived event is that of {found[0]} here: the archive is of another "
+            "database. Import its events instead: manage.py import_events --as-history FOLDER/event-*.parquet"
+        )
+
+
+def _redact_late(cursor: Any, room_id: str, using: str) -> list[Event]:
+    """Flag targets whose redaction came while they were away; returns those."""
+    cursor.execute(_LATE_REDACTIONS, {"room": room_id})
+    pairs: Sequence[tuple[str, str]] = cursor.fetchall()
+    if not pairs:
+        return []
+    cursor.execute("SELECT room_version FROM events_room WHERE room_id = %s", [room_id])
+    version = room_version(cursor.fetchone()[0])
+    events = {
+        event.event_id: event
+        for event in Event.objects.using(using).filter(event_id__in=set(chain.from_iterable(pairs)))
+    }
+    keys = [("m.room.create", ""), ("m.room.power_levels", "")]
+    states = StoredStates((e.state_group for e in events.values() if e.state_group is not None), keys, using)
+    flagged: list[Event] = []
+    for redaction_id, target_id in pairs:
+        redaction, target = events[redaction_id], events[target_id]
+        before = states.state(redaction.state_group)
+        levels = AuthRules(version).levels(before, before.get(keys[0])) if before is not None else None
+        if may_redact(redaction, target, version, levels):
+            cursor.execute(_REDACTED, [redaction_id, target_id])
+            flagged += [target] * cursor.rowcount
+    return flagged
+
+
+def restore_visibility(cursor: Any, room_id: str, using: str) -> bool:
+    """See to it that the restored events are seen as before; true when the room's ranges had to be made anew.
+
+    A purge leaves the ranges of what it deletes; they are gone only when the room was resynced, or made again, since.
+    """
+    cursor.execute(_LOCK_ROOM, [room_id])
+    cursor.execute(_RANGES_LOST, {"room": room_id})
+    if not cursor.fetchone()[0]:
+        return False
+    rebuild_visibility(room_id, using)
+    return EventVisibility.objects.using(using).filter(room_id=room_id).exists()

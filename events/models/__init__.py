@@ -1,0 +1,373 @@
+"""Tables of the room ``events``: rooms, events, their exact JSON, the graph, current state, visibility.
+
+Every text column holds a Matrix identifier of at most 255 bytes, ordered by code point, and no NUL character
+(``events.format.parsing`` refuses events that would need one); content lives in ``EventJson`` only, byte for byte. Stream
+orderings of live events are positive, those of backfilled events negative. Other services import these models and
+should only read them.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from django.contrib.postgres.fields import ArrayField
+from django.db import models
+from django.db.models.functions import Now
+
+from events.declarations import BACKFILL, EVENTS
+from events.models.querysets import CurrentStateQuerySet, EventQuerySet, EventVisibilityQuerySet, RoomQuerySet
+from state.fields import IdentifierField
+from streams.facts import Fact, FactQuerySet
+from streams.registry import bind
+
+__all__ = [
+    "BackwardExtremity",
+    "CurrentState",
+    "CurrentStateDelta",
+    "ErasedUser",
+    "Event",
+    "EventAuth",
+    "EventEdge",
+    "EventJson",
+    "EventVisibility",
+    "Feed",
+    "FeedEntry",
+    "FeedPosition",
+    "ForgottenRoom",
+    "ForwardExtremity",
+    "IgnoredUser",
+    "PurgedRoom",
+    "Room",
+    "RoomAccess",
+    "TimelineGap",
+    "VisibleEvent",
+]
+
+
+class Room(models.Model):
+    """A room that we hold events of.
+
+    ``current_state_unresolved``: the state at a forward extremity is not known, because events below it are missing,
+    so the room has no rows in ``CurrentState``. ``visibility_unresolved``: it has none in ``EventVisibility``.
+    """
+
+    room_id = IdentifierField(primary_key=True)
+    room_version = models.TextField(help_text='"1" to "12"')
+    creator = IdentifierField(null=True, help_text="sender of the create event; null while that is not here")
+    create_event_id = IdentifierField(null=True)
+    current_state_unresolved = models.BooleanField(db_default=False)
+    visibility_unresolved = models.BooleanField(db_default=False)
+    content_generation = models.BigIntegerField(
+        db_default=0, help_text="raised when stored JSON of the room was rewritten, so that nobody uses what they kept"
+    )
+
+    objects = models.Manager()
+    read = RoomQuerySet.as_manager()
+
+    class Meta:
+        db_table = "events_room"
+
+    def __str__(self) -> str:
+        return self.room_id
+
+
+@bind(BACKFILL)
+@bind(EVENTS)
+class Event(Fact):
+    """One event as this server holds it; its JSON is in ``EventJson``.
+
+    ``stream_ordering`` tells when it arrived (negative: by backfill), ``topological_ordering`` is the depth that
+    its sender claims. A room is read by (topological, stream). An event is shown to clients unless it is an
+    outlier, rejected or soft-failed, and visibility lets it pass; ``redacted_by`` says that the pruned form is to
+    be served.
+    """
+
+    id_field: ClassVar[str] = "stream_ordering"
+    stream_id = None  # type: ignore[assignment]  # Django's way to drop a field of the abstract base
+
+    stream_ordering = models.BigIntegerField(primary_key=True)
+    event_id = IdentifierField(unique=True)
+    room_id = IdentifierField()
+    type = IdentifierField()
+    state_key = IdentifierField(null=True, help_text="null: not a state event")
+    sender = IdentifierField()
+    topological_ordering = models.BigIntegerField(help_text="depth as claimed by the sender")
+    origin_server_ts = models.BigIntegerField(help_text="milliseconds since the epoch, as claimed by the sender")
+    membership = IdentifierField(null=True, help_text="content.membership of an m.room.member event")
+    redacts = IdentifierField(null=True, help_text="event that this m.room.redaction is about")
+    relates_to = IdentifierField(null=True, help_text="target of content.m.relates_to")
+    outlier = models.BooleanField(db_default=False, help_text="known by content only: no place in the graph")
+    rejected_reason = models.TextField(null=True, help_text="why the auth rules refused it; null: accepted")
+    soft_failed = models.BooleanField(db_default=False, help_text="fails against the room's state on arrival")
+    redacted_by = IdentifierField(null=True, help_text="redaction that applies to this event")
+    state_unresolved = models.BooleanField(db_default=False, help_text="its state needs resolution and is not known")
+    censored_at = models.DateTimeField(
+        null=True, help_text="when its stored JSON was replaced by the pruned form, after a redaction"
+    )
+    state_group = models.BigIntegerField(
+        null=True, help_text="the state after it (rejected: before it); null: an outlier, or state_unresolved"
+    )
+
+    objects = FactQuerySet.as_manager()  # type: ignore
+    read = EventQuerySet.as_manager()
+
+    class Meta:
+        db_table = "events_event"
+        indexes: ClassVar = [
+            models.Index(fields=["room_id", "topological_ordering", "stream_ordering"], name="events_event_timeline"),
+            models.Index(fields=["room_id", "stream_ordering"], name="events_event_room_stream"),
+            models.Index(fields=["redacts"], name="events_event_redacts", condition=models.Q(redacts__isnull=False)),
+            models.Index(
+                fields=["room_id", "stream_ordering"],
+                name="events_event_uncensored",
+                condition=models.Q(redacted_by__isnull=False, censored_at__isnull=True),
+            ),
+            models.Index(fields=["room_id"], name="events_event_unresolved", condition=models.Q(state_unresolved=True)),
+            models.Index(
+                fields=["state_key"],
+                name="events_event_outlier_member",
+                condition=models.Q(type="m.room.member", outlier=True),
+            ),
+            models.Index(
+                fields=["state_key", "room_id"], name="events_event_member", condition=models.Q(type="m.room.member")
+            ),
+            models.Index(
+                fields=["state_group"], name="events_event_state_group", condition=models.Q(state_group__isnull=False)
+            ),
+        ]
+        constraints: ClassVar = [
+            models.CheckConstraint(condition=~models.Q(stream_ordering=0), name="events_event_ordering_not_zero"),
+        ]
+
+    def __str__(self) -> str:
+        return self.event_id
+
+
+class EventJson(models.Model):
+    """The event byte for byte as it came in. It may hold an escaped NUL, so it is bytea and never jsonb."""
+
+    event_id = IdentifierField(primary_key=True)
+    room_version = models.TextField(help_text="tells the event's format")
+    json = models.BinaryField(help_text="UTF-8 JSON text")
+
+    class Meta:
+        db_table = "events_eventjson"
+        verbose_name = "event JSON"
+        verbose_name_plural = "event JSON"
+
+    def __str__(self) -> str:
+        return self.event_id
+
+
+class EventEdge(models.Model):
+    """``event_id`` names ``prev_event_id`` among its prev events; that one need not be here. Outliers have none."""
+
+    pk = models.CompositePrimaryKey("event_id", "prev_event_id")
+    event_id = IdentifierField()
+    prev_event_id = IdentifierField()
+
+    class Meta:
+        db_table = "events_eventedge"
+        indexes: ClassVar = [models.Index(fields=["prev_event_id"], name="events_eventedge_prev")]
+
+    def __str__(self) -> str:
+        return f"{self.event_id} -> {self.prev_event_id}"
+
+
+class EventAuth(models.Model):
+    """The auth events of a *state* event, in its own order; auth chains lead through state events only.
+
+    In room version 12 the create event is implied and not listed.
+    """
+
+    event_id = IdentifierField(primary_key=True)
+    auth_event_ids = ArrayField(IdentifierField())
+
+    class Meta:
+        db_table = "events_eventauth"
+        verbose_name_plural = "auth events"
+
+    def __str__(self) -> str:
+        return self.event_id
+
+
+class ForwardExtremity(models.Model):
+    """A leaf of a room: an accepted event that no accepted event refers to."""
+
+    event_id = IdentifierField(primary_key=True)
+    room_id = IdentifierField()
+
+    class Meta:
+        db_table = "events_forwardextremity"
+        verbose_name_plural = "forward extremities"
+        indexes: ClassVar = [models.Index(fields=["room_id"], name="events_forwardextremity_room")]
+
+    def __str__(self) -> str:
+        return self.event_id
+
+
+class BackwardExtremity(models.Model):
+    """A gap of a room: an event that an event here refers to, and that is not here or only as an outlier."""
+
+    room_id = IdentifierField()
+    event_id = IdentifierField()
+
+    class Meta:
+        db_table = "events_backwardextremity"
+        verbose_name_plural = "backward extremities"
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=["room_id", "event_id"], name="events_backwardextremity_event"),
+        ]
+
+    def __str__(self) -> str:
+        return self.event_id
+
+
+class CurrentState(models.Model):
+    """One entry of a room's current state: the state at its forward extremities.
+
+    ``membership`` is set for m.room.member entries, whose ``state_key`` is the user: the index over both finds a
+    user's rooms.
+    """
+
+    room_id = IdentifierField()
+    type = IdentifierField()
+    state_key = IdentifierField()
+    event_id = IdentifierField()
+    membership = IdentifierField(null=True)
+
+    objects = models.Manager()
+    read = CurrentStateQuerySet.as_manager()
+
+    class Meta:
+        db_table = "events_currentstate"
+        verbose_name_plural = "current state"
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=["room_id", "type", "state_key"], name="events_currentstate_key"),
+        ]
+        indexes: ClassVar = [
+            models.Index(
+                fields=["state_key", "membership", "room_id"],
+                name="events_currentstate_user",
+                condition=models.Q(type="m.room.member"),
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.room_id} {self.type} {self.state_key!r}"
+
+
+@bind(EVENTS)
+class CurrentStateDelta(Fact):
+    """A fact of the stream ``events``: an entry of a room's current state changed with the event of this position.
+
+    Null ``event_id``: the entry was removed. Null ``prev_event_id``: there was none before.
+    """
+
+    id_field: ClassVar[str] = "stream_ordering"
+    stream_id = None  # type: ignore[assignment]  # Django's way to drop a field of the abstract base
+
+    stream_ordering = models.BigIntegerField(db_index=True)
+    room_id = IdentifierField()
+    type = IdentifierField()
+    state_key = IdentifierField()
+    event_id = IdentifierField(null=True)
+    prev_event_id = IdentifierField(null=True)
+
+    class Meta:
+        db_table = "events_currentstatedelta"
+        indexes: ClassVar = [
+            models.Index(fields=["room_id", "stream_ordering"], name="events_currentstatedelta_room"),
+            models.Index(
+                fields=["state_key", "stream_ordering"],
+                name="events_currentstatedelta_user",
+                condition=models.Q(type="m.room.member"),
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.stream_ordering} {self.room_id} {self.type} {self.state_key!r}"
+
+
+class ErasedUser(models.Model):
+    """A user who asked for erasure: whoever was not joined at one of their events sees it pruned."""
+
+    user_id = IdentifierField(primary_key=True)
+    erased_at = models.DateTimeField(db_default=Now())
+
+    class Meta:
+        db_table = "events_eraseduser"
+
+    def __str__(self) -> str:
+        return self.user_id
+
+
+class EventVisibility(models.Model):
+    """Who may see which events of a room, as ranges of stream positions, both ends included (``last`` null: open).
+
+    User U sees an event at position p of the room when p lies in a range of U (``user_id = U``), or in a room-wide
+    range (``user_id`` null) that admits U: ``world`` admits everyone, ``shared`` everyone with a membership record.
+    Single events (``first = last``) overrule the user's own ranges, not the room-wide ones: ``shown`` and ``hidden``.
+    A change to a less open setting belongs to the part that it ends (``world_before``, ``shared_before``), unless its sender
+    is erased. ``withheld`` is shown to nobody. ``cut`` ends a user's view: positions above its ``first`` are hidden. While
+    ``peekable`` is open, the current state lets anybody read the room. Outliers, rejected and soft-failed events
+    are never shown, wherever ranges lie. ``events.visibility.predicate_sql`` is the predicate over all of this.
+    """
+
+    class Kind(models.TextChoices):
+        """What makes the range visible."""
+
+        WORLD = "world", "world readable"
+        SHARED = "shared", "shared with members"
+        JOINED = "joined", "the user is joined"
+        INVITED = "invited", "invited, and invited members may read"
+        CUT = "cut", "the user has left or is banned"
+        SHOWN = "shown", "single event, shown"
+        HIDDEN = "hidden", "single event, hidden"
+        WORLD_BEFORE = "world_before", "single event that ends a world-readable part"
+        SHARED_BEFORE = "shared_before", "single event that ends a shared part"
+        WITHHELD = "withheld", "single event that nobody is shown"
+        PEEKABLE = "peekable", "anybody may read the room"
+
+    room_id = IdentifierField()
+    user_id = IdentifierField(null=True, help_text="null: room-wide")
+    kind = models.TextField(choices=Kind.choices)
+    first = models.BigIntegerField(help_text="stream position of the first event")
+    last = models.BigIntegerField(null=True, help_text="stream position of the last event; null: still open")
+
+    objects = models.Manager()
+    read = EventVisibilityQuerySet.as_manager()
+
+    class Meta:
+        db_table = "events_eventvisibility"
+        verbose_name = "range of visibility"
+        verbose_name_plural = "ranges of visibility"
+        indexes: ClassVar = [
+            models.Index(fields=["room_id", "user_id", "kind", "first"], name="events_eventvisibility_range"),
+            models.Index(
+                fields=["room_id", "first"],
+                name="events_eventvisibility_wide",
+                condition=models.Q(user_id__isnull=True, kind__in=("shared", "world")),
+            ),
+            models.Index(
+                fields=["room_id", "user_id", "first"],
+                name="events_eventvisibility_own",
+                condition=models.Q(kind__in=("joined", "invited")),
+            ),
+            models.Index(fields=["user_id", "room_id", "kind", "first"], name="events_eventvisibility_user"),
+        ]
+        constraints: ClassVar = [
+            models.CheckConstraint(
+                condition=models.Q(last__isnull=True) | models.Q(last__gte=models.F("first")),
+                name="events_eventvisibility_ascending",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.room_id} {self.user_id or 'everyone'} {self.kind} {self.first}..{self.last or ''}"
+
+
+from events.models.feeds import Feed, FeedEntry, FeedPosition  # noqa: E402 - after the tables
+from events.models.gaps import TimelineGap  # noqa: E402 - after the tables
+from events.models.purged_rooms import PurgedRoom  # noqa: E402 - after the tables
+from events.models.visibility import ForgottenRoom, IgnoredUser, RoomAccess, VisibleEvent  # noqa: E402 - after the tables

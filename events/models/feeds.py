@@ -1,0 +1,59 @@
+"""Tables of per-user feeds: for each user of this server the newest events that may be new to them, as a list of positions.
+
+A feed is never the truth: it only tells a reader which rooms and positions to look at, and every row can be thrown away
+(``events.sync.feeds`` reads, ``pipeline.feeds`` writes). Others find the models in ``events.models``.
+"""
+
+from __future__ import annotations
+
+from django.db import models
+
+from state.fields import IdentifierField
+
+__all__ = ["Feed", "FeedEntry", "FeedPosition"]
+
+
+class Feed(models.Model):
+    """A user's feed: which part of it is complete, and how long it is.
+
+    ``complete_from`` is the re-sync mark: all of the user's events above it are listed, up to the feeds' position. Whoever
+    comes with an older token asks the rooms.
+    """
+
+    user_id = IdentifierField(primary_key=True)
+    complete_from = models.BigIntegerField(help_text="stream position above which the list is complete")
+    entries = models.IntegerField(help_text="length of the list")
+
+    class Meta:
+        db_table = "events_feed"
+
+    def __str__(self) -> str:
+        return self.user_id
+
+
+class FeedEntry(models.Model):
+    """An event at this stream position of this room may be new to the user; the event is the one that is there now."""
+
+    pk = models.CompositePrimaryKey("user_id", "stream_ordering")
+    user_id = IdentifierField()
+    stream_ordering = models.BigIntegerField()
+    room_id = IdentifierField()
+
+    class Meta:
+        db_table = "events_feedentry"
+
+    def __str__(self) -> str:
+        return f"{self.user_id} {self.stream_ordering}"
+
+
+class FeedPosition(models.Model):
+    """How far all feeds are written: one row, moved in the transaction that writes them."""
+
+    name = IdentifierField(primary_key=True, help_text="the reader that writes feeds")
+    position = models.BigIntegerField(help_text="stream position up to which feeds list what is new")
+
+    class Meta:
+        db_table = "events_feedposition"
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.position}"

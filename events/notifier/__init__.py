@@ -1,0 +1,1 @@
+"""What is new to whom, answered from memory: fed from the streams before their positions show."""

@@ -1,0 +1,82 @@
+"""Reading rows for the memory of a process: the newest ones at its beginning, and those of a lane afterwards.
+
+Called with a cursor of a direct connection. Positions are read before rows, so every row that a position covers is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from events.notifier.stream_cache import ONE_LANE, Lane
+from streams.core.declaration import FactTable, StreamDeclaration
+from streams.core.positions import linear_position
+from streams.core.queries import FactRow, column_sql, order_sql, row_of, token_sql
+from streams.core.watermarks import trim_mark
+from streams.reading.rows import StoredPosition, rows_between, rows_that_are_there
+
+__all__ = ["MOST_ROWS", "Newest", "TooFarBehind", "lane_rows", "lanes_of", "newest_rows"]
+
+ROWS_PER_READ = 1_000
+#: Further behind than this, a stream's memory begins anew instead of being fed row by row.
+MOST_ROWS = 20_000
+
+
+class TooFarBehind(Exception):
+    """There are more rows than are worth reading."""
+
+
+@dataclass(frozen=True, slots=True)
+class Newest:
+    """What is remembered of a stream at the beginning."""
+
+    rows: list[FactRow]
+    floors: dict[str, int]
+
+
+def lanes_of(declaration: StreamDeclaration, stored: Mapping[str, StoredPosition]) -> dict[str, int]:
+    """Up to where rows are fed for these stored positions, by lane."""
+    if declaration.in_memory:
+        return {ONE_LANE: linear_position(stored.values(), declaration.empty_position)}
+    return {writer: at.position for writer, at in stored.items()}
+
+
+def lane_rows(cursor: Any, declaration: StreamDeclaration, lane: Lane) -> list[FactRow]:
+    """All rows of a lane; raises ``TooFarBehind``, and ``ResyncNeeded`` when some were trimmed."""
+    found: list[FactRow] = []
+    after = lane.after
+    read = rows_between if declaration.trimmable else rows_that_are_there
+    while after < lane.upto:
+        rows, after = read(cursor, declaration, lane.writer or None, after, lane.upto, ROWS_PER_READ)
+        found += rows
+        if len(found) > MOST_ROWS:
+            raise TooFarBehind
+    return found
+
+
+def newest_rows(cursor: Any, declaration: StreamDeclaration, upto: Mapping[str, int], limit: int) -> Newest:
+    """The newest rows up to these positions of lanes, about ``limit`` of each table, and what is not known below them."""
+    rows: list[FactRow] = []
+    below = 0
+    high = max(upto.values(), default=0)
+    for table in declaration.tables:
+        cursor.execute(_newest_sql(declaration, table), {"high": high, "limit": limit})
+        found = cursor.fetchall()
+        if len(found) >= limit:
+            below = max(below, found[-1][0])  # of its last fact there may be more rows
+        make = row_of(table)
+        rows += [FactRow(row[0], row[1], make(row[2:]), None) for row in found]  # type: ignore[arg-type]
+    covered = [row for row in rows if row.token <= upto.get(ONE_LANE if declaration.in_memory else row.writer, -1)]
+    gone = trim_mark(cursor, declaration.name).writers
+    lost = {ONE_LANE: max(gone.values(), default=0)} if declaration.in_memory else gone
+    floors = {lane: max(min(below, at), lost.get(lane, 0)) for lane, at in upto.items()}
+    return Newest(covered, {lane: at for lane, at in floors.items() if at > 0})
+
+
+def _newest_sql(declaration: StreamDeclaration, table: FactTable) -> str:
+    token = token_sql(declaration, table)
+    columns = ", ".join([token, table.writer_column, *map(column_sql, table.columns)])
+    where = f"{table.id_column} <= %(high)s::bigint" + (f" AND ({table.where})" if table.where else "")
+    order = order_sql(declaration, table, newest_first=True)
+    return f"SELECT {columns} FROM {table.name} WHERE {where} ORDER BY {order} LIMIT %(limit)s::bigint"

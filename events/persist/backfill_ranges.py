@@ -1,0 +1,205 @@
+"""Ranges of backfilled events, kept as one rebuild of the room would make them, whatever batches the events come in.
+
+Backfilled events have ranges of their own, in which each event's own state is the line. A *run* is events next to each other
+whose state is known; ranges go on within a run. A batch makes runs longer and joins them: where a new run meets a stored one its
+ranges are lengthened instead of written beside them, and what the first event of the stored run was judged to be alone is
+judged again after the event before it. Costs what a batch does, not what is stored. Assumes the caller's transaction with the
+room's row locked, and that the events are written.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from django.db import connections
+from msgspec.structs import replace
+
+from events.persist.room_cache import StoredRoom
+from events.room.state_assignment import RoomStates
+from events.visibility.ranges import OF_THE_LINE, Step, VisibilityRanges, VisibilityRow
+
+__all__ = ["write_old_ranges"]
+
+_RANGES = frozenset({"joined", "invited", "shared", "world"})
+"""Kinds that go on; the others are of a single event."""
+#: Accepted backfilled events from the nearest one below some places to the nearest one above, ascending.
+_AROUND = """
+SELECT e.event_id, e.stream_ordering, e.state_group IS NOT NULL FROM events_event e
+WHERE e.room_id = %(room)s AND NOT e.outlier AND NOT e.soft_failed AND e.rejected_reason IS NULL AND e.stream_ordering < 0
+  AND e.stream_ordering BETWEEN coalesce((
+    SELECT max(below.stream_ordering) FROM events_event below
+    WHERE below.room_id = %(room)s AND NOT below.outlier AND NOT below.soft_failed AND below.rejected_reason IS NULL
+      AND below.stream_ordering < %(first)s), %(first)s)
+  AND coalesce((
+    SELECT min(above.stream_ordering) FROM events_event above
+    WHERE above.room_id = %(room)s AND NOT above.outlier AND NOT above.soft_failed AND above.rejected_reason IS NULL
+      AND above.stream_ordering > %(last)s AND above.stream_ordering < 0), %(last)s)
+ORDER BY e.stream_ordering
+"""
+_STORED = """
+SELECT id, user_id, kind, first, last FROM events_eventvisibility
+WHERE room_id = %(room)s AND first <= %(last)s AND last >= %(first)s
+"""
+_DELETE = "DELETE FROM events_eventvisibility WHERE id = ANY(%s)"
+_MOVE = """
+UPDATE events_eventvisibility v SET first = moved.first, last = moved.last
+FROM unnest(%s::bigint[], %s::bigint[], %s::bigint[]) AS moved (id, first, last) WHERE v.id = moved.id
+"""
+_PUT = """
+INSERT INTO events_eventvisibility (room_id, user_id, kind, first, last)
+SELECT %s, * FROM unnest(%s::text[], %s::text[], %s::bigint[], %s::bigint[])
+"""
+
+
+class _Placed(NamedTuple):
+    event_id: str
+    place: int
+    known: bool
+    """Whether its state is."""
+
+
+def write_old_ranges(room: StoredRoom, states: RoomStates, places: Collection[int]) -> None:
+    """Write what follows from events at these places, which are new, or whose state or verdict has become known."""
+    if not places:
+        return
+    changed = sorted(places)
+    with connections[room.using].cursor() as cursor:
+        cursor.execute(_AROUND, {"room": room.room_id, "first": changed[0], "last": changed[-1]})
+        events = [_Placed(*row) for row in cursor.fetchall()]
+        for part in _parts(events, changed):
+            _Part(room, states, part, set(changed), cursor).write()
+
+
+def _parts(events: Iterable[_Placed], changed: Sequence[int]) -> Iterator[list[_Placed]]:
+    """Events that follow each other newly, the stored ones at the ends included."""
+    part: list[_Placed] = []
+    for event in events:
+        if part and event.known and bisect_left(changed, part[-1].place) < bisect_right(changed, event.place):
+            part.append(event)
+            continue
+        if _is_new(part, changed):
+            yield part
+        part = [event] if event.known else []
+    if _is_new(part, changed):
+        yield part
+
+
+def _is_new(part: Sequence[_Placed], changed: Sequence[int]) -> bool:
+    return len(part) > 1 or any(event.place in changed for event in part)
+
+
+class _Part:
+    """Events whose ranges are worked out together; a stored run may end with the first, another may begin with the last."""
+
+    def __init__(
+        self, room: StoredRoom, states: RoomStates, events: Sequence[_Placed], changed: Collection[int], cursor: Any
+    ) -> None:
+        self._room, self._states, self._events, self._cursor = room, states, events, cursor
+        self._kept = [event for event in events if event.place not in changed]
+        self._below = events[0].place if events[0] in self._kept else None
+        self._above = events[-1].place if events[-1] in self._kept else None
+        cursor.execute(_STORED, {"room": room.room_id, "first": events[0].place, "last": events[-1].place})
+        self._stored = {VisibilityRow(*row): number for number, *row in cursor.fetchall()}
+        self._new: set[VisibilityRow] = set()
+        self._gone: set[VisibilityRow] = set()
+
+    def write(self) -> None:
+        """Lengthen, join and add ranges."""
+        room = self._room
+        room.adopt_after([event.event_id for event in self._events])
+        worked_out = self._worked_out(self._events)
+        for row in worked_out.rows:
+            self._put(row)
+        self._end(worked_out.still_open())
+        for event in self._kept:
+            if event.place != self._below:
+                alone = self._worked_out([event])
+                self._gone |= set(alone.rows if event.place == self._above else alone.ended())
+        self._write()
+
+    def _worked_out(self, events: Sequence[_Placed]) -> VisibilityRanges:
+        ranges = VisibilityRanges(self._states.builder, self._states.events)
+        for event in events:
+            after = self._room.after[event.event_id]
+            ranges.add(Step(event.place, self._states.events[event.event_id], self._before(event), after, after))
+        return ranges
+
+    def _before(self, event: _Placed) -> int | None:
+        before = self._states.before
+        if event.event_id not in before and event in self._kept:
+            group = self._room.adopt_before(event.event_id)
+            if group is not None:
+                before[event.event_id] = group
+        return before.get(event.event_id)
+
+    # --- what becomes of a range --------------------------------------------------------------------------------
+    def _put(self, row: VisibilityRow) -> None:
+        """A range that ended, or a row of a single event; those of the first event are stored, if that is."""
+        if row.kind in OF_THE_LINE:
+            return
+        if row.first != self._below:
+            self._new.add(row)
+        elif row.last != self._below:
+            self._lengthen(row)
+
+    def _end(self, still_open: Iterable[VisibilityRow]) -> None:
+        """Ranges that go on after the last event: with those of the run above it, or not at all."""
+        above = self._running(self._above, above=True)
+        for row in still_open:
+            if row.kind in OF_THE_LINE:
+                continue
+            met = above.get((row.user_id, row.kind))
+            whole = replace(row, last=self._events[-1].place if met is None else met.last)
+            if met is not None and row.first != self._above:
+                self._gone.add(met)
+            if row.first == self._below:
+                self._lengthen(whole)
+            elif met is None or row.first != self._above:
+                self._new.add(whole)
+
+    def _lengthen(self, row: VisibilityRow) -> None:
+        """A stored range that ended with the first event goes on."""
+        met = self._running(self._below, above=False).get((row.user_id, row.kind))
+        if met is not None:
+            self._gone.add(met)
+        self._new.add(row if met is None else replace(row, first=met.first))
+
+    def _running(self, place: int | None, *, above: bool) -> dict[tuple[str | None, str], VisibilityRow]:
+        """Stored ranges at one end that run on beyond it; those of events that were purged begin or end between."""
+        if place is None:
+            return {}
+        next_one = self._events[-2 if above else 1].place
+        found = {}
+        for row in self._stored:
+            if row.kind not in _RANGES or row.last is None or not row.first <= place <= row.last:
+                continue
+            if row.first > next_one if above else row.last < next_one:
+                found[row.user_id, row.kind] = row
+        return found
+
+    def _write(self) -> None:
+        """Rows that stay are not touched; one that gives way to another of its kind becomes it."""
+        gone = self._gone & self._stored.keys() - self._new
+        new = self._new - self._stored.keys()
+        waiting = {
+            (row.user_id, row.kind, end): row for row in gone for end in (("first", row.first), ("last", row.last))
+        }
+        moved: list[tuple[int, int, int | None]] = []
+        for row in sorted(new, key=lambda row: (row.user_id or "", row.kind, row.first)):
+            for end in (("first", row.first), ("last", row.last)):
+                old = waiting.get((row.user_id, row.kind, end))
+                if old in gone:
+                    gone.discard(old)
+                    new.discard(row)
+                    moved.append((self._stored[old], row.first, row.last))
+                    break
+        cursor = self._cursor
+        if gone:
+            cursor.execute(_DELETE, [[self._stored[row] for row in gone]])
+        if moved:
+            cursor.execute(_MOVE, [list(column) for column in zip(*moved, strict=True)])
+        if new:
+            columns = zip(*((row.user_id, row.kind, row.first, row.last) for row in new), strict=True)
+            cursor.execute(_PUT, [self._room.room_id, *(list(column) for column in columns)])

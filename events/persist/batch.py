@@ -1,0 +1,461 @@
+"""Storing room events as they come: from local users, from other servers, and old ones by backfill.
+
+``persist`` takes a batch in any order, of any rooms. Each event gets a named verdict of its own: stored (accepted, rejected
+by the auth rules, or soft-failed), a duplicate, or refused with the reason; the others are not touched by it. The batch is
+one transaction. Rooms are locked in the order of their IDs before any position is reserved, so writers never wait for each
+other in a circle, and positions of a room ascend as its events build on each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from dataclasses import replace as replace_field
+from typing import Any
+
+from django.db import transaction
+from msgspec.structs import replace
+
+from events.errors import EventRefused, Reason, SignaturesUnchecked
+from events.format import hashes
+from events.format.field_checks import storable
+from events.format.parsing import LINE_LIMIT_BYTES, ParsedEvent, parse_event
+from events.format.strict_json import decode_event
+from events.maintenance.censor import CACHE_NAME
+from events.models import Event, EventJson, Room
+from events.persist.counters import count_stored
+from events.persist.lock_and_read import RoomReading, lock_and_read
+from events.persist.room_batch import RoomBatch, RoomChanges
+from events.persist.room_cache import StoredRoom
+from events.persist.write_rows import write_rooms
+from events.room.event_auth import as_let_through
+from events.room.verification import KeysOf, check_signatures, tells_version
+from events.stored_states import parsed_events
+from state.rules.room_versions import ROOM_VERSIONS, RoomVersion, room_version
+from streams import registry
+from streams.conf import stream_settings
+from streams.models import CacheInvalidation
+
+__all__ = ["Incoming", "PersistOutcome", "Persisted", "RefusedEvent", "persist"]
+
+_MOST_PREV_EVENTS, _MOST_AUTH_EVENTS = 20, 10
+"""As servers take them; of each choice of prev events the states are resolved, under the room's lock."""
+
+
+@dataclass(frozen=True, slots=True)
+class Incoming:
+    """An event as it came in: its exact bytes, and what is known about it.
+
+    ``room_version`` may be left out for rooms that are stored and for create events. ``outlier``: only the event is known, not
+    its place in the graph. ``backfilled``: it is old, and was asked for. ``state_before``: the events that make up the room's
+    state before it, told from outside; it counts where prev events, or their states, are not here. These events are stored, or
+    come in the same batch, outliers as a rule. A stored event whose state is not known gets it when it comes again so.
+    """
+
+    json: bytes
+    room_version: str | None = None
+    event_id: str | None = None
+    outlier: bool = False
+    backfilled: bool = False
+    state_before: Sequence[str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Persisted:
+    """A stored event; ``rejected_reason`` and ``soft_failed`` are the verdict of the auth rules."""
+
+    event_id: str
+    room_id: str
+    stream_ordering: int
+    rejected_reason: str | None
+    soft_failed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedEvent:
+    """An event that was not stored: its place in the batch and why."""
+
+    place: int
+    error: EventRefused
+
+
+@dataclass(slots=True)
+class PersistOutcome:
+    """What became of a batch. ``bad_content_hashes`` of the stored events did not fit: pruned or tampered with."""
+
+    stored: list[Persisted] = field(default_factory=list)
+    duplicates: list[str] = field(default_factory=list)
+    refused: list[RefusedEvent] = field(default_factory=list)
+    bad_content_hashes: int = 0
+    unfinished_rooms: list[str] = field(default_factory=list)
+    """A gap was filled below more events than are resolved at once: call ``resolve_room``."""
+
+
+def persist(
+    events: Iterable[Incoming],
+    using: str | None = None,
+    *,
+    verifier: KeysOf | None = None,
+    verified: bool = False,
+    history_of: str | None = None,
+) -> PersistOutcome:
+    """Store a batch; see the module. Events that are stored already change nothing, so a batch may be repeated.
+
+    Signatures are checked with the keys that ``verifier`` tells (``events.room.verification``), before anything is locked; an
+    event that a server did not sign is refused as ``bad-signature``. Or the caller says that all are ``verified``, as those
+    made here are.
+
+    ``history_of``: the events are what the server of that name has stored, so those of its own users are never soft-failed, and
+    any number of prev and auth events is taken.
+
+    Raises ``SignaturesUnchecked`` where neither is said, what ``verifier`` raises, errors of the stream engine (``WriterFenced``,
+    …) and of the database, and then nothing was stored; a transaction of the caller can then only be rolled back.
+    """
+    if (verifier is None) is not verified:
+        raise SignaturesUnchecked(
+            "Say who checks the signatures of these events: verifier=KEYS, a callable that tells the keys of a server "
+            "(events.room.verification), or verified=True where they are checked, or were made here; not both."
+        )
+    alias = using or stream_settings().database
+    batch = list(events)
+    outcome = PersistOutcome()
+    parsed = _parse(batch, outcome, alias, verifier, known_elsewhere=history_of is not None)
+    if history_of is not None:
+        parsed = [replace_field(placed, event=as_let_through(placed.event, history_of)) for placed in parsed]
+    if parsed:
+        with transaction.atomic(using=alias, savepoint=False):
+            _store(parsed, outcome, alias)
+    outcome.refused.sort(key=lambda refused: refused.place)
+    return outcome
+
+
+# --- parsing ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Placed:
+    place: int
+    event: ParsedEvent
+    state_before: Sequence[str] | None
+
+
+def _parse(
+    batch: Sequence[Incoming], outcome: PersistOutcome, using: str, verifier: KeysOf | None, *, known_elsewhere: bool
+) -> list[_Placed]:
+    """The events, each once.
+
+    Of several with one ID, room and room version the first, but rather one with a place in the graph, and the content of one as
+    its sender made it (pruned and tampered ones have the same ID).
+    """
+    decoded: list[tuple[int, Incoming, dict[str, Any]]] = []
+    for place, incoming in enumerate(batch):
+        try:
+            decoded.append((place, incoming, _decoded(incoming.json)))
+        except EventRefused as error:
+            outcome.refused.append(RefusedEvent(place, error))
+    versions = _versions(decoded, using, verifier)
+    parsed: list[_Placed] = []
+    for place, incoming, event in decoded:
+        try:
+            found_event = _parsed(incoming, event, versions)
+            if not known_elsewhere:
+                _check_references(found_event)
+            parsed.append(_Placed(place, found_event, incoming.state_before))
+        except EventRefused as error:
+            outcome.refused.append(RefusedEvent(place, error))
+    found: dict[tuple[str, str, str], _Placed] = {}
+    for placed in parsed if verifier is None else _signed(parsed, outcome, verifier):
+        event_id, room_id = placed.event.event_id, placed.event.room_id
+        key = event_id, placed.event.room_version, room_id
+        if key in found:
+            outcome.duplicates.append(event_id)
+        found[key] = _of_both(found[key], placed) if key in found else placed
+    return list(found.values())
+
+
+def _decoded(json: bytes) -> dict[str, Any]:
+    """Its size is looked at first: what ``unsigned`` holds counts for no other limit, and is stored and read with the event."""
+    if len(json) > LINE_LIMIT_BYTES:
+        raise EventRefused(Reason.TOO_LARGE, f"{len(json)} bytes as it came; at most {LINE_LIMIT_BYTES} are taken")
+    return decode_event(json)
+
+
+def _signed(parsed: Sequence[_Placed], outcome: PersistOutcome, verifier: KeysOf) -> list[_Placed]:
+    """Those that are signed; of every copy, since signatures are no part of an event's ID."""
+    refusals = check_signatures([placed.event for placed in parsed], verifier)
+    found = list(zip(parsed, refusals, strict=True))
+    outcome.refused += [RefusedEvent(placed.place, refusal) for placed, refusal in found if refusal is not None]
+    return [placed for placed, refusal in found if refusal is None]
+
+
+def _of_both(first: _Placed, other: _Placed) -> _Placed:
+    """One of two copies of an event: the place of one in the graph, the content of one that fits its hash."""
+    copies = sorted((first, other), key=lambda copy: (copy.event.outlier, not copy.event.content_hash_matches))
+    kept, left = copies
+    if kept.event.content_hash_matches or not left.event.content_hash_matches:
+        return kept
+    return replace_field(kept, event=_at_place_of(kept.event, left.event)) if _is_same(kept.event, left.event) else kept
+
+
+def _at_place_of(placed: ParsedEvent, content: ParsedEvent) -> ParsedEvent:
+    """The event ``content`` with what is known about the other copy."""
+    return replace(
+        content,
+        outlier=placed.outlier,
+        stream_ordering=placed.stream_ordering,
+        soft_failure_given=placed.soft_failure_given,
+    )
+
+
+def _is_same(event: ParsedEvent, other: ParsedEvent) -> bool:
+    """Whether two of one ID are one event: before room version 3 senders choose the IDs."""
+    version = room_version(event.room_version)
+    return version.ids_are_hashes or _reference_hash(event, version) == _reference_hash(other, version)
+
+
+def _reference_hash(event: ParsedEvent, version: RoomVersion) -> str:
+    return hashes.reference_hash(decode_event(event.json), version)
+
+
+def _versions(
+    decoded: Sequence[tuple[int, Incoming, dict[str, Any]]], using: str, verifier: KeysOf | None
+) -> dict[str, str]:
+    """Room version by room ID: of stored rooms, and as told in the batch."""
+    untold = [event for _, incoming, event in decoded if incoming.room_version is None]
+    rooms = {event["room_id"] for event in untold if _is_room_id(event.get("room_id"))}
+    if not untold:
+        return {}
+    versions = dict(Room.objects.using(using).filter(room_id__in=rooms).values_list("room_id", "room_version"))
+    creates: list[ParsedEvent] = []
+    for _, incoming, event in decoded:
+        if event.get("type") != "m.room.create" or not _is_room_id(event.get("room_id")):
+            continue
+        if isinstance(incoming.room_version, str):
+            versions.setdefault(event["room_id"], incoming.room_version)
+        elif event["room_id"] not in versions and (create := _announcing(incoming.json, event)) is not None:
+            creates.append(create)
+    unsigned = check_signatures(creates, verifier) if creates and verifier is not None else [None] * len(creates)
+    for create, refusal in zip(creates, unsigned, strict=True):
+        if refusal is None:
+            versions.setdefault(create.room_id, create.room_version)
+    return versions
+
+
+def _announcing(json: bytes, event: dict[str, Any]) -> ParsedEvent | None:
+    """A create event that tells its room's version, if it is signed."""
+    try:
+        create = parse_event(json, event, _own_version(event))
+    except EventRefused:
+        return None
+    return create if tells_version(create) else None
+
+
+def _own_version(create: dict[str, Any]) -> Any:
+    content = create.get("content")
+    return content.get("room_version", "1") if isinstance(content, dict) else "1"
+
+
+def _is_room_id(value: Any) -> bool:
+    try:
+        return storable(value, "room_id").startswith("!")
+    except EventRefused:
+        return False
+
+
+def _parsed(incoming: Incoming, event: dict[str, Any], versions: dict[str, str]) -> ParsedEvent:
+    version: Any = incoming.room_version
+    room_id = event.get("room_id")
+    if version is None and isinstance(room_id, str):
+        version = versions.get(room_id)
+        if version is None and event.get("type") != "m.room.create":
+            raise EventRefused(Reason.UNKNOWN_ROOM, f"no room {room_id!r} is stored: begin with its create event")
+    if version is None:
+        version = _own_version(event)
+        if isinstance(version, str) and version in ROOM_VERSIONS and _announcing(incoming.json, event) is None:
+            parse_event(incoming.json, event, version, incoming.event_id)  # may have another reason
+            detail = (
+                "the create event does not fit its hash, or is not of the room's server: tell the room_version with it"
+            )
+            raise EventRefused(Reason.UNKNOWN_ROOM_VERSION, detail)
+    parsed = parse_event(incoming.json, event, version, incoming.event_id)
+    _check_given(incoming.state_before)
+    if not (incoming.outlier or incoming.backfilled):
+        return parsed
+    return replace(parsed, outlier=incoming.outlier, stream_ordering=-1 if incoming.backfilled else None)
+
+
+def _check_references(event: ParsedEvent) -> None:
+    for what, named, most in (
+        ("prev", event.prev_event_ids, _MOST_PREV_EVENTS),
+        ("auth", event.auth_event_ids, _MOST_AUTH_EVENTS),
+    ):
+        if len(named) > most:
+            raise EventRefused(Reason.BAD_REFERENCE, f"{len(named)} {what} events; at most {most} are taken")
+
+
+def _check_given(event_ids: Any) -> None:
+    """What another server names as the state before an event may be anything."""
+    if event_ids is None:
+        return
+    if isinstance(event_ids, str | bytes) or not isinstance(event_ids, Sequence):
+        raise EventRefused(Reason.WRONG_TYPE, f"state_before is {event_ids!r:.100} and should be a list of event IDs")
+    for event_id in event_ids:
+        storable(event_id, "an entry of state_before")
+
+
+# --- storing ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Work:
+    """What there is to do: new events and given states by room, the place of each event in the batch, and its room.
+
+    Before room version 3 senders choose the IDs of events, so two rooms may claim one.
+    """
+
+    by_room: dict[str, list[ParsedEvent]] = field(default_factory=dict)
+    given: dict[str, dict[str, Sequence[str]]] = field(default_factory=dict)
+    places: dict[str, int] = field(default_factory=dict)
+    rooms: dict[str, str] = field(default_factory=dict)
+
+    def add(self, placed: _Placed, *, stored: bool) -> None:
+        """``stored``: the event is here, and only its state is told."""
+        event = placed.event
+        self.places.setdefault(event.event_id, placed.place)
+        self.rooms[event.event_id] = event.room_id
+        events = self.by_room.setdefault(event.room_id, [])
+        if not stored:
+            events.append(event)
+        if placed.state_before is not None and not event.outlier:
+            self.given.setdefault(event.room_id, {})[event.event_id] = placed.state_before
+
+
+def _store(parsed: Sequence[_Placed], outcome: PersistOutcome, using: str) -> None:
+    building = any(_may_build(placed) for placed in parsed)
+    reading = lock_and_read([placed.event for placed in parsed], using, building=building)
+    parsed, whole = _with_stored_content(parsed, reading, outcome, using)
+    work, rooms, known = _work(parsed, reading, outcome), reading.rooms, reading.events
+    batches = [
+        (rooms[room_id], RoomBatch(reading, rooms[room_id], work.by_room[room_id], using, work.given.get(room_id)))
+        for room_id in sorted(work.by_room)
+    ]
+    worked_out = [(room, batch.stored, batch.work_out()) for room, batch in batches]
+    positions = write_rooms(
+        worked_out, {event_id for event_id in reading.own & known.keys() if known[event_id].outlier}, using
+    )
+    if whole := [event for event in whole if event.event_id in positions]:
+        _store_whole(whole, using)
+    transaction.on_commit(lambda: _keep(worked_out), using=using)
+    for room, _, changes in worked_out:
+        if changes.filled.more:
+            outcome.unfinished_rooms.append(room.room_id)
+        outcome.refused += [RefusedEvent(work.places[event.event_id], error) for event, error in changes.refused]
+        for event in changes.events:
+            outcome.bad_content_hashes += not event.content_hash_matches
+            outcome.stored.append(
+                Persisted(
+                    event.event_id, event.room_id, positions[event.event_id], event.rejected_reason, event.soft_failed
+                )
+            )
+
+
+def _with_stored_content(
+    parsed: Sequence[_Placed], reading: RoomReading, outcome: PersistOutcome, using: str
+) -> tuple[list[_Placed], list[ParsedEvent]]:
+    """Outliers that come with their place keep what is stored of them, unless that fits no hash and this is whole.
+
+    Those that were read by another room version, before the room's own was known, are read anew. What was censored stays so.
+    Returns the batch, and those that are stored anew.
+    """
+    known = reading.events
+    moved = [p for p in parsed if not p.event.outlier and (f := known.get(p.event.event_id)) and f.outlier]
+    stored = parsed_events([p.event.event_id for p in moved], using) if moved else {}
+    censored = set(
+        Event.objects.using(using)
+        .filter(event_id__in=stored, redacted_by__isnull=False)
+        .values_list("event_id", flat=True)
+        if stored
+        else ()
+    )
+    found: list[_Placed] = []
+    whole: list[ParsedEvent] = []
+    for placed in parsed:
+        event = placed.event
+        kept = None if event.outlier else stored.get(event.event_id)
+        if kept is None or kept.room_id != event.room_id:
+            found.append(placed)
+        elif not _is_same(kept, event):
+            detail = f"{event.event_id} is the ID of another event that is stored"
+            outcome.refused.append(RefusedEvent(placed.place, EventRefused(Reason.WRONG_EVENT_ID, detail)))
+        elif kept.room_version != event.room_version or (event.content_hash_matches and not kept.content_hash_matches):
+            event = _whole_of_both(event, kept)
+            found.append(replace_field(placed, event=event))
+            if event.event_id not in censored:
+                whole.append(event)
+        else:
+            found.append(replace_field(placed, event=_at_place_of(event, kept)))
+    return found, whole
+
+
+def _whole_of_both(event: ParsedEvent, kept: ParsedEvent) -> ParsedEvent:
+    """The event, with the stored content where only that fits its hash."""
+    if event.content_hash_matches:
+        return event
+    try:
+        again = parse_event(kept.json, decode_event(kept.json), event.room_version, event.event_id)
+    except EventRefused:
+        return event
+    return _at_place_of(event, again) if again.content_hash_matches else event
+
+
+def _store_whole(events: Sequence[ParsedEvent], using: str) -> None:
+    """Events of which a worse copy was stored: redacted, because it did not fit its hash, or read by another room version."""
+    for event in events:
+        kept = EventJson.objects.using(using).filter(pk=event.event_id)
+        kept.update(json=event.json, room_version=event.room_version)
+    keys = [event.event_id for event in events]
+    registry.get("caches").append(*(CacheInvalidation(cache_name=CACHE_NAME, keys=[event_id]) for event_id in keys))
+
+
+def _work(parsed: Sequence[_Placed], reading: RoomReading, outcome: PersistOutcome) -> _Work:
+    """Sort out what is stored already and what is of no room."""
+    work = _Work()
+    for placed in parsed:
+        event = placed.event
+        facts = reading.events.get(event.event_id)
+        owner = work.rooms.get(event.event_id) if facts is None else facts.room_id
+        if owner not in (None, event.room_id):
+            detail = f"{event.event_id} is the ID of an event of {owner}"
+            outcome.refused.append(RefusedEvent(placed.place, EventRefused(Reason.WRONG_EVENT_ID, detail)))
+        elif facts is not None and (event.outlier or not facts.outlier):
+            outcome.duplicates.append(event.event_id)
+            if facts.state_unresolved and placed.state_before is not None:
+                work.add(placed, stored=True)
+        elif (error := _of_no_room(event, reading.rooms.get(event.room_id))) is not None:
+            outcome.refused.append(RefusedEvent(placed.place, error))
+        else:
+            work.add(placed, stored=False)
+    return work
+
+
+def _of_no_room(event: ParsedEvent, room: Room | None) -> EventRefused | None:
+    if room is None:
+        return EventRefused(Reason.UNKNOWN_ROOM, f"no room {event.room_id} is stored: begin with its create event")
+    if room.room_version != event.room_version:
+        detail = f"room {room.room_id} is of version {room.room_version}, not {event.room_version}"
+        return EventRefused(Reason.WRONG_ROOM_VERSION, detail)
+    return None
+
+
+def _may_build(placed: _Placed) -> bool:
+    """Whether the event may need a state group of its own; at most the usual message on one event does not."""
+    event = placed.event
+    return event.is_state or len(event.prev_event_ids) != 1 or event.backfilled or placed.state_before is not None
+
+
+def _keep(worked_out: Sequence[tuple[Room, StoredRoom, RoomChanges]]) -> None:
+    server_name = stream_settings().server_name
+    for _, stored, changes in worked_out:
+        for event in changes.events:
+            stored.keep_event(event)
+        count_stored(changes, server_name)

@@ -1,0 +1,64 @@
+"""What this process counts of the events that it stores: for metrics, beside what the tables tell.
+
+Counted after the commit. Labels are bounded: types of events that nobody specified are ``other``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from prometheus_client import Counter, Histogram
+
+from state.groups.deltas import HOPS_LIMIT
+
+if TYPE_CHECKING:
+    from events.persist.room_batch import RoomChanges
+
+__all__ = ["MEASURES", "count_stored"]
+
+EVENTS = Counter("replsite_events_persisted", "Events that were stored, by where their sender lives", ["origin"])
+EVENTS_BY_TYPE = Counter(
+    "replsite_events_persisted_by_type", "Events that were stored, by type and by where their sender lives",
+    ["type", "origin"],
+)  # fmt: skip
+GROUPS = Counter(
+    "replsite_state_groups_written",
+    "State groups for new events: delta or full where one was written, reused where the event has that of another",
+    ["kind"],
+)
+HOPS = Histogram(
+    "replsite_state_chain_hops",
+    f"Chains that reading a new state group takes besides its own; at most {HOPS_LIMIT}",
+    buckets=(0, 1, 2, 3, 5, 8, 13, HOPS_LIMIT),
+)
+MEASURES = (EVENTS, EVENTS_BY_TYPE, GROUPS, HOPS)
+
+#: Types that become labels; anybody may send others.
+_KNOWN_TYPES = frozenset(
+    {
+        "m.call.answer", "m.call.candidates", "m.call.hangup", "m.call.invite", "m.key.verification.request",
+        "m.poll.end", "m.poll.response", "m.poll.start", "m.reaction", "m.room.aliases", "m.room.avatar",
+        "m.room.canonical_alias", "m.room.create", "m.room.encrypted", "m.room.encryption", "m.room.guest_access",
+        "m.room.history_visibility", "m.room.join_rules", "m.room.member", "m.room.message", "m.room.name",
+        "m.room.pinned_events", "m.room.power_levels", "m.room.redaction", "m.room.server_acl",
+        "m.room.third_party_invite", "m.room.tombstone", "m.room.topic", "m.space.child", "m.space.parent", "m.sticker",
+    }
+)  # fmt: skip
+
+
+def count_stored(changes: RoomChanges, server_name: str) -> None:
+    """What a committed batch stored in one room; senders of ``server_name`` are local."""
+    for event in changes.events:
+        origin = "local" if event.sender.partition(":")[2] == server_name else "remote"
+        EVENTS.labels(origin).inc()
+        EVENTS_BY_TYPE.labels(event.type if event.type in _KNOWN_TYPES else "other", origin).inc()
+    _count_groups(changes.new_groups)
+    if changes.reused_groups:
+        GROUPS.labels("reused").inc(changes.reused_groups)
+
+
+def _count_groups(groups: Iterable[tuple[bool, int]]) -> None:
+    for is_full, hops in groups:
+        GROUPS.labels("full" if is_full else "delta").inc()
+        HOPS.observe(hops)

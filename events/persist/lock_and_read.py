@@ -1,0 +1,178 @@
+"""What a batch of new events needs to know of its rooms: locked and read in one message to the server.
+
+The rooms are locked by a statement of its own, in the order of their IDs, and the reading is the next one: so it sees what was
+committed before the lock was granted. What is not in the reading, because only few batches need it, is read later under the
+same lock (``events.persist.room_cache``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+import orjson
+from django.db import connections
+
+from events.format.parsing import ParsedEvent
+from events.models import Room
+from events.room.state_assignment import is_create
+from events.room.verification import tells_version
+from streams.db.driver import Statement, send_together
+
+__all__ = ["EventFacts", "GroupFacts", "RoomReading", "lock_and_read"]
+
+#: A new room may be made by two at once; who comes second waits here. A room that was deleted and comes again is another one.
+_MAKE_ROOM = """
+INSERT INTO events_room (room_id, room_version, content_generation)
+SELECT room_id, room_version, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint
+FROM unnest(%(begun)s::text[], %(versions)s::text[]) AS new (room_id, room_version)
+ORDER BY room_id ON CONFLICT (room_id) DO NOTHING
+"""
+#: Of a room that is known by outliers only, any server may have told the version; its own create event tells the right one.
+_CORRECT_VERSIONS = """
+UPDATE events_room r SET room_version = own.version, content_generation = content_generation + 1
+FROM unnest(%(own_rooms)s::text[], %(own_versions)s::text[]) AS own (room_id, version)
+WHERE r.room_id = own.room_id AND r.room_version <> own.version AND r.create_event_id IS NULL
+  AND NOT EXISTS (SELECT FROM events_event e WHERE e.room_id = r.room_id AND NOT e.outlier)
+"""
+_LOCK_ROOMS = "SELECT FROM events_room WHERE room_id = ANY(%(rooms)s::text[]) ORDER BY room_id FOR UPDATE"
+_ROOM_COLUMNS = (
+    "room_id", "room_version", "creator", "create_event_id", "current_state_unresolved", "visibility_unresolved",
+    "content_generation",
+)  # fmt: skip
+_READ = f"""
+WITH leaf AS MATERIALIZED (
+    SELECT room_id, event_id FROM events_forwardextremity WHERE room_id = ANY(%(rooms)s::text[])
+), latest AS MATERIALIZED (
+    -- Pairs are compared, so that no plan walks along the positions of all rooms.
+    SELECT asked.room_id, last.event_id, last.stream_ordering FROM unnest(%(rooms)s::text[]) AS asked (room_id), LATERAL (
+        SELECT event_id, stream_ordering FROM events_event e
+        WHERE (e.room_id, stream_ordering) > (asked.room_id, 0) AND (e.room_id, stream_ordering) <= (asked.room_id, {2**63 - 1})
+          AND NOT outlier AND NOT soft_failed AND rejected_reason IS NULL
+        ORDER BY e.room_id DESC, stream_ordering DESC LIMIT 1
+    ) AS last
+), base AS MATERIALIZED (
+    SELECT %(prevs)s::text[] || ARRAY(SELECT event_id FROM leaf) || ARRAY(SELECT event_id FROM latest) AS ids
+), here AS MATERIALIZED (
+    SELECT event_id, outlier, rejected_reason, soft_failed, state_group, room_id FROM events_event
+    WHERE event_id = ANY((SELECT ids FROM base) || %(own)s::text[] || %(auths)s::text[])
+)
+SELECT json_build_array(
+    (SELECT json_agg(json_build_array({", ".join(_ROOM_COLUMNS)})) FROM events_room
+     WHERE room_id = ANY(%(rooms)s::text[])),
+    (SELECT json_agg(json_build_array(room_id, event_id) ORDER BY event_id) FROM leaf),
+    (SELECT json_agg(json_build_array(room_id, event_id, stream_ordering)) FROM latest),
+    (SELECT json_agg(json_build_array(event_id, outlier, rejected_reason, soft_failed, state_group, room_id)) FROM here),
+    (SELECT json_agg(json_build_array(g.id, g.chain, g.hops, g.rows_to_read,
+         %(building)s::boolean AND NOT EXISTS (
+             SELECT FROM state_stategroupdelta d WHERE d.chain = g.chain AND d.state_group > g.id)))
+     FROM state_stategroup g
+     WHERE g.id = ANY(ARRAY(SELECT state_group FROM here WHERE event_id = ANY((SELECT ids FROM base)::text[])))),
+    (SELECT json_agg(json_build_array(edge.prev_event_id, edge.event_id)) FROM events_eventedge edge
+     WHERE edge.prev_event_id = ANY(%(own)s::text[])),
+    (SELECT json_agg(json_build_array(room_id, event_id, redacts) ORDER BY stream_ordering) FROM events_event
+     WHERE redacts = ANY(%(own)s::text[])),
+    (SELECT json_agg(event_id) FROM events_backwardextremity
+     WHERE room_id = ANY(%(rooms)s::text[]) AND event_id = ANY(%(own)s::text[]))
+)::text
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class EventFacts:
+    """What the row of a stored event says beside its JSON."""
+
+    outlier: bool
+    rejected_reason: str | None
+    soft_failed: bool
+    state_group: int | None
+    room_id: str
+
+    @property
+    def state_unresolved(self) -> bool:
+        """Whether it has a place in the graph, but no known state."""
+        return not self.outlier and self.state_group is None
+
+
+@dataclass(frozen=True, slots=True)
+class GroupFacts:
+    """What the row of a stored group says; ``is_tip``: its chain ends with it."""
+
+    chain: int
+    hops: int
+    rows_to_read: int
+    is_tip: bool
+
+
+@dataclass(slots=True)
+class RoomReading:
+    """The rooms of a batch as they are under the lock.
+
+    ``events`` has those of the ``asked`` IDs that are stored: the batch's own, their prev and auth events, the leaves and the
+    latest events. ``groups`` are those after prev events, leaves and latest events.
+    """
+
+    rooms: dict[str, Room] = field(default_factory=dict)
+    leaves: dict[str, list[str]] = field(default_factory=dict)
+    latest: dict[str, tuple[str, int]] = field(default_factory=dict)
+    """Room -> its accepted event that came last, and its position."""
+    asked: set[str] = field(default_factory=set)
+    events: dict[str, EventFacts] = field(default_factory=dict)
+    groups: dict[int, GroupFacts] = field(default_factory=dict)
+    own: frozenset[str] = frozenset()
+    above: list[tuple[str, str]] = field(default_factory=list)
+    """(own event, stored event that refers to it)."""
+    redactions: list[tuple[str, str, str]] = field(default_factory=list)
+    """(room, stored redaction, own event that it redacts), by their positions."""
+    gaps: frozenset[str] = frozenset()
+    """Own events that are noted as missing."""
+
+
+def lock_and_read(
+    events: Collection[ParsedEvent], using: str, rooms: Collection[str] = (), *, building: bool = True
+) -> RoomReading:
+    """Lock the rooms of the events, and ``rooms``, and read them; makes those that a create event or an outlier begins.
+
+    A create event that the rules refuse begins none.
+
+    ``building`` is false where no state groups are going to be made: then nobody looks which ones are tips.
+    """
+    creates = [event for event in events if is_create(event)]
+    outliers = [event for event in events if event.outlier and event.type != "m.room.create"]
+    begun = {event.room_id: event.room_version for event in (*outliers, *creates)}
+    told = {event.room_id: event.room_version for event in creates if tells_version(event)}
+    own = {event.event_id for event in events}
+    prevs = {prev for event in events for prev in event.prev_event_ids} - own
+    auths = {other for event in events for other in event.auth_event_ids} - own - prevs
+    values = {
+        "begun": list(begun),
+        "versions": list(begun.values()),
+        "own_rooms": list(told),
+        "own_versions": list(told.values()),
+        "rooms": sorted({*rooms, *(event.room_id for event in events)}),
+        "own": sorted(own),
+        "prevs": sorted(prevs),
+        "auths": sorted(auths),
+        "building": building,
+    }
+    made = [Statement(_MAKE_ROOM, values)] if begun else []
+    corrected = [Statement(_CORRECT_VERSIONS, values)] if told else []
+    locked = Statement(_LOCK_ROOMS, values)
+    found = send_together(connections[using], [*made, locked, *corrected, Statement(_READ, values)])
+    return _reading(found[0][0], own, {*own, *prevs, *auths})
+
+
+def _reading(text: str, own: set[str], asked: set[str]) -> RoomReading:
+    rooms, leaves, latest, events, groups, above, redactions, gaps = (found or () for found in orjson.loads(text))
+    found = RoomReading(own=frozenset(own), gaps=frozenset(gaps), asked=asked)
+    for values in rooms:
+        found.rooms[values[0]] = Room.from_db(None, _ROOM_COLUMNS, values)
+    for room_id, event_id in leaves:
+        found.leaves.setdefault(room_id, []).append(event_id)
+    found.latest = {room_id: (event_id, position) for room_id, event_id, position in latest}
+    found.events = {event_id: EventFacts(*facts) for event_id, *facts in events}
+    found.asked.update(found.events)
+    found.groups = {group: GroupFacts(*facts) for group, *facts in groups}
+    found.above = [(prev, event_id) for prev, event_id in above]
+    found.redactions = [(room_id, event_id, target) for room_id, event_id, target in redactions]
+    return found

@@ -1,0 +1,439 @@
+"""One room's share of a batch: new events on top of what is stored -> what changes in every table.
+
+The rules are those of a whole history (``events.room.state_assignment``, ``events.room.extremities``,
+``events.visibility.ranges``). Assumes the caller's transaction with the room's row locked. Events are numbered from 0 in the
+order in which they count; whoever writes maps numbers to stream positions, and -1 to that of the last event before.
+"""
+
+from __future__ import annotations
+
+from collections import ChainMap
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from django.db import connections
+from msgspec import structs
+
+from events.errors import EventRefused, Reason
+from events.format.parsing import ParsedEvent
+from events.format.redaction import REDACTION, may_redact
+from events.models import CurrentState, Room
+from events.persist.gap_filling import Filled, judge_again, unresolved_above
+from events.persist.given_state import given_state
+from events.persist.lock_and_read import RoomReading
+from events.persist.room_cache import StoredEvents, StoredRoom
+from events.room.event_auth import PRUNED_TYPES
+from events.room.extremities import EventArrivals
+from events.room.graph import causal_order, is_accepted
+from events.room.state_assignment import CYCLE, RoomStates, is_create
+from events.visibility.ranges import Step, StoredRanges, VisibilityRanges, VisibilityRow, open_ranges, wide_ranges
+from events.visibility.rule import known_visibility
+from events.visibility.viewer import HISTORY_VISIBILITY, history_visibility, membership
+from state.groups.deltas import StateKey
+from state.rules.auth_selection import CREATE, POWER_LEVELS
+from state.rules.room_versions import room_version
+
+__all__ = ["RoomBatch", "RoomChanges"]
+
+_EARLIER_REDACTIONS = """
+SELECT event_id, redacts FROM events_event WHERE redacts = ANY(%s) AND room_id = %s ORDER BY stream_ordering
+"""
+_JUDGED_BY_PRUNED = ("m.room.member", *PRUNED_TYPES)
+"""What asks the rules for something that a redaction takes away."""
+_BASES = 3
+"""Groups of leaves that a given state is compared with, so that it takes few rows."""
+
+
+@dataclass(slots=True)
+class RoomChanges:
+    """What a batch changes in one room, in numbers of ``events``."""
+
+    events: list[ParsedEvent] = field(default_factory=list)
+    refused: list[tuple[ParsedEvent, EventRefused]] = field(default_factory=list)
+    create: ParsedEvent | None = None
+    new_leaves: list[str] = field(default_factory=list)
+    gone_leaves: list[str] = field(default_factory=list)
+    state_changes: list[tuple[int, str, str, str | None, str | None]] = field(default_factory=list)
+    """(number, type, state_key, event_id, prev_event_id)."""
+    current_unresolved: bool = False
+    visibility_unresolved: bool = False
+    ranges: list[VisibilityRow] = field(default_factory=list)
+    closed: list[tuple[str | None, str, int]] = field(default_factory=list)
+    uncut: list[str] = field(default_factory=list)
+    now_shown: list[str] = field(default_factory=list)
+    """Stored redactions that had no effect and now have one, or turn out to be rejected: nothing is withheld there."""
+    redacted: dict[str, str] = field(default_factory=dict)
+    """Target -> redaction, of stored and of new targets."""
+    last_position: int | None = None
+    """The position that place -1 stands for: that of the last accepted event before."""
+    filled: Filled = field(default_factory=Filled)
+    """Stored events whose state has become known."""
+    old_states: RoomStates | None = None
+    """What the ranges of backfilled events are worked out by, once the rows are in; null: nothing follows for them."""
+    own_place: bool = False
+    """The current state changes without a live event: number ``len(events)`` is a position of its own."""
+    visibility_to_rebuild: bool = False
+    """Every state is known again: once the rows are in, all ranges are made anew."""
+    new_groups: list[tuple[bool, int]] = field(default_factory=list)
+    """State groups that were written: whether in full, and their hops."""
+    reused_groups: int = 0
+    """Events that took a group which was there."""
+
+
+class RoomBatch:
+    """The computation for one room; ``events`` are parsed, of that room, not stored, each once.
+
+    ``given`` are states before events as told from outside, by event IDs; also for stored events without state.
+    """
+
+    def __init__(
+        self,
+        reading: RoomReading,
+        room: Room,
+        events: Sequence[ParsedEvent],
+        using: str,
+        given: Mapping[str, Sequence[str]] | None = None,
+    ) -> None:
+        self._reading = reading
+        self._row = room
+        self._given = given or {}
+        self.again: Sequence[str] = ()
+        """Stored events without state that may have one by now."""
+        self._using = using
+        events_here = StoredEvents(using, room.room_id, room.content_generation, reading)
+        self.stored = StoredRoom(room.room_id, using, events_here, reading)
+        self.changes = RoomChanges()
+        self._moved = False
+        """The line has moved to a state in which others are members, or may read, without an event of the stream."""
+        self._batch = list(events)
+        self.states: RoomStates
+
+    def work_out(self) -> RoomChanges:
+        """Everything that the batch changes."""
+        self.stored.read(self._batch)
+        given = self._read_given()
+        self._refuse_what_has_no_place(given)
+        self.states = self._room_states(given)
+        self.states.assign(self._batch)
+        self._fill()
+        self._refuse_cycles()
+        self._refuse_what_has_no_state()
+        if self._row.create_event_id is None and self.states.create is not None:
+            self.changes.create = self.states.events[self.states.create.event_id]
+        order, _ = causal_order(self._batch)
+        outliers = [event for event in self._batch if event.outlier]
+        graph = [self._batch[number] for number in order if not self._batch[number].outlier]
+        live = [event for event in graph if not event.backfilled]
+        old = [event for event in graph if event.backfilled]
+        steps = self._arrive(old, live, outliers)
+        self._see(steps)
+        self._redact()
+        return self.changes
+
+    # --- what is known ------------------------------------------------------------------------------------------
+    def _read_given(self) -> dict[str, dict[StateKey, str]]:
+        """The given states as maps; refuses the events whose state cannot be."""
+        if not self._given:
+            return {}
+        batch = {event.event_id: event for event in self._batch}
+        named = {event_id for ids in self._given.values() for event_id in ids} - batch.keys()
+        self.stored.events.load([*named, *self._given])
+        events = ChainMap(batch, self.stored.events)
+        found = {}
+        for event_id, ids in self._given.items():
+            try:
+                found[event_id] = given_state(events[event_id], ids, events)
+            except EventRefused as error:
+                self.changes.refused.append((events[event_id], error))
+        bad = self._given.keys() - found.keys()
+        self._batch = [event for event in self._batch if event.event_id not in bad]
+        return found
+
+    def _room_states(self, given: Mapping[str, Mapping[StateKey, str]]) -> RoomStates:
+        stored = self.stored.as_stored(self._row.create_event_id)
+        if stored.create is None and given:  # a room that is heard of from outside
+            create_id = next(iter(given.values()))[CREATE]
+            batch = {event.event_id: event for event in self._batch}
+            stored = replace(stored, create=batch.get(create_id) or self.stored.events[create_id])
+        states = RoomStates(room_version(self._row.room_version), self._batch, stored)
+        states.given.update(given)
+        self._note_redacted(states, self._batch)
+        groups = {self.stored.after[leaf] for leaf in self.stored.leaves if leaf in self.stored.after}
+        states.bases = sorted(groups)[-_BASES:] if given else ()
+        return states
+
+    def _note_redacted(self, states: RoomStates, events: Sequence[ParsedEvent]) -> None:
+        """Find out what is redacted by now of the power levels and third party invites that the events are judged by."""
+        judged = [event for event in events if event.type in _JUDGED_BY_PRUNED]
+        if not judged:
+            return
+        groups = set(self.stored.after.values())
+        levels = {states.builder.lookup(group, POWER_LEVELS) for group in groups}
+        levels |= {given.get(POWER_LEVELS) for given in states.given.values()}
+        named = {other for event in judged for other in event.auth_event_ids}
+        states.judge.redacted |= self.stored.redacted([*named, *(found for found in levels if found)], PRUNED_TYPES)
+
+    def _fill(self) -> None:
+        """Stored events on top of the new ones that have a state now, and new ones on top of these."""
+        states = self.states
+        new = [event.event_id for event in self._batch if not event.outlier]
+        seeds = [*self.again, *(event_id for event_id in states.given if event_id not in new)]
+        referred_to = {prev for prev, _ in self._reading.above}
+        filling = any(e in states.after for e in new) and not referred_to.isdisjoint(new)
+        places = unresolved_above(self._row.room_id, new, seeds, self._using) if filling or seeds else {}
+        if places:
+            found = self._found_again(places, new)
+            self._note_redacted(states, found)
+            waiting = [event for event in self._batch if event.event_id not in states.after]
+            self.changes.filled = judge_again(states, found, waiting)
+
+    def _found_again(self, places: Mapping[str, int], new: Collection[str]) -> list[ParsedEvent]:
+        """Stored events with their places, and what judging them takes read."""
+        stored = self.stored
+        stored.events.load(places)
+        found = [structs.replace(stored.events[event_id], stream_ordering=place) for event_id, place in places.items()]
+        stored.events.load([other for event in found for other in event.auth_event_ids])
+        stored.adopt_after({prev for event in found for prev in event.prev_event_ids} - places.keys() - set(new))
+        return found
+
+    # --- what cannot be stored ----------------------------------------------------------------------------------
+    def _refuse_what_has_no_place(self, given: Collection[str]) -> None:
+        """Live events need their prev events; a backfilled one may have gaps below it."""
+        order, left = causal_order(self._batch)
+        inside: set[str] = set()
+        kept = []
+        for number in (*order, *left):
+            event = self._batch[number]
+            placed = event.outlier or event.backfilled or event.event_id in given or number in left
+            reason = None if placed else self._no_place(event, inside)
+            if reason is not None:
+                self.changes.refused.append((event, reason))
+                continue
+            kept.append(event)
+            if not event.outlier:
+                inside.add(event.event_id)
+        self._batch = kept
+
+    def _no_place(self, event: ParsedEvent, inside: set[str]) -> EventRefused | None:
+        if is_create(event) or (event.type == "m.room.create" and not event.prev_event_ids):
+            return None
+        if not event.prev_event_ids:
+            return EventRefused(Reason.NO_PREV_EVENTS, "only a create event may stand on nothing")
+        missing = [prev for prev in event.prev_event_ids if prev not in inside and not self._in_graph(prev)]
+        if missing:
+            shown = ", ".join(missing[:3])
+            return EventRefused(Reason.MISSING_PREV_EVENTS, f"{shown} must be stored first, or come in the same batch")
+        return None
+
+    def _in_graph(self, event_id: str) -> bool:
+        found = self.stored.events.get(event_id)
+        return found is not None and not found.outlier and found.room_id == self._row.room_id
+
+    def _refuse_what_has_no_state(self) -> None:
+        """In a room whose state is known, a live event does not lose it."""
+        if self._row.current_state_unresolved or not self.stored.leaves:
+            return
+        detail = "the state at its prev events is not known: give it as state_before, or store what is below them"
+        self._refuse_each(
+            [
+                (event, EventRefused(Reason.MISSING_PREV_EVENTS, detail))
+                for event in self._batch
+                if self._is_live(event) and event.event_id not in self.states.after and event.prev_event_ids
+            ]
+        )
+
+    def _refuse_cycles(self) -> None:
+        """Events on cycles, and live ones that stand on them."""
+        self._batch = [self.states.events[event.event_id] for event in self._batch]
+        bad = [(event, EventRefused(Reason.CYCLE, CYCLE)) for event in self._batch if event.rejected_reason == CYCLE]
+        if not bad:
+            return
+        self._refuse_each(bad)
+        self._refuse_each(self._live_above({event.event_id for event, _ in bad}))
+
+    def _live_above(self, refused: Collection[str]) -> list[tuple[ParsedEvent, EventRefused]]:
+        """Live events that stand on refused ones."""
+        gone, above = set(refused), []
+        for number in causal_order(self._batch)[0]:
+            event = self._batch[number]
+            below = gone.intersection(event.prev_event_ids)
+            if below and self._is_live(event) and event.event_id not in self.states.given:
+                detail = f"{min(below)} was refused, and nothing stands on it"
+                above.append((event, EventRefused(Reason.MISSING_PREV_EVENTS, detail)))
+                gone.add(event.event_id)
+        return above
+
+    def _refuse_each(self, refused: Sequence[tuple[ParsedEvent, EventRefused]]) -> None:
+        """They are not stored, and count for nothing in what follows."""
+        self.changes.refused += refused
+        gone = {event.event_id for event, _ in refused}
+        self._batch = [event for event in self._batch if event.event_id not in gone]
+        for event_id in gone:
+            del self.states.events[event_id]
+            self.states.after.pop(event_id, None)
+
+    # --- arrival ------------------------------------------------------------------------------------------------
+    def _arrive(
+        self, old: Sequence[ParsedEvent], live: Sequence[ParsedEvent], outliers: Sequence[ParsedEvent]
+    ) -> list[Step]:
+        """Number the events: backfilled, live, outliers; returns the steps of accepted ones."""
+        changes, states = self.changes, self.states
+        leaves = self.stored.leaves_below([*old, *live], changes.filled.rejected)
+        arrivals = EventArrivals(states, leaves, here=[prev for event in live for prev in event.prev_event_ids])
+        known = arrivals.current if not self._row.current_state_unresolved else None
+        steps: list[Step] = []
+        self._line_before = known
+        for event in old:
+            arrivals.take(event)
+            changes.events.append(event)
+            self._add_step(steps, event, states.after.get(event.event_id))
+        if live and arrivals.current is not None and arrivals.current != known:
+            self._note_changes(len(changes.events), known, arrivals.current, between=True)
+            known = arrivals.current
+        for event in live:
+            judged = arrivals.add(event)
+            changes.events.append(judged)
+            if arrivals.current is not None and arrivals.current != known:
+                self._note_changes(len(changes.events) - 1, known, arrivals.current, between=not is_accepted(judged))
+                known = arrivals.current
+            self._add_step(steps, judged, arrivals.current)
+        changes.events += outliers
+        self._finish(arrivals, known, steps)
+        return steps
+
+    def _finish(self, arrivals: EventArrivals, known: int | None, steps: list[Step]) -> None:
+        changes = self.changes
+        current = arrivals.finish()
+        if steps and not steps[-1].event.backfilled:  # the next batch goes on with this line
+            steps[-1] = structs.replace(steps[-1], line=steps[-1].line if current is None else current)
+        last = next((n for n in reversed(range(len(changes.events))) if self._is_live(changes.events[n])), None)
+        if current is not None and current != known:
+            changes.own_place = last is None
+            between = not steps or steps[-1].event.backfilled
+            self._note_changes(len(changes.events) if last is None else last, known, current, between=between)
+        changes.current_unresolved = current is None and bool(arrivals.leaves.current)
+        before = set(self.stored.leaves)
+        changes.new_leaves = [leaf for leaf in arrivals.leaves.current if leaf not in before]
+        changes.gone_leaves = [leaf for leaf in self.stored.leaves if leaf not in arrivals.leaves.current]
+
+    @staticmethod
+    def _is_live(event: ParsedEvent) -> bool:
+        return not event.outlier and not event.backfilled
+
+    def _note_changes(self, number: int, known: int | None, current: int, *, between: bool) -> None:
+        """Write down how the current state changed with an event; ``between``: no accepted live event brought that."""
+        found: Mapping[StateKey, tuple[str | None, str | None]]
+        if known is None:
+            stored = CurrentState.objects.using(self._using).filter(room_id=self._row.room_id)
+            old = {(t, k): e for t, k, e in stored.values_list("type", "state_key", "event_id")}
+            new = self.states.builder.expand(current)
+            found = {key: (old.get(key), new.get(key)) for key in sorted({**old, **new})}
+        else:
+            found = self.states.builder.changes_between(known, current)
+        changed = [(number, *key, new, old) for key, (old, new) in found.items() if old != new]
+        self.changes.state_changes += changed
+        if between:  # others are members now, or may read: no step tells the ranges
+            self._moved |= not {kind for _, kind, *_ in changed}.isdisjoint(("m.room.member", HISTORY_VISIBILITY[0]))
+
+    def _add_step(self, steps: list[Step], event: ParsedEvent, line: int | None) -> None:
+        if not is_accepted(event):
+            return
+        after = self.states.after.get(event.event_id)
+        if after is None:  # nobody is shown it; a live one hides what its leaf hides
+            self.changes.visibility_unresolved |= not event.backfilled
+            return
+        before = self.states.before.get(event.event_id)
+        steps.append(Step(len(self.changes.events) - 1, event, before, after, after if line is None else line))
+
+    # --- visibility ---------------------------------------------------------------------------------------------
+    def _see(self, steps: Sequence[Step]) -> None:
+        """Ranges go on for live events; those of backfilled ones meet stored ones, and are written when positions are known."""
+        changes, builder, events = self.changes, self.states.builder, self.states.events
+        moved = changes.filled.live or (self._moved and self._row.room_id in self._reading.latest)
+        if self._row.visibility_unresolved or changes.visibility_unresolved or moved:
+            changes.visibility_to_rebuild = not (changes.visibility_unresolved or changes.current_unresolved)
+            changes.visibility_unresolved = True
+            return
+        changes.old_states = self.states
+        live = None
+        for step in steps:
+            if not step.event.backfilled:
+                live = live or VisibilityRanges(builder, events, self._stored_ranges())
+                live.add(step)
+        if live is not None:
+            changes.ranges += [*live.rows, *live.still_open()]
+            changes.closed, changes.uncut = live.closed, live.uncut
+
+    def _stored_ranges(self) -> StoredRanges:
+        """Where the stored ranges end: it follows from the last accepted event and the current state."""
+        line = self._line_before
+        latest = self._reading.latest.get(self._row.room_id)
+        if latest is None or line is None:
+            return StoredRanges(last=-1)
+        event_id, self.changes.last_position = latest
+        self.stored.adopt_after([event_id])
+        setting = known_visibility(history_visibility(self.states.state(self.stored.after[event_id])))
+        state = self.states.state(line)
+        return StoredRanges(
+            line=line,
+            setting=setting,
+            last=-1,
+            wide=wide_ranges(setting, known_visibility(history_visibility(state)), -1),
+            of_user=lambda user_id: open_ranges(membership(state, user_id), setting, -1),
+            invited=self._invited,
+        )
+
+    def _invited(self) -> list[str]:
+        found = CurrentState.objects.using(self._using).filter(
+            room_id=self._row.room_id, type="m.room.member", membership="invite"
+        )
+        return list(found.values_list("state_key", flat=True))
+
+    # --- redactions ---------------------------------------------------------------------------------------------
+    def _redact(self) -> None:
+        """New redactions of stored and new events, and stored redactions of new ones; the first that applies counts."""
+        new = {event.event_id: event for event in (*self.changes.filled.events, *self.changes.events)}
+        effective, earlier = self._effective(new)
+        stored = dict.fromkeys([*earlier, *(event.event_id for event in self.changes.filled.events)])
+        rejected = set(self.changes.filled.rejected)
+        self.changes.now_shown = [event_id for event_id in stored if event_id in effective or event_id in rejected]
+        for number, event in enumerate(self.changes.events):
+            if event.type == REDACTION and is_accepted(event) and event.event_id not in effective:
+                self.changes.ranges.append(VisibilityRow(None, "withheld", number, number))
+
+    def _effective(self, new: Mapping[str, ParsedEvent]) -> tuple[set[str], list[str]]:
+        """Flags targets; returns the redactions that have an effect, and which of those that were looked at are stored ones."""
+        freed = [new[event_id].redacts or "" for event_id in self.changes.filled.rejected]
+        earlier = self._redactions_of({*new, *freed})
+        self.stored.adopt_after([event_id for event_id, _ in earlier])
+        pairs = [(new.get(event_id) or self.stored.events[event_id], target) for event_id, target in earlier]
+        pairs += [(event, event.redacts or "") for event in new.values() if _redacts(event)]
+        self.stored.events.load([target for _, target in pairs])
+        effective = set()
+        for redaction, target_id in pairs:
+            target = new.get(target_id) or self.stored.events.get(target_id)
+            if target is not None and self._applies(redaction, target):
+                self.changes.redacted.setdefault(target_id, redaction.event_id)
+                effective.add(redaction.event_id)
+        return effective, [event_id for event_id, _ in earlier]
+
+    def _redactions_of(self, event_ids: Collection[str]) -> list[tuple[str, str]]:
+        """Stored redactions of these events, with their targets, by their positions."""
+        found = [(one, target) for room_id, one, target in self._reading.redactions if room_id == self._row.room_id]
+        if self.changes.filled.events:  # they were not asked for
+            with connections[self._using].cursor() as cursor:
+                cursor.execute(_EARLIER_REDACTIONS, [list(event_ids), self._row.room_id])
+                found = cursor.fetchall()
+        return [(one, target) for one, target in found if target in event_ids]
+
+    def _applies(self, redaction: ParsedEvent, target: ParsedEvent) -> bool:
+        if not is_accepted(redaction):
+            return False
+        group = self.states.before.get(redaction.event_id, self.stored.after.get(redaction.event_id))
+        levels = self.states.rules.levels(self.states.state(group), self.states.create) if group is not None else None
+        return may_redact(redaction, target, self.states.version, levels)
+
+
+def _redacts(event: ParsedEvent) -> bool:
+    """Whether it is an accepted redaction of something."""
+    return event.redacts is not None and is_accepted(event)

@@ -1,0 +1,452 @@
+"""What is stored of a room, as a batch of new events needs it: read once, under the room's lock.
+
+The content of events and the states of groups never change, so every process keeps the latest of them at hand. Which events
+are here, what became of them and which group they have is always what was read under the lock, so nothing that another
+process did makes what is kept wrong. Assumes the caller's transaction with the room's row locked.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence, Set
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import Any, Generic, TypeVar
+
+from django.db import connections
+from msgspec.structs import replace
+
+from events.format.parsing import ParsedEvent
+from events.persist.lock_and_read import EventFacts, GroupFacts, RoomReading
+from events.room.graph import Leaves, Node
+from events.room.state_assignment import Stored
+from events.stored_states import parsed_events
+from state.groups.deltas import GroupBuilder, StateKey, StoredGroup
+from state.groups.store import full_state
+
+__all__ = ["StoredEvents", "StoredRoom", "forget_kept"]
+
+_EVENTS_KEPT = 20_000
+_ENTRIES_KEPT = 500_000
+_RESOLVED_KEPT = 20_000
+Value = TypeVar("Value")
+
+
+class _Kept(Generic[Value]):
+    """The values used last, up to a total weight; shared by the threads of a process."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._weight = 0
+        self._values: OrderedDict[object, tuple[Value, int]] = OrderedDict()
+        self._lock = Lock()
+
+    def get(self, key: object) -> Value | None:
+        with self._lock:
+            if key not in self._values:
+                return None
+            self._values.move_to_end(key)
+            return self._values[key][0]
+
+    def put(self, key: object, value: Value, weight: int = 1) -> None:
+        with self._lock:
+            self._weight += weight - self._values.pop(key, (value, 0))[1]
+            self._values[key] = value, weight
+            while self._weight > self._limit:
+                _, (_, dropped) = self._values.popitem(last=False)
+                self._weight -= dropped
+
+    def clear(self) -> None:
+        with self._lock:
+            self._values.clear()
+            self._weight = 0
+
+
+_events: _Kept[ParsedEvent] = _Kept(_EVENTS_KEPT)
+_states: _Kept[dict[StateKey, str]] = _Kept(_ENTRIES_KEPT)
+_resolved: _Kept[int] = _Kept(_RESOLVED_KEPT)
+
+
+def forget_kept() -> None:
+    """Drop what this process keeps: for tests, and after rows were changed from outside."""
+    _events.clear()
+    _states.clear()
+    _resolved.clear()
+
+
+_FACTS = """
+SELECT event_id, outlier, rejected_reason, soft_failed, state_group, room_id FROM events_event WHERE event_id = ANY(%s)
+"""
+#: The groups after events, with what a builder needs; the last of a chain is found by its delta rows, which every group has.
+_GROUPS = """
+SELECT after.event_id, g.id, g.chain, hops, rows_to_read, NOT EXISTS (
+    SELECT FROM state_stategroupdelta d WHERE d.chain = g.chain AND d.state_group > g.id
+)
+FROM events_event after JOIN state_stategroup g ON g.id = after.state_group
+WHERE after.event_id = ANY(%s) AND after.room_id = %s ORDER BY g.id
+"""
+_GROUP = """
+SELECT g.chain, hops, rows_to_read, NOT EXISTS (
+    SELECT FROM state_stategroupdelta d WHERE d.chain = g.chain AND d.state_group > g.id
+)
+FROM state_stategroup g WHERE g.id = %s
+"""
+#: The group before an accepted event: that after it, or the one below where it is state.
+_BEFORE = """
+SELECT g.id, g.chain, g.hops, g.rows_to_read, NOT EXISTS (
+    SELECT FROM state_stategroupdelta d WHERE d.chain = g.chain AND d.state_group > g.id
+)
+FROM events_event e JOIN state_stategroup own ON own.id = e.state_group
+JOIN state_stategroup g ON g.id = CASE WHEN e.state_key IS NULL THEN own.id ELSE own.prev_group END
+WHERE e.event_id = %s
+"""
+#: State events that these lead to along auth events, themselves not included.
+_AUTH_CHAIN = """
+WITH RECURSIVE chain AS (
+    SELECT unnest(auth_event_ids) AS event_id FROM events_eventauth WHERE event_id = ANY(%s)
+    UNION
+    SELECT unnest(auth.auth_event_ids) FROM chain JOIN events_eventauth auth USING (event_id)
+) SELECT event_id FROM chain
+"""
+#: The edges above these events, and above all that is looked through: whether the event above is accepted, whether live.
+_ABOVE = """
+WITH RECURSIVE up AS (
+    SELECT edge.prev_event_id, edge.event_id,
+        NOT e.soft_failed AND e.rejected_reason IS NULL AS accepted, e.stream_ordering > 0 AS live
+    FROM events_eventedge edge JOIN events_event e USING (event_id)
+    WHERE edge.prev_event_id = ANY(%(below)s) AND e.room_id = %(room)s AND NOT e.outlier
+    UNION
+    SELECT edge.prev_event_id, edge.event_id, NOT e.soft_failed AND e.rejected_reason IS NULL, e.stream_ordering > 0
+    FROM up JOIN events_eventedge edge ON edge.prev_event_id = up.event_id
+    JOIN events_event e ON e.event_id = edge.event_id
+    WHERE (NOT (up.accepted AND (up.live OR NOT %(through_old)s)) OR up.event_id = ANY(%(rejected)s))
+      AND e.room_id = %(room)s AND NOT e.outlier
+) SELECT prev_event_id, event_id, accepted, live FROM up
+"""
+_VERDICTS = """
+SELECT event_id, NOT soft_failed AND rejected_reason IS NULL, stream_ordering > 0 FROM events_event
+WHERE event_id = ANY(%s) AND room_id = %s AND NOT outlier ORDER BY event_id
+"""
+_REDACTED = """
+SELECT event_id FROM events_event WHERE event_id = ANY(%s) AND redacted_by IS NOT NULL AND type = ANY(%s)
+"""
+
+
+class StoredEvents(MutableMapping[str, ParsedEvent]):
+    """Every stored event by its ID, read when first asked for; what is set here hides what is stored.
+
+    What a process keeps of a room is used in that room alone, and until stored content of the room is rewritten: then its
+    ``generation`` is another one.
+    """
+
+    def __init__(self, using: str, room_id: str = "", generation: int = 0, reading: RoomReading | None = None) -> None:
+        self._using = using
+        self._reading = reading if reading is not None else RoomReading()
+        self.kept_under = using, room_id, generation
+        self._here: dict[str, ParsedEvent | None] = {}
+
+    def load(self, event_ids: Iterable[str]) -> None:
+        """Read these at once."""
+        asked, facts = self._reading.asked, self._reading.events
+        missing = []
+        for event_id in event_ids:
+            if event_id in self._here:
+                continue
+            if event_id in asked and event_id not in facts:
+                self._here[event_id] = None
+                continue
+            kept = _events.get((self.kept_under, event_id))
+            if kept is None:
+                missing.append(event_id)
+            else:
+                self._here[event_id] = _with_facts(kept, facts[event_id]) if event_id in facts else kept
+        if missing:
+            self._read(list(dict.fromkeys(missing)))
+
+    def _read(self, event_ids: Sequence[str]) -> None:
+        known = self._reading.events
+        if unknown := [event_id for event_id in event_ids if event_id not in known]:
+            with connections[self._using].cursor() as cursor:
+                cursor.execute(_FACTS, [unknown])
+                known.update((event_id, EventFacts(*facts)) for event_id, *facts in cursor.fetchall())
+            self._reading.asked.update(unknown)
+        here = [event_id for event_id in event_ids if event_id in known]
+        parsed = parsed_events(here, self._using)
+        self._here.update(dict.fromkeys(event_ids))
+        for event_id in here:
+            event = replace(parsed[event_id], json=b"", rejection_given=True, soft_failure_given=True)
+            self._here[event_id] = event = _with_facts(event, known[event_id])
+            self._keep(event)
+
+    def keep_new(self, event: ParsedEvent) -> None:
+        """As ``StoredRoom.keep_event``."""
+        self._keep(replace(event, json=b"", stream_ordering=None, rejection_given=True, soft_failure_given=True))
+
+    def _keep(self, event: ParsedEvent) -> None:
+        if not event.outlier:
+            _events.put((self.kept_under, event.event_id), event)
+
+    def __getitem__(self, event_id: str) -> ParsedEvent:
+        if event_id not in self._here:
+            self.load([event_id])
+        found = self._here[event_id]
+        if found is None:
+            raise KeyError(event_id)
+        return found
+
+    def __contains__(self, event_id: object) -> bool:
+        if event_id not in self._here and isinstance(event_id, str):
+            self.load([event_id])
+        return self._here.get(event_id) is not None  # type: ignore[call-overload]
+
+    def __setitem__(self, event_id: str, event: ParsedEvent) -> None:
+        self._here[event_id] = event
+
+    def __delitem__(self, event_id: str) -> None:
+        del self._here[event_id]
+
+    def __iter__(self) -> Iterator[str]:
+        return (event_id for event_id, event in self._here.items() if event is not None)
+
+    def __len__(self) -> int:
+        return sum(event is not None for event in self._here.values())
+
+
+def _with_facts(event: ParsedEvent, facts: EventFacts) -> ParsedEvent:
+    """The event with what became of it."""
+    told = facts.outlier, facts.rejected_reason, facts.soft_failed
+    if (event.outlier, event.rejected_reason, event.soft_failed) == told:
+        return event
+    return replace(event, outlier=told[0], rejected_reason=told[1], soft_failed=told[2])
+
+
+@dataclass(slots=True)
+class StoredRoom:
+    """One room: its events, leaves, and the groups that a batch builds on.
+
+    ``ids`` tells the stored ID of an adopted group's number.
+    """
+
+    room_id: str
+    using: str
+    events: StoredEvents
+    reading: RoomReading = field(default_factory=RoomReading)
+    builder: GroupBuilder = field(default_factory=GroupBuilder)
+    leaves: list[str] = field(default_factory=list)
+    after: dict[str, int] = field(default_factory=dict)
+    ids: dict[int, int] = field(default_factory=dict)
+    chains: dict[int, int] = field(default_factory=dict)
+    """Adopted group's number -> stored ID of its chain."""
+    resolved: dict[frozenset[int], int] = field(default_factory=dict)
+    """Numbers of groups -> the number of what they resolve to."""
+    _numbers: dict[int, int] = field(default_factory=dict)
+
+    def read(self, batch: Sequence[ParsedEvent]) -> None:
+        """Take what the batch refers to and the room's leaves."""
+        self.leaves = list(self.reading.leaves.get(self.room_id, ()))
+        own = {event.event_id for event in batch}
+        prevs = {prev for event in batch for prev in event.prev_event_ids} - own
+        self.adopt_after({*prevs, *self.leaves})
+        self.events.load([*prevs, *(other for event in batch for other in event.auth_event_ids if other not in own)])
+
+    def adopt_after(self, event_ids: Collection[str]) -> None:
+        """Learn the groups after these events; what is no event of this room is not here, whatever names it."""
+        missing = []
+        for event_id in event_ids:
+            if event_id in self.after:
+                continue
+            facts = self.reading.events.get(event_id)
+            if facts is not None and facts.room_id != self.room_id:
+                continue
+            if facts is not None and facts.state_group in self.reading.groups:
+                self._adopt(event_id, facts.state_group, self.reading.groups[facts.state_group])
+            elif event_id not in self.reading.asked or (facts is not None and facts.state_group is not None):
+                missing.append(event_id)
+        if not missing:
+            return
+        with connections[self.using].cursor() as cursor:
+            cursor.execute(_GROUPS, [missing, self.room_id])
+            for event_id, group, *facts in cursor.fetchall():
+                self._adopt(event_id, group, GroupFacts(*facts))
+
+    def adopt_before(self, event_id: str) -> int | None:
+        """The number of the group before a stored accepted event; null where there is none."""
+        with connections[self.using].cursor() as cursor:
+            cursor.execute(_BEFORE, [event_id])
+            found = cursor.fetchone()
+            if found is None:
+                return None
+            group, *facts = found
+        return self._number(group, GroupFacts(*facts))
+
+    def _adopt(self, event_id: str, group: int, facts: GroupFacts) -> None:
+        self.after[event_id] = self._number(group, facts)
+
+    def _number(self, group: int, facts: GroupFacts) -> int:
+        """The builder's number of a stored group."""
+        if group not in self._numbers:
+            stored = StoredGroup(self._state(group), facts.hops, facts.rows_to_read, facts.is_tip)
+            number = self._numbers[group] = self.builder.adopt(stored)
+            self.ids[number], self.chains[number] = group, facts.chain
+        return self._numbers[group]
+
+    def _state(self, group: int) -> Mapping[StateKey, str]:
+        kept = _states.get((self.using, group))
+        if kept is None:
+            kept = full_state(group, self.using)
+            _states.put((self.using, group), kept, len(kept))
+        return kept
+
+    def keep_event(self, event: ParsedEvent) -> None:
+        """A new event is likely to be referred to next; called when it is committed."""
+        self.events.keep_new(event)
+
+    def keep_state(self, group: int, number: int) -> None:
+        """The state of a new group is likely to be asked for next."""
+        state = self.builder.expand(number)
+        _states.put((self.using, group), state, len(state))
+
+    def as_stored(self, create_event_id: str | None) -> Stored:
+        """The room as ``RoomStates`` goes on with it."""
+        create = self.events.get(create_event_id) if create_event_id is not None else None
+        return Stored(self.events, create, self.builder, self.after, self._prepare, self._recall, self.resolved)
+
+    def _recall(self, groups: frozenset[int]) -> int | None:
+        """The stored group that these resolved to before: events above one merge share it, whatever batch they come in.
+
+        It is kept from before the commit, so what is not stored is not found.
+        """
+        if not groups <= self.ids.keys():
+            return None
+        group = _resolved.get((self.events.kept_under, frozenset(self.ids[number] for number in groups)))
+        if group is None or group in self._numbers:
+            return None if group is None else self._numbers[group]
+        with connections[self.using].cursor() as cursor:
+            cursor.execute(_GROUP, [group])
+            facts = cursor.fetchone()
+        return None if facts is None else self._number(group, GroupFacts(*facts))
+
+    def keep_resolved(self, ids: Mapping[int, int]) -> None:
+        """Remember what groups resolved to in this batch; ``ids`` has those of stored and of new groups."""
+        for groups, outcome in self.resolved.items():
+            if outcome in ids and groups <= ids.keys():
+                _resolved.put((self.events.kept_under, frozenset(ids[number] for number in groups)), ids[outcome])
+
+    def _prepare(self, states: Sequence[Mapping[StateKey, str]]) -> None:
+        """Read the events of states that are resolved, and their auth chains, at once."""
+        named = {event_id for state in states for event_id in state.values()}
+        with connections[self.using].cursor() as cursor:
+            cursor.execute(_AUTH_CHAIN, [sorted(named)])
+            named.update(row[0] for row in cursor.fetchall())
+        self.events.load(sorted(named))
+
+    def redacted(self, event_ids: Collection[str], types: Sequence[str]) -> set[str]:
+        """Those of these events that are of one of the types and redacted."""
+        with connections[self.using].cursor() as cursor:
+            cursor.execute(_REDACTED, [list(event_ids), list(types)])
+            return {event_id for (event_id,) in cursor.fetchall()}
+
+    # --- leaves -------------------------------------------------------------------------------------------------
+    def leaves_below(self, batch: Sequence[ParsedEvent], rejected: Collection[str] = ()) -> Leaves[str]:
+        """The leaves that a batch of events of the graph arrives at; ``rejected`` are stored events that turn out to be."""
+        found = _StoredLeaves(self, {event.event_id for event in batch}, set(rejected))
+        found.give_way()
+        return found.leaves
+
+
+class _StoredLeaves:
+    """What ``Leaves`` has to know of stored events: found upwards from the leaves, so it costs what stands on these."""
+
+    def __init__(self, room: StoredRoom, own: Set[str], rejected: Set[str]) -> None:
+        self._room, self._own, self._rejected = room, own, rejected
+        self._stored = set(room.leaves) - rejected
+        self._begins_live = room.room_id in room.reading.latest
+        self._known: dict[bool, dict[str, _Through]] = {}
+        """Events to be looked through, by whether backfilled ones are."""
+        reached: set[str] = set()
+        self.leaves = Leaves(room.leaves, reached, self._find, live=self._begins_live)
+        if not own.isdisjoint(prev for prev, _ in room.reading.above) or not own <= room.reading.own:
+            reached |= self._reached(own)
+
+    def give_way(self) -> None:
+        """Leaves that turn out to be rejected give way to what they stand on, unless that is reached by others."""
+        leaves = self.leaves
+        below = [event_id for event_id in leaves.current if event_id in self._rejected]
+        for event_id in below:
+            del leaves.current[event_id]
+        seen = set(below)
+        while below:
+            prevs = {prev for event_id in below for prev in self._room.events[event_id].prev_event_ids} - seen
+            seen |= prevs
+            reached = self._reached(prevs)
+            free = {event_id: counts for event_id, counts in self._verdicts(prevs) if event_id not in reached}
+            leaves.current.update((event_id, None) for event_id, counts in free.items() if counts)
+            below = [event_id for event_id, counts in free.items() if not counts]
+
+    def _verdicts(self, event_ids: Collection[str]) -> list[tuple[str, bool]]:
+        """Those of these that have a place in the graph, and whether they count."""
+        with connections[self._room.using].cursor() as cursor:
+            cursor.execute(_VERDICTS, [sorted(event_ids), self._room.room_id])
+            rows = cursor.fetchall()
+        return [(event_id, self._counts(event_id, accepted, live)) for event_id, accepted, live in rows]
+
+    def _find(self, event_ids: Collection[str]) -> list[Node[str]]:
+        """Those of these that may not count, as far as they lead down to a leaf or an event of the batch."""
+        found: list[Node[str]] = [self._room.events[event_id] for event_id in event_ids if event_id in self._own]
+        live = self.leaves.live
+        known = self._own if live != self._begins_live else self._own | self._stored
+        others = [event_id for event_id in event_ids if event_id not in known]
+        if others:
+            if live not in self._known:
+                self._known[live] = self._looked_through({*self._stored, *self.leaves.current, *self._own})
+            found += [self._known[live][event_id] for event_id in others if event_id in self._known[live]]
+        return found
+
+    def _looked_through(self, starts: Collection[str]) -> dict[str, _Through]:
+        below: dict[str, list[str]] = {}
+        for prev, event_id, accepted, live in self._above(starts):
+            if not self._counts(event_id, accepted, live):
+                below.setdefault(event_id, []).append(prev)
+        return {event_id: _Through(event_id, tuple(prevs)) for event_id, prevs in below.items()}
+
+    def _reached(self, event_ids: Collection[str]) -> set[str]:
+        """What stored events that count reach: those of these events that they do, and others on the way."""
+        below: dict[str, set[str]] = {}
+        stack = []
+        for prev, event_id, accepted, live in self._above(event_ids):
+            below.setdefault(event_id, set()).add(prev)
+            if self._counts(event_id, accepted, live):
+                stack.append(event_id)
+        found: set[str] = set()
+        while stack:
+            new = below.pop(stack.pop(), set()) - found
+            found |= new
+            stack += new
+        return found
+
+    def _above(self, event_ids: Collection[str]) -> list[tuple[str, str, bool, bool]]:
+        """(event, stored event that refers to it, whether that is accepted, whether live), up to events that count."""
+        values: dict[str, Any] = {
+            "below": sorted(event_ids),
+            "room": self._room.room_id,
+            "through_old": self.leaves.live,
+            "rejected": sorted(self._rejected),
+        }
+        with connections[self._room.using].cursor() as cursor:
+            cursor.execute(_ABOVE, values)
+            return list(cursor.fetchall())
+
+    def _counts(self, event_id: str, accepted: bool, live: bool) -> bool:
+        return accepted and event_id not in self._rejected and (live or not self.leaves.live)
+
+
+@dataclass(frozen=True, slots=True)
+class _Through:
+    """A stored event that does not count, with those of its prev events that matter."""
+
+    event_id: str
+    prev_event_ids: tuple[str, ...]
+    backfilled: bool = False
+    outlier: bool = False
+    rejected_reason: str | None = None
+    soft_failed: bool = True

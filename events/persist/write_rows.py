@@ -1,0 +1,516 @@
+"""The changes of a batch -> the tables, set by set, in one message to the server once positions are reserved.
+
+Assumes the caller's transaction with the rooms locked. What few batches need (new state groups, gaps) takes round trips of its
+own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+from django.db import connections
+from django.db.models import Model
+
+from events.declarations import BACKFILL, EVENTS
+from events.format.parsing import ParsedEvent
+from events.history.rows import EVENT_COLUMNS, event_row
+from events.models import (
+    CurrentState,
+    CurrentStateDelta,
+    Event,
+    EventAuth,
+    EventEdge,
+    EventJson,
+    EventVisibility,
+    ForwardExtremity,
+    Room,
+)
+from events.persist.backfill_ranges import write_old_ranges
+from events.persist.gap_filling import write_filled
+from events.persist.room_batch import RoomChanges
+from events.persist.room_cache import StoredRoom
+from events.persist.state_changes import users_of
+from events.room.graph import is_accepted
+from events.visibility.rebuild import rebuild_visibility
+from state.groups.store import reserve_group_ids
+from state.models import StateGroup, StateGroupDelta
+from streams import registry
+from streams.caching import invalidate_room_states
+from streams.db.driver import Statement, send_together
+from streams.facts import Fact
+from streams.writing.append import append_facts
+from streams.writing.insert import insert_statements
+from streams.writing.reservation import Reservation
+from streams.writing.writer import current_writer
+
+__all__ = ["write_rooms"]
+
+_FORGET_OUTLIERS = "DELETE FROM events_event WHERE event_id = ANY(%s::text[])"
+#: A leaf that gives way to another becomes it: one row instead of two.
+_MOVE_LEAVES = """
+UPDATE events_forwardextremity leaf SET event_id = moved.new
+FROM unnest(%s::text[], %s::text[]) AS moved (old, new) WHERE leaf.event_id = moved.old
+"""
+_DROP_LEAVES = "DELETE FROM events_forwardextremity WHERE event_id = ANY(%s::text[])"
+_CLOSE_GAPS = "DELETE FROM events_backwardextremity WHERE room_id = %s AND event_id = ANY(%s::text[])"
+_OPEN_GAPS = """
+INSERT INTO events_backwardextremity (room_id, event_id)
+SELECT %(room)s, prev FROM unnest(%(prevs)s::text[]) AS prev
+WHERE NOT EXISTS (SELECT FROM events_event e WHERE e.event_id = prev AND e.room_id = %(room)s AND NOT e.outlier)
+ON CONFLICT (room_id, event_id) DO NOTHING RETURNING event_id
+"""
+_MARK_GAPS = """
+INSERT INTO events_timelinegap (room_id, stream_ordering, instance_name)
+SELECT %s, position, %s FROM unnest(%s::bigint[]) AS position
+"""
+_DROP_ALL_STATE = "DELETE FROM events_currentstate WHERE room_id = %s"
+_DROP_RANGES = "DELETE FROM events_eventvisibility WHERE room_id = %s"
+_DROP_STATE = """
+DELETE FROM events_currentstate c USING unnest(%s::text[], %s::text[]) AS gone (type, state_key)
+WHERE c.room_id = %s::text AND c.type = gone.type AND c.state_key = gone.state_key
+"""
+_PUT_STATE = """
+INSERT INTO events_currentstate (room_id, type, state_key, event_id, membership)
+SELECT * FROM unnest(%s::text[], %s::text[], %s::text[], %s::text[], %s::text[])
+ON CONFLICT (room_id, type, state_key) DO UPDATE SET event_id = excluded.event_id, membership = excluded.membership
+"""
+#: A range may begin above the last event there is, when that has been purged.
+_CLOSE_RANGES = """
+UPDATE events_eventvisibility v SET last = greatest(v.first, ended.last)
+FROM unnest(%s::text[], %s::text[], %s::bigint[]) AS ended (user_id, kind, last)
+WHERE v.room_id = %s::text AND v.user_id IS NOT DISTINCT FROM ended.user_id AND v.kind = ended.kind AND v.last IS NULL
+"""
+_UNCUT = "DELETE FROM events_eventvisibility WHERE room_id = %s AND user_id = ANY(%s::text[]) AND kind = 'cut' AND last IS NULL"
+_SHOW = """
+DELETE FROM events_eventvisibility v USING events_event e
+WHERE e.event_id = ANY(%s::text[]) AND v.room_id = e.room_id AND v.user_id IS NULL AND v.kind = 'withheld'
+  AND v.first = e.stream_ordering
+"""
+#: Redactions that turned out to be rejected count no longer.
+_UNFLAG = """
+UPDATE events_event e SET redacted_by = NULL FROM events_event redaction
+WHERE redaction.event_id = ANY(%s::text[]) AND e.event_id = redaction.redacts AND e.redacted_by = redaction.event_id
+"""
+_FLAG_REDACTED = """
+UPDATE events_event SET redacted_by = applied.redaction
+FROM unnest(%s::text[], %s::text[]) AS applied (target, redaction)
+WHERE event_id = applied.target AND redacted_by IS NULL
+"""
+#: The columns of rows that are inserted without the stream engine.
+_COLUMNS: dict[type[Model], tuple[str, ...]] = {
+    EventJson: ("event_id", "room_version", "json"),
+    EventAuth: ("event_id", "auth_event_ids"),
+    EventEdge: ("event_id", "prev_event_id"),
+    ForwardExtremity: ("event_id", "room_id"),
+    StateGroup: ("id", "room_id", "prev_group", "chain", "hops", "keys", "rows_to_read"),
+    StateGroupDelta: ("chain", "state_group", "type", "state_key", "event_id"),
+    EventVisibility: ("room_id", "user_id", "kind", "first", "last"),
+}
+_MOST_ROWS = 1_000
+
+
+@dataclass(slots=True)
+class _Writing:
+    """What is written of all rooms: statements, then rows by model, then statements."""
+
+    before: list[Statement] = field(default_factory=list)
+    facts: list[Event | CurrentStateDelta] = field(default_factory=list)
+    rows: dict[type[Model], list[tuple[Any, ...]]] = field(default_factory=dict)
+    after: list[Statement] = field(default_factory=list)
+
+    def add(self, model: type[Model], *values: Any) -> None:
+        """A row, in the order of ``_COLUMNS``."""
+        self.rows.setdefault(model, []).append(values)
+
+    def send(self, reservations: Sequence[tuple[Reservation, Sequence[Fact]]], using: str) -> None:
+        """Everything in one message; facts go through their reservations."""
+        if reservations:
+            (reservation, facts), *others = reservations
+
+            def insert(by_model: Mapping[type[Model], Sequence[Fact]]) -> None:
+                for model, rows in by_model.items():
+                    self.before += insert_statements(connections[using], model, rows)
+                self.send(others, using)
+
+            reservation.write_with(insert, *facts)
+            return
+        statements = self.statements()
+        if statements:
+            send_together(connections[using], statements)
+
+    def statements(self) -> list[Statement]:
+        """Everything but facts."""
+        return [*self.before, *self._inserts(), *self.after]
+
+    def _inserts(self) -> Iterator[Statement]:
+        for model, rows in self.rows.items():
+            columns = _COLUMNS[model]
+            place = f"({', '.join(['%s'] * len(columns))})"
+            head = f"INSERT INTO {model._meta.db_table} ({', '.join(columns)}) VALUES "
+            for first in range(0, len(rows), _MOST_ROWS):
+                part = rows[first : first + _MOST_ROWS]
+                values = [value for row in part for value in row]
+                yield Statement(head + ", ".join([place] * len(part)), values, again=len(part) == 1)
+
+
+def write_rooms(
+    rooms: Sequence[tuple[Room, StoredRoom, RoomChanges]], stored_outliers: Collection[str], using: str
+) -> dict[str, int]:
+    """Write everything; returns the stream ordering of every stored event.
+
+    ``stored_outliers`` are events of the batch that are here as outliers: they move to their new place.
+    """
+    if len(rooms) == 1 and _needs_no_position(rooms[0][2]):
+        return _write_lone(*rooms[0], stored_outliers, using)
+    if not any(changes.events or changes.own_place or changes.filled.events for _, _, changes in rooms):
+        return {}
+    with ExitStack() as stack:
+        groups = [_Groups(using, stored, changes) for _, stored, changes in rooms]
+        lives, olds = _reserve(stack, [changes for _, _, changes in rooms], using)
+        positions = _all_positions(rooms, iter(lives.ids if lives else ()), list(olds.ids) if olds else [])
+        writing = _Writing()
+        writers = [_Room(writing, *room, positions, groups_of) for room, groups_of in zip(rooms, groups, strict=True)]
+        for writer in writers:
+            writer.collect(stored_outliers)
+        told = [(writer.room_id, users) for writer in writers if (users := writer.changed_members()) is not None]
+        writing.send(_shares(writing.facts, lives, olds), using)
+        for writer in writers:
+            writer.finish(using)
+    if told:  # late: readers of the stream ``caches`` wait for its position until the transaction ends
+        invalidate_room_states(told, using)
+    return positions
+
+
+def _shares(
+    facts: Sequence[Event | CurrentStateDelta], lives: Reservation | None, olds: Reservation | None
+) -> list[tuple[Reservation, Sequence[Fact]]]:
+    """The facts that go through each reservation."""
+    found: list[tuple[Reservation, Sequence[Fact]]] = []
+    if lives is not None:
+        found.append((lives, [fact for fact in facts if fact.stream_ordering > 0]))
+    if olds is not None:
+        found.append((olds, [fact for fact in facts if fact.stream_ordering < 0]))
+    return found
+
+
+def _needs_no_position(changes: RoomChanges) -> bool:
+    """Whether it is one live event whose position nothing but its own row tells, as with most messages."""
+    told = (changes.state_changes, changes.ranges, changes.closed, changes.own_place)
+    again = (changes.filled.events, changes.visibility_to_rebuild)
+    return len(changes.events) == 1 and not changes.events[0].backfilled and not any((*told, *again))
+
+
+def _write_lone(
+    room: Room, stored: StoredRoom, changes: RoomChanges, stored_outliers: Collection[str], using: str
+) -> dict[str, int]:
+    """Such an event takes its position in the message that writes everything."""
+    positions: dict[str, int] = {}
+    writing = _Writing()
+    writer = _Room(writing, room, stored, changes, positions, _Groups(using, stored, changes))
+    writer.collect(stored_outliers)
+    (position,) = append_facts(registry.get(EVENTS.name), writing.facts, using, writing.statements())
+    positions[changes.events[0].event_id] = position
+    writer.finish(using)
+    return positions
+
+
+def _reserve(
+    stack: ExitStack, rooms: Sequence[RoomChanges], using: str
+) -> tuple[Reservation | None, Reservation | None]:
+    """Positions for live and for backfilled events, as many as there are, and for states that change by themselves."""
+    backward = sum(event.backfilled for changes in rooms for event in changes.events)
+    forward = sum(len(changes.events) + changes.own_place for changes in rooms) - backward
+    lives = stack.enter_context(registry.get(EVENTS.name).reserve(forward, using)) if forward else None
+    olds = stack.enter_context(registry.get(BACKFILL.name).reserve(backward, using)) if backward else None
+    return lives, olds
+
+
+def _all_positions(
+    rooms: Sequence[tuple[Room, StoredRoom, RoomChanges]], ids: Iterator[int], old_ids: list[int]
+) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for room, _, changes in rooms:
+        found |= _positions(room.room_id, changes, ids, old_ids)
+    return found
+
+
+def _positions(room_id: str, changes: RoomChanges, ids: Iterator[int], old_ids: list[int]) -> dict[str, int]:
+    """Live events in their order; backfilled ones so that the oldest is furthest from zero."""
+    old = [event for event in changes.events if event.backfilled]
+    taken = [old_ids.pop(0) for _ in old]
+    found = {event.event_id: -number for event, number in zip(reversed(old), taken, strict=True)}
+    found |= {event.event_id: next(ids) for event in changes.events if not event.backfilled}
+    return found | {room_id: next(ids)} if changes.own_place else found
+
+
+def _fact(position: int | None, row: Sequence[object]) -> Event:
+    """The event of a row of ``EVENT_COLUMNS``; values in order take Django half the time of named ones."""
+    given: dict[str, Any] = {"stream_ordering": position, **dict(zip(EVENT_COLUMNS, row, strict=True))}
+    fields = Event._meta.concrete_fields
+    values: list[Any] = [given[f.attname] if f.attname in given else f.get_default() for f in fields]
+    make: Any = Event  # the type checker takes named values only
+    event: Event = make(*values)
+    return event
+
+
+class _Groups:
+    """New groups that events need, under fresh IDs; those of current states on the way are not stored."""
+
+    def __init__(self, using: str, stored: StoredRoom, changes: RoomChanges) -> None:
+        events = (*(event for event in changes.events if not event.outlier), *changes.filled.events)
+        self._stored = stored
+        self._after = {e.event_id: stored.after[e.event_id] for e in events if e.event_id in stored.after}
+        self._new = sorted(stored.builder.kept(set(self._after.values())) - stored.ids.keys())
+        changes.reused_groups = len(self._after) - len(set(self._after.values()).intersection(self._new))
+        self._ids = dict(stored.ids)
+        if self._new:
+            with connections[using].cursor() as cursor:
+                self._ids.update(zip(self._new, reserve_group_ids(cursor, len(self._new)), strict=True))
+
+    def of_events(self) -> dict[str, int]:
+        """The group of each event."""
+        return {event_id: self._ids[number] for event_id, number in self._after.items()}
+
+    def add_rows(self, writing: _Writing, room_id: str) -> list[tuple[bool, int]]:
+        """The rows of the new groups; of each, whether it is in full, and its hops. The state of the last is kept at hand."""
+        builder, ids = self._stored.builder, self._ids
+        written: list[tuple[bool, int]] = []
+        for number, prev, chain, hops, keys, to_read in builder.group_rows(self._new):
+            below = None if prev is None else ids[prev]
+            written.append((prev is None, hops))
+            writing.add(StateGroup, ids[number], room_id, below, self._chain(chain), hops, keys, to_read)
+        for chain, group, event_type, state_key, event_id in builder.delta_rows(self._new):
+            writing.add(StateGroupDelta, self._chain(chain), ids[group], event_type, state_key, event_id)
+        if self._new:
+            self._stored.keep_state(ids[self._new[-1]], self._new[-1])
+        self._stored.keep_resolved(ids)
+        return written
+
+    def _chain(self, number: int) -> int:
+        return self._stored.chains.get(number, self._ids[number])
+
+
+class _Room:
+    """Writing one room."""
+
+    def __init__(
+        self,
+        writing: _Writing,
+        room: Room,
+        stored: StoredRoom,
+        changes: RoomChanges,
+        positions: dict[str, int],
+        groups: _Groups,
+    ) -> None:
+        self._writing = writing
+        self._room = room
+        self._stored = stored
+        self._changes = changes
+        self._positions = positions
+        self._groups = groups
+        self._graph = [event for event in changes.events if not event.outlier]
+
+    def collect(self, stored_outliers: Collection[str]) -> None:
+        """Everything of the room."""
+        self._make_way(stored_outliers)
+        self._events(stored_outliers)
+        self._changes.new_groups = self._groups.add_rows(self._writing, self._room.room_id)
+        self._state_changes()
+        self._ranges()
+        self._close_gaps()
+        self._current_state()
+        if self._changes.filled.rejected:
+            self._say_after(_UNFLAG, self._changes.filled.rejected)
+        if self._changes.redacted:
+            pairs = self._changes.redacted
+            self._say_after(_FLAG_REDACTED, list(pairs), list(pairs.values()))
+        self._room_row()
+
+    def _say_before(self, text: str, *values: Any) -> None:
+        self._writing.before.append(Statement(text, values))
+
+    def _say_after(self, text: str, *values: Any) -> None:
+        self._writing.after.append(Statement(text, values))
+
+    @property
+    def room_id(self) -> str:
+        """The room."""
+        return self._room.room_id
+
+    def changed_members(self) -> list[str] | None:
+        """The users whose membership in the current state changes; None when that state stays as it is.
+
+        Processes of this program learn of most changes from the rows of ``events``. Workers of 1.43 drop their cached
+        values for the row of ``caches`` that goes with every change. Called before the rows are written.
+        """
+        changes, known = self._changes, self._stored.events
+        if changes.current_unresolved and not self._room.current_state_unresolved:
+            members = CurrentState.objects.using(self._stored.using).filter(room_id=self.room_id, type="m.room.member")
+            return list(members.values_list("state_key", flat=True))
+        users = {user for _, kind, key, _, _ in changes.state_changes for user in users_of(kind, key)}
+        # A redaction that has a row itself tells of its target; those that came earlier count, or count no longer, since now.
+        new = {event.event_id for event in changes.events}
+        rejected = set(changes.filled.rejected)
+        unflagged = [event.redacts or "" for event in changes.filled.events if event.event_id in rejected]
+        late = [target for target, redaction in changes.redacted.items() if not new.intersection((target, redaction))]
+        targets = [event for event_id in (*late, *unflagged) if (event := known.get(event_id)) is not None]
+        states = [event for event in targets if event.is_state]
+        users.update(user for event in states for user in users_of(event.type, event.state_key or ""))
+        return sorted(users) if changes.state_changes or states else None
+
+    # --- what makes way, and what is added ----------------------------------------------------------------------
+    def _make_way(self, stored_outliers: Collection[str]) -> None:
+        """Remove what is written anew."""
+        moved = [event.event_id for event in self._changes.events if event.event_id in stored_outliers]
+        if moved:
+            self._say_before(_FORGET_OUTLIERS, moved)
+        gone, new = self._changes.gone_leaves, self._changes.new_leaves
+        both = min(len(gone), len(new))
+        if both:
+            self._say_before(_MOVE_LEAVES, gone[:both], new[:both])
+        if gone[both:]:
+            self._say_before(_DROP_LEAVES, gone[both:])
+        for leaf in new[both:]:
+            self._writing.add(ForwardExtremity, leaf, self._room.room_id)
+        self._end_ranges()
+
+    def _events(self, stored_outliers: Collection[str]) -> None:
+        """The events, their JSON, edges and auth events."""
+        writing, groups, redacted = self._writing, self._groups.of_events(), self._changes.redacted
+        write_filled(self._changes.filled, groups, self._stored.using)
+        for event in self._changes.events:
+            row = event_row(event, redacted.get(event.event_id), groups.get(event.event_id))
+            place = self._positions.get(event.event_id)  # null: given when it is inserted
+            writing.facts.append(_fact(place, row))
+            if event.event_id not in stored_outliers:
+                writing.add(EventJson, event.event_id, event.room_version, event.json)
+                if event.is_state:
+                    writing.add(EventAuth, event.event_id, list(event.auth_event_ids))
+        for event in self._graph:
+            for prev in event.prev_event_ids:
+                writing.add(EventEdge, event.event_id, prev)
+
+    def _state_changes(self) -> None:
+        """The changes of the current state as facts."""
+        self._writing.facts += [
+            CurrentStateDelta(
+                stream_ordering=self._positions[self._key(number)],
+                room_id=self._room.room_id,
+                type=event_type,
+                state_key=state_key,
+                event_id=event_id,
+                prev_event_id=before,
+            )
+            for number, event_type, state_key, event_id, before in self._changes.state_changes
+        ]
+
+    def _key(self, number: int) -> str:
+        """What a number's position is found by; a change of state that comes with no event has that of the room."""
+        return self._changes.events[number].event_id if number < len(self._changes.events) else self._room.room_id
+
+    # --- what changes in place ----------------------------------------------------------------------------------
+    def _close_gaps(self) -> None:
+        closed = sorted(self._stored.reading.gaps.intersection(event.event_id for event in self._graph))
+        if closed:
+            self._say_after(_CLOSE_GAPS, self._room.room_id, closed)
+
+    def finish(self, using: str) -> None:
+        """What is known only when the rows are in."""
+        self._open_gaps(using)
+        if self._changes.visibility_to_rebuild:
+            rebuild_visibility(self._room.room_id, using)
+        elif self._changes.old_states is not None:
+            filled = self._changes.filled
+            new = [self._positions[e.event_id] for e in self._graph if e.backfilled and is_accepted(e)]
+            again = [e for e in filled.events if is_accepted(e) or e.event_id in filled.rejected]
+            old = [place for e in again if (place := filled.places[e.event_id]) < 0]
+            write_old_ranges(self._stored, self._changes.old_states, [*new, *old])
+
+    def _open_gaps(self, using: str) -> None:
+        """What the events refer to and is not here."""
+        missing = {prev for event in self._graph for prev in event.prev_event_ids if not self._in_graph(prev)}
+        if missing:
+            with connections[using].cursor() as cursor:
+                cursor.execute(_OPEN_GAPS, {"room": self._room.room_id, "prevs": sorted(missing)})
+                self._mark_gaps(cursor, {event_id for (event_id,) in cursor.fetchall()})
+
+    def _mark_gaps(self, cursor: Any, new: set[str]) -> None:
+        """Where a sync from below meets a gap: at the first live event above it."""
+        above: set[int] = set()
+        for event in self._graph:
+            below = new.intersection(event.prev_event_ids) if not event.backfilled else set()
+            if below:
+                above.add(self._positions[event.event_id])
+                new -= below
+        if above:
+            writer = current_writer(self._stored.using).name
+            cursor.execute(_MARK_GAPS, [self._room.room_id, writer, sorted(above)])
+
+    def _in_graph(self, event_id: str) -> bool:
+        found: ParsedEvent | None = self._stored.events.get(event_id)
+        return found is not None and not found.outlier and found.room_id == self._room.room_id
+
+    def _current_state(self) -> None:
+        if self._changes.current_unresolved:
+            if not self._room.current_state_unresolved:
+                self._say_after(_DROP_ALL_STATE, self._room.room_id)
+            return
+        final = {(kind, key): event_id for _, kind, key, event_id, _ in self._changes.state_changes}
+        gone = [key for key, event_id in final.items() if event_id is None]
+        put = [(*key, event_id) for key, event_id in final.items() if event_id is not None]
+        if gone:
+            self._say_after(_DROP_STATE, [k[0] for k in gone], [k[1] for k in gone], self._room.room_id)
+        if put:
+            events = self._stored.events
+            memberships = [found.membership if (found := events.get(row[2])) else None for row in put]
+            columns = [list(column) for column in zip(*put, strict=True)]
+            self._say_after(_PUT_STATE, [self._room.room_id] * len(put), *columns, memberships)
+
+    def _end_ranges(self) -> None:
+        """Before new ranges of the same users come in."""
+        changes, room_id = self._changes, self._room.room_id
+        if changes.visibility_unresolved:
+            if not self._room.visibility_unresolved:
+                self._say_before(_DROP_RANGES, room_id)
+            return
+        if changes.closed:
+            users, kinds, lasts = zip(*changes.closed, strict=True)
+            self._say_before(_CLOSE_RANGES, list(users), list(kinds), [self._place(n) for n in lasts], room_id)
+        if changes.uncut:
+            self._say_before(_UNCUT, room_id, changes.uncut)
+        if changes.now_shown:
+            self._say_before(_SHOW, changes.now_shown)
+
+    def _ranges(self) -> None:
+        changes, room_id = self._changes, self._room.room_id
+        if changes.visibility_unresolved:
+            return
+        for row in changes.ranges:
+            last = None if row.last is None else self._place(row.last)
+            self._writing.add(EventVisibility, room_id, row.user_id, row.kind, self._place(row.first), last)
+
+    def _place(self, number: int) -> int:
+        """Stream position of an event's number; -1 is the last accepted event before the batch."""
+        if number >= 0:
+            return self._positions[self._changes.events[number].event_id]
+        before = self._changes.last_position
+        if before is None:
+            raise LookupError(f"{self._room.room_id}: a range goes on where nothing was")
+        return before
+
+    def _room_row(self) -> None:
+        changes, room = self._changes, self._room
+        new: dict[str, Any] = {
+            "current_state_unresolved": changes.current_unresolved,
+            "visibility_unresolved": changes.visibility_unresolved,
+        }
+        if changes.create is not None and changes.create.rejected_reason is None:
+            new |= {"creator": changes.create.sender, "create_event_id": changes.create.event_id}
+        if changes.filled.rejected:  # what any process keeps of the room tells another verdict
+            new["content_generation"] = room.content_generation + 1
+        new = {name: value for name, value in new.items() if getattr(room, name) != value}
+        if new:
+            Room.objects.using(self._stored.using).filter(pk=room.pk).update(**new)

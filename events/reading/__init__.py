@@ -1,0 +1,1 @@
+"""Pages, timelines and states of rooms for those who may see them."""

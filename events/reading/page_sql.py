@@ -1,0 +1,121 @@
+"""A page of a room as one user sees it, as functions of the database (pure).
+
+One call reads a page: rows of ``events_event_timeline`` from a place on, of them those that
+``events.visibility.predicate_sql.sees`` lets pass, with what is given out of each. At most ``ROWS_READ`` rows are looked at, so
+a page can have fewer events than were asked for, or none, and still not be the last: then it tells where reading ended.
+
+They are functions because a page is asked for often and its query takes longer to plan than to run: the plan of a function
+is kept for the connection. That plan must fit all values, so the limit of rows is written out and JSON is looked up event
+by event.
+"""
+
+from __future__ import annotations
+
+import re
+
+from events.reading.served_sql import SERVED, SERVED_JSON, SERVED_TYPES
+from events.visibility.predicate_sql import pruned, sees
+
+__all__ = ["DROP_PAGES", "FOR_NOBODY", "FOR_USER", "FROM_LEAVE", "LARGEST", "PAGE_AFTER", "PAGE_BEFORE", "ROWS_READ"]
+
+LARGEST = 2**63 - 1
+"""Above every position."""
+ROWS_READ = 1_000
+"""Rows of a room that are looked at for one page."""
+
+_PARAMETERS = {
+    "room": "text",
+    "user_id": "text",
+    "peeking": "boolean",
+    "recorded": "boolean",
+    "cut": "bigint",
+    "cut_depth": "bigint",
+    "kept_since": "bigint",
+    "topological": "bigint",
+    "stream": "bigint",
+    "base": "bigint",
+    "writers": "text[]",
+    "positions": "bigint[]",
+    "wanted": "integer",
+}
+_AT_WRITER = "coalesce((%(positions)s)[array_position(%(writers)s, e.instance_name)], %(base)s)"
+
+
+def _page(*, back: bool, sees: str, pruned: str) -> str:
+    """The query: events, whether each is pruned for the user, and the last place that was read when the page is not full.
+
+    (``topological``, ``stream``) is the place beyond which the page begins. ``base``, ``writers`` and ``positions`` are a vector
+    token: going back, it covers the events of the page, all up to the base and those of a named writer up to its position; going
+    on, it covers none of them.
+    """
+    beyond, order = ("<", "DESC") if back else (">", "ASC")
+    highest = "(SELECT max(top) FROM unnest(%(positions)s || %(base)s) AS top)"
+    bounds = f"least(%(cut)s, {highest})" if back else f"least(%(cut)s, {LARGEST}) AND stream_ordering > %(base)s"
+    rows = f"""SELECT * FROM events_event
+    WHERE room_id = %(room)s AND (topological_ordering, stream_ordering) {beyond} (%(topological)s, %(stream)s)
+      AND stream_ordering <= {bounds}
+    ORDER BY topological_ordering {order}, stream_ordering {order}"""
+    return f"""
+WITH page AS MATERIALIZED (
+  SELECT e.*, {pruned} AS pruned FROM ({rows} LIMIT {ROWS_READ}) AS e CROSS JOIN (SELECT
+    %(user_id)s AS user_id, %(peeking)s AS peeking, %(recorded)s AS recorded, %(cut)s AS cut, %(cut_depth)s AS cut_depth,
+    %(kept_since)s AS kept_since) AS a
+  WHERE e.stream_ordering {"<=" if back else ">"} {_AT_WRITER} AND {sees}
+  ORDER BY e.topological_ordering {order}, e.stream_ordering {order} LIMIT %(wanted)s
+), last AS MATERIALIZED (
+  SELECT * FROM ({rows} OFFSET {ROWS_READ - 1} LIMIT 1) AS row WHERE (SELECT count(*) FROM page) < %(wanted)s
+)
+SELECT {SERVED}, e.pruned, last.topological_ordering, last.stream_ordering
+FROM (SELECT) AS one LEFT JOIN (page AS e {SERVED_JSON}) ON true LEFT JOIN last ON true
+"""
+
+
+def _function(name: str, query: str) -> str:
+    parameters = ", ".join(f"p_{name} {kind}" for name, kind in _PARAMETERS.items())
+    types = (*SERVED_TYPES, "boolean", "bigint", "bigint")
+    columns = ", ".join(f"out_{number} {kind}" for number, kind in enumerate(types))
+    query = re.sub(r"%[(]([a-z_]+)[)]s", r"p_\1", query)
+    return f"""CREATE FUNCTION {name}({parameters}) RETURNS TABLE ({columns})
+LANGUAGE plpgsql STABLE PARALLEL SAFE SET plan_cache_mode = force_generic_plan SET enable_sort = off AS $page$
+BEGIN
+RETURN QUERY {query};
+END $page$"""
+
+
+def _typed(query: str) -> str:
+    return re.sub(r"%[(]([a-z_]+)[)]s", lambda found: f"{found[0]}::{_PARAMETERS[found[1]]}", query)
+
+
+_FROM_LEAVE = "access.out_cut IS NOT NULL AND (access.out_cut_depth, access.out_cut) < (%(topological)s, %(stream)s)"
+
+
+def _for_user(function: str, *, from_leave: bool = False) -> str:
+    """The call, with who may read the room in the same query: both are of one moment.
+
+    ``from_leave``: going back, a page of a user who has left begins with the leave at the latest. What is deeper, on another
+    branch of the graph, is passed over, even if it was here before.
+    """
+    access = {name: f"access.out_{name}" for name in ("peeking", "recorded", "cut", "cut_depth")}
+    wanted = "CASE WHEN access.known AND access.readable THEN %(wanted)s ELSE 0 END"
+    values = {name: f"%({name})s" for name in _PARAMETERS} | access | {"wanted": wanted}
+    if from_leave:
+        values["topological"] = f"CASE WHEN {_FROM_LEAVE} THEN access.out_cut_depth ELSE %(topological)s END"
+        values["stream"] = f"CASE WHEN {_FROM_LEAVE} THEN access.out_cut + 1 ELSE %(stream)s END"
+    return f"""SELECT access.*, page.* FROM events_access(%(user_id)s, ARRAY[%(room)s]) AS access
+LEFT JOIN LATERAL {function}({", ".join(values.values())}) AS page ON true"""
+
+
+_SHOWN_AT_ALL = "NOT e.outlier AND NOT e.soft_failed AND e.rejected_reason IS NULL"
+
+PAGE_BEFORE = _function("events_page_before", _page(back=True, sees=sees(), pruned=pruned()))
+"""Makes the function that goes back in time: newest first."""
+PAGE_AFTER = _function("events_page_after", _page(back=False, sees=sees(), pruned=pruned()))
+"""Makes the function that goes on in time: oldest first."""
+DROP_PAGES = "DROP FUNCTION events_page_before; DROP FUNCTION events_page_after"
+
+FOR_USER = {True: _for_user("events_page_before"), False: _for_user("events_page_after")}
+"""Going back or not -> the query of a page as a user sees it: columns of ``events_access``, then of the page."""
+FROM_LEAVE = _for_user("events_page_before", from_leave=True)
+"""Going back, from the user's own leave at the latest."""
+FOR_NOBODY = {back: _typed(_page(back=back, sees=_SHOWN_AT_ALL, pruned="false")) for back in (True, False)}
+"""Going back or not -> the query of a page that is not filtered for a user."""

@@ -1,0 +1,68 @@
+"""Where a page of a room begins: tokens of timelines and of sync, from text.
+
+A token ``t412-90321`` is an event's place in its room; a page begins beyond it. A token of sync (``s90321``, ``m90321~2.90400``,
+or the whole sync token) is what a client had been told by then: going back a page has events of that, going on later ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from django.db import connections
+
+from events.declarations import EVENTS
+from events.errors import BadToken
+from events.reading.page_sql import LARGEST
+from events.reading.timeline import timeline_place
+from events.tokens.positions import events_token, read_events_token
+from streams.core.tokens import RoomToken, VectorToken
+from streams.errors import TokenError
+from streams.reading.rows import writer_names
+
+__all__ = ["OLDEST", "Start", "start_of"]
+
+OLDEST = f"t0--{LARGEST}"
+"""The token below every event of a room."""
+_TEXT_LIMIT = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """The place beyond which a page begins, whether it goes back, and the vector that bounds its events, if any."""
+
+    topological: int
+    stream: int
+    back: bool = True
+    told: VectorToken | None = None
+
+
+def start_of(token: str | None, *, back: bool, using: str = "default") -> Start:
+    """Where a page begins. Raises ``BadToken``, and ``EpochChanged`` for a sync token from before a restore.
+
+    What a sync token says of the future is cut to the present.
+    """
+    if token is None or (isinstance(token, str) and token.startswith("t")):
+        return Start(*timeline_place(token), back)
+    told = _told(token, using).meet(events_token(using))
+    place = (LARGEST, LARGEST) if back else timeline_place(OLDEST)
+    return Start(*place, back, told)
+
+
+def _told(token: str, using: str) -> VectorToken:
+    try:
+        if not isinstance(token, str) or len(token) > _TEXT_LIMIT:
+            raise TokenError("A token is a string of a few dozen characters.")
+        told = read_events_token(token, using) if "@" in token else RoomToken.parse(token, _names(token, using)).stream
+    except TokenError as error:
+        raise BadToken(str(error)) from error
+    if abs(told.base) > LARGEST or any(position > LARGEST for position in told.entries.values()):
+        raise BadToken(f"{token!r:.100} names a position that no event can have.")
+    return told
+
+
+def _names(token: str, using: str) -> dict[int, str]:
+    """The writers that a token may name, by their numbers."""
+    if "~" not in token:
+        return {}
+    with connections[using].cursor() as cursor:
+        return writer_names(cursor, EVENTS.name)

@@ -1,0 +1,227 @@
+"""Rooms as users read them: a page of history, what stands around an event, which of some events a user sees.
+
+Every answer about one room and one user is one query, so it is of one moment. Events come redacted and pruned as the user may see
+them, and with both orderings. Reads are made on the given database alias.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from django.db import connections
+
+from events.arguments import can_be_stored, checked_ids, checked_limit
+from events.errors import BadQuestion, NotReadable, UnknownEvent, UnknownRoom
+from events.models import Event, Room
+from events.reading.event_json import ServedEvent, served
+from events.reading.page_sql import FOR_NOBODY, FOR_USER, FROM_LEAVE, LARGEST, ROWS_READ
+from events.reading.page_tokens import OLDEST, Start, start_of
+from events.reading.served_sql import SERVED, SERVED_JSON, SERVED_TYPES
+from events.reading.state_at import State, state_at
+from events.visibility.access import Access, access_of, access_parameters, checked, read_access
+from events.visibility.explain import Explanation, explain_visibility
+from events.visibility.predicate_sql import ACCESS_ROWS, pruned, sees
+from events.visibility.rule import Rule
+from state.groups.filters import EVERYTHING, StateFilter
+from streams.db.consistent_read import one_view
+
+__all__ = ["OLDEST", "PAGE_LIMIT", "Around", "Page", "events_around", "timeline", "visible_to"]
+
+PAGE_LIMIT = ROWS_READ
+"""Events of one page, whatever is asked for."""
+IDS_LIMIT = 10_000
+"""Events of one question to ``visible_to``."""
+_ACCESS_COLUMNS = 10
+_IDS_PER_QUERY = 1_000
+
+#: Of some events those that a user sees.
+_VISIBLE = f"""
+SELECT {SERVED}, e.pruned FROM (
+  SELECT e.*, {pruned()} AS pruned FROM events_event e JOIN {ACCESS_ROWS} a ON a.room_id = e.room_id
+  WHERE e.event_id = ANY(%(ids)s) AND {sees()}
+) AS e {SERVED_JSON}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Some events of a room in the order of reading: newest first going back, oldest first going on.
+
+    ``end`` is where the next page begins, the place of the last event that was *looked at*; null: there is nothing more. So an
+    empty page with an end is not the last one.
+    """
+
+    events: tuple[ServedEvent, ...]
+    end: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Around:
+    """An event with what stands before it (newest first) and after it (oldest first).
+
+    ``start`` goes on back from the first of them, ``end`` goes on from the last; ``state`` is the room's state after the last, by
+    event IDs: of a room that the user was not in and that was not open to them, the entries that they see.
+    """
+
+    event: ServedEvent
+    before: tuple[ServedEvent, ...]
+    after: tuple[ServedEvent, ...]
+    start: str | None
+    end: str | None
+    state: State
+
+
+def timeline(
+    room_id: str,
+    user_id: str | None = None,
+    limit: int = 100,
+    *,
+    before: str | None = None,
+    after: str | None = None,
+    using: str = "default",
+) -> Page:
+    """A page of a room as the user sees it: the newest events, those ``before`` a token, or those ``after`` one.
+
+    Without a user it is not filtered, but for outliers, rejected and soft-failed events. Those who left see nothing after their
+    leave, and going back begins with it: what is deeper on another branch of the graph is passed over. ``after=OLDEST`` begins at
+    the beginning. Tokens are those of pages, events and syncs. Raises ``UnknownRoom``, ``NotReadable``, ``BadToken`` and
+    ``BadQuestion``.
+    """
+    if before is not None and after is not None:
+        raise BadQuestion("Give before (going back) or after (going on), not both.")
+    start = start_of(before if after is None else after, back=after is None, using=using)
+    query = FROM_LEAVE if start.back else FOR_USER[False]
+    return _page(room_id, user_id, checked_limit(limit, PAGE_LIMIT), start, using, query)
+
+
+def events_around(
+    event_id: str, user_id: str, limit: int = 10, using: str = "default", only: StateFilter = EVERYTHING
+) -> Around:
+    """The event, with half of ``limit`` events on each side that the user sees, and the state (or what ``only`` lets pass of it).
+
+    Raises ``UnknownEvent`` also for an event that the user does not see: that there is one is not told.
+    """
+    half = checked_limit(limit, PAGE_LIMIT) // 2
+    with one_view(using):
+        event = visible_to(user_id, [event_id], using).get(event_id)
+        if event is None:
+            raise UnknownEvent(f"There is no event {event_id!r:.300} that {user_id:.300} sees.")
+        place = event.topological_ordering, event.stream_ordering
+        sides = [Page((), event.token)] * 2
+        if half:
+            sides = [_page(event.room_id, user_id, half, Start(*place, back), using) for back in (True, False)]
+        last = (event, *sides[1].events)[-1]
+        state = state_at(last.event_id, using, only).after or {}
+        if not _knows_state(user_id, last.event_id, using):
+            seen = _seen_of(user_id, list(state.values()), using)
+            state = {key: entry for key, entry in state.items() if entry in seen}
+    return Around(event, sides[0].events, sides[1].events, sides[0].end, sides[1].end, state)
+
+
+def visible_to(user_id: str, event_ids: Iterable[str], using: str = "default") -> dict[str, ServedEvent]:
+    """Those of the events that the user sees, by ID, in the order asked; of any rooms.
+
+    What is unknown, or in rooms that the user may not read, is left out like what is hidden. Raises ``BadQuestion`` for more than
+    ``IDS_LIMIT`` events.
+    """
+    wanted = checked_ids(event_ids, IDS_LIMIT)
+    found: dict[str, ServedEvent] = {}
+    if can_be_stored(user_id):
+        with one_view(using):
+            found = _seen_of(user_id, wanted, using)
+    return {event_id: found[event_id] for event_id in wanted if event_id in found}
+
+
+def _knows_state(user_id: str, event_id: str, using: str) -> bool:
+    """Whether the user may know all of the state at an event that they see: joined there, until then, or the room was open."""
+    (found,) = explain_visibility(user_id, [event_id], using)
+    if not isinstance(found, Explanation):
+        return False
+    if found.rule is Rule.OWN_LEAVE:
+        member = ("m.room.member", user_id)
+        before = (state_at(event_id, using, StateFilter.at([member])).before or {}).get(member)
+        return Event.objects.using(using).filter(event_id=before, membership="join").exists()
+    open_to_user = found.history_visibility == "world_readable" or (
+        found.history_visibility == "shared" and not found.peeking
+    )
+    return open_to_user or found.rule is Rule.JOINED
+
+
+def _seen_of(user_id: str, event_ids: Sequence[str], using: str) -> dict[str, ServedEvent]:
+    found: dict[str, ServedEvent] = {}
+    for first in range(0, len(event_ids), _IDS_PER_QUERY):
+        found.update(_visible(user_id, event_ids[first : first + _IDS_PER_QUERY], using))
+    return found
+
+
+def _visible(user_id: str, event_ids: Sequence[str], using: str) -> dict[str, ServedEvent]:
+    rooms = Event.objects.using(using).filter(event_id__in=event_ids).values_list("room_id", flat=True).distinct()
+    accesses = read_access(user_id, list(rooms), using).values()
+    with connections[using].cursor() as cursor:
+        cursor.execute(_VISIBLE, access_parameters(user_id, accesses) | {"ids": list(event_ids)})
+        return {row[0]: served(row, pruned=row[len(SERVED_TYPES)]) for row in cursor}
+
+
+# --- pages ------------------------------------------------------------------------------------------------------------
+
+
+def _page(room_id: str, user_id: str | None, limit: int, start: Start, using: str, query: str | None = None) -> Page:
+    where = _bounds(start) | {"room": room_id, "user_id": user_id, "wanted": limit, "kept_since": None}
+    if not can_be_stored(room_id):
+        raise UnknownRoom(f"There is no room {room_id!r:.300}.")
+    if user_id is None:
+        rows = _rows_for_nobody(room_id, where, start.back, using)
+    elif can_be_stored(user_id):
+        rows = _rows_for_user(room_id, user_id, where, query or FOR_USER[start.back], using)
+    else:
+        raise NotReadable(f"{user_id!r:.300} is no user, and may not read {room_id}.")
+    return _page_of(rows, limit, start.back)
+
+
+def _bounds(start: Start) -> dict[str, Any]:
+    entries = start.told.entries if start.told is not None else {}
+    base = start.told.base if start.told is not None else LARGEST if start.back else -LARGEST
+    place = {"topological": start.topological, "stream": start.stream, "base": base}
+    return place | {"writers": list(entries), "positions": list(entries.values())}
+
+
+def _rows_for_nobody(room_id: str, where: Mapping[str, Any], back: bool, using: str) -> list[tuple[Any, ...]]:
+    unused = dict.fromkeys(("peeking", "recorded", "cut", "cut_depth"))
+    rows = _rows(FOR_NOBODY[back], {**where, **unused}, using)
+    if rows[0][0] is None and not Room.objects.using(using).filter(room_id=room_id).exists():
+        raise UnknownRoom(f"There is no room {room_id!r:.300}.")
+    return rows
+
+
+def _rows_for_user(
+    room_id: str, user_id: str, where: Mapping[str, Any], query: str, using: str
+) -> list[tuple[Any, ...]]:
+    """The rows with what they say of access checked; where messages expire, once more with the time from which they count."""
+    now_ms = time.time_ns() // 1_000_000
+    kept_since: int | None = None
+    while True:
+        rows = _rows(query, {**where, "kept_since": kept_since}, using)
+        access: Access | None = access_of(rows[0][:_ACCESS_COLUMNS], now_ms) if rows else None
+        if checked(access, user_id, room_id).kept_since == kept_since:
+            return [row[_ACCESS_COLUMNS:] for row in rows]
+        kept_since = access.kept_since if access is not None else None
+
+
+def _rows(query: str, where: Mapping[str, Any], using: str) -> list[tuple[Any, ...]]:
+    with connections[using].cursor() as cursor:
+        cursor.execute(query, where)
+        found: list[tuple[Any, ...]] = cursor.fetchall()
+    return found
+
+
+def _page_of(rows: Sequence[tuple[Any, ...]], limit: int, back: bool) -> Page:
+    """Rows as the queries of ``events.reading.page_sql`` give them."""
+    *_, topological, stream = rows[0]
+    events = [served(row, pruned=row[len(SERVED_TYPES)]) for row in rows if row[0] is not None]
+    events.sort(key=lambda event: (event.topological_ordering, event.stream_ordering), reverse=back)
+    if len(events) == limit:
+        return Page(tuple(events), events[-1].token)
+    return Page(tuple(events), None if topological is None else f"t{topological}-{stream}")

@@ -1,0 +1,157 @@
+"""The state before and after events, whole or as far as a filter wants it.
+
+What is not known is said (``StateUnresolved``), never guessed. Many events are answered in bounded rounds: each round is one
+query for the events and one for their states, however many groups they have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from django.db import connections
+
+from events.arguments import can_be_stored
+from events.errors import StateUnresolved, UnknownEvent
+from state.errors import UnknownStateGroup
+from state.groups.deltas import StateKey
+from state.groups.filters import EVERYTHING, StateFilter
+from state.groups.store import full_states
+
+__all__ = ["State", "StateAt", "state_at", "states_at"]
+
+State = dict[StateKey, str]
+
+_EVENTS_PER_ROUND = 500
+_MOST_TRIES = 3
+_ENTRIES_PER_ROUND = 200_000
+"""Entries of states that are in memory at a time, unless one event has more."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateAt:
+    """The state before and after an event; both null for an outlier, which has no place in the graph.
+
+    Where the event changed nothing, both are the same object: not to be changed by who is given it.
+    """
+
+    event_id: str
+    before: State | None
+    after: State | None
+
+    @property
+    def changes(self) -> dict[StateKey, tuple[str | None, str | None]]:
+        """What the event changed: key -> (event before, event after); null: no entry there."""
+        before, after = self.before or {}, self.after or {}
+        keys = {**before, **after} if before is not after else {}
+        pairs = {key: (before.get(key), after.get(key)) for key in keys}
+        return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def state_at(event_id: str, using: str = "default", only: StateFilter = EVERYTHING) -> StateAt:
+    """The room's state around an event; raises ``UnknownEvent`` and ``StateUnresolved``."""
+    (found,) = states_at([event_id], using, only)
+    if isinstance(found, StateAt):
+        return found
+    raise found
+
+
+def states_at(
+    event_ids: Iterable[str], using: str = "default", only: StateFilter = EVERYTHING
+) -> Iterator[StateAt | UnknownEvent | StateUnresolved]:
+    """An answer, or the reason why there is none, for each event in the order given; of any rooms.
+
+    Raises ``BadQuestion`` for what is no string.
+    """
+    rest = iter(event_ids)
+    while asked := list(islice(rest, _EVENTS_PER_ROUND)):
+        places = _places(asked, using)
+        for part in _parts(asked, places):
+            there, states = _states(part, places, using, only)
+            for event_id in part:
+                yield _answer(event_id, there.get(event_id), states)
+
+
+# --- one round --------------------------------------------------------------------------------------------------------
+
+#: Where the states of events are stored, and how large they are: one row for each event, by its ID.
+_PLACES = """
+SELECT e.event_id, e.outlier, coalesce(e.state_group, 0), coalesce(g.prev_group, 0), coalesce(g.keys, 0),
+       e.state_key IS NOT NULL AND e.rejected_reason IS NULL, e.type = 'm.room.create' AND e.state_key = ''
+FROM events_event e LEFT JOIN state_stategroup g ON g.id = e.state_group
+WHERE e.event_id = ANY(%s)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """An event among the groups; 0 stands for no group."""
+
+    event_id: str
+    outlier: bool
+    after: int
+    prev_group: int
+    keys: int
+    changes_state: bool
+    begins_room: bool
+
+    @property
+    def before(self) -> int:
+        """The group of an accepted state event builds on that of the state before it."""
+        return self.prev_group if self.changes_state else self.after
+
+    @property
+    def groups(self) -> list[int]:
+        return sorted({self.before, self.after} - {0})
+
+
+def _places(event_ids: Sequence[str], using: str) -> dict[str, _Place]:
+    possible = [event_id for event_id in event_ids if can_be_stored(event_id)]
+    with connections[using].cursor() as cursor:
+        cursor.execute(_PLACES, [possible])
+        return {row[0]: _Place(*row) for row in cursor.fetchall()}
+
+
+def _states(
+    event_ids: Sequence[str], places: dict[str, _Place], using: str, only: StateFilter
+) -> tuple[dict[str, _Place], dict[int, State]]:
+    """The places of the events, and the states of their groups.
+
+    Between the reading of a place and that of its groups the room may have been compressed or purged: then both are read again.
+    """
+    for _ in range(_MOST_TRIES - 1):
+        groups = {group for event_id in event_ids if event_id in places for group in places[event_id].groups}
+        try:
+            return places, full_states(groups, using, only)
+        except UnknownStateGroup:
+            places = _places(event_ids, using)
+    return places, full_states({group for place in places.values() for group in place.groups}, using, only)
+
+
+def _parts(event_ids: Sequence[str], places: dict[str, _Place]) -> Iterator[list[str]]:
+    """The events in their order, in parts whose states fit into memory together."""
+    part: list[str] = []
+    sizes: dict[int, int] = {}
+    for event_id in event_ids:
+        place = places.get(event_id)
+        own = dict.fromkeys(place.groups, place.keys) if place is not None else {}
+        if part and sum((sizes | own).values()) > _ENTRIES_PER_ROUND:
+            yield part
+            part, sizes = [], {}
+        part.append(event_id)
+        sizes |= own
+    if part:
+        yield part
+
+
+def _answer(event_id: str, place: _Place | None, states: dict[int, State]) -> StateAt | UnknownEvent | StateUnresolved:
+    if place is None:
+        return UnknownEvent(f"There is no event {event_id:.300}.")
+    if place.outlier:
+        return StateAt(event_id, None, None)
+    if not place.after:
+        return StateUnresolved(f"The state at {event_id} is not known: events that it builds on are not here.")
+    if not place.before and not place.begins_room:
+        return StateUnresolved(f"The state before {event_id} is not known: it is no longer stored.")
+    return StateAt(event_id, states[place.before] if place.before else {}, states[place.after])

@@ -1,0 +1,79 @@
+"""Reading rooms: the state at an event, and a room's timeline.
+
+What is not known is said (``StateUnresolved``), never guessed. Reads are made on the given database alias.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from django.db import connections
+
+from events.arguments import can_be_stored, checked_limit
+from events.errors import BadToken, UnknownRoom
+from events.models import Room
+from events.reading.state_at import State, StateAt, state_at
+
+__all__ = ["State", "StateAt", "TimelineEntry", "state_at", "timeline", "timeline_place"]
+
+
+@dataclass(frozen=True, slots=True)
+class TimelineEntry:
+    """One event of a timeline; ``token`` names the place right before it, going back."""
+
+    event_id: str
+    stream_ordering: int
+    topological_ordering: int
+
+    @property
+    def token(self) -> str:
+        """``t<topological>-<stream>``, good for ``timeline(before=…)``."""
+        return f"t{self.topological_ordering}-{self.stream_ordering}"
+
+
+_MOST_ENTRIES = 2**31
+_TOKEN = re.compile(r"t([0-9]{1,19})-(-?[0-9]{1,19})")
+
+#: A page of a room, newest first; one index range of ``events_event_timeline``.
+_TIMELINE = """
+SELECT event_id, stream_ordering, topological_ordering FROM events_event
+WHERE room_id = %(room)s AND (topological_ordering, stream_ordering) < (%(topological)s, %(stream)s)
+  AND NOT outlier AND NOT soft_failed AND rejected_reason IS NULL
+ORDER BY topological_ordering DESC, stream_ordering DESC
+LIMIT %(limit)s
+"""
+
+
+def timeline(
+    room_id: str, limit: int = 100, before: str | None = None, using: str = "default"
+) -> Sequence[TimelineEntry]:
+    """The last ``limit`` shown events of a room, newest first by (topological, stream), below the token ``before``.
+
+    Raises ``UnknownRoom``, ``BadToken`` and ``BadQuestion``.
+    """
+    limit = checked_limit(limit, _MOST_ENTRIES)
+    topological, stream = timeline_place(before)
+    if not can_be_stored(room_id) or not Room.objects.using(using).filter(room_id=room_id).exists():
+        raise UnknownRoom(f"There is no room {room_id!r:.300}.")
+    return list(_page(room_id, limit, topological, stream, using))
+
+
+def _page(room_id: str, limit: int, topological: int, stream: int, using: str) -> Iterator[TimelineEntry]:
+    where: dict[str, str | int] = {"room": room_id, "topological": topological, "stream": stream, "limit": limit}
+    with connections[using].cursor() as cursor:
+        cursor.execute(_TIMELINE, where)
+        for row in cursor:
+            yield TimelineEntry(*row)
+
+
+def timeline_place(token: str | None) -> tuple[int, int]:
+    """(topological, stream) of a token; without one, above everything. Raises ``BadToken``."""
+    if token is None:
+        return 2**63 - 1, 2**63 - 1
+    found = _TOKEN.fullmatch(token) if isinstance(token, str) else None
+    parts = (int(found[1]), int(found[2])) if found else (2**63, 0)
+    if any(abs(part) >= 2**63 for part in parts):
+        raise BadToken(f"{token!r:.100} is no timeline token; it looks like t412-90321 (topological, stream).")
+    return parts

@@ -1,0 +1,27 @@
+"""A room as one user sees it, as a list: pages of ``events.reading.pages`` put together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from events.reading.event_json import ServedEvent
+from events.reading.pages import PAGE_LIMIT, timeline
+
+__all__ = ["timeline_of"]
+
+
+def timeline_of(
+    user_id: str, room_id: str, limit: int = 100, before: str | None = None, using: str = "default"
+) -> Sequence[ServedEvent]:
+    """The last ``limit`` events of a room that the user sees, newest first, below the token ``before``.
+
+    Reads on until there are so many or no more: for commands and tests; services read page by page. Raises as ``timeline`` does.
+    """
+    found: list[ServedEvent] = []
+    while len(found) < limit:
+        page = timeline(room_id, user_id, min(limit - len(found), PAGE_LIMIT), before=before, using=using)
+        found += page.events
+        before = page.end
+        if before is None:
+            break
+    return found

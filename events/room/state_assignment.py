@@ -1,0 +1,216 @@
+"""The state before and after every event of a room, as state groups (pure).
+
+Where the prev events of an event have different states, they are resolved (``state.resolution.resolve``), once for each set of
+groups. Events whose prev events are not all here, and all events above them, have no known state. Events are walked so that
+prev and auth events come first; each is judged on the way, because a rejected event changes no state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
+
+from events.format.parsing import ParsedEvent
+from events.format.signatures import signed_by
+from events.room.event_auth import Judge
+from events.room.graph import causal_order, cycles
+from state.groups.deltas import GroupBuilder, StateKey
+from state.resolution.auth_graph import AuthGraph
+from state.resolution.nearby_groups import resolve_near
+from state.resolution.resolve import resolve
+from state.rules.auth_rules import AuthRules
+from state.rules.auth_selection import AuthEvent
+from state.rules.room_versions import RoomVersion, room_version
+
+__all__ = ["CYCLE", "SECOND_CREATE", "GroupState", "RoomStates", "Stored", "is_create"]
+
+CYCLE = "cycle: its prev or auth events lead back to it"
+SECOND_CREATE = "create: the room has another create event"
+
+
+def is_create(event: ParsedEvent) -> bool:
+    """True for an event that may begin a room: not for one that the rules refuse, as one of another server than the room's."""
+    if event.type != "m.room.create" or event.state_key != "" or event.prev_event_ids:
+        return False
+    if event.rejection_given:
+        return event.rejected_reason is None
+    return not event.auth_event_ids and AuthRules(room_version(event.room_version)).refusal(event, {}) is None
+
+
+class GroupState:
+    """The state of a group as the rules ask for it."""
+
+    def __init__(self, builder: GroupBuilder, group: int, events: Mapping[str, ParsedEvent]) -> None:
+        self._builder = builder
+        self.group = group
+        self._events = events
+        self._found: dict[StateKey, str | None] = {}
+
+    def get(self, key: StateKey, /) -> AuthEvent | None:
+        try:
+            event_id = self._found[key]
+        except KeyError:
+            event_id = self._found[key] = self._builder.lookup(self.group, key)
+        return None if event_id is None else self._events.get(event_id)
+
+    def at(self, group: int) -> GroupState:
+        """That of another group. If it builds on this one, it takes over what was found and is not changed."""
+        state = GroupState(self._builder, group, self._events)
+        below, changes = self._builder.step(group)
+        if below == self.group:
+            state._found, self._found = self._found, {}
+            state._found.update(changes)
+        return state
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What is stored of a room that a batch of events goes on with.
+
+    ``events`` finds every stored event of the room; ``after`` has the adopted groups of events that the batch refers to.
+    ``prepare`` is called with states before they are resolved, so that their events can be read at once. An event without
+    auth events is refused (``trusting`` false), as a server does. ``recall`` finds the group that some groups are known to
+    resolve to; ``resolved`` fills up with what they resolve to in this batch. ``whole``: every event of the room is at hand.
+    """
+
+    events: MutableMapping[str, ParsedEvent]
+    create: ParsedEvent | None
+    builder: GroupBuilder
+    after: dict[str, int]
+    prepare: Callable[[Sequence[Mapping[StateKey, str]]], None]
+    recall: Callable[[frozenset[int]], int | None] = lambda _groups: None
+    resolved: dict[frozenset[int], int] = field(default_factory=dict)
+    trusting: bool = False
+    whole: bool = False
+
+
+class RoomStates:
+    """The states of one room; ``events`` holds every event by its ID, after ``assign`` with its verdict."""
+
+    def __init__(self, version: RoomVersion, events: Sequence[ParsedEvent], stored: Stored | None = None) -> None:
+        self.version = version
+        self._stored = stored
+        self.events: MutableMapping[str, ParsedEvent] = stored.events if stored is not None else {}
+        self.events.update((event.event_id, event) for event in events)
+        self.create = stored.create if stored is not None else None
+        if self.create is None:
+            self.create = next((event for event in events if not event.outlier and is_create(event)), None)
+        self.builder = stored.builder if stored is not None else GroupBuilder()
+        self.before: dict[str, int] = {}
+        self.after: dict[str, int] = stored.after if stored is not None else {}
+        self.rules = AuthRules(version, signed_by)
+        create_id = self.create.event_id if self.create is not None else None
+        self.auth_graph = AuthGraph(self.events, version, create_id)
+        self.judge = Judge(self.rules, self.events, self.create, trusting=stored is None or stored.trusting)
+        self.given: dict[str, Mapping[StateKey, str]] = {}
+        """States before events as told from outside: used where prev events, or their states, are not here."""
+        self.on_given: set[str] = set()
+        """Events whose state before is the one that was given."""
+        self.bases: Sequence[int] = ()
+        """Groups that a given state is likely to be near to."""
+        self._resolved = stored.resolved if stored is not None else {}
+        self._whole = stored is None or stored.whole
+        self._last_state: GroupState | None = None
+
+    def assign(self, events: Sequence[ParsedEvent]) -> None:
+        """Judge all events and give those of the graph their groups."""
+        also = {event_id: state.values() for event_id, state in self.given.items()}
+        order, left = causal_order(events, auth=True, also=also)
+        for number in cycles(events, left, auth=True, also=also):
+            self.reject(events[number], CYCLE)
+        remaining = [events[number] for number in left if self.events[events[number].event_id].rejected_reason != CYCLE]
+        above, _ = causal_order(remaining, auth=True, also=also)
+        self.walk(events[number] for number in order)
+        self.walk(remaining[number] for number in above)
+
+    def walk(self, events: Iterable[ParsedEvent]) -> None:
+        """The same for events in causal order, or for the next of them."""
+        for event in events:
+            if event.state_key is not None:  # others take no part in resolutions
+                self.auth_graph.rank(event.event_id)
+            self._assign(event)
+
+    def reject(self, event: ParsedEvent, reason: str) -> None:
+        """An event of the room turns out to be refused."""
+        self.events[event.event_id] = replace(event, rejected_reason=reason, rejection_given=True)
+
+    def state(self, group: int) -> GroupState:
+        """The state of a group as the rules ask for it."""
+        last = self._last_state
+        if last is None or last.group != group:  # most events have the state of the one before
+            last = self._last_state = (
+                last.at(group) if last is not None else GroupState(self.builder, group, self.events)
+            )
+        return last
+
+    def merged(self, groups: Iterable[int | None]) -> int | None:
+        """The group that groups resolve to; null when one of them is not known, or there are none."""
+        wanted = frozenset(groups)
+        if len(wanted) < 2:
+            return next(iter(wanted), None)
+        distinct = {group for group in wanted if group is not None}
+        if len(distinct) < len(wanted):
+            return None
+        resolvable = frozenset(distinct)
+        if resolvable not in self._resolved:
+            known = self._stored.recall(resolvable) if self._stored is not None else None
+            self._resolved[resolvable] = self._resolve(sorted(distinct)) if known is None else known
+        return self._resolved[resolvable]
+
+    def _assign(self, event: ParsedEvent) -> None:
+        if event.outlier:
+            self._judge(event, None)
+            return
+        if is_create(event):
+            self._assign_create(event)
+            return
+        before = self._before(event)
+        verdict = self._judge(event, before)
+        if before is None:
+            return
+        self.before[event.event_id] = before
+        if event.redacts is not None and verdict is None:
+            self.judge.note_redaction(event, self.state(before))
+        if event.state_key is None or verdict is not None:
+            self.after[event.event_id] = before
+        else:
+            self.after[event.event_id] = self.builder.add(before, {(event.type, event.state_key): event.event_id})
+
+    def _after_prevs(self, event: ParsedEvent) -> int | None:
+        """The group that those after the prev events resolve to; null: not known."""
+        prevs = event.prev_event_ids
+        if len(prevs) == 1:
+            return self.after.get(prevs[0])
+        return self.merged(self.after.get(prev) for prev in prevs)
+
+    def _before(self, event: ParsedEvent) -> int | None:
+        """The group before an event; null: not known."""
+        known = self._after_prevs(event)
+        if known is not None or event.event_id not in self.given:
+            return known
+        given = self.given[event.event_id].items()
+        state = {key: entry for key, entry in given if self.events[entry].rejected_reason is None}
+        self.on_given.add(event.event_id)
+        return self.builder.add_nearest({base: self.builder.expand(base) for base in self.bases}, state)
+
+    def _assign_create(self, event: ParsedEvent) -> None:
+        if self.create is None or event.event_id != self.create.event_id:
+            self.reject(event, SECOND_CREATE)
+        elif self._judge(event, None) is None:
+            self.after[event.event_id] = self.builder.add_full({(event.type, ""): event.event_id})
+
+    def _judge(self, event: ParsedEvent, before: int | None) -> str | None:
+        reason = self.judge.rejection(event, None if before is None else self.state(before))
+        if reason is not None and event.rejected_reason is None:
+            self.reject(event, reason)
+        return reason
+
+    def _resolve(self, groups: Sequence[int]) -> int:
+        if self._whole and (near := resolve_near(self.rules, self.auth_graph, self.builder, groups)) is not None:
+            return self.builder.add_cheapest(near)
+        states = {group: self.builder.expand(group) for group in groups}
+        if self._stored is not None:
+            self._stored.prepare(list(states.values()))
+        return self.builder.add_nearest(states, resolve(self.rules, self.auth_graph, list(states.values())))

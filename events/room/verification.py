@@ -1,0 +1,189 @@
+"""Whether the servers signed an event that have to, with keys that held when it was made (pure).
+
+Where the keys come from is the caller's affair: ``KeysOf`` is asked once for each server of a batch. ``KeyRing`` has them at
+hand, as from a file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import msgspec
+
+from events.errors import EventRefused, Reason, UnusableKeys
+from events.format.parsing import ParsedEvent
+from events.format.redaction import pruned_fields
+from events.format.signatures import is_public_key, signatures_of, verify_keys
+from events.format.strict_json import decode_event
+from events.room.event_auth import is_third_party_invite
+from state.rules.room_versions import RoomVersion, room_version
+
+__all__ = ["KeyRing", "KeysOf", "PublicKey", "check_signatures", "signing_servers", "tells_version"]
+
+_MOST_KEYS_TRIED = 16
+"""Of one server on one event: others are not looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class PublicKey:
+    """A server's key in base64; ``valid_until_ts`` is the last millisecond at which it holds, null: no end is known."""
+
+    key: str
+    valid_until_ts: int | None = None
+
+
+_NAME = re.compile(r"([0-9A-Za-z.-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?")
+"""What a server may be called: anything else may lead a caller that asks the network elsewhere."""
+
+KeysOf = Callable[[str, Mapping[str, int]], Mapping[str, PublicKey | str]]
+"""The keys of a server by key ID, asked with the key IDs that its signatures name and the latest ``origin_server_ts`` of each.
+
+A plain string is a key without a known end. Keys that are not known are left out; this server's own have to be there, too.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRing:
+    """Keys at hand: server -> key ID -> key."""
+
+    keys: Mapping[str, Mapping[str, PublicKey]]
+
+    def __call__(self, server: str, wanted: Mapping[str, int]) -> Mapping[str, PublicKey | str]:
+        """The keys of a server."""
+        return self.keys.get(server, {})
+
+    @classmethod
+    def from_json(cls, text: bytes | str) -> KeyRing:
+        """From ``{server: {key ID: key}}``, where a key is base64 or ``{"key": base64, "valid_until_ts": ms}``.
+
+        Raises ``UnusableKeys``.
+        """
+        try:
+            found = msgspec.json.decode(text)
+        except (ValueError, RecursionError) as error:
+            raise UnusableKeys(f"no JSON: {error}") from None
+        if not isinstance(found, dict):
+            raise UnusableKeys("an object of servers is wanted, {server: {key ID: key}}")
+        return cls({server: _keys(server, keys) for server, keys in found.items()})
+
+
+def _keys(server: str, keys: Any) -> dict[str, PublicKey]:
+    if not isinstance(keys, dict):
+        raise UnusableKeys(f"the keys of {server!r:.300} should be an object, {{key ID: key}}")
+    return {key_id: _key(f"{key_id!r:.300} of {server!r:.300}", key_id, found) for key_id, found in keys.items()}
+
+
+def _key(name: str, key_id: str, found: Any) -> PublicKey:
+    told = {"key": found} if isinstance(found, str) else found
+    if not isinstance(told, dict) or not told.keys() <= {"key", "valid_until_ts"}:
+        raise UnusableKeys(f'{name} should be a key in base64, or {{"key": base64, "valid_until_ts": milliseconds}}')
+    key, until = told.get("key"), told.get("valid_until_ts")
+    if until is not None and type(until) is not int:
+        raise UnusableKeys(f"valid_until_ts of {name} should be a whole number of milliseconds")
+    if not isinstance(key, str) or not is_public_key(key_id, key):
+        raise UnusableKeys(f"{name} is no public ed25519 key in base64")
+    return PublicKey(key, until)
+
+
+def tells_version(create: ParsedEvent) -> bool:
+    """Whether a create event, signed as it has to be, says that the room is of the version by which it was read.
+
+    Not where the hash does not cover that, nor where it comes from another server than the room.
+    """
+    version = room_version(create.room_version)
+    own = version.room_id_is_create_hash or _server(create.room_id) == _server(create.sender)
+    said = create.content.get("room_version", "1") == create.room_version
+    return own and said and (create.content_hash_matches or version.newer_redactions)
+
+
+def signing_servers(event: ParsedEvent) -> tuple[str, ...]:
+    """The servers that have to have signed an event; an empty name is one that nobody can have.
+
+    That of the sender, but for an invite that came of a third party's, which another server may have sent: the auth rules check
+    what the identity server signed. In versions 1 and 2 that of the event ID. From version 8 on that of a user by whose leave
+    somebody joins.
+    """
+    version = room_version(event.room_version)
+    found: list[str] = []
+    if not is_third_party_invite(event):
+        found.append(_server(event.sender))
+    if not version.ids_are_hashes:
+        found.append(_server(event.event_id))
+    if version.restricted_joins and event.membership == "join" and _AUTHORISING in event.content:
+        found.append(_server(event.content[_AUTHORISING]))
+    return tuple(dict.fromkeys(found))
+
+
+_AUTHORISING = "join_authorised_via_users_server"
+
+
+def _server(name: Any) -> str:
+    return name.partition(":")[2] if isinstance(name, str) else ""
+
+
+def check_signatures(events: Sequence[ParsedEvent], keys_of: KeysOf) -> list[EventRefused | None]:
+    """Of each event why it is not to be believed, or null.
+
+    What is looked at is ``ParsedEvent.json``. ``keys_of`` is asked once for each server, never for what no server can be called;
+    what it raises passes.
+    """
+    signed = [_Signed(event) for event in events]
+    wanted: dict[str, dict[str, int]] = {}
+    for one in signed:
+        for server in one.servers:
+            latest = wanted.setdefault(server, {})
+            for key_id, _ in one.signatures[server]:
+                latest[key_id] = max(latest.get(key_id, one.event.origin_server_ts), one.event.origin_server_ts)
+    keys = {
+        server: _found(keys_of(server, latest))
+        for server, latest in wanted.items()
+        if latest and _NAME.fullmatch(server)
+    }
+    return [one.refusal(keys) for one in signed]
+
+
+def _found(keys: Mapping[str, PublicKey | str]) -> dict[str, PublicKey]:
+    return {key_id: PublicKey(key) if isinstance(key, str) else key for key_id, key in keys.items()}
+
+
+class _Signed:
+    """An event, and the signatures on it that matter."""
+
+    def __init__(self, event: ParsedEvent) -> None:
+        self.event = event
+        self.servers = signing_servers(event)
+        whole = decode_event(event.json)
+        self._version: RoomVersion = room_version(event.room_version)
+        self._pruned = pruned_fields(whole, self._version)
+        self.signatures = {
+            server: list(islice(signatures_of(whole, server), _MOST_KEYS_TRIED)) for server in self.servers
+        }
+
+    def refusal(self, keys: Mapping[str, Mapping[str, PublicKey]]) -> EventRefused | None:
+        """Why one of the servers did not sign it."""
+        for server in self.servers:
+            if reason := self._unsigned_by(server, keys.get(server, {})):
+                return EventRefused(
+                    Reason.BAD_SIGNATURE, f"{self.event.event_id} is not signed by {server!r}: {reason}"
+                )
+        return None
+
+    def _unsigned_by(self, server: str, keys: Mapping[str, PublicKey]) -> str | None:
+        signatures = self.signatures[server]
+        if not signatures:
+            return "there is no signature of it"
+        known = [(keys[key_id], signature) for key_id, signature in signatures if key_id in keys]
+        if not known:
+            return f"the key {', '.join(key_id[:100] for key_id, _ in signatures[:3])} is not known"
+        held = [(key.key, signature) for key, signature in known if self._held(key)]
+        if not held:
+            return f"the key did not hold any more at {self.event.origin_server_ts}"
+        return None if verify_keys(self._pruned, held) else "the signature is another one's, or of another event"
+
+    def _held(self, key: PublicKey) -> bool:
+        until = key.valid_until_ts
+        return not self._version.enforces_key_validity or until is None or until >= self.event.origin_server_ts

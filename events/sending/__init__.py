@@ -1,0 +1,1 @@
+"""Events of local users: composed, signed, stored."""

@@ -1,0 +1,145 @@
+"""A local event from what its sender says and its place in the room: references, depth, auth events, hashes, signature (pure).
+
+The auth events are chosen by the rule that others check (``state.rules.auth_selection``), from the state before the event. An
+event that the auth rules refuse is not made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from events.errors import EventNotAllowed, EventRefused, NotCanonical, Reason
+from events.format.canonical_json import LARGEST_INTEGER
+from events.format.parsing import ParsedEvent, ruled_content
+from events.format.signatures import SigningKey, signed_by
+from events.sending.finish import finish_event
+from state.rules.auth_rules import AuthRules
+from state.rules.auth_selection import CREATE, State, auth_keys
+from state.rules.room_versions import RoomVersion
+
+__all__ = ["MOST_PREV_EVENTS", "NewEvent", "Place", "compose"]
+
+MOST_PREV_EVENTS = 10
+"""As many leaves a new event joins."""
+_LARGEST_DEPTH = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class NewEvent:
+    """What somebody wants to say; all else is filled in.
+
+    ``state_key`` null: not a state event. ``origin_server_ts`` null: now. ``extra`` are more keys at the top level, such as
+    ``redacts`` before room version 11.
+    """
+
+    sender: str
+    type: str
+    content: Mapping[str, Any]
+    state_key: str | None = None
+    origin_server_ts: int | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+def _no_hash(event_id: str) -> str:
+    raise AssertionError(f"nobody told the reference hash of {event_id}")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an event is to stand: what it builds on and the state there.
+
+    ``opaque`` is a fresh random word for event IDs of room versions 1 and 2, ``reference_hash`` tells those of prev and auth
+    events, which only these versions write down.
+    """
+
+    room_id: str
+    version: RoomVersion
+    state: State
+    prev: Sequence[ParsedEvent]
+    now_ms: int
+    opaque: str = ""
+    reference_hash: Callable[[str], str] = _no_hash
+
+
+def compose(new: NewEvent, place: Place, key: SigningKey | None = None) -> ParsedEvent:
+    """The finished event; raises ``EventRefused`` for what is no event, ``EventNotAllowed`` for what the rules forbid."""
+    _check(new, key)
+    parts = _parts(new, place)
+    parts["auth_events"] = _references(_auth_event_ids(new, place), place)
+    try:
+        event = finish_event(parts, place.version.name, key)
+    except NotCanonical as error:
+        raise EventRefused(error.reason, str(error)) from error
+    if reason := AuthRules(place.version, signed_by).refusal(event, place.state):
+        raise EventNotAllowed(event.type, event.sender, place.room_id, reason)
+    return event
+
+
+def _check(new: NewEvent, key: SigningKey | None) -> None:
+    if not isinstance(new.content, Mapping):
+        raise EventRefused(Reason.WRONG_TYPE, f"content is {new.content!r:.100} and should be an object")
+    server = new.sender.partition(":")[2] if isinstance(new.sender, str) else ""
+    if not server:
+        raise EventRefused(Reason.BAD_IDENTIFIER, f"sender is {new.sender!r} and should look like '@user:server'")
+    if key is not None and key.server != server:
+        raise EventRefused(
+            Reason.BAD_IDENTIFIER, f"the key is that of {key.server}, which cannot sign for {new.sender}"
+        )
+
+
+def _parts(new: NewEvent, place: Place) -> dict[str, Any]:
+    depth_limit = LARGEST_INTEGER if place.version.strict_json else _LARGEST_DEPTH
+    parts: dict[str, Any] = {
+        **new.extra,
+        "type": new.type,
+        "sender": new.sender,
+        "content": dict(new.content),
+        "origin_server_ts": place.now_ms if new.origin_server_ts is None else new.origin_server_ts,
+        "depth": min(depth_limit, 1 + max((event.depth for event in place.prev), default=0)),
+        "prev_events": _references([event.event_id for event in place.prev], place),
+    }
+    if new.state_key is not None:
+        parts["state_key"] = new.state_key
+    if not (place.version.room_id_is_create_hash and new.type == "m.room.create"):
+        parts["room_id"] = place.room_id
+    if not place.version.ids_are_hashes:
+        parts["event_id"] = f"${place.opaque}:{new.sender.partition(':')[2]}"
+    return parts
+
+
+def _references(event_ids: Sequence[str], place: Place) -> list[Any]:
+    if place.version.ids_are_hashes:
+        return list(event_ids)
+    return [[event_id, {"sha256": place.reference_hash(event_id)}] for event_id in event_ids]
+
+
+def _auth_event_ids(new: NewEvent, place: Place) -> list[str]:
+    keys = auth_keys(_draft(new, place), place.version)
+    if place.version.room_id_is_create_hash:
+        keys = [key for key in keys if key != CREATE]
+    return [found.event_id for key in keys if (found := place.state.get(key)) is not None]
+
+
+def _draft(new: NewEvent, place: Place) -> ParsedEvent:
+    """The event as far as the choice of its auth events looks at it."""
+    membership = new.content.get("membership") if new.type == "m.room.member" else None
+    return ParsedEvent(
+        event_id="",
+        room_id=place.room_id,
+        room_version=place.version.name,
+        type=new.type,
+        state_key=new.state_key,
+        sender=new.sender,
+        depth=0,
+        origin_server_ts=0,
+        prev_event_ids=(),
+        auth_event_ids=(),
+        membership=membership if isinstance(membership, str) else None,
+        redacts=None,
+        relates_to=None,
+        content_hash_matches=True,
+        json=b"",
+        content=ruled_content(new.type, new.content),
+    )

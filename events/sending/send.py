@@ -1,0 +1,358 @@
+"""Talking in a room: local events, made and stored in one step.
+
+``create_room`` begins a room, ``LocalRoom`` talks in one that is stored. All that an event needs beside what is said is filled in
+(``events.sending.compose``), by what the room is when its row is locked; the same transaction stores it. So senders at once
+build on each other, never on the same leaves. An event that the auth rules refuse is not made: ``EventNotAllowed`` says why.
+
+Called inside a transaction of the caller, the room stays locked until that ends: take several rooms in the order of their IDs.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from django.db import connections, transaction
+
+from events.arguments import can_be_stored
+from events.errors import EventNotAllowed, EventRefused, Reason, StateUnresolved, UnknownEvent, UnknownRoom
+from events.format import hashes
+from events.format.parsing import ParsedEvent
+from events.format.signatures import SigningKey
+from events.format.strict_json import decode_stored
+from events.models import CurrentState, Event, EventJson, Room
+from events.persist.batch import Incoming, Persisted, persist
+from events.persist.lock_and_read import lock_and_read
+from events.persist.room_cache import StoredEvents, StoredRoom
+from events.room.state_assignment import RoomStates
+from events.sending.compose import MOST_PREV_EVENTS, NewEvent, Place, compose
+from state.errors import UnknownRoomVersion
+from state.rules.room_versions import RoomVersion, room_version
+from streams.conf import stream_settings
+
+__all__ = ["DUMMY_EVENT", "LocalRoom", "NewEvent", "RoomSetup", "create_room"]
+
+DUMMY_EVENT = "org.matrix.dummy_event"
+"""Joins the leaves of a room; no client is shown it."""
+_MOST_DUMMIES = 100
+_CANDIDATES = 50
+_ATTEMPTS = 100
+
+#: The deepest leaves of a room.
+_LEAVES = """
+SELECT event_id FROM events_forwardextremity JOIN events_event USING (event_id)
+WHERE events_forwardextremity.room_id = %s ORDER BY topological_ordering DESC, stream_ordering DESC LIMIT %s
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class RoomSetup:
+    """What a room begins with. ``content`` is added to the create event, ``state`` are further state events.
+
+    ``power_levels`` replaces the usual ones, in which the creator has level 100.
+    """
+
+    join_rule: str = "public"
+    history_visibility: str = "shared"
+    content: Mapping[str, Any] = field(default_factory=dict)
+    power_levels: Mapping[str, Any] | None = None
+    state: Sequence[NewEvent] = ()
+
+
+def create_room(
+    creator: str,
+    version: str = "11",
+    setup: RoomSetup | None = None,
+    key: SigningKey | None = None,
+    using: str | None = None,
+) -> LocalRoom:
+    """A new room, in which the creator is joined.
+
+    Raises ``EventRefused``, also for an unknown room version, and ``EventNotAllowed``; then nothing is stored.
+    """
+    try:
+        rules = room_version(version)
+    except UnknownRoomVersion as error:
+        raise EventRefused(Reason.UNKNOWN_ROOM_VERSION, str(error)) from error
+    setup = setup or RoomSetup()
+    alias = using or stream_settings().database
+    with transaction.atomic(using=alias):
+        room = LocalRoom(_begin(creator, rules, setup, key, alias), key, alias)
+        room.add(_first_events(creator, rules, setup))
+    return room
+
+
+@dataclass(frozen=True, slots=True)
+class LocalRoom:
+    """A stored room to talk in, by users of any server; with ``key`` by users of its server, whose events it signs.
+
+    Events build on the room's leaves (up to 10, the deepest), or on ``prev_event_ids``: see ``on``. The latter may fork the room,
+    and what fails against the current state is stored as soft-failed, as if it had come late from another server. All methods
+    raise ``UnknownRoom``, ``StateUnresolved`` where the state to build on is not known, ``EventRefused``, ``EventNotAllowed``.
+    """
+
+    room_id: str
+    key: SigningKey | None = None
+    using: str | None = None
+    prev_event_ids: tuple[str, ...] = ()
+
+    def on(self, *events: str | Persisted) -> LocalRoom:
+        """The room as it was after these events, by ID or as stored."""
+        ids = tuple(event if isinstance(event, str) else event.event_id for event in events)
+        return replace(self, prev_event_ids=ids)
+
+    def send(self, sender: str, event_type: str, content: Mapping[str, Any]) -> Persisted:
+        """A message or anything else that is not state."""
+        return self.add([NewEvent(sender, event_type, content)])[0]
+
+    def set_state(self, sender: str, event_type: str, content: Mapping[str, Any], state_key: str = "") -> Persisted:
+        """A state event."""
+        return self.add([NewEvent(sender, event_type, content, state_key)])[0]
+
+    def set_membership(self, sender: str, user: str, membership: str, **content: Any) -> Persisted:
+        """The membership of a user, changed by ``sender``; ``content`` holds further keys, such as ``reason``."""
+        return self.set_state(sender, "m.room.member", {**content, "membership": membership}, user)
+
+    def join(self, user: str, **content: Any) -> Persisted:
+        """The user joins."""
+        return self.set_membership(user, user, "join", **content)
+
+    def knock(self, user: str, **content: Any) -> Persisted:
+        """The user asks to be let in."""
+        return self.set_membership(user, user, "knock", **content)
+
+    def leave(self, user: str, **content: Any) -> Persisted:
+        """The user leaves, or refuses an invite."""
+        return self.set_membership(user, user, "leave", **content)
+
+    def invite(self, sender: str, user: str, **content: Any) -> Persisted:
+        """``sender`` invites the user."""
+        return self.set_membership(sender, user, "invite", **content)
+
+    def kick(self, sender: str, user: str, **content: Any) -> Persisted:
+        """``sender`` makes the user leave, or takes back a ban."""
+        return self.set_membership(sender, user, "leave", **content)
+
+    def ban(self, sender: str, user: str, **content: Any) -> Persisted:
+        """``sender`` shuts the user out."""
+        return self.set_membership(sender, user, "ban", **content)
+
+    def redact(self, sender: str, event: str | Persisted, reason: str | None = None) -> Persisted:
+        """``sender`` redacts an event of the room."""
+        target = {"redacts": event if isinstance(event, str) else event.event_id}
+        content = {} if reason is None else {"reason": reason}
+        alias = self.using or stream_settings().database
+        known = Room.objects.using(alias).filter(pk__in=[self.room_id] if can_be_stored(self.room_id) else [])
+        name = known.values_list("room_version", flat=True).first()
+        if name is not None and room_version(name).newer_redactions:
+            return self.add([NewEvent(sender, "m.room.redaction", {**content, **target})])[0]
+        return self.add([NewEvent(sender, "m.room.redaction", content, extra=target)])[0]
+
+    def add(self, events: Iterable[NewEvent]) -> list[Persisted]:
+        """Several events, each on top of the one before, in one transaction: all are stored, or none."""
+        alias = self.using or stream_settings().database
+        with transaction.atomic(using=alias):
+            speech = _Speech(self.room_id, self.key, alias)
+            speech.stand_on(self.prev_event_ids or speech.leaves(MOST_PREV_EVENTS))
+            made = [speech.compose(new) for new in events]
+            return _stored(made, alias, late=bool(self.prev_event_ids))
+
+    def merge_leaves(self, more_than: int = MOST_PREV_EVENTS, server: str | None = None) -> list[Persisted]:
+        """Where the room has more leaves than that, merge them by dummy events of a joined user of the server.
+
+        ``server`` is by default this one. The events that were made; none where nobody of the server may send them.
+        """
+        alias = self.using or stream_settings().database
+        own = server or (self.key.server if self.key is not None else stream_settings().server_name)
+        with transaction.atomic(using=alias):
+            speech = _Speech(self.room_id, self.key, alias)
+            leaves = speech.leaves(_MOST_DUMMIES * MOST_PREV_EVENTS)
+            if len(leaves) <= max(1, more_than):
+                return []
+            speech.stand_on(leaves[:MOST_PREV_EVENTS])
+            sender = speech.somebody_of(own, DUMMY_EVENT)
+            if sender is None:
+                return []
+            return _stored(speech.merge(leaves, NewEvent(sender, DUMMY_EVENT, {}))[:_MOST_DUMMIES], alias)
+
+
+# --- a new room -------------------------------------------------------------------------------------------------------
+
+
+def _begin(creator: str, version: RoomVersion, setup: RoomSetup, key: SigningKey | None, using: str) -> str:
+    """Store the create event; returns the room ID."""
+    content = {"room_version": version.name, **setup.content}
+    if not version.newer_redactions:
+        content = {"creator": creator, **content}
+    new = NewEvent(creator, "m.room.create", content, "")
+    room_id = f"!{secrets.token_urlsafe(18)}:{creator.partition(':')[2]}"
+    for later in range(_ATTEMPTS):  # two rooms that somebody creates in one millisecond would have one ID in version 12
+        place = Place(room_id, version, {}, (), _now_ms() + later, secrets.token_urlsafe(18))
+        create = compose(new, place, key)
+        if not Room.objects.using(using).filter(pk=create.room_id).exists() and _is_stored(create, using):
+            return create.room_id
+    raise EventNotAllowed("m.room.create", creator, room_id, "too many rooms were created at once")
+
+
+def _is_stored(create: ParsedEvent, using: str) -> bool:
+    """Stores the create event; false: somebody else has stored the same one in the meantime."""
+    outcome = persist([_incoming(create)], using, verified=True)
+    if outcome.refused:
+        raise outcome.refused[0].error
+    return not outcome.duplicates
+
+
+def _first_events(creator: str, version: RoomVersion, setup: RoomSetup) -> list[NewEvent]:
+    levels = setup.power_levels
+    if levels is None:
+        levels = {
+            "users": {} if version.room_id_is_create_hash else {creator: 100},
+            "users_default": 0,
+            "events": {},
+            "events_default": 0,
+            "state_default": 50,
+            "ban": 50,
+            "kick": 50,
+            "redact": 50,
+            "invite": 0,
+        }
+    return [
+        NewEvent(creator, "m.room.member", {"membership": "join"}, creator),
+        NewEvent(creator, "m.room.power_levels", levels, ""),
+        NewEvent(creator, "m.room.join_rules", {"join_rule": setup.join_rule}, ""),
+        NewEvent(creator, "m.room.history_visibility", {"history_visibility": setup.history_visibility}, ""),
+        *setup.state,
+    ]
+
+
+# --- a room that is there ---------------------------------------------------------------------------------------------
+
+
+class _Speech:
+    """New events of one room, each standing on those before it. Assumes the caller's transaction, and locks the room."""
+
+    def __init__(self, room_id: str, key: SigningKey | None, using: str) -> None:
+        reading = lock_and_read([], using, rooms=[room_id] if can_be_stored(room_id) else [])
+        room = reading.rooms.get(room_id)
+        if room is None:
+            raise UnknownRoom(f"There is no room {room_id!r:.300}.")
+        self._room = room
+        self._key = key
+        self._using = using
+        self._leaves = reading.leaves.get(room_id, [])
+        here = StoredEvents(using, room_id, room.content_generation, reading)
+        self._stored = StoredRoom(room_id, using, here, reading)
+        self._states = RoomStates(room_version(room.room_version), [], self._stored.as_stored(room.create_event_id))
+        self._prev: list[ParsedEvent] = []
+        self._group = -1
+
+    def leaves(self, most: int) -> list[str]:
+        """The deepest leaves of the room; if these are not all, the deepest first."""
+        if len(self._leaves) <= min(most, MOST_PREV_EVENTS):
+            return self._leaves
+        with connections[self._using].cursor() as cursor:
+            cursor.execute(_LEAVES, [self._room.room_id, most])
+            return [row[0] for row in cursor.fetchall()]
+
+    def stand_on(self, event_ids: Sequence[str]) -> None:
+        """The next event has these prev events."""
+        ids = list(dict.fromkeys(event_ids))
+        events = self._stored.events
+        events.load([event_id for event_id in ids if can_be_stored(event_id)])
+        for event_id in ids:
+            found = events.get(event_id) if can_be_stored(event_id) else None
+            if found is None or found.outlier or found.room_id != self._room.room_id:
+                raise UnknownEvent(f"There is no event {event_id!r:.300} in the graph of {self._room.room_id}.")
+        self._stored.adopt_after([event_id for event_id in ids if event_id not in self._stored.after])
+        group = self._states.merged(self._stored.after.get(event_id) for event_id in ids)
+        if group is None:
+            why = "an event to build on lies above a gap" if ids else "only single events of it are here"
+            raise StateUnresolved(f"The state of {self._room.room_id} is not known: {why}.")
+        self._group = group
+        self._prev = [events[event_id] for event_id in ids]
+
+    def compose(self, new: NewEvent) -> ParsedEvent:
+        """An event, on which the next one will stand."""
+        event = compose(new, self._place(), self._key)
+        self._states.events[event.event_id] = event
+        if event.state_key is not None:
+            self._group = self._states.builder.add(self._group, {(event.type, event.state_key): event.event_id})
+        self._stored.after[event.event_id] = self._group
+        self._prev = [event]
+        return event
+
+    def merge(self, leaves: Sequence[str], new: NewEvent) -> list[ParsedEvent]:
+        """Events that merge these leaves, the deepest first, each with the one before."""
+        made = [self.compose(new)]
+        rest = list(leaves[MOST_PREV_EVENTS:])
+        while rest and len(made) < _MOST_DUMMIES:
+            taken, rest = rest[: MOST_PREV_EVENTS - 1], rest[MOST_PREV_EVENTS - 1 :]
+            self.stand_on([made[-1].event_id, *taken])
+            made.append(self.compose(new))
+        return made
+
+    def somebody_of(self, server: str, event_type: str) -> str | None:
+        """A joined user of the server who may send events of that type here."""
+        members = CurrentState.objects.using(self._using).filter(
+            room_id=self._room.room_id, type="m.room.member", membership="join", state_key__endswith=f":{server}"
+        )
+        for user in members.order_by("state_key").values_list("state_key", flat=True)[:_CANDIDATES]:
+            try:
+                compose(NewEvent(user, event_type, {}), self._place(), self._key)
+            except EventNotAllowed:
+                continue
+            return user
+        return None
+
+    def _place(self) -> Place:
+        return Place(
+            room_id=self._room.room_id,
+            version=self._states.version,
+            state=self._states.state(self._group),
+            prev=self._prev,
+            now_ms=_now_ms(),
+            opaque=secrets.token_urlsafe(18),
+            reference_hash=self._reference_hash,
+        )
+
+    def _reference_hash(self, event_id: str) -> str:
+        json = self._states.events[event_id].json  # empty for stored events
+        if not json:
+            json = bytes(EventJson.objects.using(self._using).values_list("json", flat=True).get(pk=event_id))
+        return hashes.reference_hash(decode_stored(json), self._states.version)
+
+
+# --- storing ----------------------------------------------------------------------------------------------------------
+
+
+def _stored(made: Sequence[ParsedEvent], using: str, *, late: bool = False) -> list[Persisted]:
+    """The events as stored; unless they may be ``late``, those that fail the current state are not."""
+    outcome = persist([_incoming(event) for event in made], using, verified=True)
+    if outcome.refused:
+        raise outcome.refused[0].error
+    found = {stored.event_id: stored for stored in outcome.stored}
+    if outcome.duplicates:  # the same words at the same place in the same millisecond
+        found |= _stored_before(outcome.duplicates, using)
+    for event in made:
+        stored = found[event.event_id]
+        reason = stored.rejected_reason or ("the current state forbids it" if stored.soft_failed and not late else None)
+        if reason is not None:
+            raise EventNotAllowed(event.type, event.sender, event.room_id, reason)
+    return [found[event.event_id] for event in made]
+
+
+def _stored_before(event_ids: Sequence[str], using: str) -> dict[str, Persisted]:
+    columns = ("event_id", "room_id", "stream_ordering", "rejected_reason", "soft_failed")
+    rows = Event.objects.using(using).filter(event_id__in=event_ids).values_list(*columns)
+    return {row[0]: Persisted(*row) for row in rows}
+
+
+def _incoming(event: ParsedEvent) -> Incoming:
+    return Incoming(event.json, event.room_version, event.event_id)
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

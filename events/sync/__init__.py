@@ -1,0 +1,1 @@
+"""Sync: what is new to a user since a token."""

@@ -1,0 +1,125 @@
+"""New events for a user, in the order in which they came: the plainest way to follow what a user may see.
+
+Beside the visible events of joined rooms come the user's own memberships in any room: invites, kicks, bans, invites from
+other servers. A room that the user has left is told up to the leave.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from events.arguments import can_be_stored, checked_limit
+from events.notifier import notifier
+from events.reading.event_json import ServedEvent
+from events.sync.answers import NewEvents
+from events.sync.feeds import Listed, listed_since
+from events.sync.memberships import Memberships, read_memberships
+from events.sync.windows import Span, Window, Windows, looked_at
+from events.tokens.positions import read_events_token
+from events.tokens.sync_token import SyncToken
+from streams.conf import stream_settings
+from streams.core.tokens import VectorToken
+from streams.db.consistent_read import one_view
+
+__all__ = ["MOST_NEW_EVENTS", "events_since"]
+
+MOST_NEW_EVENTS = 1_000
+"""Events of one answer."""
+ROOMS_WORTH_A_FEED = 50
+"""With fewer rooms to look at each of them is asked."""
+Found = tuple[list[ServedEvent], int | None]
+
+
+def events_since(
+    user_id: str,
+    since: str | SyncToken | VectorToken,
+    limit: int = 100,
+    now: VectorToken | None = None,
+    using: str | None = None,
+) -> NewEvents:
+    """At most ``limit`` events that came after ``since``, oldest first, and the token to go on from.
+
+    Without ``now`` this process's caches say whether there is anything new, from memory (``events.notifier.notifier``). A
+    ``since`` ahead of what is known here is taken back to that. Raises ``BadQuestion``, ``TokenError`` and ``EpochChanged``.
+    """
+    alias = using or stream_settings().database
+    limit = checked_limit(limit, MOST_NEW_EVENTS)
+    low = read_events_token(since, alias)
+    if not can_be_stored(user_id):
+        return NewEvents((), low, False)
+    changed: frozenset[str] | None = None
+    if now is None:
+        look = notifier.look(user_id, low, alias)
+        now = look.now
+        if look.nothing:
+            return NewEvents((), now, False)
+        changed = None if look.memberships_changed else look.changed
+    return _read(user_id, Span(now, low.meet(now)), limit, changed, alias)
+
+
+def _read(user_id: str, span: Span, limit: int, changed: frozenset[str] | None, using: str) -> NewEvents:
+    """``changed``: joined rooms that may have something new, when the user's memberships are what they were.
+
+    Many rooms are looked at by the user's feed, if there is one: what is found there is the same.
+    """
+    low = span.since or span.now
+    with one_view(using):
+        if changed is None:
+            memberships = read_memberships(user_id, span.now, low, using)
+            rooms = _windows(memberships, span)
+            changed = frozenset(room.room_id for room in memberships.of("join") if room.changed_at is None)
+        else:
+            rooms = [Window(room_id, low.base, span.now.highest) for room_id in sorted(changed)]
+        listed = None
+        if len(changed) >= ROOMS_WORTH_A_FEED:
+            listed = listed_since(user_id, changed, (low, span.now), looked_at(limit), using)
+        reader = _Reader(user_id, span, using)
+        if listed is None:
+            events, upto = reader.read(rooms, limit)
+        else:
+            events, upto = reader.read_listed([w for w in rooms if w.room_id not in changed], listed, limit)
+    token = span.now if upto is None else low.after_partial_read(span.now, upto)
+    return NewEvents(tuple(events), token, upto is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """The oldest events of some rooms that a user is shown, and up to where was looked; null: to the end."""
+
+    user_id: str
+    span: Span
+    using: str
+
+    def read(self, rooms: Sequence[Window], limit: int, listed: Listed | None = None) -> Found:
+        places = listed.places if listed is not None else ()
+        return Windows(self.user_id, rooms, self.span, self.using).in_order(limit, places)
+
+    def read_listed(self, rooms: Sequence[Window], listed: Listed, limit: int) -> Found:
+        """With the events of other rooms at listed places: nearly always the first of them are enough."""
+        few = limit + 1 + max(10, limit // 4)
+        if len(listed.places) > few:
+            part = listed.first(few)
+            end = part.places[-1][0]
+            events, upto = self._at(part, [replace(w, high=min(w.high, end)) for w in rooms if w.low < end], limit)
+            if len(events) == limit and upto == events[-1].stream_ordering:  # and there are more up to the end
+                return events, upto
+        return self._at(listed, rooms, limit)
+
+    def _at(self, listed: Listed, rooms: Sequence[Window], limit: int) -> Found:
+        low, high = (self.span.since or self.span.now).base, self.span.now.highest
+        places = [Window(room_id, low, high, listed=True) for room_id in sorted(listed.rooms)]
+        return self.read([*rooms, *places], limit, listed)
+
+
+def _windows(memberships: Memberships, span: Span) -> list[Window]:
+    """Where to look: joined rooms, and those whose membership changed."""
+    low = (span.since or span.now).base
+    found = []
+    for room in memberships.rooms.values():
+        if room.membership == "join":
+            found.append(Window(room.room_id, low, span.now.highest))
+        elif room.changed_at is not None:
+            out = room.membership in ("leave", "ban") and not room.out_of_band
+            found.append(Window(room.room_id, low, room.changed_at, own_only=not (room.was_in or out)))
+    return found

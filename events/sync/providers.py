@@ -1,0 +1,250 @@
+"""What each stream brings to a user's sync answer: a *provider* per stream, and how a new stream joins.
+
+What a client holds of a stream is a mapping from keys to values. A key is a tuple of texts; of a room's facts the first is
+the room, of facts that contacts see the user. An answer (``StreamChanges``) says what to put into the mapping, and what to
+take out; after it the mapping is what a fresh snapshot would be. That is tested for every stream
+(``tests/integration/test_sync.py``), and so should a stream of your own be.
+
+A stream joins with ``join_sync(NewestRows(…))``, or with a provider of its own: whom its rows concern (so that callers who wait
+are woken, and those whom it does not concern are left in peace), and a function from a ``Question`` to ``StreamChanges``.
+Tokens of before have no part of it, so their keepers get it whole with their next answer.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from events.notifier.routing import Concerns, Kind, contact_in, forget_concerns, room_in, say_concerns, user_in
+from events.sync.shared_rooms import Circle
+from streams import registry
+from streams.core.tokens import VectorToken
+from streams.core.watermarks import check_not_trimmed
+from streams.errors import ResyncNeeded
+
+__all__ = [
+    "Key",
+    "NewestRows",
+    "Provider",
+    "Question",
+    "StreamChanges",
+    "answer_of",
+    "join_sync",
+    "leave_sync",
+    "providers",
+]
+
+Key = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is asked of a provider. ``since`` None: everything that is so at ``now``."""
+
+    cursor: Any
+    user_id: str
+    circle: Circle
+    now: VectorToken
+    since: VectorToken | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StreamChanges:
+    """What to do with what one holds of a stream.
+
+    With ``whole`` forget it all, else take out every key that begins with one of ``gone``; then put in ``changed``.
+    """
+
+    changed: Mapping[Key, Any] = field(default_factory=dict)
+    gone: frozenset[Key] = frozenset()
+    whole: bool = False
+
+    def __bool__(self) -> bool:
+        return bool(self.changed or self.gone or self.whole)
+
+    def apply_to(self, held: Mapping[Key, Any]) -> dict[Key, Any]:
+        """What is held afterwards."""
+        if self.whole:
+            return dict(self.changed)
+        ends = {len(key) for key in self.gone}
+        kept = {key: value for key, value in held.items() if not any(key[:end] in self.gone for end in ends)}
+        return {**kept, **self.changed}
+
+
+class Provider(Protocol):
+    """What a stream brings; ``kind`` tells whether it depends on rooms joined or users met."""
+
+    @property
+    def stream(self) -> str: ...
+    @property
+    def kind(self) -> Kind: ...
+    def changes(self, question: Question) -> StreamChanges: ...
+
+
+@dataclass(frozen=True, slots=True)
+class NewestRows:
+    """The provider for streams where the newest row for a key tells how it is.
+
+    ``entity`` is the column of the room or user that a row concerns, ``key`` the columns of the key, ``value`` those of the value
+    (names beginning with ``json:`` hold JSON text; none: the value is the row's position, for streams that only tell that
+    something changed, and the details are looked up elsewhere). A row whose value is ``ended`` takes its key out; one that is not
+    ``shown`` to the user (by user, key and value) is passed over.
+    """
+
+    stream: str
+    kind: Kind
+    entity: str
+    key: tuple[str, ...]
+    value: tuple[str, ...] = ()
+    ended: Callable[[Mapping[str, Any]], bool] | None = None
+    shown: Callable[[str, Key, Mapping[str, Any]], bool] | None = None
+
+    def changes(self, question: Question) -> StreamChanges:
+        """The newest row of each key; one query."""
+        question.cursor.execute(self._sql(question), self._parameters(question))
+        columns = [column.removeprefix("json:") for column in self.value]
+        changed: dict[Key, Any] = {}
+        gone: set[Key] = set(self._left(question))
+        for row in question.cursor.fetchall():
+            key = tuple(part or "" for part in row[2 : 2 + len(self.key)])
+            value = dict(zip(columns, self._values(row[2 + len(self.key) :]), strict=True))
+            if self.shown is not None and not self.shown(question.user_id, key, value):
+                continue
+            if self.ended is not None and self.ended(value):
+                if question.since is not None:
+                    gone.add(key)
+            else:
+                changed[key] = value or {"position": row[0]}
+        return StreamChanges(changed, frozenset(gone), whole=question.since is None)
+
+    def _values(self, row: Sequence[Any]) -> Iterable[Any]:
+        for column, value in zip(self.value, row, strict=True):
+            yield json.loads(value) if column.startswith("json:") else value
+
+    def _left(self, question: Question) -> Iterable[Key]:
+        if question.since is not None and self.kind is not Kind.USER:
+            circle = question.circle
+            for entity in circle.rooms_gone if self.kind is Kind.ROOM else circle.users_gone:
+                yield (entity,)
+
+    def _sql(self, question: Question) -> str:
+        table = registry.get(self.stream).declaration.tables[0]
+        position, writer = f"t.{table.id_column}", f"t.{table.writer_column}"
+        values = [f"t.{column.removeprefix('json:')}" for column in self.value]
+        keys = [f"t.{column}" for column in self.key]
+        known = f"{position} <= coalesce((%(now_entries)s::jsonb ->> {writer})::bigint, %(now_base)s)"
+        new = (
+            f"{position} > %(since_base)s AND "
+            f"{position} > coalesce((%(since_entries)s::jsonb ->> {writer})::bigint, %(since_base)s)"
+        )
+        mine = self._mine()
+        told = "" if question.since is None else f"AND (({new}){self._come()})"
+        return (
+            f"SELECT DISTINCT ON ({', '.join(keys)}) {', '.join([position, writer, *keys, *values])} FROM {table.name} t "
+            f"WHERE {mine} AND {known} {told} ORDER BY {', '.join(keys)}, {position} DESC"
+        )
+
+    def _mine(self) -> str:
+        if self.kind is Kind.USER:
+            return f"t.{self.entity} = %(user)s"
+        if self.kind is Kind.ROOM:
+            return f"t.{self.entity} = ANY(%(rooms)s::text[])"
+        return (
+            f"(t.{self.entity} = %(user)s OR t.{self.entity} = ANY(%(late_met)s::text[]) "
+            f"OR (t.{self.entity} <> ALL(%(late)s::text[]) AND EXISTS (SELECT FROM events_currentstate c "
+            f"WHERE c.type = 'm.room.member' AND c.state_key = t.{self.entity} AND c.membership = 'join' "
+            f"AND c.room_id = ANY(%(rooms)s::text[]))))"
+        )
+
+    def _come(self) -> str:
+        return "" if self.kind is Kind.USER else f" OR t.{self.entity} = ANY(%(come)s::text[])"
+
+    def _parameters(self, question: Question) -> dict[str, Any]:
+        circle, since = question.circle, question.since or VectorToken(0)
+        come = circle.rooms_come if self.kind is Kind.ROOM else circle.users_come
+        return {
+            "user": question.user_id,
+            "rooms": list(circle.rooms),
+            "come": list(come),
+            "late": list(circle.late),
+            "late_met": list(circle.late_met),
+            "now_base": question.now.base,
+            "now_entries": json.dumps(dict(question.now.entries)),
+            "since_base": since.base,
+            "since_entries": json.dumps(dict(since.entries)),
+        }
+
+
+def _is_receipt_for(user_id: str, key: Key, value: Mapping[str, Any]) -> bool:
+    """Private receipts are told to whom they are of."""
+    return key[2] == user_id or (key[1] != "m.read.private" and not value["data"].get("hidden"))
+
+
+_PRESENCE = (
+    *("state", "last_active_ts", "last_federation_update_ts", "last_user_sync_ts", "status_msg"),
+    "currently_active",
+)
+_PLAIN: tuple[Provider, ...] = (
+    NewestRows("presence", Kind.CONTACT, "user_id", ("user_id",), _PRESENCE),
+    NewestRows("typing", Kind.ROOM, "room_id", ("room_id",), ("user_ids",), lambda value: not value["user_ids"]),
+    NewestRows(
+        "receipts",
+        Kind.ROOM,
+        "room_id",
+        ("room_id", "receipt_type", "user_id"),
+        ("event_id", "json:data"),
+        shown=_is_receipt_for,
+    ),
+    NewestRows("push_rules", Kind.USER, "user_id", ("user_id",)),
+    NewestRows("pushers", Kind.USER, "user_id", ("app_id", "pushkey"), ("deleted",), lambda value: value["deleted"]),
+    NewestRows("device_lists", Kind.CONTACT, "entity", ("entity",)),
+    NewestRows("to_device", Kind.USER, "entity", ("entity",)),
+    NewestRows("tag_account_data", Kind.USER, "user_id", ("room_id",), ("json:tags",), lambda value: not value["tags"]),
+    NewestRows("account_data", Kind.USER, "user_id", ("room_id", "data_type")),
+    NewestRows("groups", Kind.USER, "user_id", ("group_id",), ("type", "json:content")),
+    NewestRows("user_signature", Kind.USER, "user_id", ("user_id",)),
+)
+_providers: dict[str, Provider] = {provider.stream: provider for provider in _PLAIN}
+
+
+def providers() -> Mapping[str, Provider]:
+    """The providers by stream, without ``events``: its part is made of rooms (``events.sync.rooms``)."""
+    return dict(_providers)
+
+
+def join_sync(provider: Provider, concerns: Concerns | None = None) -> None:
+    """Make a stream part of every sync answer; call it while the site starts (``AppConfig.ready``), in every process.
+
+    ``concerns`` says whom a row concerns; a ``NewestRows`` knows it from its columns. Raises ``ValueError`` for a stream that is
+    part of sync already, ``UnknownStream`` for none.
+    """
+    declaration = registry.get(provider.stream).declaration
+    if concerns is None and isinstance(provider, NewestRows):
+        place = [column.name for column in declaration.tables[0].columns].index(provider.entity)
+        concerns = {Kind.ROOM: room_in, Kind.USER: user_in, Kind.CONTACT: contact_in}[provider.kind](place)
+    if concerns is None:
+        raise ValueError(f"Stream {provider.stream!r}: say whom its rows concern, as join_sync(provider, concerns).")
+    say_concerns(provider.stream, concerns)
+    _providers[provider.stream] = provider
+
+
+def leave_sync(stream: str) -> None:
+    """Take a stream that joined out again; for tests."""
+    if stream not in {provider.stream for provider in _PLAIN}:
+        forget_concerns(stream)
+        _providers.pop(stream, None)
+
+
+def answer_of(provider: Provider, question: Question) -> StreamChanges:
+    """What the provider says; whole when facts that the question is about were trimmed."""
+    found = provider.changes(question)
+    if question.since is None:
+        return found
+    try:
+        check_not_trimmed(question.cursor, provider.stream, question.since)
+    except ResyncNeeded:
+        whole = Question(question.cursor, question.user_id, question.circle, question.now)
+        return provider.changes(whole)
+    return found

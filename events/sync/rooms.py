@@ -1,0 +1,316 @@
+"""The rooms of a sync: the first answer in pages, then what is new since a token.
+
+Both read in one view of the database, with a number of queries that does not depend on the number of rooms. ``now`` is
+where the answer ends; unless given it is where this process sees the stream of events, taken before the view begins.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from events.arguments import can_be_stored, checked_limit
+from events.errors import BadQuestion
+from events.reading.event_json import ServedEvent, load_events
+from events.sync.answers import InitialSync, PendingRoom, RoomsSince, SyncRoom
+from events.sync.memberships import Memberships, Standing, read_memberships
+from events.sync.prepared import rows
+from events.sync.sql import ACTIVITY, LAST_IN, PUT_OUT, with_tokens
+from events.sync.windows import LOWEST, Span, StateChanges, Timeline, Window, Windows
+from events.tokens.positions import current_token, events_token, read_events_token, read_token, room_text, token_text
+from events.tokens.sync_token import SyncToken
+from events.visibility.access import read_access
+from streams.conf import stream_settings
+from streams.core.tokens import VectorToken
+from streams.db.consistent_read import one_view
+from streams.runtime.gc_pause import collector_paused
+
+__all__ = ["MOST_EVENTS", "MOST_ROOMS", "MOST_TOGETHER", "initial_sync", "rooms_since"]
+
+MOST_ROOMS = 1_000
+"""Joined rooms of one page of an initial sync."""
+MOST_EVENTS = 500
+"""Events of one timeline."""
+MOST_TOGETHER = 20_000
+"""Events of all timelines of an answer: a page of a first answer has fewer rooms then, any other one fewer events of each."""
+_PAGE = re.compile(r"(-?[0-9]{1,19}):(.+)", re.DOTALL)
+_STRIPPED = (
+    *(
+        "m.room.create",
+        "m.room.join_rules",
+        "m.room.canonical_alias",
+        "m.room.avatar",
+        "m.room.name",
+        "m.room.encryption",
+    ),
+    "m.room.topic",
+)
+_MOST_STRIPPED = 100
+_STRIPPED_STATE = """
+SELECT room_id, event_id FROM events_currentstate
+WHERE room_id = ANY(%(rooms)s) AND ((type = ANY(%(types)s) AND state_key = '')
+  OR (type, state_key, room_id) IN (SELECT 'm.room.member', * FROM unnest(%(senders)s::text[], %(rooms)s::text[])))
+"""
+
+
+def initial_sync(
+    user_id: str,
+    rooms: int = 100,
+    events: int = 20,
+    after: str | None = None,
+    using: str | None = None,
+    now: SyncToken | None = None,
+) -> InitialSync:
+    """The last ``events`` visible events of the ``rooms`` joined rooms with the newest activity, and the next page's token.
+
+    ``after`` is ``next_page`` of the page before. All pages show the rooms as they are at the first page's token: what comes
+    meanwhile moves no room from one page to another, and is told by the first incremental sync. Raises ``BadQuestion``,
+    ``TokenError`` and ``EpochChanged``.
+    """
+    alias = using or stream_settings().database
+    rooms, events = checked_limit(rooms, MOST_ROOMS), checked_limit(events, MOST_EVENTS)
+    rooms = min(rooms, MOST_TOGETHER // events)
+    place = 2**63 - 1
+    if after is not None:
+        place, now = _page(after, alias)
+    now = now or current_token(using=alias)
+    upto = read_events_token(now)
+    if not can_be_stored(user_id):
+        return InitialSync((), (), (), now, None)
+    with one_view(alias), collector_paused():
+        memberships = read_memberships(user_id, upto, None, alias)
+        active = _by_activity([room.room_id for room in memberships.of("join")], upto, (place, rooms + 1), alias)
+        page = [Window(room_id, LOWEST, upto.highest, whole=True) for room_id, _ in active[:rooms]]
+        windows = Windows(user_id, page, Span(upto), alias)
+        answers = _answers(windows, dict.fromkeys(windows.windows, "join"), events, topological=True)
+        pending = memberships.of("invite", "knock") if after is None else []
+        invited, knocked = _pending(pending, alias)
+        left = _put_out(user_id, memberships, Span(upto), events, alias) if after is None else ()
+    next_page = f"{active[rooms - 1][1]}:{token_text(now, alias)}" if len(active) > rooms else None
+    return InitialSync(tuple(answers), invited, knocked, now, next_page, left)
+
+
+def rooms_since(
+    user_id: str,
+    since: str | SyncToken | VectorToken,
+    now: VectorToken | None = None,
+    limit: int = 20,
+    changed_rooms: Collection[str] | None = None,
+    using: str | None = None,
+) -> RoomsSince:
+    """What is new in the user's rooms after ``since``: at most ``limit`` events of each, and what changed beside them.
+
+    A ``since`` ahead of ``now`` is taken back to it. ``changed_rooms`` is for those who know (``events.notifier.notifier``)
+    that the user's memberships are what they were: only these joined rooms are looked at. Raises ``BadQuestion``,
+    ``TokenError`` and ``EpochChanged``.
+    """
+    alias = using or stream_settings().database
+    limit = checked_limit(limit, MOST_EVENTS)
+    now = now or events_token(alias)
+    span = Span(now, read_events_token(since, alias).meet(now))
+    if not can_be_stored(user_id):
+        return RoomsSince(upto=now)
+    with one_view(alias), collector_paused():
+        if changed_rooms is None:
+            memberships = read_memberships(user_id, now, span.since, alias)
+            windows = Windows(
+                user_id, [*_joined_windows(memberships, span), *_left_windows(memberships, span)], span, alias
+            )
+            windows.drop_quiet()
+        else:
+            memberships = Memberships({room_id: Standing(room_id, "join") for room_id in changed_rooms})
+            windows = Windows(user_id, _joined_windows(memberships, span), span, alias)
+        standing = {room_id: memberships.rooms[room_id].membership or "leave" for room_id in windows.windows}
+        limit = min(limit, max(1, MOST_TOGETHER // max(1, len(windows.windows))))
+        answers = _answers(windows, standing, limit)
+        pending = [room for room in memberships.of("invite", "knock") if room.changed_at is not None]
+        invited, knocked = _pending(pending, alias)
+    here = tuple(room for room in answers if room.membership == "join" and _has_anything(room))
+    return RoomsSince(here, tuple(room for room in answers if room.membership != "join"), invited, knocked, now)
+
+
+def _has_anything(room: SyncRoom) -> bool:
+    return bool(room.timeline or room.limited or room.state or room.removed or room.whole)
+
+
+# --- which rooms, and where to look -----------------------------------------------------------------------------------
+
+
+def _page(after: object, using: str) -> tuple[int, SyncToken]:
+    """(position, token of the first page) of a page token."""
+    found = _PAGE.fullmatch(after) if isinstance(after, str) else None
+    if found is None or abs(int(found[1])) >= 2**63:
+        raise BadQuestion(f"{after!r:.60} is no page of an initial sync; give next_page of the page before.")
+    return int(found[1]), read_token(found[2], using)
+
+
+def _by_activity(
+    room_ids: Sequence[str], now: VectorToken, page: tuple[int, int], using: str
+) -> Sequence[tuple[str, int]]:
+    """(room, position of its last event), newest first: a position is of one event, so no two rooms share a place.
+
+    ``page``: the place to begin below, and how many.
+    """
+    text, values = with_tokens(ACTIVITY, now)
+    return rows(text, {**values, "rooms": list(room_ids), "place": page[0], "limit": page[1]}, using)
+
+
+def _joined_windows(memberships: Memberships, span: Span) -> list[Window]:
+    low, high = span.since.base if span.since is not None else LOWEST, span.now.highest
+    return [
+        Window(room.room_id, 0, high, whole=True) if room.joined_anew else Window(room.room_id, low, high)
+        for room in memberships.of("join")
+    ]
+
+
+def _left_windows(memberships: Memberships, span: Span) -> list[Window]:
+    """Rooms that the user is out of since, up to that: what they see; of a room known by the membership alone, just that.
+
+    Who is banned, or invited, after having left does not get to know the state of the time in between.
+    """
+    low = span.since.base if span.since is not None else LOWEST
+    return [
+        Window(
+            *(room.room_id, low, room.changed_at),
+            own_only=room.out_of_band,
+            state_high=room.out_at,
+            stateless=not room.was_in,
+        )
+        for room in memberships.changed()
+        if room.changed_at is not None and room.membership not in ("join", "invite", "knock")
+    ]
+
+
+def _put_out(user_id: str, memberships: Memberships, span: Span, limit: int, using: str) -> tuple[SyncRoom, ...]:
+    """For a first answer the rooms that the user was kicked or banned from, up to that, but for those that they have forgotten.
+
+    The state is that of when they were in last; where nothing tells when that was it is not told.
+    """
+    out = {room.event_id: room for room in memberships.of("leave", "ban") if room.event_id is not None}
+    if not out:
+        return ()
+    placed = rows(PUT_OUT, {"user_id": user_id, "events": list(out)}, using)
+    access = read_access(user_id, [room_id for room_id, *_ in placed], using)
+    placed = [row for row in placed if not access[row[0]].forgotten]
+    text, values = with_tokens(LAST_IN, span.now)
+    last_in = dict(rows(text, {**values, "user_id": user_id, "rooms": [room_id for room_id, *_ in placed]}, using))
+    windows = [
+        Window(
+            *(room_id, LOWEST, position),
+            whole=True,
+            own_only=out[event_id].out_of_band,
+            state_high=last_in.get(room_id),
+            stateless=room_id not in last_in,
+        )
+        for room_id, event_id, position in placed
+    ]
+    standing = {room_id: str(out[event_id].membership) for room_id, event_id, _ in placed}
+    limit = min(limit, max(1, MOST_TOGETHER // max(1, len(windows))))
+    return tuple(_answers(Windows(user_id, windows, span, using), standing, limit, topological=True))
+
+
+# --- answers ----------------------------------------------------------------------------------------------------------
+
+
+def _answers(windows: Windows, standing: Mapping[str, str], limit: int, *, topological: bool = False) -> list[SyncRoom]:
+    """The answer for each window, in the order of the windows."""
+    if not windows.windows:
+        return []
+    gaps = windows.after_gaps()
+    timelines = windows.timelines(limit, topological=topological)
+    changes = windows.changes()
+    for room_id, before in windows.before(timelines).items():
+        _put_before(changes[room_id], before, timelines[room_id], whole=windows.windows[room_id].whole)
+    events = load_events([i for room in changes.values() for i in room.entries.values()], windows.using)
+    found = []
+    for room_id, window in windows.windows.items():
+        timeline, change = timelines[room_id], changes[room_id]
+        limited = timeline.more or room_id in gaps or (window.whole and not topological)
+        untold = window.own_only or window.stateless
+        found.append(
+            SyncRoom(
+                room_id,
+                standing[room_id],
+                tuple(timeline.events),
+                limited,
+                _prev_batch(windows, timeline, limited, topological=topological),
+                () if untold else tuple(events[i] for i in change.entries.values() if i in events),
+                () if untold else tuple(change.removed),
+                window.whole,
+            )
+        )
+    return found
+
+
+def _put_before(
+    change: StateChanges, before: Mapping[tuple[str, str], str | None], timeline: Timeline, *, whole: bool
+) -> None:
+    """At the keys that the timeline changes the state tells what was before it, if the reader does not know that."""
+    shown = {event.event_id for event in timeline.events}
+    for key, event_id in before.items():
+        known = None if whole else change.known.get(key)
+        change.entries.pop(key, None)
+        if event_id is not None and event_id != known and event_id not in shown and (whole or key in change.known):
+            change.entries[key] = event_id
+
+
+def _prev_batch(windows: Windows, timeline: Timeline, limited: bool, *, topological: bool) -> str | None:
+    """Where to read on backwards: below the first event in the order of the timeline, or at the last answer."""
+    since, now = windows.span.since, windows.span.now
+    if timeline.events and topological:
+        return timeline.events[0].token
+    if timeline.events and (limited or since is None):
+        return f"s{timeline.events[0].stream_ordering - 1}"
+    return room_text(now if limited or since is None else since, windows.using)
+
+
+# --- invites and knocks -----------------------------------------------------------------------------------------------
+
+
+def _pending(standings: Sequence[Standing], using: str) -> tuple[tuple[PendingRoom, ...], tuple[PendingRoom, ...]]:
+    """Invites and knocks with stripped state."""
+    if not standings:
+        return (), ()
+    events = load_events([room.event_id for room in standings if room.event_id is not None], using)
+    known = [(room, events[room.event_id]) for room in standings if room.event_id in events]
+    stripped = _stripped_states([event for room, event in known if not room.out_of_band], using)
+    found: dict[str, list[PendingRoom]] = {"invite": [], "knock": []}
+    for room, event in known:
+        membership = str(room.membership)
+        state = _told_with(event, membership) if room.out_of_band else [*stripped[room.room_id], _stripped(event)]
+        found[membership].append(PendingRoom(room.room_id, membership, event, tuple(state)))
+    return tuple(found["invite"]), tuple(found["knock"])
+
+
+def _stripped_states(memberships: Sequence[ServedEvent], using: str) -> dict[str, list[Mapping[str, Any]]]:
+    """What an invited user may know of each room, and who it is that invites."""
+    found: dict[str, list[Mapping[str, Any]]] = {event.room_id: [] for event in memberships}
+    asked = {"rooms": [e.room_id for e in memberships], "senders": [e.sender for e in memberships]}
+    entries = rows(_STRIPPED_STATE, {**asked, "types": list(_STRIPPED)}, using)
+    events = load_events([event_id for _, event_id in entries], using)
+    own = {event.event_id for event in memberships}
+    for room_id, event_id in sorted(entries):
+        if event_id in events and event_id not in own:
+            found[room_id].append(_stripped(events[event_id]))
+    return found
+
+
+def _stripped(event: ServedEvent) -> Mapping[str, Any]:
+    whole = event.client_event()
+    return {name: whole.get(name) for name in ("type", "state_key", "content", "sender")}
+
+
+def _told_with(event: ServedEvent, membership: str) -> Iterable[Mapping[str, Any]]:
+    """The stripped state that another server sent along with an invite or an answer to a knock."""
+    whole = msgspec.json.decode(event.json)
+    unsigned = whole.get("unsigned")
+    told = unsigned.get(f"{membership}_room_state") if isinstance(unsigned, dict) else None
+    usable = [
+        {name: one.get(name) for name in ("type", "state_key", "content", "sender")}
+        for one in (told if isinstance(told, list) else [])[:_MOST_STRIPPED]
+        if isinstance(one, dict) and isinstance(one.get("type"), str) and isinstance(one.get("content"), dict)
+    ]
+    return [*usable, _stripped(event)]

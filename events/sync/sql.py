@@ -1,0 +1,241 @@
+"""The SQL of sync answers, as text: many rooms at once, each with a window of positions.
+
+Windows are rows (room_id, low, high, whole, own_only) given as parameters; they are joined to the access rows of
+``events.visibility.predicate_sql`` by room. A window is ``low < position <= high`` beside what two vector tokens say: nothing
+that ``now`` does not cover, and, unless the room is answered whole, nothing that ``since`` covers. In a window at most
+``scanned`` events are looked at, the newest first (``NEWEST``: in stream order, ``LATEST``: in topological order), so that no
+room takes longer than it is worth; whoever gets fewer than wanted asks ``MORE_…`` whether there are others below.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from events.reading.event_json import SERVED, SERVED_JSON
+from events.visibility.predicate_sql import ACCESS_ROWS, is_accepted, pruned, sees
+from streams.core.tokens import VectorToken
+
+__all__ = [
+    "ACTIVITY",
+    "BEFORE",
+    "CHANGES",
+    "CURRENT",
+    "GAPS",
+    "IN_ORDER",
+    "IN_ORDER_LISTED",
+    "LAST_IN",
+    "LATER_CHANGES",
+    "LATEST",
+    "LIVELY",
+    "MEMBERSHIPS",
+    "MEMBERSHIP_CHANGES",
+    "MORE_LATEST",
+    "MORE_NEWEST",
+    "OUT_OF_BAND",
+    "PUT_OUT",
+    "with_tokens",
+]
+
+_WINDOWS = """
+unnest(%(rooms)s::text[], %(lows)s::bigint[], %(highs)s::bigint[], %(wholes)s::boolean[], %(own_only)s::boolean[])
+AS w (room_id, low, high, whole, own_only)
+"""
+_IN_WINDOW = """
+e.room_id = w.room_id AND e.stream_ordering > w.low AND e.stream_ordering <= w.high
+AND {now:e} AND (w.whole OR NOT {since:e})
+"""
+#: The same for reading a room from its top: a CASE is nothing that an index can answer, nor does it look as if it left out most
+#: events. Else it would look cheaper to read the room whole and sort it.
+_IN_WINDOW_FROM_TOP = f"e.room_id = w.room_id AND CASE WHEN {_IN_WINDOW} THEN true ELSE false END"
+#: The user's own membership: sent along wherever the user is.
+_OWN = """
+(e.type = 'm.room.member' AND e.state_key = a.user_id AND NOT e.soft_failed AND e.rejected_reason IS NULL
+ AND (w.own_only OR NOT e.outlier))
+"""
+#: An entry of the room's current state: sent along whatever its visibility.
+_IS_CURRENT = f"""
+(e.state_key IS NOT NULL AND NOT a.peeking AND a.cut IS NULL AND {is_accepted()} AND EXISTS (
+  SELECT FROM events_currentstate c
+  WHERE c.room_id = e.room_id AND c.type = e.type AND c.state_key = e.state_key AND c.event_id = e.event_id))
+"""
+_SHOWN = f"(CASE WHEN w.own_only THEN {_OWN} ELSE ({sees()}) OR {_OWN} OR {_IS_CURRENT} END)"
+
+
+def _timelines(order: str, back: str, window: str = _IN_WINDOW) -> str:
+    return f"""
+SELECT {SERVED}, e.pruned, e.state_group FROM {ACCESS_ROWS} a JOIN {_WINDOWS} ON w.room_id = a.room_id
+CROSS JOIN LATERAL (
+  SELECT e.*, {pruned()} AS pruned FROM (
+    SELECT e.* FROM events_event e WHERE {window} ORDER BY {order} LIMIT %(scanned)s
+  ) AS e WHERE {_SHOWN} ORDER BY {order} LIMIT %(limit)s
+) AS e {SERVED_JSON}
+ORDER BY e.room_id, {back}
+"""
+
+
+def _more(order: str, window: str = _IN_WINDOW) -> str:
+    return f"""
+SELECT w.room_id FROM {_WINDOWS}
+WHERE EXISTS (SELECT FROM events_event e WHERE {window} ORDER BY {order} OFFSET %(scanned)s LIMIT 1)
+"""
+
+
+_STREAM = "e.stream_ordering DESC"
+_TOPOLOGICAL = "e.topological_ordering DESC, e.stream_ordering DESC"
+#: The newest events of each window that the user is shown, ascending by stream ordering.
+NEWEST = _timelines(_STREAM, "e.stream_ordering")
+#: The last events of each window in topological order, ascending.
+LATEST = _timelines(_TOPOLOGICAL, "e.topological_ordering, e.stream_ordering", _IN_WINDOW_FROM_TOP)
+#: Windows with more events than are looked at.
+MORE_NEWEST = _more(_STREAM)
+MORE_LATEST = _more(_TOPOLOGICAL, _IN_WINDOW_FROM_TOP)
+
+_LOOKED_AT = "e.*, a.user_id, a.peeking, a.recorded, a.cut, a.cut_depth, a.kept_since, w.own_only"
+_BY_WINDOWS = f"""
+  SELECT {_LOOKED_AT} FROM {ACCESS_ROWS} a JOIN {_WINDOWS} ON w.room_id = a.room_id
+  CROSS JOIN LATERAL (
+    SELECT e.* FROM events_event e WHERE {_IN_WINDOW} AND (NOT w.own_only OR {_OWN}) ORDER BY e.stream_ordering LIMIT %(scanned)s
+  ) AS e
+"""
+#: Each place brings its window and access row along, so there is nothing to join but the event.
+_BY_PLACES = f"""
+  SELECT {_LOOKED_AT} FROM (
+    SELECT given.*, false AS whole, %(user_id)s::text COLLATE "C" AS user_id FROM unnest(
+      %(place_positions)s::bigint[], %(place_rooms)s::text[], %(place_lows)s::bigint[], %(place_highs)s::bigint[],
+      %(place_own_only)s::boolean[], %(place_peeking)s::boolean[], %(place_recorded)s::boolean[],
+      %(place_cuts)s::bigint[], %(place_cut_depths)s::bigint[], %(place_kept_since)s::bigint[]
+    ) AS given (position, room_id, low, high, own_only, peeking, recorded, cut, cut_depth, kept_since)
+  ) AS a JOIN LATERAL (SELECT a.*) AS w ON true JOIN events_event e ON e.stream_ordering = a.position AND {_IN_WINDOW}
+  WHERE NOT w.own_only OR {_OWN}
+"""
+
+
+def _in_order(*sources: str) -> str:
+    return f"""
+WITH looked_at AS MATERIALIZED (
+  {" UNION ALL ".join(sources)} ORDER BY stream_ordering LIMIT %(scanned)s
+)
+SELECT {SERVED}, {pruned("e", "e")}, found.count, found.last
+FROM (SELECT count(*) AS count, max(stream_ordering) AS last FROM looked_at) AS found
+LEFT JOIN (
+  SELECT e.* FROM looked_at e JOIN LATERAL (SELECT e.*) AS a ON true JOIN LATERAL (SELECT e.own_only) AS w ON true
+  WHERE {_SHOWN} ORDER BY e.stream_ordering LIMIT %(limit)s
+) AS e ON true LEFT {SERVED_JSON} ORDER BY e.stream_ordering
+"""
+
+
+#: The oldest events of all windows together, with how many were looked at and where the last of them is.
+IN_ORDER = _in_order(_BY_WINDOWS)
+#: The same, with events at given places (``events.sync.feeds``) beside those of windows.
+IN_ORDER_LISTED = _in_order(_BY_WINDOWS, _BY_PLACES)
+
+#: Windows with any event.
+LIVELY = f"""
+SELECT w.room_id FROM {_WINDOWS} WHERE EXISTS (SELECT FROM events_event e WHERE {_IN_WINDOW})
+"""
+
+#: The newest gap of each window.
+GAPS = f"""
+SELECT w.room_id, max(e.stream_ordering) FROM {_WINDOWS} JOIN events_timelinegap e ON {_IN_WINDOW} GROUP BY w.room_id
+"""
+
+#: What a user's memberships are.
+MEMBERSHIPS = """
+SELECT room_id, membership, event_id FROM events_currentstate WHERE type = 'm.room.member' AND state_key = %(user_id)s
+"""
+#: How a user's memberships changed after ``since``, oldest first, the changes beyond ``now`` included.
+MEMBERSHIP_CHANGES = """
+SELECT d.room_id, d.stream_ordering, {now:d}, d.prev_event_id, before.membership, d.event_id, e.membership
+FROM events_currentstatedelta d
+LEFT JOIN events_event before ON before.event_id = d.prev_event_id
+LEFT JOIN events_event e ON e.event_id = d.event_id
+WHERE d.type = 'm.room.member' AND d.state_key = %(user_id)s AND d.stream_ordering > %(since_base)s AND NOT {since:d}
+ORDER BY d.stream_ordering, d.id
+"""
+#: The newest membership of a user in each room that is known by such events alone, as after an invite from elsewhere.
+OUT_OF_BAND = """
+SELECT DISTINCT ON (e.room_id) e.room_id, e.event_id, e.membership, e.stream_ordering, {since:e}
+FROM events_event e
+WHERE e.type = 'm.room.member' AND e.state_key = %(user_id)s AND e.outlier AND e.rejected_reason IS NULL AND {now:e}
+AND NOT EXISTS (SELECT FROM events_currentstate c WHERE c.room_id = e.room_id)
+ORDER BY e.room_id, e.stream_ordering DESC
+"""
+
+#: Of a user's leaves and bans those that another user brought about, with their positions.
+PUT_OUT = """
+SELECT room_id, event_id, stream_ordering FROM events_event
+WHERE event_id = ANY(%(events)s) AND (membership = 'ban' OR sender <> %(user_id)s) ORDER BY room_id
+"""
+#: Where rooms' current state last changed from the user being joined to something else.
+LAST_IN = """
+SELECT d.room_id, max(d.stream_ordering) FROM events_currentstatedelta d
+JOIN events_event before ON before.event_id = d.prev_event_id AND before.membership = 'join'
+LEFT JOIN events_event e ON e.event_id = d.event_id
+WHERE d.room_id = ANY(%(rooms)s) AND d.type = 'm.room.member' AND d.state_key = %(user_id)s
+  AND e.membership IS DISTINCT FROM 'join' AND {now:d}
+GROUP BY d.room_id
+"""
+
+#: How rooms' current state changed in their windows: before, after, by key.
+CHANGES = f"""
+SELECT e.room_id, e.type, e.state_key, (array_agg(e.prev_event_id ORDER BY e.stream_ordering, e.id))[1],
+  (array_agg(e.event_id ORDER BY e.stream_ordering DESC, e.id DESC))[1]
+FROM {_WINDOWS} JOIN events_currentstatedelta e ON {_IN_WINDOW}
+GROUP BY e.room_id, e.type, e.state_key
+"""
+#: The current state of the rooms as it is stored …
+CURRENT = """
+SELECT room_id, type, state_key, event_id FROM events_currentstate WHERE room_id = ANY(%(rooms)s)
+"""
+#: … and for each key that changed beyond the window the entry of before.
+LATER_CHANGES = """
+SELECT e.room_id, e.type, e.state_key, (array_agg(e.prev_event_id ORDER BY e.stream_ordering, e.id))[1]
+FROM unnest(%(rooms)s::text[], %(highs)s::bigint[]) AS w (room_id, high)
+JOIN events_currentstatedelta e ON e.room_id = w.room_id AND (e.stream_ordering > w.high OR NOT {now:e})
+  AND e.stream_ordering > least(w.high, %(now_base)s)
+GROUP BY e.room_id, e.type, e.state_key
+"""
+#: The state group before each of these events.
+BEFORE = """
+SELECT e.room_id, CASE WHEN e.state_key IS NULL OR e.rejected_reason IS NOT NULL THEN g.id ELSE g.prev_group END
+FROM events_event e JOIN state_stategroup g ON g.id = e.state_group WHERE e.event_id = ANY(%(events)s)
+"""
+
+#: Rooms by their last activity up to ``now``, newest first, below ``place``.
+ACTIVITY = f"""
+SELECT asked.room_id, last.stream_ordering FROM unnest(%(rooms)s::text[]) AS asked (room_id)
+CROSS JOIN LATERAL (
+  SELECT e.stream_ordering FROM events_event e
+  WHERE e.room_id = asked.room_id AND e.stream_ordering <= %(now_highest)s AND {{now:e}} AND {is_accepted()}
+  ORDER BY e.stream_ordering DESC LIMIT 1
+) AS last
+WHERE last.stream_ordering < %(place)s ORDER BY last.stream_ordering DESC LIMIT %(limit)s
+"""
+
+
+class _Covers:
+    """Writes "this token covers the row" for ``{now:e}`` and ``{since:e}`` in a text."""
+
+    def __init__(self, name: str, token: VectorToken | None) -> None:
+        self._name, self._token = name, token
+
+    def __format__(self, alias: str) -> str:
+        if self._token is None:
+            return "false"
+        plain = f"{alias}.stream_ordering <= %({self._name}_base)s"
+        if not self._token.entries:
+            return f"({plain})"
+        return (
+            f"({plain} OR EXISTS (SELECT FROM unnest(%({self._name}_writers)s::text[], %({self._name}_upto)s::bigint[]) "
+            f"AS ahead (writer, upto) WHERE ahead.writer = {alias}.instance_name AND {alias}.stream_ordering <= ahead.upto))"
+        )
+
+
+def with_tokens(sql: str, now: VectorToken, since: VectorToken | None = None) -> tuple[str, dict[str, Any]]:
+    """The text with its tokens put in, and the parameters that they need. ``since`` None covers nothing."""
+    values: dict[str, Any] = {"now_highest": now.highest}
+    for name, token in (("now", now), ("since", since)):
+        values[f"{name}_base"] = token.base if token is not None else 0
+        if token is not None and token.entries:
+            values |= {f"{name}_writers": list(token.entries), f"{name}_upto": list(token.entries.values())}
+    return sql.format(now=_Covers("now", now), since=_Covers("since", since)), values

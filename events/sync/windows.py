@@ -1,0 +1,247 @@
+"""Timelines and states of many rooms, each in its window of positions: some set-based queries for all of them.
+
+Assumes the caller's view (``streams.db.consistent_read``) and ``now`` taken before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from events.reading.event_json import ServedEvent, served
+from events.sync import sql
+from events.sync.prepared import rows
+from events.visibility.access import Access, access_parameters, read_access
+from state.groups.store import entries
+from streams.core.tokens import VectorToken
+
+__all__ = ["LOWEST", "Span", "StateChanges", "Timeline", "Window", "Windows", "looked_at"]
+
+LOWEST, LARGEST = -(2**63) + 1, 2**63 - 1
+StateKey = tuple[str, str]
+_NEVER_SHOWN = "m.room.aliases"
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Between which tokens an answer lies; without ``since`` it begins at the beginning."""
+
+    now: VectorToken
+    since: VectorToken | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The part of a room that is looked at: ``low < position <= high``, within the span.
+
+    ``whole``: from the beginning, whatever ``since`` says. ``own_only``: nothing but the user's own memberships. ``listed``: a
+    feed tells where its events are. ``state_high``: the state is told as it was there. ``stateless``: it is not told.
+    """
+
+    room_id: str
+    low: int
+    high: int
+    whole: bool = False
+    own_only: bool = False
+    listed: bool = False
+    state_high: int | None = None
+    stateless: bool = False
+
+
+@dataclass(slots=True)
+class Timeline:
+    """What a window shows, in the order of the answer; ``more``: there are others below."""
+
+    events: list[ServedEvent] = field(default_factory=list)
+    more: bool = False
+    gap: bool = False
+
+
+@dataclass(slots=True)
+class StateChanges:
+    """State at the end of a window: entries that the answer's reader does not know, and keys that are gone."""
+
+    entries: dict[StateKey, str] = field(default_factory=dict)
+    removed: list[StateKey] = field(default_factory=list)
+    known: dict[StateKey, str | None] = field(default_factory=dict)
+    """What the reader knows at the keys that changed."""
+
+
+def looked_at(limit: int) -> int:
+    """How many events of a window are looked at to find ``limit`` that are shown: five times twice as many, at least 50."""
+    return 5 * max(2 * limit, 10)
+
+
+class Windows:
+    """Reads for one user; the windows are of different rooms."""
+
+    def __init__(self, user_id: str, windows: Sequence[Window], span: Span, using: str) -> None:
+        self._user_id = user_id
+        self.span, self.using = span, using
+        self.windows = {window.room_id: window for window in windows}
+        self._access: dict[str, Access] = {}
+
+    # --- timelines ------------------------------------------------------------------------------------------------
+    def drop_quiet(self) -> None:
+        """Let go of the windows without any event, visible or not; whole ones stay."""
+        asked = [window for window in self.windows.values() if not window.whole]
+        lively = {room_id for (room_id,) in self._rows(sql.LIVELY, asked)} if asked else set()
+        self.windows = {room_id: w for room_id, w in self.windows.items() if w.whole or room_id in lively}
+
+    def after_gaps(self) -> set[str]:
+        """Let the windows begin above the newest gap in them; returns the rooms that have one."""
+        asked = [window for window in self.windows.values() if not window.whole and not window.own_only]
+        found = dict(self._rows(sql.GAPS, asked)) if asked else {}
+        for room_id, position in found.items():
+            self.windows[room_id] = replace(self.windows[room_id], low=position - 1)
+        return set(found)
+
+    def timelines(self, limit: int, *, topological: bool = False) -> dict[str, Timeline]:
+        """The last ``limit`` shown events of each window, ascending in stream or topological order."""
+        found = {room_id: Timeline() for room_id in self.windows}
+        more = {"limit": limit + 1, "scanned": looked_at(limit)}
+        text = sql.LATEST if topological else sql.NEWEST
+        for *row, pruned, _ in self._rows(text, self._allowed(), {**more, **self._access_values()}):
+            event = served(row, pruned=pruned)
+            found[event.room_id].events.append(event)
+        few = []
+        for room_id, timeline in found.items():
+            if len(timeline.events) > limit:
+                timeline.more = True
+                del timeline.events[0]
+            else:
+                few.append(self.windows[room_id])
+        text = sql.MORE_LATEST if topological else sql.MORE_NEWEST
+        for (room_id,) in self._rows(text, few, more) if few else []:
+            found[room_id].more = True
+        return found
+
+    def in_order(self, limit: int, places: Sequence[tuple[int, str]] = ()) -> tuple[list[ServedEvent], int | None]:
+        """The oldest ``limit`` shown events of all windows, ascending by stream ordering.
+
+        Of listed windows only the events at ``places`` (position, room) are looked at.
+        The second value is the position up to which the windows were looked at; null: to their ends.
+        """
+        if not self.windows:
+            return [], None
+        scanned = looked_at(limit)
+        windows = [window for window in self._allowed() if not window.listed]
+        more = {"limit": limit + 1, "scanned": scanned, **self._access_values(), **self._place_values(places)}
+        text = sql.IN_ORDER_LISTED if places else sql.IN_ORDER
+        found: list[ServedEvent] = []
+        last = None
+        for *row, pruned, count, upto in self._rows(text, windows, more):
+            last = upto if count >= scanned else None
+            if row[0] is not None:
+                found.append(served(row, pruned=bool(pruned)))
+        if len(found) > limit:
+            return found[:limit], found[limit - 1].stream_ordering
+        return found, last
+
+    # --- states ---------------------------------------------------------------------------------------------------
+    def changes(self) -> dict[str, StateChanges]:
+        """How the state changed within each window that is not whole; all of the state for those that are."""
+        found = {room_id: StateChanges() for room_id in self.windows}
+        told = [
+            window if window.state_high is None else replace(window, high=window.state_high)
+            for window in self.windows.values()
+            if not window.stateless
+        ]
+        parts = [window for window in told if not window.whole]
+        for room_id, kind, key, before, after in self._rows(sql.CHANGES, parts) if parts else []:
+            room = found[room_id]
+            room.known[kind, key] = before
+            if after is not None and after != before:
+                room.entries[kind, key] = after
+            elif after is None and before is not None:
+                room.removed.append((kind, key))
+        self._whole_states(found, [window for window in told if window.whole])
+        for room in found.values():
+            room.entries = {key: event_id for key, event_id in room.entries.items() if key[0] != _NEVER_SHOWN}
+        return found
+
+    def _whole_states(self, found: Mapping[str, StateChanges], windows: Sequence[Window]) -> None:
+        if not windows:
+            return
+        asked = {"rooms": [window.room_id for window in windows]}
+        for room_id, kind, key, event_id in rows(sql.CURRENT, asked, self.using):
+            found[room_id].entries[kind, key] = event_id
+        for room_id, kind, key, event_id in self._rows(sql.LATER_CHANGES, windows):
+            if event_id is None:
+                found[room_id].entries.pop((kind, key), None)
+            else:
+                found[room_id].entries[kind, key] = event_id
+
+    def before(self, timelines: Mapping[str, Timeline]) -> dict[str, dict[StateKey, str | None]]:
+        """For each room the state before its timeline, at the keys that the timeline changes."""
+        keys = {room_id: _keys(timeline.events) for room_id, timeline in timelines.items()}
+        firsts = [timelines[room_id].events[0].event_id for room_id in keys if keys[room_id]]
+        if not firsts:
+            return {}
+        groups = dict(rows(sql.BEFORE, {"events": firsts}, self.using))
+        wanted = {key for found in keys.values() for key in found}
+        states = entries([group for group in groups.values() if group is not None], wanted, self.using)
+        return {
+            room_id: {key: states.get(group, {}).get(key) if group is not None else None for key in keys[room_id]}
+            for room_id, group in groups.items()
+        }
+
+    # --- queries --------------------------------------------------------------------------------------------------
+    def _allowed(self) -> list[Window]:
+        """The windows, after finding out how the user may read their rooms."""
+        self._access = read_access(self._user_id, list(self.windows), self.using)
+        for room_id, access in self._access.items():
+            window = self.windows[room_id]
+            if (
+                not access.known or access.forgotten
+            ):  # nobody knows who sees what there, or the user wants to know no more
+                self.windows[room_id] = replace(window, own_only=True)
+            if access.membership == "ban" and not access.readable:  # as one who has left, up to the ban
+                up_to = replace(access, known=True, readable=True, peeking=False)
+                self._access[room_id] = replace(up_to, cut=window.high, cut_depth=LARGEST)
+            elif not access.readable:  # out: by what the user saw while being there
+                self._access[room_id] = replace(access, known=True, readable=True, peeking=True)
+        return list(self.windows.values())
+
+    def _access_values(self) -> dict[str, Any]:
+        return access_parameters(self._user_id, self._access.values())
+
+    def _place_values(self, places: Sequence[tuple[int, str]]) -> dict[str, Any]:
+        """Places with their windows and how the user may read the rooms."""
+        found = [
+            (position, self.windows[room_id], self._access[room_id])
+            for position, room_id in places
+            if room_id in self._access
+        ]
+        return {
+            "place_positions": [position for position, _, _ in found],
+            "place_rooms": [window.room_id for _, window, _ in found],
+            "place_lows": [window.low for _, window, _ in found],
+            "place_highs": [window.high for _, window, _ in found],
+            "place_own_only": [window.own_only for _, window, _ in found],
+            "place_peeking": [access.peeking for _, _, access in found],
+            "place_recorded": [access.recorded for _, _, access in found],
+            "place_cuts": [access.cut for _, _, access in found],
+            "place_cut_depths": [access.cut_depth for _, _, access in found],
+            "place_kept_since": [access.kept_since for _, _, access in found],
+        }
+
+    def _rows(
+        self, text: str, windows: Iterable[Window], more: Mapping[str, Any] | None = None
+    ) -> Sequence[tuple[Any, ...]]:
+        columns = list(windows)
+        text, values = sql.with_tokens(text, self.span.now, self.span.since)
+        values |= {
+            "rooms": [window.room_id for window in columns],
+            "lows": [window.low for window in columns],
+            "highs": [window.high for window in columns],
+            "wholes": [window.whole for window in columns],
+            "own_only": [window.own_only for window in columns],
+            **(more or {}),
+        }
+        return rows(text, values, self.using, by_index="scanned" in values)
+
+
+def _keys(events: Collection[ServedEvent]) -> set[StateKey]:
+    return {(event.type, event.state_key) for event in events if event.state_key is not None}

@@ -1,0 +1,1 @@
+"""Sync tokens and the positions in them."""

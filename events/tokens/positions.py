@@ -1,0 +1,106 @@
+"""Sync tokens and where the streams are, between text and database.
+
+A token that is handed out to keep carries the epoch, and writers by their numbers; both stand in tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from django.db import connections
+
+from events.declarations import EVENTS
+from events.tokens.sync_token import SyncToken
+from streams import registry
+from streams.conf import stream_settings
+from streams.core.tokens import RoomToken, VectorToken
+from streams.epochs import check_epoch, current_epoch
+from streams.errors import TokenError
+
+__all__ = ["current_token", "events_token", "read_events_token", "read_token", "room_text", "token_text"]
+
+
+#: The numbers that stand for writers in the text form of tokens, of all streams.
+_NUMBERS = "SELECT stream, id, instance_name FROM streams_streamposition"
+
+
+def current_token(streams: Collection[str] = (EVENTS.name,), using: str | None = None) -> SyncToken:
+    """Where these streams are, as this process sees it now: the token of an answer that reads up to here.
+
+    To be taken before the view that the answer is read in (``streams.db.consistent_read``).
+    """
+    parts = {name: registry.get(name).current(using).token() for name in streams}
+    with _cursor(using) as cursor:
+        return SyncToken(parts, current_epoch(cursor))
+
+
+def events_token(using: str | None = None) -> VectorToken:
+    """Where the stream of events is."""
+    return registry.get(EVENTS.name).current(using).token()
+
+
+def token_text(token: SyncToken, using: str | None = None) -> str:
+    """The text to hand out."""
+    if not any(part.entries for part in token.parts.values()):
+        return token.text(lambda stream: {})
+    numbers = _numbers(using)
+    known = {stream: _without_unknown(part, numbers.get(stream, {})) for stream, part in token.parts.items()}
+    return token.replace(**known).text(lambda stream: numbers.get(stream, {}))
+
+
+def read_token(text: object, using: str | None = None) -> SyncToken:
+    """The token of a text that was handed out; raises ``TokenError``, and ``EpochChanged`` after a restore.
+
+    A token is never without its epoch: one that has none was not made here.
+    """
+    numbers = _numbers(using) if isinstance(text, str) and "~" in text else {}
+
+    def names(stream: str) -> Mapping[int, str] | None:
+        if registry.find(stream) is None:
+            return None
+        return {number: name for name, number in numbers.get(stream, {}).items()}
+
+    token = SyncToken.parse(text, names)
+    shown = f"Sync token {str(text)[:60]!r}"
+    if not token.epoch:
+        raise TokenError(f"{shown} names no epoch, so it was not handed out here. Sync anew, without a token.")
+    with _cursor(using) as cursor:
+        check_epoch(cursor, token.epoch, shown)
+    return token
+
+
+def read_events_token(since: str | SyncToken | VectorToken, using: str | None = None) -> VectorToken:
+    """The position in the stream of events of whatever a caller has; raises as ``read_token`` does."""
+    if isinstance(since, VectorToken):
+        return since
+    token = since if isinstance(since, SyncToken) else read_token(since, using)
+    found = token.of(EVENTS.name)
+    if found is None:
+        raise TokenError("The sync token has no part of the stream 'events'; begin with an initial sync.")
+    return found
+
+
+def room_text(token: VectorToken, using: str | None = None) -> str:
+    """The room form (``s5``, ``m5~1.7``), good for ``timeline(before=…)``."""
+    numbers = _numbers(using).get(EVENTS.name, {}) if token.entries else {}
+    return RoomToken(_without_unknown(token, numbers)).text(numbers)
+
+
+def _without_unknown(token: VectorToken, numbers: Mapping[str, int]) -> VectorToken:
+    """A writer that has no number yet is left out: its newest facts come again, rather than never."""
+    return VectorToken(token.base, {writer: at for writer, at in token.entries.items() if writer in numbers})
+
+
+def _numbers(using: str | None) -> dict[str, dict[str, int]]:
+    """Stream -> writer -> number."""
+    found: dict[str, dict[str, int]] = {}
+    with _cursor(using) as cursor:
+        cursor.execute(_NUMBERS)
+        for stream, number, writer in cursor.fetchall():
+            found.setdefault(stream, {})[writer] = number
+    return found
+
+
+def _cursor(using: str | None) -> Any:
+    return connections[using or stream_settings().database].cursor()

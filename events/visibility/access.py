@@ -1,0 +1,263 @@
+"""What is decided on reading: who may read a room now and how far, and which messages are left out for a user.
+
+State tells what a user may see of an event (``events.visibility.predicate_sql``); this module has what can change without a new
+event:
+
+* *access*: joined users read the room, those who have left read it up to their leave, unless they have forgotten it;
+  everybody else may *peek* into a room whose current state makes it world readable;
+* messages of *ignored* senders are left out;
+* messages older than the room keeps them (*retention*: ``m.room.retention`` in the current state, the site's default, and
+  its limits) are left out;
+* events of *erased* senders are pruned for who was not joined when they came.
+
+``read_access`` answers for any number of rooms in one query; ``access_parameters`` makes its answer the access rows of
+``events.visibility.predicate_sql``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import orjson
+from django.db import connections, transaction
+
+from events.arguments import can_be_stored, checked_ids
+from events.errors import CannotForget, NotReadable, UnknownRoom
+from events.format.field_checks import storable
+from events.models import CurrentState, ErasedUser, ForgottenRoom, IgnoredUser
+from streams import registry
+from streams.conf import StreamSettings, stream_settings
+from streams.models.catalog import AccountDataChange
+
+__all__ = [
+    "IGNORED_USERS_LIMIT",
+    "IGNORED_USER_LIST",
+    "ROOMS_LIMIT",
+    "Access",
+    "Reach",
+    "access_of",
+    "access_parameters",
+    "checked",
+    "erase_user",
+    "forget_room",
+    "ignored_users_in",
+    "max_lifetime_ms",
+    "read_access",
+    "readable_room",
+    "set_ignored_users",
+    "unerase_user",
+    "unforget_room",
+]
+
+IGNORED_USER_LIST = "m.ignored_user_list"
+IGNORED_USERS_LIMIT = 10_000
+ROOMS_LIMIT = 10_000
+_NOBODY = ""
+"""Stands for users whose ID cannot be stored: they are in no room."""
+
+#: How a user may read rooms; a room that is not stored has no row. The function's plan is kept for the connection.
+_ACCESS = "SELECT * FROM events_access(%(user)s, %(rooms)s::text[])"
+
+
+class Reach(StrEnum):
+    """How a user gets at the events of a room, or why not, in a stable word."""
+
+    MEMBER = "member"
+    BEFORE_LEAVE = "before_leave"
+    PEEKING = "peeking"
+    AFTER_LEAVE = "after_leave"
+    FORGOTTEN = "forgotten"
+    NOT_A_MEMBER = "not_a_member"
+    OUTLIER = "outlier"
+    UNKNOWN = "unknown"
+
+    @property
+    def within(self) -> bool:
+        """True where the event is within reach."""
+        return self in (Reach.MEMBER, Reach.BEFORE_LEAVE, Reach.PEEKING)
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Whether and how far a user may read a room now.
+
+    ``known``: false where events below others are missing, so that nobody knows who sees what. ``peeking``: the user reads
+    what is world readable and what came while they were joined. ``recorded``: there is a membership event of theirs.
+    """
+
+    room_id: str
+    known: bool
+    readable: bool
+    peeking: bool
+    recorded: bool
+    cut: int | None
+    """Stream position of the own leave; events above it are out of reach."""
+    cut_depth: int | None
+    """Topological position of the own leave: backfilled events above it are out of reach too."""
+    membership: str | None
+    """In the room's current state."""
+    forgotten: bool
+    kept_since: int | None
+    """Messages with a lower ``origin_server_ts`` have expired; null: none has."""
+
+    def reach(self, stream_ordering: int, topological_ordering: int) -> Reach:
+        """How the user gets at an event at this place, or why not."""
+        if not self.known:
+            return Reach.UNKNOWN
+        if not self.readable:
+            return Reach.FORGOTTEN if self.forgotten else Reach.NOT_A_MEMBER
+        if self.peeking:
+            return Reach.PEEKING
+        if self.cut is None:
+            return Reach.MEMBER
+        above = stream_ordering < 0 and (self.cut_depth is None or topological_ordering > self.cut_depth)
+        return Reach.AFTER_LEAVE if stream_ordering > self.cut or above else Reach.BEFORE_LEAVE
+
+
+def read_access(
+    user_id: str, room_ids: Collection[str], using: str = "default", now_ms: int | None = None
+) -> dict[str, Access]:
+    """How the user may read these rooms, in one query; rooms that are not stored are left out.
+
+    ``now_ms`` is the time that retention counts from, by default the present. Raises ``BadQuestion`` for more than
+    ``ROOMS_LIMIT`` rooms.
+    """
+    now_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
+    rooms = checked_ids(room_ids, ROOMS_LIMIT)
+    with connections[using].cursor() as cursor:
+        cursor.execute(_ACCESS, {"user": user_id if can_be_stored(user_id) else _NOBODY, "rooms": sorted(rooms)})
+        rows = cursor.fetchall()
+    return {row[0]: access_of(row, now_ms) for row in rows}
+
+
+def access_of(row: Sequence[Any], now_ms: int) -> Access:
+    """The access in a row of the function ``events_access``."""
+    room_id, known, readable, peeking, recorded, cut, cut_depth, membership, forgotten, policy = row
+    kept = max_lifetime_ms(policy, stream_settings())
+    since = None if kept is None or kept >= now_ms else now_ms - kept
+    readable = known and readable
+    return Access(room_id, known, readable, peeking, recorded, cut, cut_depth, membership, forgotten, since)
+
+
+def checked(access: Access | None, user_id: str, room_id: str) -> Access:
+    """The access; raises ``UnknownRoom`` where there is none, and ``NotReadable`` where the user may not read."""
+    if access is None:
+        raise UnknownRoom(f"There is no room {room_id!r:.300}.")
+    if not access.known:
+        raise NotReadable(f"Who sees what in {room_id} is not known: events below others are missing.")
+    if not access.readable:
+        raise NotReadable(f"{user_id} may not read {room_id}: not a member, and the room is not world readable.")
+    return access
+
+
+def readable_room(user_id: str, room_id: str, using: str = "default", now_ms: int | None = None) -> Access:
+    """How the user may read the room; raises ``UnknownRoom``, and ``NotReadable`` where they may not."""
+    return checked(read_access(user_id, [room_id], using, now_ms).get(room_id), user_id, room_id)
+
+
+def access_parameters(user_id: str, accesses: Iterable[Access]) -> dict[str, Any]:
+    """The parameters of ``visible_sql.ACCESS_ROWS`` and ``sees``; rooms that the user may not read are left out."""
+    rows = [access for access in accesses if access.readable]
+    return {
+        "user_id": user_id,
+        "access_rooms": [row.room_id for row in rows],
+        "access_peeking": [row.peeking for row in rows],
+        "access_recorded": [row.recorded for row in rows],
+        "access_cuts": [row.cut for row in rows],
+        "access_cut_depths": [row.cut_depth for row in rows],
+        "access_kept_since": [row.kept_since for row in rows],
+    }
+
+
+def max_lifetime_ms(policy: bytes | None, configured: StreamSettings) -> int | None:
+    """How long a room keeps messages, by its ``m.room.retention`` event and the site's settings; null: for ever."""
+    lifetime = _wanted_lifetime(policy)
+    if lifetime is None and configured.retention_default_seconds > 0:
+        lifetime = round(configured.retention_default_seconds * 1000)
+    if lifetime is None:
+        return None
+    lifetime = max(lifetime, round(configured.retention_shortest_seconds * 1000))
+    longest = round(configured.retention_longest_seconds * 1000)
+    return min(lifetime, longest) if longest > 0 else lifetime
+
+
+def _wanted_lifetime(policy: bytes | None) -> int | None:
+    content = orjson.loads(bytes(policy)).get("content") if policy is not None else None
+    wanted = content.get("max_lifetime") if isinstance(content, dict) else None
+    return wanted if type(wanted) is int and wanted >= 0 else None
+
+
+# --- what users decide ------------------------------------------------------------------------------------------------
+
+
+def forget_room(user_id: str, room_id: str, using: str | None = None) -> None:
+    """The user reads the room from now on as if they never had been there; with a new membership it is no longer forgotten.
+
+    Raises ``CannotForget`` unless the user has left or is banned.
+    """
+    alias = using or stream_settings().database
+    if not (can_be_stored(user_id) and can_be_stored(room_id)):
+        raise CannotForget(f"{user_id!r:.300} cannot forget {room_id!r:.300}: there is no such user in such a room.")
+    with transaction.atomic(using=alias):
+        members = CurrentState.objects.using(alias).filter(room_id=room_id, type="m.room.member", state_key=user_id)
+        found = members.select_for_update().values_list("event_id", "membership").first()
+        if found is None or found[1] not in ("leave", "ban"):
+            state = "has no membership there" if found is None else f"is at {found[1]!r} there"
+            raise CannotForget(f"{user_id} cannot forget {room_id}: the user {state}; leave the room first.")
+        ForgottenRoom.objects.using(alias).bulk_create(
+            [ForgottenRoom(user_id=user_id, room_id=room_id, event_id=found[0])],
+            update_conflicts=True,
+            unique_fields=["user_id", "room_id"],
+            update_fields=["event_id"],
+        )
+
+
+def unforget_room(user_id: str, room_id: str, using: str | None = None) -> bool:
+    """Take back ``forget_room``; false when the room was not forgotten."""
+    alias = using or stream_settings().database
+    if not (can_be_stored(user_id) and can_be_stored(room_id)):
+        return False
+    return ForgottenRoom.objects.using(alias).filter(user_id=user_id, room_id=room_id).delete()[0] > 0
+
+
+def erase_user(user_id: str, using: str | None = None) -> bool:
+    """From now on everybody who was not joined at an event of the user gets it pruned; false when that is so already."""
+    alias = using or stream_settings().database
+    return ErasedUser.objects.using(alias).get_or_create(user_id=storable(user_id, "erased user"))[1]
+
+
+def unerase_user(user_id: str, using: str | None = None) -> bool:
+    """Take back ``erase_user``; false when the user is not erased."""
+    alias = using or stream_settings().database
+    return can_be_stored(user_id) and ErasedUser.objects.using(alias).filter(user_id=user_id).delete()[0] > 0
+
+
+def ignored_users_in(content: object) -> list[str]:
+    """The users that an ``m.ignored_user_list`` names; what cannot be read names nobody."""
+    users = content.get("ignored_users") if isinstance(content, Mapping) else None
+    return sorted(user for user in users if isinstance(user, str)) if isinstance(users, Mapping) else []
+
+
+def set_ignored_users(user_id: str, ignored: Iterable[str]) -> int:
+    """Replace the list of users whose messages the user is not shown; nobody ignores themselves.
+
+    Says so in the stream ``account_data`` in the same transaction; returns the fact's position. Raises ``EventRefused`` for
+    what is no identifier, and ``ValueError`` for more than ``IGNORED_USERS_LIMIT`` users.
+    """
+    storable(user_id, "user")
+    wanted = {storable(user, "ignored user") for user in ignored} - {user_id}
+    if len(wanted) > IGNORED_USERS_LIMIT:
+        raise ValueError(f"{user_id} ignores {len(wanted)} users; the limit is {IGNORED_USERS_LIMIT}.")
+    alias = stream_settings().database
+    with transaction.atomic(using=alias):
+        stored = IgnoredUser.objects.using(alias).filter(user_id=user_id)
+        stored.exclude(ignored_user_id__in=wanted).delete()
+        IgnoredUser.objects.using(alias).bulk_create(
+            [IgnoredUser(user_id=user_id, ignored_user_id=other) for other in sorted(wanted)], ignore_conflicts=True
+        )
+        change = AccountDataChange(user_id=user_id, room_id=None, data_type=IGNORED_USER_LIST)
+        return registry.get("account_data").append(change)[0]

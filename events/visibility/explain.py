@@ -1,0 +1,155 @@
+"""Why a user sees an event or does not: the rule of visibility, asked of stored events.
+
+The answer goes through the states around each event, not through ranges, so it is also what ranges are tested
+against. Every rule is named, in the words of ``docs/reference/visibility.md``: that of the event at its place in the graph, with
+ignored senders and retention, and how the user gets at it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+
+from events.arguments import can_be_stored
+from events.errors import StateUnresolved, UnknownEvent
+from events.format.redaction import REDACTION, may_redact
+from events.models import ErasedUser, Event, IgnoredUser, Room
+from events.stored_states import StoredStates
+from events.visibility.access import Access, Reach, read_access
+from events.visibility.rule import Answer, Rule, Verdict, for_client, known_visibility
+from events.visibility.viewer import HISTORY_VISIBILITY, Viewer, history_visibility, membership, sight_of
+from state.models import StateGroup
+from state.rules.auth_rules import AuthRules
+from state.rules.auth_selection import CREATE, JOIN_RULES, POWER_LEVELS, State
+from state.rules.room_versions import room_version
+from streams.db.consistent_read import one_view
+
+__all__ = ["Explanation", "explain_visibility"]
+
+_EVENTS_PER_ROUND = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What a user sees of an event and why.
+
+    ``allowed``: the rule lets the user see it, by the room's state at the event. ``reach``: how the user gets at it now, or why
+    not. ``pruned``: only in pruned form, because the sender is erased and the user was not joined. ``redacted_by``: everybody
+    sees it pruned.
+    """
+
+    event_id: str
+    allowed: bool
+    pruned: bool
+    rule: Rule
+    membership: str | None
+    history_visibility: str | None
+    state_group: int | None
+    reach: Reach
+    peeking: bool
+    redacted_by: str | None
+
+    @property
+    def reachable(self) -> bool:
+        """The user may read the room now, and the event does not come after the own leave."""
+        return self.reach.within
+
+    @property
+    def seen(self) -> bool:
+        """Both: pages and syncs show the event to the user; pages going back pass over what is deeper than the own leave."""
+        return self.allowed and self.reachable
+
+
+def explain_visibility(
+    user_id: str, event_ids: Iterable[str], using: str = "default", now_ms: int | None = None
+) -> Iterator[Explanation | UnknownEvent | StateUnresolved]:
+    """An answer, or the reason why there is none, for each event in the order given.
+
+    ``now_ms`` is the time that retention counts from, by default the present.
+    """
+    rest = iter(event_ids)
+    user_id = user_id if can_be_stored(user_id) else ""  # such a user is in no room
+    now_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
+    while asked := list(islice(rest, _EVENTS_PER_ROUND)):
+        with one_view(using):
+            found = _Round(user_id, [event_id for event_id in asked if can_be_stored(event_id)], using, now_ms)
+        for event_id in asked:
+            try:
+                yield found.explain(event_id)
+            except (UnknownEvent, StateUnresolved) as error:
+                yield error
+
+
+class _Round:
+    """Some events, with everything that their answers need read at once."""
+
+    def __init__(self, user_id: str, event_ids: Sequence[str], using: str, now_ms: int) -> None:
+        self._user_id = user_id
+        events = list(Event.objects.using(using).filter(event_id__in=event_ids))
+        self._events = {event.event_id: event for event in events}
+        after = {event.state_group for event in events if event.state_group is not None}
+        self._below = dict(StateGroup.objects.using(using).filter(id__in=after).values_list("id", "prev_group"))
+        groups = {*after, *(group for group in self._below.values() if group is not None)}
+        keys = [("m.room.member", user_id), HISTORY_VISIBILITY, JOIN_RULES]
+        redacted = {event.redacts for event in events if event.redacts is not None}
+        if redacted:
+            keys += [CREATE, POWER_LEVELS]
+        self._states = StoredStates(groups, keys, using)
+        self._targets = {target.event_id: target for target in Event.objects.using(using).filter(event_id__in=redacted)}
+        rooms = {event.room_id for event in events}
+        stored = Room.objects.using(using).filter(room_id__in=rooms)
+        self._versions = dict(stored.values_list("room_id", "room_version"))
+        senders = {event.sender for event in events}
+        erased = ErasedUser.objects.using(using).filter(user_id__in=senders)
+        self._erased = frozenset(erased.values_list("user_id", flat=True))
+        ignored = IgnoredUser.objects.using(using).filter(user_id=user_id, ignored_user_id__in=senders)
+        self._ignored = frozenset(ignored.values_list("ignored_user_id", flat=True))
+        self._access = read_access(user_id, rooms, using, now_ms)
+
+    def explain(self, event_id: str) -> Explanation:
+        event = self._events.get(event_id)
+        if event is None:
+            raise UnknownEvent(f"There is no event {event_id!r:.300}.")
+        if event.state_unresolved:
+            raise StateUnresolved(f"The state at {event_id} is not known: events that it builds on are not here.")
+        after = self._states.state(event.state_group)
+        access = self._access[event.room_id]
+        verdict = self._verdict(event, after, access)
+        setting = known_visibility(history_visibility(after)) if after is not None else None
+        reach = access.reach(event.stream_ordering, event.topological_ordering)
+        return Explanation(
+            event_id=event_id,
+            allowed=verdict.answer is not Answer.HIDDEN,
+            pruned=verdict.answer is Answer.REDACTED,
+            rule=verdict.rule,
+            membership=membership(after, self._user_id) if after is not None else None,
+            history_visibility=setting,
+            state_group=event.state_group,
+            reach=Reach.OUTLIER if event.outlier else reach,
+            peeking=access.peeking,
+            redacted_by=event.redacted_by,
+        )
+
+    def _verdict(self, event: Event, after: State | None, access: Access) -> Verdict:
+        if event.rejected_reason is not None:
+            return Verdict(Answer.HIDDEN, Rule.REJECTED)
+        before = after
+        if event.state_key is not None and event.state_group is not None:
+            before = self._states.state(self._below[event.state_group])
+        if event.type == REDACTION and not self._redacts_something(event, before):
+            return Verdict(Answer.HIDDEN, Rule.REDACTION_WITHOUT_EFFECT)
+        viewer = Viewer(self._user_id, access.peeking, self._ignored, self._erased)
+        sight = sight_of(event, viewer, before, after)
+        expired = access.kept_since is not None and event.origin_server_ts < access.kept_since
+        return for_client(replace(sight, expired=expired))
+
+    def _redacts_something(self, redaction: Event, before: State | None) -> bool:
+        """Whether the target is here, in the same room, and the sender may redact it."""
+        target = self._targets.get(redaction.redacts or "")
+        if target is None:
+            return False
+        version = room_version(self._versions[redaction.room_id])
+        levels = AuthRules(version).levels(before, before.get(CREATE)) if before is not None else None
+        return may_redact(redaction, target, version, levels)

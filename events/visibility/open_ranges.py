@@ -1,0 +1,60 @@
+"""Whether ranges that were made anew fit the room's current state, which is kept by another way (no Django).
+
+The open ranges of users tell who is in the room now. Both follow from the same leaves, so where they differ one of them is wrong:
+nothing is written then, and the caller says so. Assumes the caller's transaction with the room's row locked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from events.errors import RangesDisagree
+from events.visibility.ranges import VisibilityRow
+
+__all__ = ["check_open_ranges"]
+
+_MOST_NAMED = 5
+_KINDS = {"join": "joined", "leave": "cut"}
+#: The current state as far as ranges tell it, of a room whose state is known and in which a live event counts.
+_CURRENT = """
+SELECT c.state_key, c.membership FROM events_currentstate c
+WHERE c.room_id = %(room)s AND c.type = 'm.room.member' AND EXISTS (
+    SELECT FROM events_room r WHERE r.room_id = %(room)s AND NOT r.current_state_unresolved
+) AND EXISTS (
+    SELECT FROM events_event e WHERE e.room_id = %(room)s AND e.stream_ordering > 0
+      AND NOT e.outlier AND NOT e.soft_failed AND e.rejected_reason IS NULL
+)
+"""
+
+
+def check_open_ranges(cursor: Any, room_id: str, rows: Iterable[VisibilityRow]) -> None:
+    """Raises ``RangesDisagree`` where open ranges and the stored current state tell of other members."""
+    cursor.execute(_CURRENT, {"room": room_id})
+    members = {user_id: membership or "leave" for user_id, membership in cursor.fetchall()}
+    if not members:
+        return
+    wrong = _differing(members, rows)
+    if wrong:
+        shown = "; ".join(wrong[:_MOST_NAMED]) + (
+            f"; and {len(wrong) - _MOST_NAMED} more" if len(wrong) > _MOST_NAMED else ""
+        )
+        raise RangesDisagree(
+            f"{room_id}: who sees what would not fit the current state ({shown}), so nothing was written. "
+            f"See manage.py check_room '{room_id}'; manage.py resync rooms '{room_id}' mends both together."
+        )
+
+
+def _differing(members: Mapping[str, str], rows: Iterable[VisibilityRow]) -> list[str]:
+    open_kinds: dict[str, set[str]] = {}
+    for row in rows:
+        if row.user_id is not None and row.last is None:
+            open_kinds.setdefault(row.user_id, set()).add(row.kind)
+    found = []
+    for user_id in sorted(members.keys() | open_kinds.keys()):
+        membership, kinds = members.get(user_id), open_kinds.get(user_id, set())
+        wanted = _KINDS.get(membership or "")
+        right = kinds <= {"invited"} if membership == "invite" else kinds == ({wanted} if wanted is not None else set())
+        if not right:
+            found.append(f"{user_id} is at {membership!r} there, and {', '.join(sorted(kinds)) or 'nothing'} is open")
+    return found

@@ -1,0 +1,216 @@
+"""The one SQL predicate "a user sees an event", and who may read which room how far (pure).
+
+``sees()`` is text for a WHERE clause over two aliases: a row of ``events_event``, and a row of *access*, which tells how a user
+may read a room. Access rows come from ``events.visibility.access`` as parameters (``ACCESS_ROWS``, one row for a page of one
+room, many for a sync), or from the view ``events_roomaccess`` by a join. So a page, a sync and the view ask the same.
+
+An access row has these columns:
+
+    room_id, user_id
+    peeking     the user reads the room as a world-readable one
+    recorded    there is a membership event of the user in the room
+    cut, cut_depth      (stream, topological) position of the own leave; null: no cut
+    kept_since  messages whose origin_server_ts is below it are expired; null: none is
+
+Assumes the tables of ``events.models`` and the SQL function ``events_membership_at(state_group, user_id)``, which the same
+migration makes as the views.
+"""
+
+from __future__ import annotations
+
+__all__ = ["ACCESS", "ACCESS_ROWS", "MEMBERSHIP_AT", "ROOM_ACCESS", "VISIBLE_EVENT", "is_accepted", "pruned", "sees"]
+
+#: A user's membership in a state group: the walk of ``state.groups.store.FULL_STATE`` for one key.
+MEMBERSHIP_AT = """
+CREATE FUNCTION events_membership_at(state_group bigint, user_id text) RETURNS text
+LANGUAGE sql STABLE STRICT PARALLEL SAFE AS $$
+WITH RECURSIVE spans AS (
+    SELECT chain, id AS upto FROM state_stategroup WHERE id = $1
+    UNION ALL
+    SELECT below.chain, below.id
+    FROM spans
+    JOIN state_stategroup AS first ON first.id = spans.chain
+    JOIN state_stategroup AS below ON below.id = first.prev_group
+)
+SELECT member.membership
+FROM spans, LATERAL (
+    SELECT delta.state_group, delta.event_id FROM state_stategroupdelta AS delta
+    WHERE delta.chain = spans.chain AND delta.state_group <= spans.upto
+      AND delta.type = 'm.room.member' AND delta.state_key = $2
+    ORDER BY delta.state_group DESC LIMIT 1
+) AS entry LEFT JOIN events_event AS member USING (event_id)
+ORDER BY entry.state_group DESC LIMIT 1
+$$
+"""
+
+#: Access rows given as parameters, as a source for FROM; ``events.visibility.access.access_parameters`` has the values.
+ACCESS_ROWS = """
+(SELECT given.*, %(user_id)s::text AS user_id FROM unnest(
+    %(access_rooms)s::text[], %(access_peeking)s::boolean[], %(access_recorded)s::boolean[],
+    %(access_cuts)s::bigint[], %(access_cut_depths)s::bigint[], %(access_kept_since)s::bigint[]
+) AS given (room_id, peeking, recorded, cut, cut_depth, kept_since))
+"""
+
+
+def is_accepted(event: str = "e") -> str:
+    """Whether clients are ever shown the event: it counts in timelines and is of a type that is not for servers alone."""
+    return f"""(NOT {event}.outlier AND NOT {event}.soft_failed AND {event}.rejected_reason IS NULL
+  AND {event}.type NOT IN ('m.room.aliases', 'org.matrix.dummy_event'))"""
+
+
+def sees(event: str = "e", access: str = "a") -> str:
+    """Whether the user of the parameters sees the event, all rules included; the caller joins both by ``room_id``."""
+    return f"""{_seen(event, access)}
+AND ({event}.state_key IS NOT NULL OR (
+  ({access}.kept_since IS NULL OR {event}.origin_server_ts >= {access}.kept_since)
+  AND NOT {event}.sender = ANY(ARRAY(
+    SELECT i.ignored_user_id FROM events_ignoreduser i WHERE i.user_id = %(user_id)s))
+))"""
+
+
+def pruned(event: str = "e", access: str = "a") -> str:
+    """Whether the user sees the event only in its pruned form because its sender is erased, given that the user sees it."""
+    return f"""({_erased(event)} AND CASE
+  WHEN {_own(event, access)} THEN NOT coalesce({event}.membership = 'join'
+    OR ({event}.membership <> 'leave' AND {_own_before(event, access)} = 'join'), false)
+  ELSE events_membership_at({event}.state_group, {access}.user_id) IS DISTINCT FROM 'join' END)"""
+
+
+def _seen(event: str, access: str) -> str:
+    """The part that state decides, with the cut."""
+    return f"""{is_accepted(event)}
+AND ({access}.cut IS NULL OR ({event}.stream_ordering <= {access}.cut
+  AND ({event}.stream_ordering > 0 OR {event}.topological_ordering <= {access}.cut_depth)))
+AND ({event}.type NOT IN ('m.room.redaction', 'm.call.invite') OR NOT {_single(_WIDE, "withheld", event)})
+AND (
+  {_in_wide_range(event, f"(v.kind = 'world' OR NOT {access}.peeking)")}
+  OR ({event}.type = 'm.room.history_visibility' AND NOT {_erased(event)} AND (
+    {_single(_WIDE, "world_before", event)} OR ({_single(_WIDE, "shared_before", event)} AND NOT {access}.peeking)))
+  OR (
+    ({access}.recorded OR NOT {access}.peeking)
+    AND CASE WHEN {access}.peeking AND {_in_wide_range(event, "v.kind = 'shared'")} THEN {_joined_at(event, access)}
+      ELSE {_in_own_range(event, access)} END
+  )
+)"""
+
+
+_WIDE = "IS NULL"
+
+
+def _some_range(condition: str) -> str:
+    """Whether there is such a range. Not ``EXISTS``: the planner may turn that into one read of the ranges of all rooms."""
+    return f"coalesce((SELECT true FROM events_eventvisibility v WHERE {condition} LIMIT 1), false)"
+
+
+def _covers(of: str, event: str, admits: str = "true") -> str:
+    """Whether the range covers the event that begins last of those that begin before it, and what else is asked of that one.
+
+    The others need no look where ranges follow each other: those of the room (``shared``, ``world``), and those of a user
+    (``joined``, ``invited``), which at most share an event, the first of the later one.
+    """
+    return f"""coalesce((
+      SELECT (v.last IS NULL OR v.last >= {event}.stream_ordering) AND {admits} FROM events_eventvisibility v
+      WHERE v.room_id = {event}.room_id AND {of} AND v.first <= {event}.stream_ordering
+      ORDER BY v.first DESC LIMIT 1), false)"""
+
+
+def _in_wide_range(event: str, admits: str) -> str:
+    return _covers("v.user_id IS NULL AND v.kind IN ('shared', 'world')", event, admits)
+
+
+def _single(user: str, kind: str, event: str) -> str:
+    """Whether there is such a row for this event alone."""
+    return _some_range(f"""v.room_id = {event}.room_id AND v.user_id {user} AND v.kind = '{kind}'
+      AND v.first = {event}.stream_ordering""")
+
+
+def _in_own_range(event: str, access: str) -> str:
+    own = f"= {access}.user_id"
+    covered = _covers(f"v.user_id {own} AND v.kind IN ('joined', 'invited')", event)
+    return f"(({covered} AND NOT {_single(own, 'hidden', event)}) OR {_single(own, 'shown', event)})"
+
+
+def _erased(event: str) -> str:
+    return f"EXISTS (SELECT FROM events_eraseduser x WHERE x.user_id = {event}.sender)"
+
+
+def _own(event: str, access: str) -> str:
+    return f"({event}.type = 'm.room.member' AND {event}.state_key = {access}.user_id)"
+
+
+def _own_before(event: str, access: str) -> str:
+    """The user's membership before a state event: its group builds on the one before it."""
+    return f"""events_membership_at(
+      (SELECT g.prev_group FROM state_stategroup g WHERE g.id = {event}.state_group), {access}.user_id)"""
+
+
+def _joined_at(event: str, access: str) -> str:
+    """Who peeks into a shared part sees what came while being joined, by the state at the event itself."""
+    return f"""CASE WHEN {_own(event, access)} THEN coalesce({event}.membership = 'join'
+        OR {_own_before(event, access)} = 'join'
+        OR ({event}.membership = 'leave' AND {_own_before(event, access)} = 'invite'), false)
+      ELSE coalesce(events_membership_at({event}.state_group, {access}.user_id) = 'join', false) END"""
+
+
+#: Whether a user reads a room by their membership: joined, or left without forgetting it.
+_READS = """(m.membership = 'join' OR (m.membership = 'leave' AND NOT coalesce((
+  SELECT true FROM events_forgottenroom f
+  WHERE f.user_id = m.state_key AND f.room_id = m.room_id AND f.event_id = m.event_id), false)))"""
+
+#: How every user with a membership in a room's current state may read it. Flat, so that a query may begin with a user, a room or
+#: an event. The event at which a cut begins may have been purged, since it need not be the leave: a message that came with its
+#: state begins one, too. The cut stays then, and its depth is that of the leave.
+ROOM_ACCESS = f"""
+CREATE VIEW events_roomaccess AS
+SELECT m.state_key AS user_id, m.room_id, NOT {_READS} AS peeking, true AS recorded,
+  cut.first AS cut, cut.depth AS cut_depth, NULL::bigint AS kept_since
+FROM events_currentstate m
+LEFT JOIN LATERAL (
+  SELECT v.first, coalesce(e.topological_ordering, (
+    SELECT own.topological_ordering FROM events_event own WHERE own.event_id = m.event_id)) AS depth
+  FROM events_eventvisibility v LEFT JOIN events_event e ON e.stream_ordering = v.first
+  WHERE v.room_id = m.room_id AND v.user_id = m.state_key AND v.kind = 'cut' ORDER BY v.first DESC LIMIT 1
+) AS cut ON m.membership = 'leave' AND {_READS}
+WHERE m.type = 'm.room.member' AND m.membership IS NOT NULL AND ({_READS} OR {
+    _some_range("v.room_id = m.room_id AND v.user_id IS NULL AND v.kind = 'peekable' AND v.last IS NULL")
+})
+"""
+
+#: How a user may read rooms, with the room's retention policy; a room that is not stored has no row. A function because planning
+#: its query takes longer than running it.
+ACCESS = """
+CREATE FUNCTION events_access(asked_user text, asked_rooms text[]) RETURNS TABLE (
+  out_room character varying, known boolean, readable boolean, out_peeking boolean, out_recorded boolean, out_cut bigint,
+  out_cut_depth bigint, out_membership character varying, forgotten boolean, policy bytea
+) LANGUAGE plpgsql STABLE PARALLEL SAFE SET plan_cache_mode = force_generic_plan AS $access$
+BEGIN
+RETURN QUERY
+SELECT r.room_id, NOT (r.visibility_unresolved OR r.current_state_unresolved), a.user_id IS NOT NULL OR (
+    m.event_id IS NULL AND EXISTS (SELECT FROM events_eventvisibility v
+      WHERE v.room_id = r.room_id AND v.user_id IS NULL AND v.kind = 'peekable' AND v.last IS NULL)
+  ), coalesce(a.peeking, true), EXISTS (
+    SELECT FROM events_event e WHERE e.type = 'm.room.member' AND e.state_key = asked_user AND e.room_id = r.room_id
+  ), a.cut, a.cut_depth, m.membership, EXISTS (
+    SELECT FROM events_forgottenroom f WHERE f.user_id = asked_user AND f.room_id = r.room_id AND f.event_id = m.event_id
+  ), j.json
+FROM unnest(asked_rooms) AS asked (room_id)
+JOIN events_room r USING (room_id)
+LEFT JOIN events_currentstate m ON m.room_id = r.room_id AND m.type = 'm.room.member' AND m.state_key = asked_user
+LEFT JOIN events_roomaccess a ON a.room_id = r.room_id AND a.user_id = asked_user
+LEFT JOIN (
+    events_currentstate p JOIN events_event pe ON pe.event_id = p.event_id AND pe.redacted_by IS NULL
+    JOIN events_eventjson j ON j.event_id = p.event_id
+) ON p.room_id = r.room_id AND p.type = 'm.room.retention' AND p.state_key = '';
+END $access$
+"""
+
+#: Every event that a user with a membership sees, without retention.
+VISIBLE_EVENT = f"""
+CREATE VIEW events_visibleevent AS
+SELECT a.user_id, e.room_id, e.event_id, e.stream_ordering, e.topological_ordering, e.type, e.state_key, e.sender,
+  e.redacted_by IS NOT NULL OR {pruned()} AS redacted
+FROM events_event e JOIN events_roomaccess a ON a.room_id = e.room_id
+WHERE {_seen("e", "a")}
+AND (e.state_key IS NOT NULL OR coalesce((
+  SELECT false FROM events_ignoreduser i WHERE i.user_id = a.user_id AND i.ignored_user_id = e.sender), true))
+"""

@@ -1,0 +1,326 @@
+"""Who may see which events of a room, as ranges (pure).
+
+The rule is ``events.visibility.rule``, judged for every event in the state after it. It is summed up in the kinds of
+``events.models.EventVisibility``: room-wide ranges follow the events' own settings exactly; the ranges of a user follow the
+memberships of the *line*, the room's current state as the events came in. Where an event lies on a fork and has another
+state than the line, the users in question are judged one by one, and where the ranges would tell wrong there is a row for that
+single event. Time is linear in events, changes of the line, and differences between events and the line.
+
+``VisibilityRanges`` goes on where stored ranges end, so the same code serves a whole history and the next event. Places are
+any ascending numbers: indexes of events, or stream positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import msgspec
+from msgspec.structs import replace
+
+from events.format.parsing import ParsedEvent
+from events.room.state_assignment import GroupState
+from events.visibility.rule import CALL_INVITE, HISTORY_VISIBILITIES, Rule, admits, for_client, known_visibility
+from events.visibility.viewer import HISTORY_VISIBILITY, SeenEvent, Viewer, history_visibility, sight_of
+from state.groups.deltas import GroupBuilder
+
+__all__ = [
+    "OF_THE_LINE",
+    "OpenRanges",
+    "Step",
+    "StoredRanges",
+    "VisibilityRanges",
+    "VisibilityRow",
+    "in_order",
+    "open_ranges",
+    "visibility_rows",
+    "wide_ranges",
+]
+
+OF_THE_LINE = frozenset({"cut", "peekable"})
+"""Kinds that tell about the room as it is now: backfilled events have none."""
+_ROOM_WIDE = {"world_readable": "world", "shared": "shared"}
+_JUDGED_TYPES = ("m.room.member", HISTORY_VISIBILITY[0], CALL_INVITE)
+_IN = {"join": "joined", "invite": "invited"}
+_NOBODY = Viewer("")
+_ROWS_AT_A_TIME = 1_000
+
+
+class VisibilityRow(msgspec.Struct, frozen=True, gc=False):
+    """One range; ``first`` and ``last`` are places of events, both included, ``last`` null while it is open."""
+
+    user_id: str | None
+    kind: str
+    first: int
+    last: int | None
+
+
+class PlacedEvent(SeenEvent, Protocol):
+    """What an event's place in the timeline depends on, too."""
+
+    @property
+    def backfilled(self) -> bool: ...
+
+
+class Step(msgspec.Struct, frozen=True, gc=False):
+    """One accepted event: its place, the groups before and after it, and the group of the line when it came in."""
+
+    index: int
+    event: PlacedEvent
+    before: int | None
+    after: int
+    line: int
+
+
+@dataclass(slots=True)
+class OpenRanges:
+    """What of a user, or room-wide, is open: kind -> (first place, whether it is stored)."""
+
+    membership: str | None = None
+    ranges: dict[str, tuple[int, bool]] = field(default_factory=dict)
+
+
+def _nothing(_user_id: str) -> OpenRanges:
+    return OpenRanges()
+
+
+def _nobody() -> Collection[str]:
+    return ()
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRanges:
+    """Where stored ranges end: what to go on from."""
+
+    line: int | None = None
+    setting: str | None = None
+    """The setting after the last event; null: there is none yet."""
+    last: int = 0
+    wide: OpenRanges = field(default_factory=OpenRanges)
+    of_user: Callable[[str], OpenRanges] = _nothing
+    invited: Callable[[], Collection[str]] = _nobody
+    """Users who are invited on the line."""
+
+
+def open_ranges(membership: str | None, setting: str | None, first: int) -> OpenRanges:
+    """What is open of a user on the line, and stored; it follows from the membership."""
+    kinds = {"join": "joined", "invite": "invited" if setting == "invited" else None, "leave": "cut"}
+    kind = kinds.get(membership or "")
+    return OpenRanges(membership, {kind: (first, True)} if kind is not None else {})
+
+
+def wide_ranges(setting: str, line_setting: str, first: int) -> OpenRanges:
+    """What is open room-wide, and stored: by the setting after the last event, and by that of the line."""
+    kinds = [_ROOM_WIDE.get(setting), "peekable" if line_setting == "world_readable" else None]
+    return OpenRanges(ranges={kind: (first, True) for kind in kinds if kind is not None})
+
+
+def visibility_rows(
+    steps: Iterable[Step], builder: GroupBuilder, events: Mapping[str, ParsedEvent]
+) -> Iterator[VisibilityRow]:
+    """The ranges of a room from its accepted events, in the order of their stream orderings; rows come in any order.
+
+    Backfilled events, which come first in that order, have ranges of their own: the state of each is its line.
+    """
+    old, live = VisibilityRanges(builder, events), VisibilityRanges(builder, events)
+    for step in steps:
+        (old if step.event.backfilled else live).add(step)
+        if len(live.rows) >= _ROWS_AT_A_TIME:
+            yield from live.rows
+            live.rows.clear()
+    yield from old.ended()
+    yield from live.rows
+    yield from live.still_open()
+
+
+def in_order(rows: Iterable[VisibilityRow]) -> list[VisibilityRow]:
+    """Rows in the one order in which they are compared."""
+    return sorted(rows, key=lambda row: (row.user_id or "", row.first, row.kind))
+
+
+class VisibilityRanges:
+    """Ranges that grow with every accepted event.
+
+    ``rows`` are finished new ranges, ``closed`` stored ranges that end as (user, kind, last place), ``uncut`` users whose
+    stored cut is void.
+    """
+
+    def __init__(
+        self, builder: GroupBuilder, events: Mapping[str, ParsedEvent], stored: StoredRanges | None = None
+    ) -> None:
+        self._builder = builder
+        self._events = events
+        self._stored = stored or StoredRanges()
+        self._line, self._setting = self._stored.line, self._stored.setting
+        self._last = self._stored.last
+        self._group: int | None = None
+        self._users: dict[str | None, OpenRanges] = {None: self._stored.wide}
+        self._invited: set[str] = set()
+        self.rows: list[VisibilityRow] = []
+        self.closed: list[tuple[str | None, str, int]] = []
+        self.uncut: list[str] = []
+
+    def add(self, step: Step) -> None:
+        """The next event in the order of places."""
+        if not self._changes_nothing(step):
+            self._add(step)
+        self._group, self._last = step.after, step.index
+
+    def _changes_nothing(self, step: Step) -> bool:
+        """True for an event on the line that has the state of the one before: every range goes on."""
+        return step.after == self._group == step.line == self._line and step.event.type not in _JUDGED_TYPES
+
+    def _add(self, step: Step) -> None:
+        after = GroupState(self._builder, step.after, self._events)
+        before = GroupState(self._builder, step.before, self._events) if step.before is not None else None
+        setting = known_visibility(history_visibility(after))
+        self._change_setting(setting, step)
+        self._change_wide(_ROOM_WIDE.get(setting), step)
+        self._end_part(setting, step, before)
+        left = self._move_line(step)
+        if setting not in _ROOM_WIDE:
+            self._judge(step, before, after, left)
+        if (
+            step.event.type == CALL_INVITE
+            and for_client(sight_of(step.event, _NOBODY, before, after)).rule is Rule.TYPE
+        ):
+            self._single(None, "withheld", step)
+
+    def still_open(self) -> list[VisibilityRow]:
+        """New ranges that go on."""
+        return [
+            VisibilityRow(user_id, kind, first, None)
+            for user_id, user in self._users.items()
+            for kind, (first, stored) in user.ranges.items()
+            if not stored
+        ]
+
+    def ended(self) -> list[VisibilityRow]:
+        """All ranges, ended with the last event, as those of backfilled events are."""
+        rows = [*self.rows, *(replace(row, last=self._last) for row in self.still_open())]
+        return [row for row in rows if row.kind not in OF_THE_LINE]
+
+    # --- opening and closing ------------------------------------------------------------------------------------
+    def _user(self, user_id: str) -> OpenRanges:
+        if user_id not in self._users:
+            self._users[user_id] = self._stored.of_user(user_id)
+        return self._users[user_id]
+
+    def _open(self, user_id: str | None, kind: str, first: int) -> None:
+        self._users[user_id].ranges.setdefault(kind, (first, False))
+
+    def _close(self, user_id: str | None, kind: str, last: int) -> None:
+        first, stored = self._users[user_id].ranges.pop(kind, (last + 1, False))
+        if stored:
+            self.closed.append((user_id, kind, last))
+        elif first <= last:
+            self.rows.append(VisibilityRow(user_id, kind, first, last))
+
+    def _single(self, user_id: str | None, kind: str, step: Step) -> None:
+        self.rows.append(VisibilityRow(user_id, kind, step.index, step.index))
+
+    def _change_wide(self, kind: str | None, step: Step) -> None:
+        for open_kind in _ROOM_WIDE.values():
+            if open_kind != kind:
+                self._close(None, open_kind, self._last)
+        if kind is not None:
+            self._open(None, kind, step.index)
+
+    def _end_part(self, setting: str, step: Step, before: GroupState | None) -> None:
+        """A change to a less open setting counts by the old one too, as long as its sender is not erased."""
+        if (step.event.type, step.event.state_key) != HISTORY_VISIBILITY or before is None:
+            return
+        old = known_visibility(history_visibility(before))
+        if old in _ROOM_WIDE and HISTORY_VISIBILITIES.index(old) < HISTORY_VISIBILITIES.index(setting):
+            self._single(None, f"{_ROOM_WIDE[old]}_before", step)
+
+    def _change_setting(self, setting: str, step: Step) -> None:
+        """What the invited see begins and ends with the setting of that name."""
+        if setting == self._setting:
+            return
+        if "invited" in (setting, self._setting):
+            for user_id in sorted({*self._invited, *self._stored.invited()}):
+                if self._user(user_id).membership == "invite":
+                    if setting == "invited":
+                        self._open(user_id, "invited", step.index)
+                    else:
+                        self._close(user_id, "invited", self._last)
+        self._setting = setting
+
+    def _move_line(self, step: Step) -> dict[str, str]:
+        """Follow the line to this event; returns the memberships that end with it, where it still counts for them."""
+        if step.line == self._line:
+            return {}
+        changes = self._builder.changes_between(self._line, step.line)
+        self._line = step.line
+        left = {}
+        for (event_type, user_id), (_, event_id) in changes.items():
+            if (event_type, user_id) == HISTORY_VISIBILITY:
+                self._change_peeking(event_id, step)
+            elif event_type == "m.room.member":
+                was = self._user(user_id).membership
+                own = step.event.type == "m.room.member" and step.event.state_key == user_id
+                if self._change_membership(user_id, self._membership(event_id), step, own) and own and was in _IN:
+                    left[user_id] = str(was)
+        return left
+
+    def _change_peeking(self, event_id: str | None, step: Step) -> None:
+        """The line lets anybody read, or no longer does."""
+        found = self._events.get(event_id or "")
+        if found is not None and found.content.get("history_visibility") == "world_readable":
+            self._open(None, "peekable", step.index)
+        else:
+            self._close(None, "peekable", self._last)
+
+    def _membership(self, event_id: str | None) -> str | None:
+        found = self._events.get(event_id or "")
+        return None if found is None else found.membership or "leave"
+
+    def _change_membership(self, user_id: str, membership: str | None, step: Step, own: bool) -> bool:
+        """A membership of the line changes; the own event that ends one still belongs to it."""
+        user = self._user(user_id)
+        if membership == user.membership and not (own and membership == "leave"):
+            return False
+        user.membership = membership
+        self._close(user_id, "joined", step.index if own else self._last)
+        begun = user.ranges.get("invited", (None, False))[0] == step.index and membership == "join"  # by a new setting
+        self._close(user_id, "invited", step.index if own and self._setting == "invited" and not begun else self._last)
+        self._invited.discard(user_id)
+        if membership == "join" or (membership == "invite" and self._setting == "invited"):
+            self._open(user_id, _IN[membership], step.index)
+        if membership == "invite":
+            self._invited.add(user_id)
+        if user.ranges.pop("cut", (0, False))[1]:
+            self.uncut.append(user_id)
+        if membership == "leave":
+            self._open(user_id, "cut", step.index)
+        return True
+
+    # --- the event itself ---------------------------------------------------------------------------------------
+    def _judge(self, step: Step, before: GroupState | None, after: GroupState, left: Mapping[str, str]) -> None:
+        """In a part that only members may read: write down the users for whom the ranges tell wrong.
+
+        A change is judged by its new side; ``_end_part`` has the old one.
+        """
+        for user_id in sorted(self._in_question(step)):
+            told = self._told(user_id, left.get(user_id))
+            viewer = Viewer(user_id, erased=(step.event.sender,))
+            seen = admits(sight_of(step.event, viewer, before, after)) is not None
+            if seen is not told:
+                self._single(user_id, "shown" if seen else "hidden", step)
+
+    def _in_question(self, step: Step) -> set[str]:
+        """Users whose membership it changes, and those whose membership at the event is not that of the line."""
+        found = set()
+        if step.after != step.line:
+            changes = self._builder.changes_between(step.line, step.after)
+            found = {user_id for event_type, user_id in changes if event_type == "m.room.member"}
+        if step.event.type == "m.room.member" and step.event.state_key is not None:
+            found.add(step.event.state_key)
+        return found
+
+    def _told(self, user_id: str, left: str | None) -> bool:
+        """Whether the user's ranges cover the event at hand."""
+        memberships = {left, self._user(user_id).membership}
+        return "join" in memberships or ("invite" in memberships and self._setting == "invited")

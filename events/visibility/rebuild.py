@@ -1,0 +1,201 @@
+"""The ranges of a stored room made anew: after a gap was filled, after an upgrade, or to check them.
+
+They are worked out from what is stored, states of groups included, so states that were given from outside count. Takes time
+and memory in proportion to the room's events and state changes. Assumes the caller's transaction with the room's row locked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from django.db import connections
+from msgspec.structs import replace
+
+from events.format.parsing import ParsedEvent
+from events.models import EventVisibility, Room
+from events.room.graph import is_accepted
+from events.room.state_assignment import RoomStates, Stored
+from events.stored_states import parsed_events
+from events.visibility.open_ranges import check_open_ranges
+from events.visibility.ranges import VisibilityRow, in_order
+from events.visibility.recompute import GraphRanges, tell_the_same
+from state.groups.deltas import GroupBuilder, StateKey
+from state.rules.room_versions import room_version
+
+__all__ = ["accepted_places", "ranges_anew", "rebuild_visibility", "stored_ranges", "tell_the_same"]
+
+#: A room's events with a place in the graph, as they came.
+_EVENTS = """
+SELECT e.event_id, e.room_id, e.type, e.state_key, e.sender, e.topological_ordering, e.origin_server_ts, e.membership, e.redacts,
+  e.soft_failed, e.rejected_reason, e.stream_ordering, e.state_group,
+  ARRAY(SELECT edge.prev_event_id FROM events_eventedge edge WHERE edge.event_id = e.event_id)
+FROM events_event e WHERE e.room_id = %(room)s AND NOT e.outlier ORDER BY e.stream_ordering
+"""
+_STATE_EVENTS = """
+SELECT event_id, outlier, soft_failed, rejected_reason, stream_ordering FROM events_event
+WHERE room_id = %(room)s AND state_key IS NOT NULL
+"""
+_TARGETS = """
+SELECT e.event_id, e.type, e.sender FROM events_event redaction JOIN events_event e ON e.event_id = redaction.redacts
+WHERE redaction.room_id = %(room)s AND e.room_id = %(room)s
+"""
+_GROUPS = """
+SELECT g.id, g.prev_group, d.type, d.state_key, d.event_id FROM state_stategroup g
+LEFT JOIN state_stategroupdelta d ON d.chain = g.chain AND d.state_group = g.id
+WHERE g.room_id = %(room)s ORDER BY g.id
+"""
+_ACCEPTED = """
+SELECT stream_ordering FROM events_event
+WHERE room_id = %s AND NOT outlier AND NOT soft_failed AND rejected_reason IS NULL ORDER BY stream_ordering
+"""
+_DELETE = "DELETE FROM events_eventvisibility WHERE room_id = %s"
+
+
+def rebuild_visibility(room_id: str, using: str = "default") -> bool:
+    """Write the room's ranges anew; false where they cannot be known yet, and then it has none.
+
+    ``Room.visibility_unresolved`` says the same afterwards. Raises ``RangesDisagree``, with nothing written, where they would not
+    fit the room's current state.
+    """
+    rows = ranges_anew(room_id, using)
+    with connections[using].cursor() as cursor:
+        if rows is not None:
+            check_open_ranges(cursor, room_id, rows)
+        cursor.execute(_DELETE, [room_id])
+    EventVisibility.objects.using(using).bulk_create(
+        EventVisibility(room_id=room_id, user_id=row.user_id, kind=row.kind, first=row.first, last=row.last)
+        for row in rows or ()
+    )
+    Room.objects.using(using).filter(pk=room_id).update(visibility_unresolved=rows is None)
+    return rows is not None
+
+
+def stored_ranges(room_id: str, using: str = "default") -> list[VisibilityRow]:
+    """The ranges that are stored, by stream positions."""
+    rows = EventVisibility.objects.using(using).filter(room_id=room_id)
+    return in_order(VisibilityRow(*row) for row in rows.values_list("user_id", "kind", "first", "last"))
+
+
+def accepted_places(room_id: str, using: str = "default") -> list[int]:
+    """The positions of a room's accepted events, ascending."""
+    with connections[using].cursor() as cursor:
+        cursor.execute(_ACCEPTED, [room_id])
+        return [place for (place,) in cursor.fetchall()]
+
+
+def ranges_anew(room_id: str, using: str = "default") -> list[VisibilityRow] | None:
+    """What the ranges should be, by stream positions; null where the state at a live event is not known."""
+    return _stored_history(room_id, using).ranges()
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """What the tables have of a room."""
+
+    groups: list[tuple[int, int | None, str | None, str, str | None]]
+    verdicts: dict[str, Sequence[Any]]
+    """Of every state event."""
+    targets: list[tuple[str, str, str]]
+    events: list[tuple[Any, ...]]
+
+    @classmethod
+    def of(cls, room_id: str, using: str) -> _Rows:
+        found = []
+        with connections[using].cursor() as cursor:
+            for query in (_GROUPS, _STATE_EVENTS, _TARGETS, _EVENTS):
+                cursor.execute(query, {"room": room_id})
+                found.append(cursor.fetchall())
+        groups, verdicts, targets, events = found
+        return cls(groups, {event_id: about for event_id, *about in verdicts}, targets, events)
+
+    def state_events(self, using: str) -> dict[str, ParsedEvent]:
+        """The state events with their content, which the rules look at."""
+        parsed = parsed_events(list(self.verdicts), using)
+        return {event_id: _with_facts(event, *self.verdicts[event_id]) for event_id, event in parsed.items()}
+
+
+def _stored_history(room_id: str, using: str) -> GraphRanges:
+    """A room as stored, with its stored states."""
+    room = Room.objects.using(using).get(pk=room_id)
+    version = room_version(room.room_version)
+    rows = _Rows.of(room_id, using)
+    builder, numbers, below = _builder(rows.groups)
+    content = rows.state_events(using)
+    columns = [_event(row, room.room_version) for row in rows.events]
+    graph = [content.get(event.event_id, event) for event in columns]
+    group_of: dict[str, int] = {row[0]: row[-2] for row in rows.events if row[-2] is not None}
+    after = {event_id: numbers[group] for event_id, group in group_of.items()}
+    events: dict[str, ParsedEvent] = {**content, **{event.event_id: event for event in graph}}
+    create = content.get(room.create_event_id or "")
+    states = RoomStates(version, [], Stored(events, create, builder, after, lambda _states: None))
+    for event in graph:
+        group = group_of.get(event.event_id)
+        before = below.get(group or 0) if event.is_state and is_accepted(event) else group
+        if before is not None:
+            states.before[event.event_id] = numbers[before]
+    targets = {event_id: (event_type, sender) for event_id, event_type, sender in rows.targets}
+    return GraphRanges(graph, states, targets)
+
+
+def _with_facts(
+    event: ParsedEvent, outlier: bool, soft_failed: bool, rejected_reason: str | None, place: int
+) -> ParsedEvent:
+    return replace(
+        event,
+        json=b"",
+        outlier=outlier,
+        soft_failed=soft_failed,
+        rejected_reason=rejected_reason,
+        stream_ordering=place,
+        rejection_given=True,
+        soft_failure_given=True,
+    )
+
+
+def _event(row: Sequence[Any], version: str) -> ParsedEvent:
+    """An event from its columns, without content: all that is needed of messages."""
+    event_id, room_id, kind, key, sender, depth, at, membership, redacts, soft_failed, reason, place, _, prevs = row
+    event = ParsedEvent(
+        event_id=event_id,
+        room_id=room_id,
+        room_version=version,
+        type=kind,
+        state_key=key,
+        sender=sender,
+        depth=depth,
+        origin_server_ts=at,
+        prev_event_ids=tuple(prevs),
+        auth_event_ids=(),
+        membership=membership,
+        redacts=redacts,
+        relates_to=None,
+        content_hash_matches=True,
+        json=b"",
+        content={},
+    )
+    return _with_facts(event, False, soft_failed, reason, place)
+
+
+def _builder(
+    rows: Sequence[tuple[int, int | None, str | None, str, str | None]],
+) -> tuple[GroupBuilder, dict[int, int], dict[int, int | None]]:
+    """The stored groups in memory: the builder, its number of each group, and the group below each."""
+    changes: dict[int, dict[StateKey, str | None]] = {}
+    below: dict[int, int | None] = {}
+    for group, prev, event_type, state_key, event_id in rows:
+        below[group] = prev
+        delta = changes.setdefault(group, {})
+        if event_type is not None:
+            delta[event_type, state_key] = event_id
+    builder, numbers = GroupBuilder(), dict[int, int]()
+    for group, delta in changes.items():
+        prev = below[group]
+        if prev is None:
+            numbers[group] = builder.add_full(
+                {key: event_id for key, event_id in delta.items() if event_id is not None}
+            )
+        else:
+            numbers[group] = builder.add(numbers[prev], delta)
+    return builder, numbers, below

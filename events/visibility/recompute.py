@@ -1,0 +1,212 @@
+"""Who sees what of a room whose events, verdicts and states are known, and whether two sets of ranges tell the same (pure).
+
+The events are taken in the order of their stream positions, as they came; the line of the current state is walked anew.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
+
+from events.format.parsing import ParsedEvent
+from events.format.redaction import REDACTION, may_redact
+from events.room.extremities import EventArrivals
+from events.room.graph import Leaves, causal_order, is_accepted
+from events.room.state_assignment import RoomStates
+from events.visibility.ranges import Step, VisibilityRanges, VisibilityRow, in_order
+from state.groups.deltas import GroupBuilder
+
+__all__ = ["GraphRanges", "tell_the_same"]
+
+
+def tell_the_same(one: Sequence[VisibilityRow], other: Sequence[VisibilityRow], places: Sequence[int]) -> bool:
+    """Whether ranges show the same accepted events, at ``places``, to everybody.
+
+    They can be laid out differently: backfilled batches have ranges of their own, and with very many leaves the line is worked
+    out once a batch.
+    """
+    return _told(one, places) == _told(other, places)
+
+
+_GOES_ON = ("joined", "invited")
+_OWN = dict.fromkeys(("joined", "invited", "shown", "hidden"), "own")
+
+
+def _told(rows: Sequence[VisibilityRow], places: Sequence[int]) -> dict[tuple[str | None, str], list[tuple[int, int]]]:
+    """What rows cover in numbers of events, merged: of the room each kind, of a user what they make up together."""
+    spans: dict[tuple[str | None, str], list[tuple[int, int]]] = {}
+    hidden: dict[str | None, set[int]] = {}
+    for row in rows:
+        first = bisect_left(places, row.first)
+        last = len(places) - 1 if row.last is None else bisect_right(places, row.last) - 1
+        if row.kind == "hidden":
+            hidden.setdefault(row.user_id, set()).add(first)
+        elif first <= last:
+            spans.setdefault((row.user_id, _OWN.get(row.kind, row.kind)), []).append((first, last))
+    open_to_all = _merged([span for kind in ("shared", "world") for span in spans.get((None, kind), ())], ())
+    told = {}
+    for (user_id, kind), found in spans.items():
+        told[user_id, kind] = _merged(found, hidden.get(user_id, ()) if kind == "own" else ())
+        if kind == "own":  # where the room admits members anyway, the predicate does not look at what is theirs
+            told[user_id, kind] = list(_outside(told[user_id, kind], open_to_all))
+    if open_to_all and open_to_all[-1][1] == len(places) - 1:  # what goes on counts for events to come
+        told.update(((row.user_id, "open"), [(0, 0)]) for row in rows if row.last is None and row.kind in _GOES_ON)
+    return {key: found for key, found in told.items() if found}
+
+
+def _merged(spans: list[tuple[int, int]], hidden: Collection[int]) -> list[tuple[int, int]]:
+    """Ascending spans that do not touch, without the hidden numbers."""
+    found: list[tuple[int, int]] = []
+    for first, last in sorted(spans):
+        if found and first <= found[-1][1] + 1:
+            found[-1] = found[-1][0], max(last, found[-1][1])
+        else:
+            found.append((first, last))
+    return found if not hidden else list(_without(found, sorted(hidden)))
+
+
+def _outside(spans: Sequence[tuple[int, int]], others: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Ascending spans without what other ascending ones cover, in time linear in both."""
+    number = 0
+    for first, last in spans:
+        start = first
+        while number < len(others) and others[number][1] < start:
+            number += 1
+        at = number
+        while at < len(others) and others[at][0] <= last:
+            if start < others[at][0]:
+                yield start, others[at][0] - 1
+            start = others[at][1] + 1
+            at += 1
+        if start <= last:
+            yield start, last
+
+
+def _without(spans: Sequence[tuple[int, int]], hidden: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Ascending spans without ascending numbers, in time linear in both."""
+    for first, last in spans:
+        start = first
+        for number in hidden[bisect_left(hidden, first) : bisect_right(hidden, last)]:
+            if start < number:
+                yield start, number - 1
+            start = number + 1
+        if start <= last:
+            yield start, last
+
+
+@dataclass(slots=True)
+class _Runs:
+    """Ranges of backfilled events: none goes on over an event without state, which may get one of its own later."""
+
+    builder: GroupBuilder
+    events: dict[str, ParsedEvent]
+    rows: list[VisibilityRow] = field(default_factory=list)
+    run: VisibilityRanges | None = None
+
+    def add(self, step: Step | None) -> None:
+        if step is None:
+            self.end()
+            return
+        self.run = self.run or VisibilityRanges(self.builder, self.events)
+        self.run.add(step)
+
+    def end(self) -> None:
+        self.rows += self.run.ended() if self.run is not None else ()
+        self.run = None
+
+
+def _in_order(events: Sequence[ParsedEvent]) -> list[ParsedEvent]:
+    order, left = causal_order(events)
+    return [events[number] for number in (*order, *left)]
+
+
+class GraphRanges:
+    """The events of a room with a place in the graph as they came, their verdicts and states known: who sees what.
+
+    ``targets`` has type and sender of what is redacted. ``leaves`` are the forward extremities and ``current`` the group of the
+    current state (null: not known) when all had come in.
+    """
+
+    def __init__(
+        self, graph: Sequence[ParsedEvent], states: RoomStates, targets: Mapping[str, tuple[str, str]]
+    ) -> None:
+        self._graph, self._states, self._targets = graph, states, targets
+        self._version = states.version
+        self.leaves: list[str] = []
+        self.current: int | None = None
+        self._line = self._lines()
+
+    def ranges(self) -> list[VisibilityRow] | None:
+        """The rows, or null."""
+        lines, events = self._line, dict(self._states.events)
+        old = _Runs(self._states.builder, events)
+        live = VisibilityRanges(self._states.builder, events)
+        for event in self._graph:
+            if not is_accepted(event):
+                continue
+            step = self._step(event, lines.get(event.event_id))
+            if event.backfilled:
+                old.add(step)
+            elif step is None:
+                return None
+            else:
+                live.add(step)
+        old.end()
+        return in_order([*old.rows, *live.rows, *live.still_open(), *self._withheld()])
+
+    def _lines(self) -> dict[str, int | None]:
+        """Live event -> the group of the current state when it had come in; an event waits for its prev events."""
+        by_id = {event.event_id: event for event in self._graph}
+        last = next((event for event in reversed(self._graph) if is_accepted(event) and not event.backfilled), None)
+
+        def find(event_ids: Collection[str]) -> list[ParsedEvent]:
+            return [by_id[event_id] for event_id in event_ids if event_id in by_id]
+
+        arrivals = EventArrivals(self._states, Leaves(find=find, live=last is not None))
+        found: dict[str, int | None] = {}
+        for event in _in_order([event for event in self._graph if not event.backfilled]):
+            arrivals.add(event)
+            found[event.event_id] = arrivals.current
+        if last is None:
+            for event in _in_order([event for event in self._graph if event.backfilled]):
+                arrivals.add(event)
+        current = self.current = arrivals.finish()
+        self.leaves = list(arrivals.leaves.current)
+        if last is not None and current is not None:  # whoever goes on with the room begins with this line
+            found[last.event_id] = current
+        return found
+
+    def _step(self, event: ParsedEvent, line: int | None) -> Step | None:
+        """Null for an event without state."""
+        after = self._states.after.get(event.event_id)
+        if after is None or event.stream_ordering is None:
+            return None
+        before = self._states.before.get(event.event_id)
+        return Step(event.stream_ordering, event, before, after, after if line is None else line)
+
+    def _withheld(self) -> list[VisibilityRow]:
+        """Redactions that redact nothing, as those that name nothing."""
+        found = []
+        for event in self._graph:
+            place = event.stream_ordering
+            if place is None or event.type != REDACTION or not is_accepted(event):
+                continue
+            if not self.redacts_something(event):
+                found.append(VisibilityRow(None, "withheld", place, place))
+        return found
+
+    def redacts_something(self, redaction: ParsedEvent) -> bool:
+        """Whether an accepted redaction takes effect; also false where the state before it is not known."""
+        target_id = redaction.redacts or ""
+        if target_id not in self._targets:
+            return False
+        event_type, sender = self._targets[target_id]
+        target = replace(redaction, event_id=target_id, type=event_type, sender=sender)
+        before = self._states.before.get(redaction.event_id)
+        levels = (
+            self._states.rules.levels(self._states.state(before), self._states.create) if before is not None else None
+        )
+        return may_redact(redaction, target, self._version, levels)

@@ -1,0 +1,83 @@
+"""How a viewer stands to an event of a room: the facts for ``events.visibility.rule`` out of the states around it (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from events.visibility.rule import Sight
+from state.groups.deltas import StateKey
+from state.rules.auth_selection import JOIN_RULES, State
+
+__all__ = ["HISTORY_VISIBILITY", "SeenEvent", "Viewer", "history_visibility", "membership", "sight_of"]
+
+HISTORY_VISIBILITY: StateKey = ("m.room.history_visibility", "")
+
+
+class SeenEvent(Protocol):
+    """What seeing depends on in an event."""
+
+    @property
+    def type(self) -> str: ...
+    @property
+    def state_key(self) -> str | None: ...
+    @property
+    def sender(self) -> str: ...
+    @property
+    def membership(self) -> str | None: ...
+    @property
+    def outlier(self) -> bool: ...
+    @property
+    def soft_failed(self) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Viewer:
+    """Who looks, and what is known about that beside the room's states.
+
+    ``peeking``: there is no record of a membership, the room is read as a world-readable one.
+    """
+
+    user_id: str
+    peeking: bool = False
+    ignored: Collection[str] = field(default_factory=frozenset)
+    erased: Collection[str] = field(default_factory=frozenset)
+
+
+def history_visibility(state: State) -> object:
+    """The setting as it is written; null where there is none."""
+    found = state.get(HISTORY_VISIBILITY)
+    return None if found is None else found.content.get("history_visibility")
+
+
+def membership(state: State, user_id: str) -> str | None:
+    """The membership of a user; null where there is no membership event."""
+    found = state.get(("m.room.member", user_id))
+    return None if found is None else found.membership
+
+
+def sight_of(event: SeenEvent, viewer: Viewer, before: State | None, after: State | None) -> Sight:
+    """The event as the viewer stands to it; the states are null for an outlier.
+
+    ``before`` is only looked at for changes of the visibility and for the viewer's own memberships.
+    """
+    own = event.type == "m.room.member" and event.state_key == viewer.user_id
+    changes = (event.type, event.state_key) == HISTORY_VISIBILITY
+    rule = after.get(JOIN_RULES) if after is not None else None
+    return Sight(
+        event_type=event.type,
+        is_state=event.state_key is not None,
+        membership=membership(after, viewer.user_id) if after is not None else None,
+        visibility=history_visibility(after) if after is not None else None,
+        peeking=viewer.peeking,
+        own=own,
+        own_before=membership(before, viewer.user_id) if own and before is not None else None,
+        changes_visibility=changes,
+        visibility_before=history_visibility(before) if changes and before is not None else None,
+        sender_erased=event.sender in viewer.erased,
+        sender_ignored=event.sender in viewer.ignored,
+        public_room=rule is not None and rule.content.get("join_rule") == "public",
+        soft_failed=event.soft_failed,
+        outlier=event.outlier,
+    )
