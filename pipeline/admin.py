@@ -1,4 +1,4 @@
-"""What jobs refused and loaded, and the live derived tables, in the admin, read-only; jobs themselves: ``pipeline.job_admin``."""
+"""What jobs refused and loaded, and the live derived tables, in the admin, read-only; jobs themselves: ``jobs.admin``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from django.utils.safestring import SafeString
 
 from events.admin.pretty_json import json_for_people
 from pipeline import models
-from pipeline.job_admin import JobAdmin
+from pipeline.jobs.admin import JobAdmin
 from streams.admin.base import ReadOnlyAdmin
 
 __all__ = [

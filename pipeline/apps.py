@@ -14,14 +14,14 @@ class PipelineConfig(AppConfig):
     def ready(self) -> None:
         """Make the kinds of job and the subjects of maintenance commands known."""
         from pipeline import checks  # noqa: F401, PLC0415 - registers itself
-        from pipeline.compress_kind import register_compression  # noqa: PLC0415 - models are loaded now
-        from pipeline.export_kind import register_exports  # noqa: PLC0415
-        from pipeline.feed_commands import register_feeds  # noqa: PLC0415 - models are loaded now
-        from pipeline.import_kind import register_imports  # noqa: PLC0415
-        from pipeline.kinds import register_kinds  # noqa: PLC0415
-        from pipeline.purge_commands import register_purges  # noqa: PLC0415
-        from pipeline.resync_commands import register_resyncs  # noqa: PLC0415
-        from pipeline.statistics_commands import register_statistics  # noqa: PLC0415
+        from pipeline.export.kind import register_exports  # noqa: PLC0415
+        from pipeline.feeds.command import register_feeds  # noqa: PLC0415 - models are loaded now
+        from pipeline.importing.kind import register_imports  # noqa: PLC0415
+        from pipeline.jobs.kinds import register_kinds  # noqa: PLC0415
+        from pipeline.live.purge_statistics import register_statistics  # noqa: PLC0415
+        from pipeline.maintenance.compress import register_compression  # noqa: PLC0415 - models are loaded now
+        from pipeline.maintenance.purge_command import register_purges  # noqa: PLC0415
+        from pipeline.maintenance.resync_command import register_resyncs  # noqa: PLC0415
 
         register_compression()
         register_exports()

@@ -16,7 +16,7 @@ from django.core.checks import CheckMessage, Error, register
 
 from pipeline.conf import pipeline_settings
 from pipeline.errors import UnusableArguments
-from pipeline.masters import check_master
+from pipeline.spark.masters import check_master
 
 __all__ = ["check_spark_settings"]
 

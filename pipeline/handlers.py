@@ -6,7 +6,7 @@ from django.db import connections
 
 from events.declarations import EVENTS
 from events.sync.feeds import FEEDS
-from pipeline.feeds import Stretch, write_feeds
+from pipeline.feeds.write import Stretch, write_feeds
 from streams.conf import stream_settings
 from streams.follow import Chunk, View, handles
 from streams.follow.cursors import read_cursor

@@ -10,7 +10,7 @@ from typing import Any
 
 from django.apps import apps
 
-from pipeline.job_sql import KILLED_JOBS
+from pipeline.jobs.sql import KILLED_JOBS
 from replsite.snapshot_views import JobFigures, JobStatusView, JobsView, QueryFigures
 from replsite.status import JobSeen, judge_job
 

@@ -46,14 +46,15 @@ def main() -> None:
     """Run the job."""
     django.setup()
     from events.maintenance import group_compaction, group_gc, purge_history, purge_room
-    from pipeline import many_rooms, resting, room_progress
-    from pipeline.job_runs import run_job
+    from pipeline.jobs import room_progress, throttle
+    from pipeline.jobs.run import run_job
+    from pipeline.maintenance import many_rooms
 
     purge_history._EVENTS_PER_TRANSACTION = 8
     group_gc._GROUPS_PER_TRANSACTION = 5
     purge_room._EVENTS_PER_TRANSACTION, purge_room._GROUPS_PER_TRANSACTION = 20, 10
     group_compaction._EVENTS_PER_TRANSACTION, group_compaction._ROWS_PER_TRANSACTION = 8, 20
-    room_progress._WRITE_SECONDS, many_rooms._ROOMS_AT_ONCE, resting._REST = 0.0, 2, 0.0
+    room_progress._WRITE_SECONDS, many_rooms._ROOMS_AT_ONCE, throttle._REST = 0.0, 2, 0.0
     victim, at, kind, arguments = sys.argv[1], int(sys.argv[2]), sys.argv[3], json.loads(sys.argv[4])
     killer = _Killer(victim, at)
     sys.setprofile(killer.look)

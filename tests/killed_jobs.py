@@ -16,7 +16,7 @@ from events.integrity.repair import check_room
 from events.models import Event
 from events.persist.room_cache import forget_kept
 from events.visibility.rebuild import stored_ranges
-from pipeline.jobs import hold_lock
+from pipeline.jobs.rows import hold_lock
 from pipeline.models import ComparedRooms, Job, MendedRoom
 from streams import registry
 from streams.db.driver import DatabaseError as DriverError

@@ -40,7 +40,7 @@ def _let_go(*, rows_stay: bool) -> None:
     room_cache.forget_kept()
     forget_writers()
     if source := sys.modules.get(
-        "pipeline.source_rows"
+        "pipeline.source.read_rows"
     ):  # a piece that was read here keeps its connection, as in a worker
         for _, connection in source._kept:
             connection.close()

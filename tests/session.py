@@ -20,7 +20,7 @@ import psutil
 PROJECT = Path(__file__).resolve().parent.parent
 FOLDER_VARIABLE = "REPLSITE_TEST_SESSION"
 _NAME = "replsite-tests-{pid}-"
-_WORKERS = PROJECT / "pipeline" / "spark_workers"
+_WORKERS = PROJECT / "pipeline" / "spark" / "workers"
 _CLASSES = PROJECT / ".venv" / "spark.jsa"
 
 

@@ -1,7 +1,7 @@
 """Tables of per-user feeds: for each user of this server the newest events that may be new to them, as a list of positions.
 
 A feed is never the truth: it only tells a reader which rooms and positions to look at, and every row can be thrown away
-(``events.sync.feeds`` reads, ``pipeline.feeds`` writes). Others find the models in ``events.models``.
+(``events.sync.feeds`` reads, ``pipeline.feeds.write`` writes). Others find the models in ``events.models``.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Reading per-user feeds: where to look for what is new to a user, without asking each of many rooms.
 
-A feed lists positions (``events.models.feeds``; written behind the stream by ``pipeline.feeds``). Beyond its position the tail of
-the stream itself is read. What is found there are places to look at and nothing more: the event that is there now, and whether
-the user may see it, is for the reader to decide, so the answer is that of asking the rooms. A feed that is
-not there, was cut above the token, or is too far behind gives no answer.
+A feed lists positions (``events.models.feeds``; written behind the stream by ``pipeline.feeds.write``). Beyond its position the
+tail of the stream itself is read. What is found there are places to look at and nothing more: the event that is there now, and
+whether the user may see it, is for the reader to decide, so the answer is that of asking the rooms. A feed that is not there,
+was cut above the token, or is too far behind gives no answer.
 """
 
 from __future__ import annotations

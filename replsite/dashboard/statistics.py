@@ -1,6 +1,6 @@
 """The page of statistics: what came in, who was active, what is there, and the biggest rooms. Staff only.
 
-Shows what the live pipeline keeps (``pipeline.statistics``), in as many queries for many rooms as for few. Rooms are
+Shows what the live pipeline keeps (``pipeline.statistics.update``), in as many queries for many rooms as for few. Rooms are
 listed for those who may see their statistics.
 """
 

@@ -17,16 +17,16 @@ from typing import Any
 
 from django.db import connection
 
-from pipeline import resting
-from pipeline.archive_folders import any_folder
-from pipeline.archive_kind import ARCHIVE
-from pipeline.archive_parts import read_batches
-from pipeline.archive_reading import open_archive
-from pipeline.export_kind import run_export
-from pipeline.job_runs import run_job
-from pipeline.purge_room_kind import ROOM as PURGE_ROOM
-from pipeline.restore_kind import RESTORE
-from pipeline.site_spark import site_session
+from pipeline.archive.folders import any_folder
+from pipeline.archive.kind import ARCHIVE
+from pipeline.archive.parts import read_batches
+from pipeline.archive.read_parts import open_archive
+from pipeline.archive.restore import RESTORE
+from pipeline.export.kind import run_export
+from pipeline.jobs import throttle
+from pipeline.jobs.run import run_job
+from pipeline.maintenance.purge_room import ROOM as PURGE_ROOM
+from pipeline.spark.site_session import site_session
 from script.benchmarks.filled_room import fill_room
 from script.benchmarks.import_once import Meter
 from script.benchmarks.report import Report
@@ -80,7 +80,7 @@ def main() -> None:
     """Archive, delete, restore and export the room."""
     columns = ["what", "per_second", "cpu_us", "copy_per_second", "copy_cpu_us", "ratio", "cpu_ratio", "note"]
     report = Report("archive", f"archive, restore and export of {EVENTS} events beside COPY", columns)
-    resting._REST = 0  # what is deleted in between is not measured
+    throttle._REST = 0  # what is deleted in between is not measured
     room_id, watch = fill_room(EVENTS), Stopwatch()
     writer.use_instance("bench-{n}")
 

@@ -19,7 +19,7 @@ from events.sending.send import LocalRoom, NewEvent, create_room
 from events.sync import events_since as reading
 from events.sync.events_since import events_since
 from events.tokens.positions import events_token
-from pipeline.feeds import Stretch, drop_feeds, write_feeds
+from pipeline.feeds.write import Stretch, drop_feeds, write_feeds
 from script.benchmarks.report import Report, median_ratio, rounds
 from streams.writing import writer
 

@@ -107,9 +107,9 @@ def run(paths: list[Path], cores: int) -> dict[str, Any]:
     """Import into the database as it is."""
     from django.db import connection  # noqa: PLC0415 - after Django is set up
 
-    from pipeline import job_runs  # noqa: PLC0415
-    from pipeline.import_history import ImportOptions, import_history  # noqa: PLC0415
-    from pipeline.progress import Progress  # noqa: PLC0415
+    from pipeline.importing.job import ImportOptions, import_history  # noqa: PLC0415
+    from pipeline.jobs import run as job_runs  # noqa: PLC0415
+    from pipeline.jobs.progress import Progress  # noqa: PLC0415
 
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_backend_pid()")

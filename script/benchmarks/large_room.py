@@ -17,10 +17,10 @@ from typing import Any
 
 from django.db import connection, transaction
 
-from pipeline.inputs import open_inputs, parts_of_inputs
-from pipeline.plan import create_staging, drop_staging, make_plan, planned_rooms
-from pipeline.stage_lines import LineWork, stage_part
-from pipeline.staging import RESULT_TABLES, table_name
+from pipeline.importing.parse_lines import LineWork, stage_part
+from pipeline.importing.plan import create_staging, drop_staging, make_plan, planned_rooms
+from pipeline.importing.sources.inputs import open_inputs, parts_of_inputs
+from pipeline.importing.staging_tables import RESULT_TABLES, table_name
 from script.benchmarks.histories import make_history
 from script.benchmarks.report import Report
 from streams.db.driver import dsn
@@ -34,7 +34,7 @@ _JOB = 1
 
 _WORKER = """
 import json, os, resource, sys, time
-from pipeline import stage_rooms
+from pipeline.importing import work_out_rooms as stage_rooms
 number, room_id, events, chunk, dsn = sys.argv[1:]
 before = resource.getrusage(resource.RUSAGE_SELF)
 begun = time.monotonic()

@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 from django.db import connection
 
-from pipeline.live import LiveOptions, run
+from pipeline.live.process import LiveOptions, run
 from pipeline.models import BatchLedger, RoomStatistics
 from script.benchmarks.report import Report
 from streams import registry

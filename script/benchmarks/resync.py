@@ -19,9 +19,9 @@ from typing import Any
 
 from django.db import connection
 
-from pipeline.job_runs import run_job
+from pipeline.jobs.run import run_job
+from pipeline.maintenance.resync import RESYNC
 from pipeline.models import Job
-from pipeline.resync_kind import RESYNC
 from script.benchmarks.histories import make_history, sizes_of_rooms
 from script.benchmarks.import_ import once
 from script.benchmarks.import_once import Meter

@@ -19,12 +19,12 @@ from typing import Any
 import psutil
 from django.db import connection
 
-from pipeline.schemas import declaration_of
-from pipeline.session import spark_session
-from pipeline.source import register
-from pipeline.source_positions import known_positions
-from pipeline.source_rows import Reading, read_piece
-from pipeline.source_vectors import pieces, stretches
+from pipeline.source.data_source import register
+from pipeline.source.offsets import pieces, stretches
+from pipeline.source.positions import known_positions
+from pipeline.source.read_rows import Reading, read_piece
+from pipeline.source.schemas import declaration_of
+from pipeline.spark.session import spark_session
 from script.benchmarks.catchup import make_past
 from script.benchmarks.report import Report
 from streams.db.driver import direct_connection, dsn

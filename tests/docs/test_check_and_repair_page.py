@@ -7,7 +7,7 @@ import re
 import pytest
 
 from events.models import ForwardExtremity
-from pipeline.resync_kind import WHAT
+from pipeline.maintenance.resync import WHAT
 from streams.maintenance.subjects import subjects
 from tests.made_rooms import BOB, MadeRoom
 from tests.persisted_rooms import persist_all

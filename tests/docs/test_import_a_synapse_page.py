@@ -7,7 +7,7 @@ import shlex
 
 from django.core.management import load_command_class
 
-from pipeline import synapse_rows
+from pipeline.importing.sources import synapse_db
 from tests.session import PROJECT
 
 PAGE = (PROJECT / "docs" / "how-to" / "import-a-synapse-database.md").read_text()
@@ -27,7 +27,7 @@ def test_the_tables_of_the_page_are_those_of_the_queries() -> None:
 
 def test_the_refused_schema_is_the_one_that_the_page_names() -> None:
     named = {int(number) for number in re.findall(r"schema version (\d+)", PAGE)}
-    assert named == {synapse_rows.OLDEST_SCHEMA, synapse_rows.NEWEST_SCHEMA}
+    assert named == {synapse_db.OLDEST_SCHEMA, synapse_db.NEWEST_SCHEMA}
 
 
 def test_every_command_of_the_page_is_accepted() -> None:

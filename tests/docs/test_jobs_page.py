@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from pipeline.job_views import KILLED
+from pipeline.jobs.view import KILLED
 from pipeline.models import Job, JobState
 from tests.session import PROJECT
 

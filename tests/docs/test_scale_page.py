@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 
-from pipeline.import_history import PART_BYTES
-from pipeline.loading import MOST_LOADERS
-from pipeline.promotion import EVENTS_PER_BATCH
-from pipeline.source_options import ReadOptions
-from pipeline.spark_tasks import EVENTS_PER_TASK
+from pipeline.importing.job import PART_BYTES
+from pipeline.importing.load_rooms import EVENTS_PER_BATCH
+from pipeline.importing.loaders import MOST_LOADERS
+from pipeline.importing.spark_tasks import EVENTS_PER_TASK
+from pipeline.source.options import ReadOptions
 from tests.session import PROJECT
 
 PAGE = (PROJECT / "docs" / "explanation" / "scale.md").read_text()

@@ -12,14 +12,15 @@ from django.core.management import CommandError, call_command
 from django.db import connection
 
 from events.models import Event, EventJson, ForwardExtremity
-from pipeline import archive, archive_parts, purge_kind
-from pipeline.archive import partial_archives
-from pipeline.archive_folders import any_folder
-from pipeline.archive_format import MANIFEST, PARTIAL, TABLES, digest_of, read_manifest
-from pipeline.archive_parts import ArchivePart, in_snapshot, read_batches, write_part
-from pipeline.archive_reading import open_archive
+from pipeline.archive import parts, write
+from pipeline.archive.folders import any_folder
+from pipeline.archive.format import MANIFEST, PARTIAL, TABLES, digest_of, read_manifest
+from pipeline.archive.parts import ArchivePart, in_snapshot, read_batches, write_part
+from pipeline.archive.read_parts import open_archive
+from pipeline.archive.write import partial_archives
 from pipeline.errors import ArchiveDamaged, UnusableArguments
-from pipeline.job_runs import queue_job, run_job
+from pipeline.jobs.run import queue_job, run_job
+from pipeline.maintenance import purge as purge_kind
 from pipeline.models import Job
 from state.models import StateGroup
 from streams.db.driver import dsn
@@ -61,8 +62,8 @@ def purge(what, *arguments):
 
 @pytest.mark.parametrize("name", ["v11_redactions", "v10_gap"])
 def test_a_room_as_it_is(name, tmp_path, monkeypatch):
-    monkeypatch.setattr(archive, "EVENTS_PER_FILE", 30)
-    monkeypatch.setattr(archive, "GROUPS_PER_FILE", 10)
+    monkeypatch.setattr(write, "EVENTS_PER_FILE", 30)
+    monkeypatch.setattr(write, "GROUPS_PER_FILE", 10)
     room_id = store_room(parsed(name)).room_id
     path, manifest = archived(room_id, tmp_path)
     events = rows_of(path, manifest, "event")
@@ -157,14 +158,14 @@ def test_what_is_purged_is_what_is_archived(tmp_path):
 def test_what_comes_after_the_archive_is_not_purged_with_it(tmp_path, monkeypatch):
     made = talked_room(4)
     late = made.message(prev=[made.events[3]])
-    plain = archive._Archive.write
+    plain = write._Archive.write
 
     def write_and_persist(self):
         manifest = plain(self)
         persist([incoming(late)])
         return manifest
 
-    monkeypatch.setattr(archive._Archive, "write", write_and_persist)
+    monkeypatch.setattr(write._Archive, "write", write_and_persist)
     cut = made.events[-2].depth
     assert late.depth < cut
     purge("history", made.room_id, "--before-token", f"t{cut}-0", "--delete-local", "--archive", str(tmp_path))
@@ -200,14 +201,14 @@ def test_a_purge_that_is_refused_writes_no_archive(tmp_path):
 
 def test_a_file_that_differs_from_the_database_stops_the_purge(tmp_path, monkeypatch):
     made = talked_room(3)
-    plain = archive_parts._write
+    plain = parts._write
 
     def write_and_lose_a_row(path, table, batches):
         plain(path, table, batches)
         if table == "event":
             pq.write_table(pq.read_table(path).slice(1), path)
 
-    monkeypatch.setattr(archive_parts, "_write", write_and_lose_a_row)
+    monkeypatch.setattr(parts, "_write", write_and_lose_a_row)
     before = Event.objects.filter(outlier=False).count()
     with pytest.raises(CommandError, match="does not hold what the database has"):
         purge("history", made.room_id, "--before", made.events[-1].event_id, "--archive", str(tmp_path))
@@ -235,7 +236,7 @@ def _to_a_full_device(plain):
 
 def test_a_killed_archive_is_removed_by_the_next(tmp_path):
     made = talked_room(3)
-    name = archive._name(made.room_id)
+    name = write._name(made.room_id)
     (tmp_path / f"{name}-1.partial").mkdir()
     (tmp_path / f"{name}-1.partial" / "event-00000.parquet").write_bytes(b"PAR1")
     (tmp_path / "others-2.partial").mkdir()
@@ -294,7 +295,7 @@ def test_digests_are_those_of_the_database(tmp_path):
         "AS d (chain, state_group, type, state_key, event_id)"
     )
     with connection.cursor() as cursor:
-        cursor.execute(archive_parts.digest_sql("delta", query))
+        cursor.execute(parts.digest_sql("delta", query))
         told = cursor.fetchone()
         cursor.execute("BEGIN; SELECT pg_export_snapshot()")
         (name,) = cursor.fetchone()

@@ -14,8 +14,8 @@ from django.contrib.auth.models import User
 from django.db import connection
 from django.test import Client
 
-import pipeline.job_admin
-from pipeline import job_views
+import pipeline.jobs.admin
+from pipeline.jobs import view
 from pipeline.models import Job, JobState
 from replsite.snapshot import take_snapshot
 from replsite.status import Severity
@@ -165,12 +165,12 @@ def test_clocks_that_jump_while_processes_run(start_manage, run_manage, tmp_path
 def test_a_job_takes_as_long_as_it_does(monkeypatch, transactional_db):
     began = database_now("default")
     job = Job.objects.create(kind="censor", state=JobState.RUNNING, started_at=began)
-    monkeypatch.setattr(job_views, "database_now", lambda using: began + timedelta(seconds=90))
-    assert job_views.job_view(job.pk, "default").took == "0:01:30"
-    assert job_views.job_views(10, "default")[0].took == "0:01:30"
+    monkeypatch.setattr(view, "database_now", lambda using: began + timedelta(seconds=90))
+    assert view.job_view(job.pk, "default").took == "0:01:30"
+    assert view.job_views(10, "default")[0].took == "0:01:30"
     client = Client()
     client.force_login(User.objects.create_superuser("boss"))
-    monkeypatch.setattr(pipeline.job_admin, "database_now", lambda using: began + timedelta(seconds=90))
+    monkeypatch.setattr(pipeline.jobs.admin, "database_now", lambda using: began + timedelta(seconds=90))
     assert "0:01:30" in client.get(f"/admin/pipeline/job/{job.pk}/change/").content.decode()
 
 
@@ -191,6 +191,6 @@ def test_the_pages_of_the_past_end_where_the_database_is(monkeypatch, transactio
 
 def test_a_staging_table_is_named_by_the_clock_that_judges_its_age():
     """The host's own clock is not asked: a day off, and the next job would drop what this one has staged."""
-    from pipeline import source_writing
+    from pipeline.source import write
 
-    assert "time" not in vars(source_writing)
+    assert "time" not in vars(write)

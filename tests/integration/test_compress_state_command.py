@@ -9,9 +9,9 @@ from django.core.management import CommandError, call_command
 from events.maintenance.group_compaction import RoomCompression, group_rows
 from events.maintenance.purge_history import only_purge
 from events.models import Event
-from pipeline.compress_kind import COMPRESS_STATE
 from pipeline.errors import JobCancelled, UnusableArguments
-from pipeline.job_runs import JobRun, job_kinds, queue_job, run_job
+from pipeline.jobs.run import JobRun, job_kinds, queue_job, run_job
+from pipeline.maintenance.compress import COMPRESS_STATE
 from pipeline.models import Job, JobState
 from state.models import StateGroup
 from tests.foreign_groups import store_as

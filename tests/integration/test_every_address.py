@@ -19,7 +19,7 @@ from django.db.models.functions import Now
 from django.test import Client
 from django.urls import URLPattern, URLResolver, get_resolver
 
-from pipeline.job_runs import queue_job
+from pipeline.jobs.run import queue_job
 from pipeline.models import Job
 from streams.models import Reader, StreamPosition
 from streams.testing import as_instance

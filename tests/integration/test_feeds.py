@@ -20,7 +20,7 @@ from events.sync import events_since as module
 from events.sync import feeds
 from events.sync.events_since import events_since
 from events.sync.feeds import listed_since
-from pipeline.feeds import Stretch, Written, drop_feeds, write_feeds
+from pipeline.feeds.write import Stretch, Written, drop_feeds, write_feeds
 from streams.core.tokens import VectorToken
 from tests.made_rooms import ALICE, MadeRoom
 from tests.persisted_rooms import persist

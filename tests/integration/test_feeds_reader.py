@@ -10,7 +10,7 @@ from events.sending.send import create_room
 from events.sync.events_since import events_since
 from events.sync.feeds import FEEDS, listed_since
 from pipeline import handlers
-from pipeline.feeds import write_feeds
+from pipeline.feeds.write import write_feeds
 from streams.errors import HandlerFailed
 from streams.follow import Reader, resync_reader
 from streams.models.readers import StoredCursor

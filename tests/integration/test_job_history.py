@@ -10,9 +10,9 @@ from django.core.management import call_command
 from django.db import connection
 from django.utils import timezone
 
-from pipeline import job_history
-from pipeline.job_history import remove_old_jobs
-from pipeline.jobs import hold_lock, resumable_job
+from pipeline.jobs import history
+from pipeline.jobs.history import remove_old_jobs
+from pipeline.jobs.rows import hold_lock, resumable_job
 from pipeline.models import ImportedRoom, ImportSource, Job, JobState, QuarantinedLine
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -74,8 +74,8 @@ def test_one_that_was_killed_is_over_after_a_day_and_goes_like_a_failed_one(sett
 
 def test_with_a_job_goes_all_that_tells_of_it_however_much(settings, monkeypatch):
     settings.REPLSITE_JOB_HISTORY_COUNT = 1
-    monkeypatch.setattr(job_history, "_ROWS_AT_ONCE", 2)
-    monkeypatch.setattr(job_history, "_ROWS", job_history._ROWS.replace("10000", "2"))
+    monkeypatch.setattr(history, "_ROWS_AT_ONCE", 2)
+    monkeypatch.setattr(history, "_ROWS", history._ROWS.replace("10000", "2"))
     for one in (job(), job()):
         QuarantinedLine.objects.bulk_create(
             QuarantinedLine(job=one, file="x", line=n, reason="not-json", content=b"") for n in range(5)
@@ -98,7 +98,7 @@ def test_a_job_that_is_being_resumed_stays(settings):
 def test_a_job_that_was_begun_again_since_it_was_listed_stays(settings, monkeypatch):
     settings.REPLSITE_JOB_HISTORY_COUNT = 0
     failed = job(JobState.FAILED)
-    monkeypatch.setattr(job_history, "_due", lambda _: [failed.pk])
+    monkeypatch.setattr(history, "_due", lambda _: [failed.pk])
     Job.objects.update(state=JobState.RUNNING)
     assert (remove(), left()) == (0, {failed.pk})
 
@@ -138,7 +138,7 @@ def test_runjobs_removes_them_once_nothing_is_queued(settings):
 
 def test_very_many_are_removed_part_by_part(settings, monkeypatch):
     settings.REPLSITE_JOB_HISTORY_DAYS = 1.0
-    monkeypatch.setattr(job_history, "_DUE", job_history._DUE.replace("LIMIT 100", "LIMIT 2"))
+    monkeypatch.setattr(history, "_DUE", history._DUE.replace("LIMIT 100", "LIMIT 2"))
     for _ in range(5):
         job(days=2)
     assert (remove(), left()) == (5, set())

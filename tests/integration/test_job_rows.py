@@ -10,8 +10,8 @@ from django.db.models.functions import Now
 from django.urls import get_resolver
 from django.utils import timezone
 
-from pipeline.job_runs import queue_job
-from pipeline.jobs import begin_job, hold_lock
+from pipeline.jobs.rows import begin_job, hold_lock
+from pipeline.jobs.run import queue_job
 from pipeline.models import BatchLedger, Job, JobState
 from replsite.dashboard.page import live_page_data
 from replsite.job_rows import MOST_OPEN_JOBS, MOST_OVER_JOBS, read_jobs

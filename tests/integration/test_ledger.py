@@ -8,7 +8,7 @@ import pytest
 from django.db import connection, transaction
 
 from pipeline.errors import LedgerMismatch
-from pipeline.ledger import BatchOffsets, covers, ledger_vectors, read_offsets, take_batch
+from pipeline.live.ledger import BatchOffsets, covers, ledger_vectors, read_offsets, take_batch
 from pipeline.models import BatchLedger
 
 pytestmark = pytest.mark.django_db

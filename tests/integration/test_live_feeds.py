@@ -10,12 +10,9 @@ from django.db import connection, transaction
 from events.models import Event, FeedEntry, FeedPosition
 from events.sending.send import create_room
 from events.sync.feeds import FEEDS, listed_since
-from pipeline import (
-    handlers,  # noqa: F401 - declares the reader
-    live_feeds,
-)
-from pipeline.ledger import BatchOffsets, ledger_vectors, take_batch
-from pipeline.live_feeds import FeedsTable, ready_upto
+from pipeline.live import feeds_table
+from pipeline.live.feeds_table import FeedsTable, ready_upto
+from pipeline.live.ledger import BatchOffsets, ledger_vectors, take_batch
 from streams.errors import ReaderFenced, ReaderNameTaken
 from streams.follow import Reader
 from streams.follow.cursors import read_cursor
@@ -147,9 +144,9 @@ def test_stretches_are_short_however_long_a_batch_is(room, feeds, monkeypatch):
     token = here()
     said = talk(room, 7)
     sizes = []
-    monkeypatch.setattr(live_feeds, "_STRETCH_EVENTS", 3)
-    write = live_feeds.write_feeds
-    monkeypatch.setattr(live_feeds, "write_feeds", lambda *given: sizes.append(given[1]) or write(*given))
+    monkeypatch.setattr(feeds_table, "_STRETCH_EVENTS", 3)
+    write = feeds_table.write_feeds
+    monkeypatch.setattr(feeds_table, "write_feeds", lambda *given: sizes.append(given[1]) or write(*given))
     batch(feeds)
     assert len(sizes) == 3 and sizes[-1].upto == here().base
     assert listed(ANN, token, room) == positions(said)
@@ -179,7 +176,7 @@ def test_a_batch_that_fails_moves_nothing(room, feeds, monkeypatch):
         raise RuntimeError
 
     with monkeypatch.context() as patched:
-        patched.setattr(live_feeds, "move_cursor", fails)
+        patched.setattr(feeds_table, "move_cursor", fails)
         with pytest.raises(RuntimeError):
             batch(feeds)
     assert not entries() and not FeedPosition.objects.exists()

@@ -7,9 +7,9 @@ from itertools import chain
 
 import pytest
 
-from pipeline import loading
-from pipeline.loading import Loading, ReadyRooms
-from pipeline.promotion import LoadedRoom
+from pipeline.importing import loaders as loading
+from pipeline.importing.load_rooms import LoadedRoom
+from pipeline.importing.loaders import Loading, ReadyRooms
 from tests.waiting import wait_until
 
 ROOMS = [LoadedRoom(number, f"!{number}", 1, 0) for number in range(20)]

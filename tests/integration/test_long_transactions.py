@@ -7,10 +7,13 @@ import pytest
 from django.db import DatabaseError, connection, transaction
 
 from events.integrity import repair
-from pipeline import archive, inputs, restore_kind, resync_rooms
-from pipeline.resync_rooms import RoomsWork
-from pipeline.source_writing import fact_writer
-from pipeline.staging import connect, staging_connection
+from pipeline.archive import restore as restore_kind
+from pipeline.archive import write
+from pipeline.importing.sources import inputs
+from pipeline.importing.staging_tables import connect, staging_connection
+from pipeline.maintenance import resync_executor
+from pipeline.maintenance.resync_executor import RoomsWork
+from pipeline.source.write import fact_writer
 from streams.db import driver
 from streams.db.consistent_read import long_transaction, one_view
 from streams.db.driver import dsn
@@ -54,8 +57,8 @@ def test_the_server_ends_a_forgotten_transaction(impatience):
 
 def test_the_snapshot_of_an_archive_and_its_readers_outlast_it(impatience, monkeypatch, tmp_path):
     room_id = stored("v10_gap")
-    written = waiting_before(monkeypatch, archive, "write_part")
-    monkeypatch.setattr(archive, "_SINGLE", {})
+    written = waiting_before(monkeypatch, write, "write_part")
+    monkeypatch.setattr(write, "_SINGLE", {})
     purge("history", room_id, "--before-token", f"t{middle(room_id, 0.7)}-0", "--archive", str(tmp_path))
     assert written
 
@@ -88,9 +91,9 @@ def test_checking_and_mending_a_room_in_a_process_outlasts_it(impatience, monkey
 
 def test_checking_rooms_on_executors_outlasts_it(impatience, monkeypatch):
     room_id = stored("v10_gap")
-    looked = waiting_before_queries(monkeypatch, resync_rooms)
-    mended = waiting_before_queries(monkeypatch, resync_rooms, "mend_room")
-    (answer,) = resync_rooms.resync_rooms(RoomsWork(dsn(), "visibility", mend=True), [room_id])
+    looked = waiting_before_queries(monkeypatch, resync_executor)
+    mended = waiting_before_queries(monkeypatch, resync_executor, "mend_room")
+    (answer,) = resync_executor.resync_rooms(RoomsWork(dsn(), "visibility", mend=True), [room_id])
     assert answer.before.of("visibility") > 0 and (len(looked), len(mended)) == (2, 1)
 
 

@@ -10,7 +10,7 @@ from django.db.utils import OperationalError
 from django.test.utils import CaptureQueriesContext
 from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
 
-from pipeline.job_counts import changed_rows, count_rows
+from pipeline.jobs.counts import changed_rows, count_rows
 from pipeline.models import Job, JobState
 from replsite import metrics, process_metrics
 from replsite.metric_names import OWN

@@ -13,9 +13,9 @@ from django.db import connection, models
 from django.test import Client
 
 from events.notifier.rows import newest_rows
-from pipeline import source_rows
-from pipeline.source_rows import Reading, read_piece
-from pipeline.source_vectors import pieces
+from pipeline.source import read_rows
+from pipeline.source.offsets import pieces
+from pipeline.source.read_rows import Reading, read_piece
 from streams import registry
 from streams.caching import CachedFunction
 from streams.core.invalidation import _stores
@@ -198,15 +198,15 @@ def test_recorded_rows():
 
 def test_columns_of_spark(ids, monkeypatch):
     """JSON is text there; what it says is what travels. An executor reads streams of the catalog, so it is lent this one."""
-    monkeypatch.setattr(source_rows, "declaration_of", lambda name: declaration())
+    monkeypatch.setattr(read_rows, "declaration_of", lambda name: declaration())
     names = tuple(name for name in COLUMNS if name != "numbers")  # arrays of the catalog are of text
     (piece,) = pieces({writer(): (ids[0] - 1, ids[-1])}, [])
     try:
         batches = list(read_piece(Reading(driver.dsn(), NAME, names), piece))
     finally:
-        for _, one in source_rows._kept:
+        for _, one in read_rows._kept:
             one.close()
-        source_rows._kept.clear()
+        read_rows._kept.clear()
     found = [row for batch in batches for row in batch.to_pylist()]
     for row in found:
         row["thing"] = None if row["thing"] is None else json.loads(row["thing"])

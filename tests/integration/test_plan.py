@@ -6,10 +6,9 @@ import pytest
 from django.db import connection
 
 from events.models import Room
-from pipeline import plan
-from pipeline.models import Job, JobState, QuarantinedLine
-from pipeline.parts import Part
-from pipeline.plan import (
+from pipeline.importing import plan
+from pipeline.importing.parse_lines import sequence_number
+from pipeline.importing.plan import (
     create_staging,
     drop_staging,
     give_up_rooms,
@@ -18,8 +17,9 @@ from pipeline.plan import (
     planned_rooms,
     store_broken,
 )
-from pipeline.stage_lines import sequence_number
-from pipeline.staging import table_name
+from pipeline.importing.sources.parts import Part
+from pipeline.importing.staging_tables import table_name
+from pipeline.models import Job, JobState, QuarantinedLine
 
 pytestmark = pytest.mark.django_db
 

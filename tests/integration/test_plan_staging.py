@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from django.db import connection, transaction
 
-from pipeline.plan import create_staging, drop_staging
-from pipeline.staging import STEPS, table_name
+from pipeline.importing.plan import create_staging, drop_staging
+from pipeline.importing.staging_tables import STEPS, table_name
 
 JOB = 77
 

@@ -9,11 +9,11 @@ import pytest
 from django.db import connection, transaction
 
 from events.models import Event
-from pipeline import promotion
+from pipeline.importing import load_rooms
+from pipeline.importing.load_rooms import LoadedRoom, promote
+from pipeline.importing.plan import analyze_results, create_staging, drop_staging
+from pipeline.importing.staging_tables import table_name
 from pipeline.models import Job
-from pipeline.plan import analyze_results, create_staging, drop_staging
-from pipeline.promotion import LoadedRoom, promote
-from pipeline.staging import table_name
 from state.models import StateGroup
 
 LARGE = 5_000
@@ -100,8 +100,8 @@ def test_rows_of_a_large_room_are_not_compared_each_with_each(job, small):
 
 
 def test_ids_with_holes_between_them_are_given_out_in_order_and_not_compared_each_with_each(job, monkeypatch):
-    whole = promotion._Batch._reserve
-    monkeypatch.setattr(promotion._Batch, "_reserve", lambda *given: whole(*given[:2], 2 * given[2])[::2])
+    whole = load_rooms._Batch._reserve
+    monkeypatch.setattr(load_rooms._Batch, "_reserve", lambda *given: whole(*given[:2], 2 * given[2])[::2])
     with connection.cursor() as cursor:
         stage(cursor, job, 1, 1_000, 1)
         stage_events(cursor, job, 1, 1_000, 1)

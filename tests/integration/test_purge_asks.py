@@ -12,7 +12,7 @@ import time
 import pytest
 
 from events.models import Event, Room
-from pipeline.job_runs import queue_job, run_job
+from pipeline.jobs.run import queue_job, run_job
 from pipeline.models import Job
 from tests.integration.test_purging import middle, talked_room
 from tests.waiting import wait_until

@@ -48,9 +48,9 @@ from events.reading.timeline import timeline
 from events.reading.user_timeline import timeline_of
 from events.visibility.access import readable_room
 from events.visibility.explain import explain_visibility
-from pipeline import resting
-from pipeline.job_runs import queue_job
-from pipeline.jobs import killed_jobs
+from pipeline.jobs import throttle
+from pipeline.jobs.rows import killed_jobs
+from pipeline.jobs.run import queue_job
 from pipeline.models import Job
 from state.groups.store import StateDigest, full_states
 from state.models import StateGroup, StateGroupDelta
@@ -73,7 +73,7 @@ SMALL_ROOMS = [name for name in ROOM_NAMES if not name.startswith("large")]
 @pytest.fixture(autouse=True)
 def _forget(settings, monkeypatch):
     settings.REPLSITE_SERVER_NAME = "nobody.test"
-    monkeypatch.setattr(resting, "_REST", 0)
+    monkeypatch.setattr(throttle, "_REST", 0)
     yield
     forget_kept()
 
@@ -471,7 +471,7 @@ import os, signal, sys
 import django
 django.setup()
 from events.maintenance import purge_history as purging
-from pipeline.job_runs import run_job
+from pipeline.jobs.run import run_job
 purging._EVENTS_PER_TRANSACTION = 3
 plain, done = purging.purge_batch, []
 def purge(*arguments):

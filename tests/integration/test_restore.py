@@ -33,9 +33,11 @@ from events.models import (
 from events.persist.room_cache import forget_kept
 from events.reading.timeline import timeline
 from events.visibility.rebuild import stored_ranges
-from pipeline import archive, resting, restore_kind
-from pipeline.archive_format import read_manifest, write_manifest
-from pipeline.jobs import killed_jobs
+from pipeline.archive import restore as restore_kind
+from pipeline.archive import write
+from pipeline.archive.format import read_manifest, write_manifest
+from pipeline.jobs import throttle
+from pipeline.jobs.rows import killed_jobs
 from pipeline.models import Job
 from state.models import StateGroup
 from state.rules.room_versions import room_version
@@ -137,10 +139,10 @@ def assert_same(after, before):
 
 @pytest.fixture
 def small_steps(monkeypatch):
-    monkeypatch.setattr(archive, "EVENTS_PER_FILE", 40)
-    monkeypatch.setattr(archive, "GROUPS_PER_FILE", 15)
+    monkeypatch.setattr(write, "EVENTS_PER_FILE", 40)
+    monkeypatch.setattr(write, "GROUPS_PER_FILE", 15)
     monkeypatch.setattr(restore_kind, "EVENTS_PER_TRANSACTION", 13)
-    monkeypatch.setattr(resting, "_REST", 0)
+    monkeypatch.setattr(throttle, "_REST", 0)
 
 
 # --- as it was --------------------------------------------------------------------------------------------------------
@@ -335,9 +337,9 @@ _KILLED = """
 import os, signal, sys
 import django
 django.setup()
-from pipeline import archive_parts, restore_kind
-from pipeline.archive_folders import any_folder
-from pipeline.job_runs import run_job
+from pipeline.archive.write import parts as archive_parts, restore as restore_kind
+from pipeline.archive.folders import any_folder
+from pipeline.jobs.run import run_job
 kind, room_id, folder = sys.argv[1:]
 plain, done = (archive_parts._write, []) if kind == "archive" else (restore_kind.restore_events, [])
 def dies(*arguments, **more):
@@ -354,7 +356,7 @@ with any_folder():
 
 
 def test_kill_nine_while_archiving_and_while_restoring(tmp_path, database_url, monkeypatch):
-    monkeypatch.setattr(resting, "_REST", 0)
+    monkeypatch.setattr(throttle, "_REST", 0)
     made = talked_room(30)
     before = everything(made.room_id)
     kill("archive", made.room_id, tmp_path, database_url)

@@ -14,7 +14,7 @@ from events.integrity.repair import check_room
 from events.models import Event, EventVisibility, FeedEntry, FeedPosition, ForwardExtremity, Room
 from events.persist.room_cache import forget_kept
 from events.sending.send import create_room
-from pipeline.feeds import Stretch, write_feeds
+from pipeline.feeds.write import Stretch, write_feeds
 from pipeline.models import Job
 from streams.models import CacheInvalidation
 from tests.integration.test_live_is_bulk import generated

@@ -16,8 +16,8 @@ from events.maintenance import purge_room
 from events.maintenance.purge_history import only_purge
 from events.models import CurrentState, Event, EventAuth, EventEdge, EventJson, Feed, FeedEntry, PurgedRoom, Room
 from events.reading.timeline import timeline
-from pipeline import restore_kind
-from pipeline.archive_format import read_manifest
+from pipeline.archive import restore as restore_kind
+from pipeline.archive.format import read_manifest
 from pipeline.models import Job
 from state.models import StateGroup, StateGroupDelta
 from streams.models import CacheInvalidation
@@ -158,7 +158,7 @@ import os, signal, sys
 import django
 django.setup()
 from events.maintenance import purge_room as room_purging
-from pipeline.job_runs import run_job
+from pipeline.jobs.run import run_job
 room_purging._EVENTS_PER_TRANSACTION = 3
 plain, done = room_purging.RoomPurge._step, []
 def step(self, *arguments):

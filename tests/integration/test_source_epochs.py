@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-from pipeline.source import ReplsiteSource
-from pipeline.source_vectors import Bound
+from pipeline.source.data_source import ReplsiteSource
+from pipeline.source.offsets import Bound
 from streams import epochs
 from streams.db import driver
 from streams.errors import EpochChanged

@@ -7,10 +7,10 @@ import json
 import pytest
 from django.db import connection
 
-from pipeline import source_rows
-from pipeline.source_filters import Condition
-from pipeline.source_rows import Reading, read_piece
-from pipeline.source_vectors import pieces
+from pipeline.source import read_rows
+from pipeline.source.filters import Condition
+from pipeline.source.offsets import pieces
+from pipeline.source.read_rows import Reading, read_piece
 from streams import registry
 from streams.db.driver import dsn
 from streams.errors import ResyncNeeded
@@ -22,10 +22,10 @@ NAMES = ("keys", "token", "received_at_ms", "fact_table", "writer", "cache_name"
 
 @pytest.fixture(autouse=True)
 def kept():
-    yield source_rows._kept
-    for _, one in source_rows._kept:
+    yield read_rows._kept
+    for _, one in read_rows._kept:
         one.close()
-    source_rows._kept.clear()
+    read_rows._kept.clear()
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def test_conditions_are_kept(ids, piece):
 
 
 def test_rows_come_in_batches_of_bounded_size(monkeypatch, ids, piece):
-    monkeypatch.setattr(source_rows, "_BATCH_BYTES", 1)
+    monkeypatch.setattr(read_rows, "_BATCH_BYTES", 1)
     assert [batch.num_rows for batch in read_piece(Reading(dsn(), "caches", NAMES), piece)] == [1] * 6
 
 
@@ -108,7 +108,7 @@ def test_a_connection_to_another_database_is_not_kept_beside_it(kept, piece):
 
 
 def test_a_piece_that_is_left_in_the_middle_leaves_no_connection(monkeypatch, kept, piece):
-    monkeypatch.setattr(source_rows, "_BATCH_BYTES", 1)
+    monkeypatch.setattr(read_rows, "_BATCH_BYTES", 1)
     reading = read_piece(Reading(dsn(), "caches", NAMES), piece)
     next(reading)
     reading.close()

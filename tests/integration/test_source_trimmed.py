@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from pyspark.sql.datasource import InputPartition
 
-from pipeline.source import ReplsiteSource
-from pipeline.source_vectors import Bound, Piece
+from pipeline.source.data_source import ReplsiteSource
+from pipeline.source.offsets import Bound, Piece
 from streams.db import driver
 from streams.errors import ResyncNeeded
 from streams.maintenance.trim import Keep, TrimRequest, trim

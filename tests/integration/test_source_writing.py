@@ -16,11 +16,11 @@ import pytest
 from django.db import connection
 from pyspark.sql.types import ArrayType, LongType, StringType, StructField, StructType
 
-from pipeline.append_staged import database_settings
 from pipeline.errors import FactsNotAppended
 from pipeline.models import SourceWrite
-from pipeline.source_options import WriteOptions
-from pipeline.source_writing import PREFIX, fact_writer
+from pipeline.source.append_process import database_settings
+from pipeline.source.options import WriteOptions
+from pipeline.source.write import PREFIX, fact_writer
 from streams.db.driver import dsn
 from streams.models import CacheInvalidation, Receipt, StreamPosition
 from tests.session import PROJECT
@@ -112,7 +112,7 @@ def test_an_appending_process_that_is_killed_leaves_the_work_to_the_next(writer)
     work = json.dumps(writer.work([staged]))
     with psycopg2.connect(dsn()) as blocking, blocking.cursor() as cursor:
         cursor.execute("LOCK TABLE streams_cacheinvalidation IN SHARE MODE")  # the insert waits, its IDs are reserved
-        command = [sys.executable, "-m", "pipeline.append_staged"]
+        command = [sys.executable, "-m", "pipeline.source.append_process"]
         process = subprocess.Popen(command, cwd=PROJECT, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         process.stdin.write(work)
         process.stdin.close()

@@ -8,11 +8,11 @@ import time
 import pytest
 from django.db import connection, connections
 
-from pipeline import staged_facts
 from pipeline.errors import FactsNotAppended
 from pipeline.models import SourceWrite
-from pipeline.source_writing import staging_name
-from pipeline.staged_facts import Appended, StagedWrite, append_staged, sweep
+from pipeline.source import append_staged as staged_facts
+from pipeline.source.append_staged import Appended, StagedWrite, append_staged, sweep
+from pipeline.source.write import staging_name
 from streams import registry
 from streams.models import CacheInvalidation, Presence
 from tests.waiting import wait_until

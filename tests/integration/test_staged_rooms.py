@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from django.db import connection, transaction
 
-from pipeline.inputs import open_inputs, parts_of_inputs
-from pipeline.plan import create_staging, drop_staging, make_plan, planned_rooms
-from pipeline.stage_lines import LineWork, stage_part
-from pipeline.stage_rooms import RoomWork, stage_rooms
-from pipeline.staging import BROKEN, RESULT_TABLES, WORKING, table_name
+from pipeline.importing.parse_lines import LineWork, stage_part
+from pipeline.importing.plan import create_staging, drop_staging, make_plan, planned_rooms
+from pipeline.importing.sources.inputs import open_inputs, parts_of_inputs
+from pipeline.importing.staging_tables import BROKEN, RESULT_TABLES, WORKING, table_name
+from pipeline.importing.work_out_rooms import RoomWork, stage_rooms
 from streams.db.driver import dsn
 from tests.room_data import ROOMS
 from tests.waiting import wait_until
@@ -99,8 +99,8 @@ def test_an_event_in_a_large_room_that_comes_twice_puts_the_room_aside(planned, 
 def test_progress_inside_a_large_room_is_told_and_gone_at_the_end(planned, rows, monkeypatch):
     told = []
     seen = f"SELECT events FROM {table_name(JOB, WORKING.name)}"
-    written = "pipeline.stage_rooms._Progress.written"
-    from pipeline.stage_rooms import _Progress
+    written = "pipeline.importing.work_out_rooms._Progress.written"
+    from pipeline.importing.work_out_rooms import _Progress
 
     plain = _Progress.written
     monkeypatch.setattr(written, lambda self, events: (plain(self, events), told.append(rows(seen)[0][0])))
@@ -112,7 +112,7 @@ def test_progress_inside_a_large_room_is_told_and_gone_at_the_end(planned, rows,
 
 KILLED = """
 import os, signal, sys
-from pipeline import stage_rooms
+from pipeline.importing import work_out_rooms as stage_rooms
 plain = stage_rooms._Progress.written
 def written(self, events):
     plain(self, events)

@@ -10,7 +10,15 @@ from django.utils import timezone
 
 from events.models import CurrentState
 from pipeline.models import RoomDay, RoomStatistics, ServerStatistics, UserDay
-from pipeline.statistics import COUNTED, DAY_SECONDS, HOUR_SECONDS, Figures, add_figures, count_again, forget_rooms
+from pipeline.statistics.update import (
+    COUNTED,
+    DAY_SECONDS,
+    HOUR_SECONDS,
+    Figures,
+    add_figures,
+    count_again,
+    forget_rooms,
+)
 
 pytestmark = pytest.mark.django_db
 

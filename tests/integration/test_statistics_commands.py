@@ -9,10 +9,10 @@ import pytest
 from django.core.management import call_command
 from django.db import connection
 
-from pipeline.ledger import BatchOffsets, ledger_vectors, take_batch
-from pipeline.live_statistics import STATISTICS
+from pipeline.live.ledger import BatchOffsets, ledger_vectors, take_batch
+from pipeline.live.statistics_table import STATISTICS
 from pipeline.models import BatchLedger, RoomDay, RoomStatistics, ServerStatistics, UserDay
-from pipeline.statistics import Figures, add_figures
+from pipeline.statistics.update import Figures, add_figures
 
 pytestmark = pytest.mark.django_db
 

@@ -9,9 +9,9 @@ from django.db import connection
 from django.utils import timezone
 
 from events.models import CurrentState, Event, Room
-from pipeline import statistics_history
 from pipeline.models import RoomDay, RoomStatistics, ServerStatistics, UserDay
-from pipeline.statistics_history import bound_history, go_through, take_figures
+from pipeline.statistics import history
+from pipeline.statistics.history import bound_history, go_through, take_figures
 
 pytestmark = pytest.mark.django_db
 
@@ -85,8 +85,8 @@ def test_rooms_that_are_gone_are_forgotten(do):
 
 def test_hours_and_days_that_are_too_old_are_removed(do):
     now = timezone.now()
-    for step, kept in ((3600, timedelta(hours=statistics_history.HOURS_KEPT)),
-                       (86400, timedelta(days=statistics_history.DAYS_KEPT))):  # fmt: skip
+    for step, kept in ((3600, timedelta(hours=history.HOURS_KEPT)),
+                       (86400, timedelta(days=history.DAYS_KEPT))):  # fmt: skip
         for age in (timedelta(0), kept - timedelta(minutes=5), kept + timedelta(minutes=5)):
             ServerStatistics.objects.create(step_seconds=step, at=now - age)
     do(bound_history)
@@ -108,7 +108,7 @@ def test_of_days_before_yesterday_the_busiest_rooms_stay(do):
     for age in (0, 1, 2, 300):
         for number in range(25):
             RoomDay.objects.create(day=today() - timedelta(age), room_id=f"!{number:02}", events=number, history=0)
-    RoomDay.objects.create(day=today() - timedelta(statistics_history.DAYS_KEPT), room_id="!old", events=1, history=0)
+    RoomDay.objects.create(day=today() - timedelta(history.DAYS_KEPT), room_id="!old", events=1, history=0)
     do(bound_history)
     counts = {(today() - row["day"]).days: 0 for row in RoomDay.objects.values("day")}
     for row in RoomDay.objects.all():

@@ -10,8 +10,8 @@ import psycopg2
 import pytest
 from django.db import connection
 
-from pipeline.job_sql import KILLED_JOBS
-from pipeline.jobs import JobLock
+from pipeline.jobs.rows import JobLock
+from pipeline.jobs.sql import KILLED_JOBS
 from streams.db import driver
 from streams.db.schema_mark import SCHEMA_MARK
 from tests.wire_client import WireClient, positioned, start_replication

@@ -16,7 +16,7 @@ from django.db import connection
 
 from pipeline.conf import pipeline_settings
 from pipeline.errors import JavaMissing
-from pipeline.session import LIGHT_DRIVER, PRIVATE_FILES, find_java, spark_session
+from pipeline.spark.session import LIGHT_DRIVER, PRIVATE_FILES, find_java, spark_session
 from streams.writing import writer as writers
 from tests.emptying import empty_tables
 from tests.warm_start import WARM

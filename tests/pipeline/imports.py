@@ -8,7 +8,7 @@ from pathlib import Path
 
 from django.db import connection
 
-from pipeline.import_history import ImportOptions, Outcome, import_history
+from pipeline.importing.job import ImportOptions, Outcome, import_history
 from tests.room_data import ROOM_NAMES, ROOMS
 
 ALL_ROOMS = tuple(ROOMS / name / "events.jsonl.gz" for name in ROOM_NAMES)

@@ -11,8 +11,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from pipeline.session import spark_session
-from pipeline.source import register
+from pipeline.source.data_source import register
+from pipeline.spark.session import spark_session
 
 MAX_ROWS = 10
 ROWS_AT_THE_END = 5_000

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
-from pipeline.schemas import fact_columns
-from pipeline.source import ReplsiteSource, register
+from pipeline.source.data_source import ReplsiteSource, register
+from pipeline.source.schemas import fact_columns
 from streams import registry
 from streams.db.driver import dsn
 from streams.load_generator import generator
@@ -59,7 +59,7 @@ def follow(monkeypatch):
         readers.append(source.streamReader(source.schema()))
         return readers[-1]
 
-    monkeypatch.setattr("pipeline.source_rows._kept", kept := [])
+    monkeypatch.setattr("pipeline.source.read_rows._kept", kept := [])
     yield begin
     for reader in readers:
         reader.stop()

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from events.models import Event, EventJson
-from pipeline import archive
-from pipeline.archive_folders import any_folder
-from pipeline.archive_format import read_manifest
+from pipeline.archive import write
+from pipeline.archive.folders import any_folder
+from pipeline.archive.format import read_manifest
 from pipeline.errors import SparkFailed
-from pipeline.job_runs import run_job
+from pipeline.jobs.run import run_job
 from tests.emptying import empty_tables
 from tests.integration.test_purging import middle
 from tests.integration.test_restore import assert_same, everything, restore, stored
@@ -30,7 +30,7 @@ def job(kind, **arguments):
 
 
 def test_spark_writes_what_one_process_writes(spark, tmp_path, monkeypatch):
-    monkeypatch.setattr(archive, "EVENTS_PER_FILE", 50)
+    monkeypatch.setattr(write, "EVENTS_PER_FILE", 50)
     room_id = stored("v11_fork_walk")
     here, there = (
         read_manifest(Path(job("archive", room=room_id, folder=str(tmp_path), spark=uses_spark)["folder"]))
@@ -55,7 +55,7 @@ def test_what_spark_archived_is_purged_and_comes_back(spark, tmp_path):
 
 def test_a_task_that_fails_leaves_no_archive(spark, tmp_path, monkeypatch):
     room_id = stored("v9_restricted")
-    monkeypatch.setattr(archive, "_EVENTS", archive._EVENTS.replace("e.sender,", "e.sender || chr(0) AS sender,"))
+    monkeypatch.setattr(write, "_EVENTS", write._EVENTS.replace("e.sender,", "e.sender || chr(0) AS sender,"))
     with pytest.raises(SparkFailed):
         job("archive", room=room_id, folder=str(tmp_path), spark=True)
     assert list(tmp_path.iterdir()) == []

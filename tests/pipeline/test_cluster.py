@@ -65,15 +65,15 @@ def tasks_are_at_work() -> bool:
 _DRIVER = """
     import json
     from django.core.management import call_command
-    from pipeline.site_spark import site_session
-    from pipeline.source import register
+    from pipeline.spark.site_session import site_session
+    from pipeline.source.data_source import register
 
     master, dsn, folder, *files = sys.argv[1:]
 
     def where(batches):
-        import os, pyarrow, pipeline.source
+        import os, pyarrow, pipeline.source.data_source
         for batch in batches:
-            file, names = os.path.abspath(pipeline.source.__file__), sorted(os.environ)
+            file, names = os.path.abspath(pipeline.source.data_source.__file__), sorted(os.environ)
             found = {"file": file, "names": names, "modules": sorted(sys.modules)}
             yield pyarrow.RecordBatch.from_pydict({"found": [json.dumps(found)] * batch.num_rows})
 

@@ -7,9 +7,9 @@ import threading
 
 import pytest
 
-from pipeline import executor_check
 from pipeline.errors import ClusterUnfit
-from pipeline.executor_check import check_executors
+from pipeline.spark import cluster_check
+from pipeline.spark.cluster_check import check_executors
 from streams.db.driver import dsn
 from tests.waiting import wait_until
 
@@ -40,7 +40,7 @@ def test_executors_whose_python_lacks_a_package_are_told_with_its_name(spark, mo
 
         return each
 
-    monkeypatch.setattr(executor_check, "_answers", lacking)
+    monkeypatch.setattr(cluster_check, "_answers", lacking)
     with pytest.raises(ClusterUnfit, match=r"1 of the hosts .* node7: No module named 'orjson'.*requirements\.txt"):
         check_executors(spark)
 
@@ -54,7 +54,7 @@ def test_code_that_does_not_run_is_told_in_one_line(spark, monkeypatch):
 
         return each
 
-    monkeypatch.setattr(executor_check, "_answers", broken)
+    monkeypatch.setattr(cluster_check, "_answers", broken)
     with pytest.raises(
         ClusterUnfit, match="cannot run our code: ModuleNotFoundError: No module named 'no_such_module'"
     ):

@@ -21,11 +21,11 @@ from django.core.management import CommandError, call_command
 
 from events.format.client_format import pruned_json
 from events.models import CurrentState, Event, EventJson, Room
-from pipeline import export, export_kind
 from pipeline.errors import DiskFull, ExportDiffers, JobCancelled, SparkFailed, UnusableArguments
-from pipeline.export_kind import EXPORT, export_lines, run_export
-from pipeline.export_tables import FIRST_DAY, TABLES, room_bucket
-from pipeline.job_runs import JobRun, job_kinds, queue_job
+from pipeline.export import export, kind
+from pipeline.export.kind import EXPORT, export_lines, run_export
+from pipeline.export.tables import FIRST_DAY, TABLES, room_bucket
+from pipeline.jobs.run import JobRun, job_kinds, queue_job
 from pipeline.models import Job, JobState
 from tests.oracle.answers import parsed
 from tests.session import PROJECT
@@ -182,7 +182,7 @@ def test_the_manifest_tells_what_is_there(exported):
 
 @reading
 def test_an_import_reads_the_events_again(exported, stored):
-    from pipeline.parquet_rows import check_file
+    from pipeline.importing.sources.parquet import check_file
 
     folder, _ = exported
     for file in (folder / "events").rglob("*.parquet"):
@@ -400,7 +400,7 @@ def test_two_exports_to_one_folder_do_not_meet(spark, stored, tmp_path):
 
 
 def test_it_can_be_queued_below_the_folder_for_exports(spark, stored, monkeypatch, tmp_path, own_writer):
-    monkeypatch.setattr(export_kind, "_exports", lambda: tmp_path)
+    monkeypatch.setattr(kind, "_exports", lambda: tmp_path)
     queued = queue_job(EXPORT, {"to": "nightly", "tables": ["rooms"]}, by="a timer")
     call_command("runjobs", "--once", stdout=io.StringIO(), stderr=io.StringIO())
     job = Job.objects.get(pk=queued.pk)
@@ -424,7 +424,7 @@ def test_a_queued_export_goes_nowhere_else(name):
 )  # fmt: skip
 def test_unusable_arguments_are_refused(arguments):
     with pytest.raises(UnusableArguments):
-        export_kind.checked_export(arguments)
+        kind.checked_export(arguments)
 
 
 def test_a_folder_that_cannot_be_made_is_told(stored, tmp_path):

@@ -47,7 +47,7 @@ def test_the_line_itself_is_kept_shortened(tmp_path):
 
 
 def test_lines_of_a_file_that_is_read_in_parts_have_their_numbers(tmp_path, monkeypatch):
-    monkeypatch.setattr("pipeline.import_history.PART_BYTES", 5_000)
+    monkeypatch.setattr("pipeline.importing.job.PART_BYTES", 5_000)
     events = bare_room(1, 100)
     path = write_lines(tmp_path / "in", *events[:70], b"broken", *events[70:], b"also broken")
     assert run_import(path).imported == 100

@@ -15,9 +15,9 @@ from django.core.management import CommandError, call_command
 from django.db import connection
 
 from pipeline.errors import DiskFull, JobCancelled, SourceChanged
-from pipeline.job_queue import JobServer
-from pipeline.job_runs import queue_job
-from pipeline.jobs import cancel_job
+from pipeline.jobs.queue import JobServer
+from pipeline.jobs.rows import cancel_job
+from pipeline.jobs.run import queue_job
 from pipeline.models import ImportSource, Job, JobState, QuarantinedLine
 from tests.pipeline.imports import bare_room, content, run_import, staging_tables, write_lines
 from tests.room_data import ROOMS
@@ -95,7 +95,7 @@ def test_a_source_that_changes_while_it_is_read_is_refused_and_nothing_is_loaded
     }
     path = made[form]()
     os.utime(path, ns=(1, 1))
-    monkeypatch.setattr("pipeline.import_history.scan_parts", lambda *_: path.write_bytes(path.read_bytes()[:1000]))
+    monkeypatch.setattr("pipeline.importing.job.scan_parts", lambda *_: path.write_bytes(path.read_bytes()[:1000]))
     with pytest.raises(SourceChanged, match=f"{path.name} has changed"):
         run_import(path)
     assert content()["events"] == [] and staging_tables() == []
@@ -159,7 +159,7 @@ def test_resuming_a_folder_to_which_a_file_came_is_refused(tmp_path):
 
 
 def test_a_cancelled_import_ends_at_its_next_step_and_leaves_no_staging(tmp_path, monkeypatch):
-    monkeypatch.setattr("pipeline.job_runs._LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("pipeline.jobs.run._LOOK_SECONDS", 0.0)
     path = write_lines(tmp_path / "in", *bare_room(1, 5))
     with pytest.raises(JobCancelled, match="Cancelled by ann"):
         run_import(path, pause=lambda step: cancel_job(Job.objects.get().pk, "ann", "default"))
@@ -209,8 +209,8 @@ KILLED = """
 from pathlib import Path
 from django.conf import settings
 settings.REPLSITE_IMPORT_FOLDER = Path(sys.argv[1])
-from pipeline import import_history
-from pipeline.job_queue import JobServer
+from pipeline.importing import job as import_history
+from pipeline.jobs.queue import JobServer
 from streams.writing import writer as writers
 
 def die(*_):

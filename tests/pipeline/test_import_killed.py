@@ -16,8 +16,8 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("
 
 KILLED = """
 import io, time
-from pipeline import import_history as importing, promotion, spark_tasks
-from pipeline.import_history import ImportOptions, import_history
+from pipeline.importing import job as importing, load_rooms as promotion, spark_tasks
+from pipeline.importing.job import ImportOptions, import_history
 from pipeline.models import ImportedRoom, Job
 
 def die(step):
@@ -105,7 +105,7 @@ def test_a_crash_of_postgresql_empties_staging_and_the_job_begins_anew(clean, ki
 def test_a_file_that_changes_while_it_is_read_is_refused_and_nothing_is_loaded(tmp_path, rows, monkeypatch):
     path = tmp_path / "in.jsonl.gz"
     path.write_bytes(SMALL_ROOMS[0].read_bytes())
-    monkeypatch.setattr("pipeline.import_history.stage_parts", lambda *_: path.write_bytes(SMALL_ROOMS[1].read_bytes()))
+    monkeypatch.setattr("pipeline.importing.job.stage_parts", lambda *_: path.write_bytes(SMALL_ROOMS[1].read_bytes()))
     with pytest.raises(SourceChanged, match="has changed"):
         run_import(path)
     assert rows("SELECT count(*) FROM events_event") == [(0,)]

@@ -9,10 +9,10 @@ from functools import partial
 import pytest
 
 from events.models import Event
-from pipeline import promotion
+from pipeline.importing import load_rooms
+from pipeline.importing.spark_tasks import run_tasks, stage_rooms
+from pipeline.importing.work_out_rooms import RoomWork
 from pipeline.models import Job, JobState
-from pipeline.spark_tasks import run_tasks, stage_rooms
-from pipeline.stage_rooms import RoomWork
 from streams import registry
 from streams.models import CacheInvalidation
 from tests.emptying import empty_tables
@@ -25,12 +25,12 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def test_ids_with_holes_between_keep_the_order(spark, own_writer, tmp_path, rows, monkeypatch):
-    reserve = promotion._Batch._reserve
+    reserve = load_rooms._Batch._reserve
 
     def with_holes(batch, stream, count):
         return reserve(batch, stream, 2 * count)[::2]
 
-    monkeypatch.setattr(promotion._Batch, "_reserve", with_holes)
+    monkeypatch.setattr(load_rooms._Batch, "_reserve", with_holes)
     mixed = [event for pair in zip(bare_room(1, 30), bare_room(2, 30), strict=True) for event in pair]
     run_import(write_lines(tmp_path / "rooms.jsonl", *({"json": event, "room_version": "2"} for event in mixed)))
     found = rows("SELECT event_id, stream_ordering FROM events_event ORDER BY stream_ordering")
@@ -43,7 +43,7 @@ def test_rooms_that_are_read_in_chunks_are_what_they_are_as_a_whole(spark, own_w
     run_import(*files)
     whole = content()
     empty_tables()
-    monkeypatch.setattr("pipeline.import_history.RoomWork", partial(RoomWork, chunk=50))
+    monkeypatch.setattr("pipeline.importing.job.RoomWork", partial(RoomWork, chunk=50))
     run_import(*files)
     assert content() == whole and whole["visibility"]
 
@@ -72,8 +72,8 @@ def test_a_loader_that_fails_ends_what_spark_is_at(spark, own_writer, tmp_path, 
         stage_rooms(session, work, packs)
         run_tasks(session, 1, lambda _: str(time.sleep(120)))
 
-    monkeypatch.setattr("pipeline.loading.promote", fail)
-    monkeypatch.setattr("pipeline.import_history.stage_rooms", and_more)
+    monkeypatch.setattr("pipeline.importing.loaders.promote", fail)
+    monkeypatch.setattr("pipeline.importing.job.stage_rooms", and_more)
     path = write_lines(tmp_path / "rooms.jsonl", *({"json": e, "room_version": "2"} for e in bare_room(1, 5)))
     begun = time.monotonic()
     with pytest.raises(ArithmeticError, match="own words"):

@@ -15,8 +15,8 @@ from events.integrity.repair import check_room
 from events.models import Event, EventJson
 from events.sending.finish import finish_event
 from pipeline.errors import UnusableArguments
-from pipeline.import_history import ImportOptions, import_history
-from pipeline.job_runs import run_job
+from pipeline.importing.job import ImportOptions, import_history
+from pipeline.jobs.run import run_job
 from pipeline.models import Job, JobState, QuarantinedLine
 from tests.pipeline.imports import run_import, write_lines
 from tests.room_data import ROOMS, event_lines, stored_events

@@ -10,9 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 from django.db import connection
 
-from pipeline import inputs, synapse_rows
+from pipeline.importing.sources import inputs, synapse_db
+from pipeline.importing.sources.parts import TOLD
 from pipeline.models import ImportSource, Job, QuarantinedLine
-from pipeline.parts import TOLD
 from tests.emptying import empty_tables
 from tests.pipeline.imports import bare_room, content, run_import, write_lines
 from tests.room_data import ROOMS, event_lines
@@ -64,7 +64,7 @@ def test_the_database_of_a_synapse_on_sqlite(expected, tmp_path):
 
 
 def test_the_database_of_a_synapse_on_postgresql(expected, database_url, monkeypatch):
-    monkeypatch.setattr(synapse_rows, "_BOUNDS", synapse_rows._BOUNDS.replace("50000", "100"))
+    monkeypatch.setattr(synapse_db, "_BOUNDS", synapse_db._BOUNDS.replace("50000", "100"))
     with postgresql_database(database_url, NAMES) as url:
         assert result(run_import(url)) == expected
     source = ImportSource.objects.get()

@@ -9,8 +9,8 @@ import pytest
 from events.integrity.repair import check_room
 from events.models import Event, Room
 from events.persist.room_cache import forget_kept
-from pipeline import known_rooms
-from pipeline.job_runs import run_job
+from pipeline.importing import extend_rooms
+from pipeline.jobs.run import run_job
 from pipeline.models import QuarantinedLine
 from tests.oracle.answers import parsed
 from tests.persisted_rooms import incoming, persist
@@ -83,11 +83,11 @@ def test_a_room_that_is_made_live_while_it_is_imported(step, tmp_path):
 @pytest.mark.parametrize("purged", [False, True])
 def test_live_events_and_a_purge_between_the_batches_of_a_known_room(purged, tmp_path, monkeypatch, settings):
     settings.REPLSITE_SERVER_NAME = "nobody.test"
-    monkeypatch.setattr(known_rooms, "EVENTS_PER_BATCH", 7)
+    monkeypatch.setattr(extend_rooms, "EVENTS_PER_BATCH", 7)
     events = parsed("v11_redactions")
     path = write_lines(tmp_path / "in", *event_lines("v11_redactions"))
     live = [persist_each(events[:20])]
-    rounds, following, gone = [], known_rooms._next, []
+    rounds, following, gone = [], extend_rooms._next, []
 
     def meanwhile(*arguments):
         rounds.append(1)
@@ -98,7 +98,7 @@ def test_live_events_and_a_purge_between_the_batches_of_a_known_room(purged, tmp
             run_job("purge room", {"room": Room.objects.get().room_id}, stream=io.StringIO())
         return following(*arguments)
 
-    monkeypatch.setattr(known_rooms, "_next", meanwhile)
+    monkeypatch.setattr(extend_rooms, "_next", meanwhile)
     outcome = run_import(path)
     assert live[1] > 0 and len(rounds) > 6
     assert Event.objects.count() == outcome.imported + sum(live) - sum(gone)

@@ -15,12 +15,10 @@ from django.core.management import CommandError, call_command
 from django.db import connection
 from django.db.models import JSONField, Value
 
-from pipeline import job_runs
 from pipeline.errors import JobCancelled, JobLost, QueueFull, UnknownJob, UnusableArguments
-from pipeline.job_queue import MOST_ATTEMPTS, JobServer, requeue_killed
-from pipeline.job_runs import queue_job, run_job
-from pipeline.job_views import job_views
-from pipeline.jobs import (
+from pipeline.jobs import run as job_runs
+from pipeline.jobs.queue import MOST_ATTEMPTS, JobServer, requeue_killed
+from pipeline.jobs.rows import (
     CancelOutcome,
     abandoned_jobs,
     begin_job,
@@ -29,6 +27,8 @@ from pipeline.jobs import (
     killed_jobs,
     resumable_job,
 )
+from pipeline.jobs.run import queue_job, run_job
+from pipeline.jobs.view import job_views
 from pipeline.models import Job, JobState
 from streams.db.driver import DatabaseError, direct_connection
 from tests.waiting import wait_until
@@ -483,8 +483,8 @@ _KILLED_AT_WORK = textwrap.dedent("""
     import io, sys
     import django
     django.setup()
-    from pipeline import job_runs
-    from pipeline.job_queue import JobServer
+    from pipeline.jobs.rows import run as job_runs
+    from pipeline.jobs.queue import JobServer
 
     class Sleep:
         help = ""

@@ -11,8 +11,9 @@ from django.db.models import JSONField, Value
 from django.db.models.functions import Now
 from django.test import Client
 
-from pipeline import job_admin, job_runs
-from pipeline.job_runs import queue_job
+from pipeline.jobs import admin
+from pipeline.jobs import run as job_runs
+from pipeline.jobs.run import queue_job
 from pipeline.models import Job, JobState
 from tests.integration.test_purging import talked_room
 
@@ -199,7 +200,7 @@ def test_what_a_purge_deletes_is_confirmed_in_words_with_a_date(staff):
 
 
 def test_two_who_confirm_at_the_same_time_carry_out_one(staff, dry, monkeypatch):
-    monkeypatch.setattr(job_admin, "_why_not", lambda dry: None)  # both have looked before either has queued
+    monkeypatch.setattr(admin, "_why_not", lambda dry: None)  # both have looked before either has queued
     client = staff("carry_out_job")
     for _ in range(2):
         assert client.post(f"{LIST}{dry.pk}/carry-out/").status_code == 302

@@ -7,8 +7,8 @@ import json
 import pytest
 
 from events.integrity.repair import check_room
-from pipeline import known_rooms
-from pipeline.job_runs import Count
+from pipeline.importing import extend_rooms
+from pipeline.jobs.run import Count
 from pipeline.models import ImportedRoom, QuarantinedLine
 from tests.emptying import empty_tables
 from tests.made_rooms import ALICE, BOB, public_room
@@ -36,7 +36,7 @@ def same(found):
 
 
 def test_newer_events_go_on_where_the_room_ends(whole, tmp_path, monkeypatch):
-    monkeypatch.setattr(known_rooms, "EVENTS_PER_BATCH", 50)
+    monkeypatch.setattr(extend_rooms, "EVENTS_PER_BATCH", 50)
     lines = event_lines(ROOM)
     run_import(write_lines(tmp_path / "first", *lines[:100]))
     outcome = run_import(write_lines(tmp_path / "all", *lines))
@@ -46,7 +46,7 @@ def test_newer_events_go_on_where_the_room_ends(whole, tmp_path, monkeypatch):
 
 
 def test_older_events_fill_the_gap_below_the_room_and_are_new_to_nobody(whole, tmp_path, monkeypatch, rows):
-    monkeypatch.setattr(known_rooms, "EVENTS_PER_BATCH", 40)
+    monkeypatch.setattr(extend_rooms, "EVENTS_PER_BATCH", 40)
     lines = event_lines(ROOM)
     run_import(write_lines(tmp_path / "newest", *lines[-30:]))
     before = rows("SELECT max(stream_ordering) FROM events_event")
@@ -74,7 +74,7 @@ def test_what_cannot_be_stored_is_put_aside_with_the_reason_and_the_others_go_in
 
 
 def test_an_import_that_ends_between_two_batches_goes_on_and_counts_each_event_once(whole, tmp_path, monkeypatch):
-    monkeypatch.setattr(known_rooms, "EVENTS_PER_BATCH", 50)
+    monkeypatch.setattr(extend_rooms, "EVENTS_PER_BATCH", 50)
     lines = event_lines(ROOM)
     run_import(write_lines(tmp_path / "first", *lines[:100]))
     path = write_lines(tmp_path / "all", *lines)

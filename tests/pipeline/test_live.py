@@ -17,11 +17,11 @@ from django.db import connections
 from events.models import CurrentState, Event
 from events.sending.send import create_room
 from pipeline.conf import pipeline_settings
-from pipeline.live import LiveOptions, _only_one, run
-from pipeline.live_query import LiveQuery, Place
-from pipeline.live_statistics import StatisticsTable
+from pipeline.live.process import LiveOptions, _only_one, run
+from pipeline.live.query import LiveQuery, Place
+from pipeline.live.statistics_table import StatisticsTable
 from pipeline.models import BatchLedger, RoomStatistics, ServerStatistics
-from pipeline.source import register
+from pipeline.source.data_source import register
 from streams import registry
 from streams.db.driver import dsn
 from streams.models import Reader, StoredCursor

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.live_query import LiveQuery, Place
-from pipeline.live_statistics import StatisticsTable
+from pipeline.live.query import LiveQuery, Place
+from pipeline.live.statistics_table import StatisticsTable
 from streams.db.driver import dsn
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -19,7 +19,7 @@ from django.core.management import call_command
 from django.db import DatabaseError, InterfaceError, connection, connections
 from events.sending.send import NewEvent, create_room
 from events.models import Event, FeedEntry
-from pipeline.live import LiveOptions, run
+from pipeline.live.process import LiveOptions, run
 from pipeline.models import RoomStatistics, ServerStatistics
 from streams.errors import StreamError
 from streams.writing.writer import retire_all

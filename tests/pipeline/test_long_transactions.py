@@ -8,8 +8,9 @@ from contextlib import contextmanager
 import pytest
 
 from events.models import Event
-from pipeline import archive, export
-from pipeline.export_kind import run_export
+from pipeline.archive import write
+from pipeline.export import export
+from pipeline.export.kind import run_export
 from tests.impatient_server import impatient, wait_for_the_limit
 from tests.integration.test_purging import middle
 from tests.integration.test_restore import stored
@@ -22,7 +23,7 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("
 def slow_start(settings, monkeypatch):
     """Spark starts for longer than the server waits, in a job that has its snapshot already."""
     settings.REPLSITE_SERVER_NAME = "nobody.test"
-    for module in (archive, export):
+    for module in (write, export):
         monkeypatch.setattr(module, "site_session", slowly(module.site_session))
     with impatient():
         yield

@@ -13,14 +13,15 @@ from django.utils import timezone
 
 from events.integrity.repair import check_room
 from events.persist.room_cache import forget_kept
-from pipeline import many_rooms, room_progress
 from pipeline.errors import JavaMissing, JobCancelled, UnusableArguments
-from pipeline.job_runs import run_job
-from pipeline.many_rooms import SizedRoom, pack, tell_mended
+from pipeline.jobs import room_progress
+from pipeline.jobs.room_progress import RoomProgress
+from pipeline.jobs.run import run_job
+from pipeline.maintenance import many_rooms
+from pipeline.maintenance.many_rooms import SizedRoom, pack, tell_mended
+from pipeline.maintenance.resync import ResyncKind
+from pipeline.maintenance.resync_executor import RoomsWork, resync_rooms
 from pipeline.models import ComparedRooms, Job, JobState, MendedRoom
-from pipeline.resync_kind import ResyncKind
-from pipeline.resync_rooms import RoomsWork, resync_rooms
-from pipeline.room_progress import RoomProgress
 from streams.models import CacheInvalidation
 from tests.integration import test_room_repair as damage
 from tests.integration.test_live_is_bulk import generated
@@ -101,7 +102,7 @@ def test_cancelled_job_ends_between_two_answers_and_keeps_what_was_mended(spark,
     for room_id in rooms:
         plant(damage.lost_leaf, room_id)
     monkeypatch.setattr(many_rooms, "_ROOMS_PER_TASK", 1)
-    monkeypatch.setattr("pipeline.job_runs._LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("pipeline.jobs.run._LOOK_SECONDS", 0.0)
     monkeypatch.setattr(many_rooms, "tell_mended", lambda using: Job.objects.update(cancel_asked_by="ann"))
     with pytest.raises(JobCancelled):
         run_job("resync", {"what": "rooms", "master": LOCAL}, stream=io.StringIO())
@@ -127,7 +128,7 @@ def test_what_a_killed_run_mended_is_told_by_the_next(own_writer, database_url):
 
 KILLED = """
 import sys
-from pipeline.resync_rooms import RoomsWork, resync_rooms
+from pipeline.maintenance.resync_executor import RoomsWork, resync_rooms
 resync_rooms(RoomsWork(sys.argv[1], "rooms", mend=True), sys.argv[2:])
 """
 
@@ -194,8 +195,9 @@ def test_spark_is_taken_for_many_events_and_done_without_where_there_is_no_java(
 # --- killed, and gone on with -----------------------------------------------------------------------------------------
 
 DIES = """
-from pipeline import many_rooms, room_progress
-from pipeline.job_runs import run_job
+from pipeline.maintenance import many_rooms
+from pipeline.jobs.rows import room_progress
+from pipeline.jobs.run import run_job
 
 work = many_rooms.resync_room
 def until(room_id, *rest, **more):

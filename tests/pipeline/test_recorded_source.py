@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from pipeline.source import register
+from pipeline.source.data_source import register
 from streams.db.driver import dsn
 from streams.recording.recorder import Batch, Recorder
 from streams.replication.protocol.cursors import Reset

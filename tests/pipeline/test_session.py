@@ -15,14 +15,7 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession, SQLContext
 
 from pipeline.errors import JavaMissing
-from pipeline.session import (
-    _configuration,
-    _own_interrupt_handler,
-    _stop,
-    code_archive,
-    find_java,
-    spark_session,
-)
+from pipeline.spark.session import _configuration, _own_interrupt_handler, _stop, code_archive, find_java, spark_session
 
 
 def ask_executor(spark, question):
@@ -134,7 +127,7 @@ def test_a_session_that_is_there_is_used_and_stays(spark, tmp_path):
 def test_the_archive_has_the_rooms_and_changes_its_name_with_them(tmp_path):
     archive = code_archive(tmp_path)
     names = zipfile.ZipFile(archive).namelist()
-    assert "events/history/rows.py" in names and "pipeline/source.py" in names
+    assert "events/history/rows.py" in names and "pipeline/source/data_source.py" in names
     assert not [name for name in names if "management" in name or name.startswith("replsite")]
     assert code_archive(tmp_path) == archive
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from pipeline.source import register
+from pipeline.source.data_source import register
 from streams import registry
 from streams.db.driver import dsn
 from streams.models import CacheInvalidation, Reader

@@ -5,7 +5,7 @@ from __future__ import annotations
 import psycopg2
 import pytest
 
-from pipeline.source import register
+from pipeline.source.data_source import register
 from streams import registry
 from streams.db.driver import dsn
 from streams.models import CacheInvalidation

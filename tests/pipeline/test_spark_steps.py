@@ -7,10 +7,10 @@ import time
 
 import pytest
 
-from pipeline import spark_steps as module
 from pipeline.errors import JobCancelled, SparkFailed
-from pipeline.spark_steps import spark_steps
-from pipeline.spark_tasks import run_tasks
+from pipeline.importing.spark_tasks import run_tasks
+from pipeline.spark import cancellation as module
+from pipeline.spark.cancellation import spark_steps
 
 
 @pytest.fixture(autouse=True)

@@ -13,9 +13,9 @@ import pytest
 from django.core.management import call_command
 
 from events.integrity.repair import check_room
-from pipeline.job_runs import run_job
+from pipeline.importing.staging_tables import STAGED_EVENTS, table_name
+from pipeline.jobs.run import run_job
 from pipeline.models import Job, JobState
-from pipeline.staging import STAGED_EVENTS, table_name
 from streams.db.driver import direct_connection
 from tests.integration import test_room_repair as damage
 from tests.pipeline.imports import SMALL_ROOMS, content, run_import, staging_tables

@@ -7,7 +7,7 @@ import os
 import pyarrow as pa
 import pytest
 
-from pipeline.archive_format import (
+from pipeline.archive.format import (
     MANIFEST,
     TABLES,
     ArchivedFile,
@@ -17,7 +17,7 @@ from pipeline.archive_format import (
     read_manifest,
     write_manifest,
 )
-from pipeline.archive_reading import open_archive
+from pipeline.archive.read_parts import open_archive
 from pipeline.errors import ArchiveDamaged
 
 FILES = (ArchivedFile("event-00000.parquet", "event", 3, 4, hashlib.sha256(b"abcd").hexdigest(), "x"),)

@@ -7,7 +7,7 @@ import errno
 import pytest
 from django.db import OperationalError
 
-from pipeline.disk import disk_full
+from pipeline.disk_full import disk_full
 from pipeline.errors import DiskFull, PipelineError, SparkFailed
 
 

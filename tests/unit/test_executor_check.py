@@ -6,8 +6,8 @@ import socket
 
 import pytest
 
-from pipeline import executor_check
-from pipeline.executor_check import look_around
+from pipeline.spark import cluster_check
+from pipeline.spark.cluster_check import look_around
 
 
 def test_nothing_is_missing_here():
@@ -15,7 +15,7 @@ def test_nothing_is_missing_here():
 
 
 def test_a_module_that_cannot_be_imported_is_named(monkeypatch):
-    monkeypatch.setattr(executor_check, "TASK_MODULES", ("no_such_package.tasks",))
+    monkeypatch.setattr(cluster_check, "TASK_MODULES", ("no_such_package.tasks",))
     assert look_around("") == {"no_such_package": "No module named 'no_such_package'"}
 
 
@@ -39,4 +39,4 @@ def test_a_database_that_cannot_be_reached_is_told_in_one_line():
     ],
 )  # fmt: skip
 def test_the_gist_of_a_remote_trace_is_the_line_that_tells_why(trace, gist):
-    assert executor_check._gist(trace) == gist
+    assert cluster_check._gist(trace) == gist

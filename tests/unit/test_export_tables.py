@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.export_tables import FIRST_DAY, MOST_BUCKETS, MOST_PARTITIONS, TABLES, buckets_for, room_bucket
+from pipeline.export.tables import FIRST_DAY, MOST_BUCKETS, MOST_PARTITIONS, TABLES, buckets_for, room_bucket
 
 
 @given(st.integers(0, 10**10), st.integers(0, 10**6), st.integers(0, 8_000))

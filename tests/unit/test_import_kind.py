@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pipeline.errors import UnusableArguments
-from pipeline.import_kind import ImportKind, _opened
+from pipeline.importing.kind import ImportKind, _opened
 
 
 @pytest.fixture(autouse=True)

@@ -10,8 +10,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.errors import SourceChanged, UnusableSource
-from pipeline.inputs import check_unchanged, input_names, open_inputs, parts_of_inputs, read_part, unchanged
-from pipeline.parts import Form
+from pipeline.importing.sources.inputs import (
+    check_unchanged,
+    input_names,
+    open_inputs,
+    parts_of_inputs,
+    read_part,
+    unchanged,
+)
+from pipeline.importing.sources.parts import Form
 from tests.synapse_database import sqlite_file
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pipeline.errors import UnusableArguments
-from pipeline.job_forms import ARGUMENTS, FIELDS, JobField, job_form
-from pipeline.job_runs import job_kinds
+from pipeline.jobs.forms import ARGUMENTS, FIELDS, JobField, job_form
+from pipeline.jobs.run import job_kinds
 
 
 def known(kind: str) -> set[str]:
@@ -73,15 +73,15 @@ def test_a_reason_stands_beside_the_field_that_it_names():
 
 
 def test_a_kind_may_bring_fields_of_its_own_or_none(monkeypatch):
-    from pipeline import job_runs
-    from pipeline.job_forms import Entry
+    from pipeline.jobs import run
+    from pipeline.jobs.forms import Entry
 
     class Own:
         help = "Mine."
         fields = (JobField("size", Entry.NUMBER, "how large"),)
 
-    monkeypatch.setitem(job_runs._kinds, "own", Own())
-    monkeypatch.setitem(job_runs._kinds, "bare", object())
+    monkeypatch.setitem(run._kinds, "own", Own())
+    monkeypatch.setitem(run._kinds, "bare", object())
     assert entered("own", size="1.5") == {"size": 1.5}
     assert list(job_form("bare")().fields) == [ARGUMENTS]
     assert entered("bare", arguments='{"a": 1}') == {"a": 1}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.job_views import Figure, figures_of
+from pipeline.jobs.view import Figure, figures_of
 
 
 def test_numbers_tell_their_change():

@@ -6,14 +6,14 @@ from datetime import UTC, date, datetime, timedelta
 
 import pytest
 
-from pipeline.archive_kind import ArchiveKind
-from pipeline.compress_kind import CompressStateKind
+from pipeline.archive.kind import ArchiveKind
 from pipeline.errors import UnusableArguments
-from pipeline.export_kind import checked_export
-from pipeline.kinds import CensorKind, CheckStreamsKind, flag
-from pipeline.purge_kind import PurgeHistoryKind, PurgeOrphansKind, PurgeRetentionKind
-from pipeline.purge_room_kind import PurgeRoomKind
-from pipeline.resync_kind import ResyncKind
+from pipeline.export.kind import checked_export
+from pipeline.jobs.kinds import CensorKind, CheckStreamsKind, flag
+from pipeline.maintenance.compress import CompressStateKind
+from pipeline.maintenance.purge import PurgeHistoryKind, PurgeOrphansKind, PurgeRetentionKind
+from pipeline.maintenance.purge_room import PurgeRoomKind
+from pipeline.maintenance.resync import ResyncKind
 
 ROOM = {"room": "!r:a.test"}
 CUT = {**ROOM, "before": "$e"}

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from pipeline import lines as lines_module
-from pipeline.lines import announcing_lines, parts_of, read_lines
-from pipeline.parts import HEAD_BYTES, BrokenLine, Line, PassedLines
+from pipeline.importing.sources import lines as lines_module
+from pipeline.importing.sources.lines import announcing_lines, parts_of, read_lines
+from pipeline.importing.sources.parts import HEAD_BYTES, BrokenLine, Line, PassedLines
 
 LIMIT = 100
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from django.db import OperationalError
 
-from pipeline import live
 from pipeline.errors import QueryFailed
-from pipeline.live import _Retry, _shortly
+from pipeline.live import process
+from pipeline.live.process import _Retry, _shortly
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +24,7 @@ def clock(monkeypatch):
             self.now += seconds
 
     made = Clock()
-    monkeypatch.setattr(live, "time", made)
+    monkeypatch.setattr(process, "time", made)
     return made
 
 
@@ -34,7 +34,7 @@ def never():
 
 def test_a_query_that_keeps_failing_ends_it():
     retry, error = _Retry(never), QueryFailed("no")
-    assert all(retry.wait_after(error) for _ in range(live._ATTEMPTS - 1))
+    assert all(retry.wait_after(error) for _ in range(process._ATTEMPTS - 1))
     with pytest.raises(QueryFailed, match="no"):
         retry.wait_after(error)
 
@@ -51,22 +51,22 @@ def test_pauses_grow_to_a_limit(clock):
         retry.wait_after(OperationalError("away"))
         pauses.append(round(clock.now - before, 3))
     assert pauses[:5] == sorted(pauses[:5]) and pauses[0] < 1
-    limit = live._LONGEST_RETRY_SECONDS
+    limit = process._LONGEST_RETRY_SECONDS
     assert all(limit <= pause < limit + 1 for pause in pauses[5:])
 
 
 def test_what_went_well_makes_earlier_failures_forgotten(clock):
     retry = _Retry(never)
-    for _ in range(3 * live._ATTEMPTS):
+    for _ in range(3 * process._ATTEMPTS):
         assert retry.wait_after(QueryFailed("no"))
         retry.went_well()
-    assert clock.now < 3 * live._ATTEMPTS
+    assert clock.now < 3 * process._ATTEMPTS
 
 
 def test_who_wants_the_end_does_not_wait_for_the_pause(clock):
     ends = iter([False, True])
     assert not _Retry(lambda: next(ends)).wait_after(OperationalError("away"))
-    assert clock.now < live._FIRST_RETRY_SECONDS
+    assert clock.now < process._FIRST_RETRY_SECONDS
 
 
 @pytest.mark.parametrize(

@@ -7,14 +7,7 @@ import socket
 import pytest
 
 from pipeline.errors import MasterAway, UnusableArguments
-from pipeline.masters import (
-    addresses_of,
-    check_master,
-    check_master_answers,
-    driver_address,
-    is_local,
-    retrying,
-)
+from pipeline.spark.masters import addresses_of, check_master, check_master_answers, driver_address, is_local, retrying
 
 
 @pytest.mark.parametrize(
@@ -101,7 +94,7 @@ def test_the_driver_is_where_the_cluster_sees_it(monkeypatch):
         def getsockname(self):
             return ("192.0.2.1", 50000)
 
-    monkeypatch.setattr("pipeline.masters.socket.socket", Socket)
+    monkeypatch.setattr("pipeline.spark.masters.socket.socket", Socket)
     assert driver_address("spark://192.0.2.7:7077") == "192.0.2.1"
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from events.format.parsing import parse_line
-from pipeline.packed_events import Unpacker, pack
+from pipeline.importing.packed_events import Unpacker, pack
 from tests.generated_rooms import forked_rooms
 from tests.made_rooms import MadeRoom
 from tests.room_data import ROOM_NAMES, event_lines

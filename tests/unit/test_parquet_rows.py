@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline import parquet_rows
 from pipeline.errors import UnusableSource
-from pipeline.parquet_pages import BadPage, pages
-from pipeline.parquet_rows import announcing_rows, parts_of, read_rows
-from pipeline.parts import BrokenLine, Line
+from pipeline.importing.sources import parquet
+from pipeline.importing.sources.parquet import announcing_rows, parts_of, read_rows
+from pipeline.importing.sources.parquet_pages import BadPage, pages
+from pipeline.importing.sources.parts import BrokenLine, Line
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def test_a_row_without_json_is_broken(file):
 
 
 def test_parts_are_whole_row_groups_and_know_their_rows(file, monkeypatch):
-    monkeypatch.setattr(parquet_rows, "_ROWS_PER_PART", 25)
+    monkeypatch.setattr(parquet, "_ROWS_PER_PART", 25)
     path = file({"json": [b"%d" % n for n in range(95)]}, rows_per_group=10)
     parts = parts_of(3, path)
     assert [(part.start, part.end, part.rows) for part in parts] == [
@@ -212,7 +212,7 @@ def test_a_history_is_read_whole_however_often_its_words_come_again(file):
 
 
 def test_a_file_that_claims_too_many_rows_is_refused(file, monkeypatch):
-    monkeypatch.setattr(parquet_rows, "_MOST_ROWS", 5)
+    monkeypatch.setattr(parquet, "_MOST_ROWS", 5)
     with pytest.raises(UnusableSource, match=r"claims to have 6 rows; at most 5 are read of a file. Split it"):
         parts_of(0, file({"json": [b"{}"] * 6}))
 

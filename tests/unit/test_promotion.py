@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.promotion import LoadedRoom, batches
+from pipeline.importing.load_rooms import LoadedRoom, batches
 
 
 def rooms_of(events):

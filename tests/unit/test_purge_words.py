@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipeline.purge_words import history_words, room_words
+from pipeline.maintenance.purge_words import history_words, room_words
 
 TOLD = {"before_time": 1_795_312_800_000, "delete_local": False, "dry_run": False, "archive": None}
 

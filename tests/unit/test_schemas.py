@@ -6,7 +6,7 @@ import pytest
 
 from events import declarations as events_catalog
 from events.declarations import BACKFILL, EVENTS
-from pipeline.schemas import COMMON_COLUMNS, arrow_schema, declaration_of, fact_columns, spark_schema
+from pipeline.source.schemas import COMMON_COLUMNS, arrow_schema, declaration_of, fact_columns, spark_schema
 from streams import catalog as streams_catalog
 from streams.catalog import CACHES
 from streams.core.declaration import Column, ColumnKind, FactTable, StreamDeclaration

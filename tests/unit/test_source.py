@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.source import ReplsiteSource, _beyond
+from pipeline.source.data_source import ReplsiteSource, _beyond
 
 
 @pytest.mark.parametrize(("options", "said"), [({}, "dsn and stream"), ({"dsn": "x"}, "option stream")])

@@ -18,15 +18,7 @@ from pyspark.sql.datasource import (
 )
 
 from events.declarations import BACKFILL, EVENTS
-from pipeline.source_filters import (
-    Condition,
-    accepted,
-    condition_sql,
-    literal,
-    tables_of,
-    token_range,
-    writers_of,
-)
+from pipeline.source.filters import Condition, accepted, condition_sql, literal, tables_of, token_range, writers_of
 from streams.catalog import CACHES
 from streams.core.declaration import Column, ColumnKind, FactTable, StreamDeclaration
 

@@ -7,7 +7,7 @@ import json
 import pytest
 from pyspark.sql.datasource import CaseInsensitiveDict
 
-from pipeline.source_options import ReadOptions, WriteOptions
+from pipeline.source.options import ReadOptions, WriteOptions
 
 GIVEN = {"dsn": "dbname=x", "stream": "caches"}
 

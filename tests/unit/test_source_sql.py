@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from events.declarations import BACKFILL, EVENTS
-from pipeline.source_filters import Condition
-from pipeline.source_sql import cuts_sql, rows_of_piece_sql
-from pipeline.source_vectors import pieces
+from pipeline.source.filters import Condition
+from pipeline.source.offsets import pieces
+from pipeline.source.sql import cuts_sql, rows_of_piece_sql
 from streams.catalog import CACHES
 from streams.core.declaration import Column, ColumnKind, FactTable, StreamDeclaration
 

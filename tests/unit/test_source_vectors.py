@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline import source_vectors
-from pipeline.source_vectors import cut_vector, pieces, stretches, target_vector, within
+from pipeline.source import offsets
+from pipeline.source.offsets import cut_vector, pieces, stretches, target_vector, within
 
 vectors = st.dictionaries(st.sampled_from("abcd"), st.integers(0, 50), max_size=4)
 cuts = st.lists(st.integers(0, 60), max_size=6).map(sorted)
@@ -107,7 +107,7 @@ def test_no_token_is_in_two_pieces(end, cuts):
 
 
 def test_there_are_never_too_many_pieces(monkeypatch):
-    monkeypatch.setattr(source_vectors, "MOST_PIECES", 10)
+    monkeypatch.setattr(offsets, "MOST_PIECES", 10)
     found = pieces({"a": (0, 1000)}, list(range(1, 1000)))
     assert 5 <= len(found) <= 11
     assert (found[0].after, found[-1].upto) == (0, 1000)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.plan import PlannedRoom
-from pipeline.spark_tasks import last_words, pack_rooms
+from pipeline.importing.plan import PlannedRoom
+from pipeline.importing.spark_tasks import last_words, pack_rooms
 
 
 def sizes(packs):
@@ -36,12 +36,15 @@ def test_of_a_remote_traceback_the_error_and_its_place_are_told():
     text = """An exception was thrown:
       File "/x/worker.py", line 3, in main
         rooms()
-      File "/x/pipeline/stage_rooms.py", line 97, in _work_out
+      File "/x/pipeline/importing/work_out_rooms.py", line 97, in _work_out
         ^^^^^^
     AttributeError: no such thing
      SQLSTATE: 38000
     \tat org.apache.spark.Task.run(Task.scala:1)"""
-    assert last_words(text) == 'AttributeError: no such thing File "/x/pipeline/stage_rooms.py", line 97, in _work_out'
+    assert (
+        last_words(text)
+        == 'AttributeError: no such thing File "/x/pipeline/importing/work_out_rooms.py", line 97, in _work_out'
+    )
 
 
 def test_of_a_database_error_the_class_is_told_not_its_last_line():

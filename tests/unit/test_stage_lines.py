@@ -6,10 +6,18 @@ import gzip
 import json
 from dataclasses import replace
 
-from pipeline.lines import parts_of
-from pipeline.parts import BrokenLine, Form, Line, Part
-from pipeline.stage_lines import LINES_PER_PART, LineWork, StoredVersions, _batches, _text, scan_part, sequence_number
-from pipeline.staging import BROKEN, STAGED_EVENTS, table_name
+from pipeline.importing.parse_lines import (
+    LINES_PER_PART,
+    LineWork,
+    StoredVersions,
+    _batches,
+    _text,
+    scan_part,
+    sequence_number,
+)
+from pipeline.importing.sources.lines import parts_of
+from pipeline.importing.sources.parts import BrokenLine, Form, Line, Part
+from pipeline.importing.staging_tables import BROKEN, STAGED_EVENTS, table_name
 from tests.room_data import event_lines, stored_events
 
 WORK = LineWork(1, "", 1 << 20)

@@ -9,11 +9,11 @@ from contextlib import closing
 import pytest
 
 from events.format.parsing import parse_line, parse_row
-from pipeline import synapse_rows
 from pipeline.errors import UnusableSource
-from pipeline.parts import BrokenLine, Form
-from pipeline.stage_lines import scan_part
-from pipeline.synapse_rows import inspect, name_of, parts_of, read_rows
+from pipeline.importing.parse_lines import scan_part
+from pipeline.importing.sources import synapse_db
+from pipeline.importing.sources.parts import BrokenLine, Form
+from pipeline.importing.sources.synapse_db import inspect, name_of, parts_of, read_rows
 from tests.room_data import event_lines, stored_events
 from tests.synapse_database import sqlite_file
 
@@ -59,7 +59,7 @@ def test_an_event_is_what_the_rooms_file_says_of_it(file):
 
 
 def test_rows_come_in_the_order_of_the_stream_from_parts_of_bounded_size(file, monkeypatch):
-    monkeypatch.setattr(synapse_rows, "_BOUNDS", synapse_rows._BOUNDS.replace("50000", "50"))
+    monkeypatch.setattr(synapse_db, "_BOUNDS", synapse_db._BOUNDS.replace("50000", "50"))
     found = parts(file)
     assert [part.rows for part in found] == [50, 50, 50, 50, 4] == [len(list(read_rows(part))) for part in found]
     places = [line.told["stream_ordering"] for part in found for line in read_rows(part)]

@@ -10,9 +10,9 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
-from pipeline.archive_commands import add_spark_options, run_as_job
-from pipeline.archive_kind import ARCHIVE
-from pipeline.cuts import CUTS, add_cut_options
+from pipeline.archive.cut import CUTS, add_cut_options
+from pipeline.archive.kind import ARCHIVE
+from pipeline.archive.options import add_spark_options, run_as_job
 from streams.runtime.command_line import SiteCommand
 
 __all__ = ["Command"]

@@ -14,11 +14,11 @@ from events.arguments import can_be_stored
 from events.integrity.compare import EVERYTHING, RoomReport
 from events.integrity.repair import check_room
 from pipeline.errors import PipelineError, UnusableArguments
-from pipeline.job_runs import Keeper, carry_out
-from pipeline.jobs import begin_job, hold_lock
-from pipeline.masters import given_master
-from pipeline.resync_kind import RESYNC, ResyncKind, compare_rooms
-from pipeline.resync_rooms import RoomAnswer
+from pipeline.jobs.rows import begin_job, hold_lock
+from pipeline.jobs.run import Keeper, carry_out
+from pipeline.maintenance.resync import RESYNC, ResyncKind, compare_rooms
+from pipeline.maintenance.resync_executor import RoomAnswer
+from pipeline.spark.masters import given_master
 from streams.conf import stream_settings
 from streams.db import driver
 from streams.runtime.command_line import SiteCommand

@@ -13,9 +13,9 @@ from django.core.management.base import CommandError, CommandParser
 from django.db import DatabaseError
 
 from events.errors import EventsError
-from pipeline.compress_kind import COMPRESS_STATE, LEAST_SAVING, compression_lines
 from pipeline.errors import PipelineError, UnusableArguments
-from pipeline.job_runs import run_job
+from pipeline.jobs.run import run_job
+from pipeline.maintenance.compress import COMPRESS_STATE, LEAST_SAVING, compression_lines
 from streams.db import driver
 from streams.errors import StreamError
 from streams.runtime.command_line import SiteCommand

@@ -13,9 +13,9 @@ from django.core.management.base import CommandError, CommandParser
 from django.db import DatabaseError
 
 from pipeline.errors import PipelineError, UnusableArguments
-from pipeline.export_kind import export_lines, run_export
-from pipeline.export_tables import MOST_BUCKETS, TABLES
-from pipeline.masters import given_master
+from pipeline.export.kind import export_lines, run_export
+from pipeline.export.tables import MOST_BUCKETS, TABLES
+from pipeline.spark.masters import given_master
 from streams.db import driver
 from streams.errors import StreamError
 from streams.runtime.command_line import SiteCommand

@@ -14,8 +14,8 @@ from django.core.management.base import CommandError, CommandParser
 from django.db import DatabaseError, connections
 
 from pipeline.errors import PipelineError, UnusableArguments
-from pipeline.masters import given_master
 from pipeline.models import QuarantinedLine
+from pipeline.spark.masters import given_master
 from streams.conf import stream_settings
 from streams.db import driver
 from streams.errors import StreamError
@@ -66,7 +66,7 @@ class Command(SiteCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Import, print the summary, and end with the status that the module tells."""
-        from pipeline.import_history import ImportOptions, import_history  # noqa: PLC0415 - needs pyspark
+        from pipeline.importing.job import ImportOptions, import_history  # noqa: PLC0415 - needs pyspark
 
         wanted = ImportOptions(
             options["paths"], options["as_history"], options["resume"], options["master"], options["keys"]

@@ -17,9 +17,9 @@ from rich.table import Table
 from rich.text import Text
 
 from pipeline.errors import QueueFull, UnknownJob, UnknownKind, UnusableArguments
-from pipeline.job_runs import job_kinds, queue_job
-from pipeline.job_views import JobView, job_view, job_views
-from pipeline.jobs import CancelOutcome, cancel_job
+from pipeline.jobs.rows import CancelOutcome, cancel_job
+from pipeline.jobs.run import job_kinds, queue_job
+from pipeline.jobs.view import JobView, job_view, job_views
 from streams.conf import stream_settings
 from streams.db import driver
 from streams.maintenance.subjects import asked_by

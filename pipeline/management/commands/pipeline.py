@@ -10,7 +10,7 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 
 from pipeline.errors import PipelineError, UnusableArguments
-from pipeline.masters import given_master
+from pipeline.spark.masters import given_master
 from streams.runtime.command_line import SiteCommand
 
 __all__ = ["Command"]
@@ -45,7 +45,7 @@ class Command(SiteCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Run, and print the vectors reached as the last line."""
-        from pipeline.live import TABLES, LiveOptions, run  # noqa: PLC0415 - pyspark is an optional part
+        from pipeline.live.process import TABLES, LiveOptions, run  # noqa: PLC0415 - pyspark is an optional part
 
         names = tuple(dict.fromkeys(name.strip() for name in options["tables"].split(",")))
         if unknown := sorted(set(names) - set(TABLES)):

@@ -10,8 +10,8 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
-from pipeline.archive_commands import run_as_job
-from pipeline.restore_kind import RESTORE
+from pipeline.archive.options import run_as_job
+from pipeline.archive.restore import RESTORE
 from streams.runtime.command_line import SiteCommand
 
 __all__ = ["Command"]

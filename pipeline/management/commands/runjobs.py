@@ -15,7 +15,7 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 from django.db import DatabaseError
 
-from pipeline.job_queue import JobServer
+from pipeline.jobs.queue import JobServer
 from streams.conf import stream_settings
 from streams.db import driver
 from streams.errors import StreamError

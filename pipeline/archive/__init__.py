@@ -1,0 +1,1 @@
+"""Archives of rooms: written before a purge, put back by a restore."""

@@ -1,0 +1,68 @@
+"""Where archives may lie.
+
+Whoever may queue a job need not be allowed to write or read everywhere: a queued job names folders as they are seen from the
+folder of archives (setting ``REPLSITE_ARCHIVE_FOLDER``) and stays below it. Commands run as their user, without such a limit.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+
+from pipeline.archive.format import MANIFEST
+from pipeline.conf import pipeline_settings
+from pipeline.errors import UnusableArguments
+from pipeline.private_files import make_folder
+
+__all__ = ["any_folder", "folder_of_archive", "folder_of_archives"]
+
+_any_folder: ContextVar[bool] = ContextVar("any_folder", default=False)
+
+
+@contextmanager
+def any_folder() -> Iterator[None]:
+    """Within the block folders are those of the process's user; relative ones count from where it is."""
+    token = _any_folder.set(True)
+    try:
+        yield
+    finally:
+        _any_folder.reset(token)
+
+
+def folder_of_archives(name: object) -> Path:
+    """A folder that archives can be written to, absolute, made if need be; raises ``UnusableArguments``."""
+    folder = _found(name)
+    try:
+        make_folder(folder)
+    except OSError as error:
+        raise UnusableArguments(f"Cannot write archives to {folder}: {error.strerror}.") from error
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise UnusableArguments(f"Cannot write archives to {folder}: permission denied.")
+    return folder
+
+
+def folder_of_archive(name: object) -> Path:
+    """The folder of one finished archive, absolute; raises ``UnusableArguments``."""
+    folder = _found(name)
+    if not (folder / MANIFEST).is_file():
+        raise UnusableArguments(
+            f"{folder} is no archive: it has no {MANIFEST}. Give the folder that archive or purge named."
+        )
+    return folder
+
+
+def _found(name: object) -> Path:
+    if not isinstance(name, str) or not name or "\0" in name:
+        raise UnusableArguments(f"The folder of an archive must be a name, not {name!r:.100}.")
+    if _any_folder.get():
+        return Path(name).absolute()
+    limit = pipeline_settings().archives.resolve()
+    folder = (limit / name).resolve()
+    if not folder.is_relative_to(limit):
+        raise UnusableArguments(
+            f"{name!r:.200} is not below {limit}, where archives of queued jobs lie (setting REPLSITE_ARCHIVE_FOLDER)."
+        )
+    return folder

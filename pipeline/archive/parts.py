@@ -1,0 +1,104 @@
+"""One file of an archive: rows of a query -> Parquet, checked against what the database says of them (no Django; executors too).
+
+All files of an archive are read in one snapshot, which the driver holds open. A file is on the disk, read back and compared by
+count and digest when ``write_part`` returns; a task that is repeated writes its file again. Arrow, its driver for PostgreSQL and
+the pandas that comes with that are imported where a file is written or read: a second of every command's start otherwise.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline.archive.format import TABLES, ArchivedFile, digest_of, file_sha256
+from pipeline.errors import ArchiveDamaged
+from pipeline.private_files import open_new
+from streams.db.long_transactions import NO_LIMITS
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["ArchivePart", "digest_sql", "in_snapshot", "read_batches", "write_part"]
+
+_ROWS_PER_GROUP = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class ArchivePart:
+    """One file to write: the rows of ``query``, which are ordered and have the table's columns."""
+
+    table: str
+    name: str
+    query: str
+
+
+def digest_sql(table: str, query: str) -> str:
+    """(rows, digest) of a query's rows, as ``archive_format.digest_of`` computes it."""
+    names = [name for name in TABLES[table].of_digest if name != "json"]
+    values = ", ".join(f"coalesce({name}::text, '\\N')" for name in names)
+    line = f"convert_to(concat_ws(chr(31), {values}), 'UTF8')"
+    if "json" in TABLES[table].of_digest:
+        line += " || '\\x1f'::bytea || coalesce(json, ''::bytea)"
+    return (
+        "SELECT count(*), encode(sha256(coalesce(string_agg(hash, ''::bytea ORDER BY place), ''::bytea)), 'hex') "
+        f"FROM (SELECT sha256({line}) AS hash, row_number() OVER () AS place FROM ({query}) AS listed) AS hashed"
+    )
+
+
+@contextmanager
+def in_snapshot(dsn: str, snapshot: str) -> Iterator[Any]:
+    """A cursor in the snapshot; a connection costs as much as writing some thousand rows, so one does for many files."""
+    import adbc_driver_postgresql.dbapi  # noqa: PLC0415 - see the module
+
+    with closing(adbc_driver_postgresql.dbapi.connect(dsn)) as connection, connection.cursor() as cursor:
+        cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        cursor.execute(f"SET TRANSACTION SNAPSHOT '{snapshot}'")
+        cursor.execute(NO_LIMITS)
+        cursor.fetchall()
+        yield cursor
+
+
+def write_part(cursor: Any, folder: str, part: ArchivePart) -> dict[str, Any]:
+    """Write and check one file; the fields of its ``ArchivedFile``. Raises ``ArchiveDamaged`` and ``OSError``."""
+    path = Path(folder) / part.name
+    cursor.execute(part.query)
+    _write(path, part.table, cursor.fetch_record_batch())
+    cursor.execute(digest_sql(part.table, part.query))
+    rows, digest = cursor.fetchone() or (0, "")
+    if digest_of(part.table, read_batches(path, part.table)) != (rows, digest):
+        raise ArchiveDamaged(
+            f"{path} does not hold what the database has: the disk, or somebody, changed it. Nothing was deleted."
+        )
+    return asdict(ArchivedFile(part.name, part.table, rows, path.stat().st_size, file_sha256(path), digest))
+
+
+def _write(path: Path, table: str, batches: pa.RecordBatchReader) -> None:
+    import pyarrow as pa  # noqa: PLC0415
+    import pyarrow.parquet as pq  # noqa: PLC0415
+
+    schema = TABLES[table].schema()
+    with open_new(path) as file:
+        with pq.ParquetWriter(file, schema, compression="zstd", write_page_checksum=True) as writer:
+            for batch in batches:
+                columns = [column.cast(kind.type) for column, kind in zip(batch.columns, schema, strict=True)]
+                writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema), row_group_size=_ROWS_PER_GROUP)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read_batches(path: Path, table: str, rows: int = _ROWS_PER_GROUP) -> Iterator[pa.RecordBatch]:
+    """The rows of a file in their order; raises ``ArchiveDamaged`` when it cannot be read."""
+    import pyarrow as pa  # noqa: PLC0415
+    import pyarrow.parquet as pq  # noqa: PLC0415
+
+    try:
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            if file.schema_arrow.names != TABLES[table].schema().names:
+                raise ArchiveDamaged(f"{path} has other columns than a table {table!r} of an archive.")
+            yield from file.iter_batches(rows)
+    except (OSError, pa.ArrowException) as error:
+        raise ArchiveDamaged(f"{path} cannot be read: {error}. Take another copy of the archive.") from error

@@ -1,0 +1,251 @@
+"""``restore`` as a job: an archive goes back in (``maintenance.restore`` is how), every file checked before anything is written.
+
+A room that is here gets its events back in small transactions, each followed by a rest, and a killed job is run again: what is
+back already is left alone, and the state groups that were copied for the rest are known by a table of their own. A room that is
+gone comes back in one transaction, as a whole.
+"""
+
+from __future__ import annotations
+
+import io
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import asdict
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from django.db import connections, transaction
+
+from events.errors import PurgeRefused
+from events.maintenance.purge_history import only_purge
+from events.maintenance.purge_room import is_purging
+from events.maintenance.restore import (
+    TEMPORARY,
+    EventsRestored,
+    copy_groups,
+    restore_events,
+    restore_room,
+    restore_visibility,
+    tell_of_restored,
+)
+from events.models import CurrentState, Room
+from pipeline.archive.folders import folder_of_archive
+from pipeline.archive.format import MANIFEST, ArchivedFile, Manifest
+from pipeline.archive.parts import read_batches
+from pipeline.archive.read_parts import open_archive
+from pipeline.errors import ArchiveElsewhere
+from pipeline.jobs.kinds import only
+from pipeline.jobs.run import Count, JobRun
+from pipeline.jobs.throttle import resting
+from streams import registry
+from streams.caching import invalidate_room_state
+from streams.db.consistent_read import long_transaction
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["RESTORE", "RestoreKind"]
+
+RESTORE = "restore"
+EVENTS_PER_TRANSACTION = 2_000
+_IDS_PER_QUERY = 10_000
+_IN_PLACE = "SELECT event_id FROM events_event WHERE event_id = ANY(%s) AND (NOT outlier OR event_id = ANY(%s))"
+_MAPPED = "SELECT count(*), count(g.id) FROM {mapping} map LEFT JOIN state_stategroup g USING (id)"
+
+
+class RestoreKind:
+    """Puts an archive back."""
+
+    help = "Put an archive of a room back: its events, their states and who sees them. What is here stays as it is."
+
+    def check(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        """``archive``: the folder of one archive."""
+        only(arguments, "archive")
+        return {"archive": str(folder_of_archive(arguments.get("archive")))}
+
+    def run(self, run: JobRun) -> Mapping[str, Any]:
+        """Check all files, then restore."""
+        folder = Path(run.arguments["archive"])
+        with run.stage("check", None, "bytes") as count:
+            manifest = open_archive(folder, count.add)
+        with only_purge(manifest.room_id, run.using):
+            return _Restore(run, folder, manifest).run()
+
+
+class _Restore:
+    """One archive going back."""
+
+    def __init__(self, run: JobRun, folder: Path, manifest: Manifest) -> None:
+        self._run, self._folder, self._manifest = run, folder, manifest
+        self._room_id, self._using = manifest.room_id, run.using
+        self._mapping = f"pipeline_restore_{sha256((folder / MANIFEST).read_bytes()).hexdigest()[:16]}"
+        self._done = EventsRestored()
+        self._groups = 0
+
+    def run(self) -> Mapping[str, Any]:
+        """Everything; returns the summary."""
+        gone = not Room.objects.using(self._using).filter(pk=self._room_id).exists()
+        self._check_fit(gone)
+        with ExitStack() as stack:
+            cursor = stack.enter_context(connections[self._using].cursor())
+            stack.callback(self._drop_temporary)
+            if gone:
+                stack.enter_context(long_transaction(self._using))
+            self._temporary(cursor)
+            if gone:
+                restore_room(cursor, self._room_id)
+            self._copy_groups(cursor)
+            self._events(gone)
+            rebuilt = self._finish(gone)
+        return {
+            "room_id": self._room_id,
+            "archived": self._manifest.rows("event"),
+            **asdict(self._done),
+            "state_groups": self._groups,
+            "visibility": "made anew" if rebuilt else "as archived",
+            "room": "back" if gone else "was here",
+        }
+
+    def _check_fit(self, gone: bool) -> None:
+        """Whether this can be the database that the archive is of."""
+        if gone and self._manifest.cut is not None:
+            raise ArchiveElsewhere(
+                f"{self._room_id} is not here, and the archive has only its history below depth {self._manifest.cut}. Restore an "
+                "archive of the whole room first."
+            )
+        if is_purging(self._room_id, self._using):
+            raise PurgeRefused(
+                f"{self._room_id} is not deleted to the end: run manage.py purge room on it again first."
+            )
+        lowest, highest = self._manifest.positions
+        with connections[self._using].cursor() as cursor:
+            for stream, position in (("events", highest), ("backfill", -lowest)):
+                if position > registry.get(stream).sequence_value(cursor):
+                    raise ArchiveElsewhere(
+                        f"The archive has position {position} of the stream {stream}, which this database has not given out "
+                        "yet: it is of another one, or of a later time. Import its events: manage.py import_events --as-history "
+                        f"{self._folder}/event-*.parquet"
+                    )
+
+    # --- tables -----------------------------------------------------------------------------------------------------
+
+    def _temporary(self, cursor: Any) -> None:
+        """The temporary tables, with all that is small in them."""
+        self._drop_temporary()
+        for name, columns in TEMPORARY.items():
+            cursor.execute(f"CREATE TEMPORARY TABLE {name} ({columns})")
+        for table in ("room", "leaf", "hole", "visibility", "current", "change"):
+            for batch in self._batches(table):
+                _copy(cursor, f"restored_{table}", batch)
+
+    def _drop_temporary(self) -> None:
+        if connections[self._using].in_atomic_block and connections[self._using].needs_rollback:
+            return  # they go with the transaction, or the connection
+        with connections[self._using].cursor() as cursor:
+            cursor.execute(f"DROP TABLE IF EXISTS {', '.join(f'pg_temp.{name}' for name in TEMPORARY)}")
+
+    def _batches(self, table: str, rows: int | None = None) -> Iterator[pa.RecordBatch]:
+        for file in self._manifest.of(table):
+            yield from self._of_file(file, rows or EVENTS_PER_TRANSACTION)
+
+    def _of_file(self, file: ArchivedFile, rows: int) -> Iterator[pa.RecordBatch]:
+        return read_batches(self._folder / file.name, file.table, rows)
+
+    # --- state groups -----------------------------------------------------------------------------------------------
+
+    def _copy_groups(self, cursor: Any) -> None:
+        """Those that events which go back stand on, with all below, unless a killed job has copied them."""
+        if self._has_mapping(cursor):
+            return
+        needed = self._needed_groups(cursor)
+        self._groups = len(needed)
+        with long_transaction(self._using):
+            cursor.execute(f"DROP TABLE IF EXISTS {self._mapping}")
+            cursor.execute(f"CREATE TABLE {self._mapping} (archived bigint PRIMARY KEY, id bigint NOT NULL)")
+            for table, column in (("group", "id"), ("delta", "state_group")):
+                for batch in self._batches(table):
+                    _copy(cursor, f"restored_{table}", _only(batch, column, needed))
+            cursor.execute("ANALYZE restored_group; ANALYZE restored_delta")
+            copy_groups(cursor, self._room_id, self._mapping)
+            cursor.execute("TRUNCATE restored_group, restored_delta")
+
+    def _has_mapping(self, cursor: Any) -> bool:
+        """Whether the groups that a killed job copied are all there still."""
+        cursor.execute("SELECT to_regclass(%s) IS NOT NULL", [self._mapping])
+        if not cursor.fetchone()[0]:
+            return False
+        cursor.execute(_MAPPED.format(mapping=self._mapping))
+        mapped, here = cursor.fetchone()
+        return bool(mapped == here)
+
+    def _needed_groups(self, cursor: Any) -> set[int]:
+        needed: set[int] = set()
+        for batch in self._batches("event", _IDS_PER_QUERY):
+            ids, outliers = batch.column("event_id").to_pylist(), batch.column("outlier").to_pylist()
+            cursor.execute(_IN_PLACE, [ids, [one for one, out in zip(ids, outliers, strict=True) if out]])
+            here = {event_id for (event_id,) in cursor.fetchall()}
+            groups = batch.column("state_group").to_pylist()
+            needed.update(g for one, g in zip(ids, groups, strict=True) if g is not None and one not in here)
+        below = [
+            pair
+            for batch in self._batches("group", _IDS_PER_QUERY)
+            for pair in zip(batch.column("id").to_pylist(), batch.column("prev_group").to_pylist(), strict=True)
+        ]
+        needed.update(self._below(needed, below))
+        return needed
+
+    @staticmethod
+    def _below(needed: set[int], below: list[tuple[int, int | None]]) -> set[int]:
+        """What these are built on, all the way down; IDs ascend in each line."""
+        found = set(needed)
+        for group, prev in reversed(below):
+            if group in found and prev is not None:
+                found.add(prev)
+        return found
+
+    # --- events -----------------------------------------------------------------------------------------------------
+
+    def _events(self, gone: bool) -> None:
+        with self._run.stage("restore", self._manifest.rows("event"), "events") as count:
+            steps = self._steps(count, gone)
+            deque(steps if gone else resting(steps), maxlen=0)
+
+    def _steps(self, count: Count, gone: bool) -> Iterator[None]:
+        """A transaction each, where the room was here."""
+        for batch in self._batches("event"):
+            with transaction.atomic(using=self._using), connections[self._using].cursor() as cursor:
+                _copy(cursor, "restored_event", batch)
+                restore_events(self._room_id, self._mapping, self._using, self._done, whole=gone)
+            count.add(batch.num_rows)
+            yield
+
+    def _finish(self, gone: bool) -> bool:
+        with long_transaction(self._using) as cursor:
+            rebuilt = not gone and restore_visibility(cursor, self._room_id, self._using)
+            cursor.execute(f"DROP TABLE {self._mapping}")
+            members = CurrentState.objects.using(self._using).filter(room_id=self._room_id, type="m.room.member")
+            if gone:
+                tell_of_restored()
+                invalidate_room_state(self._room_id, list(members.values_list("state_key", flat=True)))
+        return rebuilt
+
+
+def _only(batch: pa.RecordBatch, column: str, wanted: set[int]) -> pa.RecordBatch:
+    """The rows whose value is among those that are wanted."""
+    import pyarrow as pa  # noqa: PLC0415 - only where rows are read
+
+    return batch.filter(pa.array([value in wanted for value in batch.column(column).to_pylist()], pa.bool_()))
+
+
+def _copy(cursor: Any, table: str, batch: pa.RecordBatch) -> None:
+    """Into a temporary table, by binary COPY."""
+    import pgpq  # noqa: PLC0415 - only where rows are written
+
+    if not batch.num_rows:
+        return
+    encoder = pgpq.ArrowToPostgresBinaryEncoder(batch.schema)
+    content = encoder.write_header() + encoder.write_batch(batch) + encoder.finish()
+    columns = ", ".join(batch.schema.names)
+    cursor.copy_expert(f"COPY {table} ({columns}) FROM STDIN (FORMAT BINARY)", io.BytesIO(content))

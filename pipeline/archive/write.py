@@ -1,0 +1,296 @@
+"""Writing the archive of a room: what a purge is going to delete, or the whole room, as Parquet files (driver, with Django).
+
+The room is read in one snapshot, taken while nobody writes to it, so the events that an archive has are just those whose stream
+positions lie within ``Manifest.positions``: a writer takes the room's lock before it reserves a position. Many files are written
+by Spark's executors, few in this process, by the same code. An archive is finished when its folder has lost the ending
+``.partial``; what a killed or failed job left of one is removed by the next archive of the room.
+
+Within ``events.maintenance.purge_history.only_purge``, so that nobody deletes or restores in between.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shutil
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from events.errors import UnknownRoom
+from events.maintenance.purge_batch import PURGED, PurgeRequest
+from pipeline.archive.format import PARTIAL, ArchivedFile, Manifest, write_manifest
+from pipeline.archive.parts import ArchivePart, in_snapshot, write_part
+from pipeline.disk_full import disk_full
+from pipeline.errors import DiskFull
+from pipeline.importing.spark_tasks import run_tasks
+from pipeline.jobs.run import JobRun
+from pipeline.private_files import settle
+from pipeline.spark.site_session import site_session
+from streams.conf import stream_settings
+from streams.db import driver
+from streams.db.long_transactions import NO_LIMITS
+
+__all__ = ["ArchiveRequest", "archive_room", "partial_archives"]
+
+EVENTS_PER_FILE = 20_000
+GROUPS_PER_FILE = 50_000
+SPARK_EVENTS = 200_000
+"""From so many events on Spark writes the files, unless somebody says otherwise."""
+
+_LOCK_ROOM = "SELECT room_version FROM events_room WHERE room_id = %s FOR UPDATE"
+_SNAPSHOT = f"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; {NO_LIMITS}; SELECT pg_export_snapshot()"
+_POSITIONS = (
+    "SELECT coalesce(min(stream_ordering), 0), coalesce(max(stream_ordering), 0) FROM events_event WHERE room_id = %s"
+)
+_WHOLE = "e.room_id = %(room)s"
+_EVENTS = """
+SELECT e.event_id, j.room_version, j.json, e.stream_ordering, e.instance_name,
+    (extract(epoch FROM e.received_at) * 1000000)::bigint AS received_us, e.type, e.state_key, e.sender,
+    e.topological_ordering, e.origin_server_ts, e.membership, e.redacts, e.relates_to, e.outlier, e.rejected_reason,
+    e.soft_failed, e.redacted_by, e.state_unresolved,
+    (extract(epoch FROM e.censored_at) * 1000000)::bigint AS censored_us, e.state_group,
+    ARRAY(SELECT prev_event_id FROM events_eventedge edge WHERE edge.event_id = e.event_id ORDER BY 1) AS prev_event_ids,
+    a.auth_event_ids
+FROM events_event e LEFT JOIN events_eventjson j USING (event_id) LEFT JOIN events_eventauth a USING (event_id)
+WHERE {selected} AND (e.topological_ordering, e.stream_ordering) BETWEEN (%(low_depth)s, %(low)s) AND (%(high_depth)s, %(high)s)
+ORDER BY e.topological_ordering DESC, e.stream_ordering DESC
+"""
+#: The last and the first event of every file.
+_EVENT_BOUNDS = """
+SELECT min(ARRAY[-topological_ordering, -stream_ordering]), max(ARRAY[-topological_ordering, -stream_ordering]), count(*) FROM (
+    SELECT e.topological_ordering, e.stream_ordering,
+        (row_number() OVER (ORDER BY e.topological_ordering DESC, e.stream_ordering DESC) - 1) / %(size)s AS file
+    FROM events_event e WHERE {selected}
+) AS numbered GROUP BY file ORDER BY file
+"""
+#: The groups of the selected events and all that these build on: of each chain the part up to the highest that is needed.
+_REACH = """
+WITH RECURSIVE own AS MATERIALIZED (
+    SELECT g.chain, max(g.id) AS upto FROM state_stategroup g
+    WHERE g.id IN (SELECT e.state_group FROM events_event e WHERE {selected} AND e.state_group IS NOT NULL) GROUP BY g.chain
+), down AS (
+    SELECT chain, upto FROM own
+    UNION
+    SELECT below.chain, below.id FROM down JOIN state_stategroup first ON first.id = down.chain
+    JOIN state_stategroup below ON below.id = first.prev_group
+), reach AS MATERIALIZED (
+    SELECT chain, max(upto) AS upto FROM down GROUP BY chain
+)
+"""
+_REACHED = (
+    "FROM state_stategroup g JOIN reach ON g.chain = reach.chain AND g.id <= reach.upto WHERE g.room_id = %(room)s"
+)
+_GROUP_BOUNDS = f"""
+{{reach}} SELECT min(id), max(id) FROM (
+    SELECT g.id, (row_number() OVER (ORDER BY g.id) - 1) / %(size)s AS file {_REACHED}
+) AS numbered GROUP BY file ORDER BY file
+"""
+_GROUPS = f"""
+{{reach}} SELECT g.id, g.prev_group, g.chain, g.hops, g.keys, g.rows_to_read {_REACHED} AND g.id BETWEEN %(low)s AND %(high)s
+ORDER BY g.id
+"""
+_DELTAS = f"""
+{{reach}} SELECT d.chain, d.state_group, d.type, d.state_key, d.event_id
+FROM (SELECT g.chain, g.id {_REACHED} AND g.id BETWEEN %(low)s AND %(high)s) AS needed
+JOIN state_stategroupdelta d ON d.chain = needed.chain AND d.state_group = needed.id
+ORDER BY d.state_group, d.type, d.state_key
+"""
+#: Tables that one file is enough for.
+_SINGLE: Mapping[str, str] = {
+    "room": "SELECT room_id, room_version, creator, create_event_id, current_state_unresolved, visibility_unresolved "
+    "FROM events_room WHERE room_id = %(room)s",
+    "leaf": "SELECT leaf.event_id FROM events_forwardextremity leaf JOIN events_event e USING (event_id) "
+    "WHERE leaf.room_id = %(room)s AND {selected} ORDER BY leaf.event_id",
+    "gap": "SELECT event_id FROM events_backwardextremity WHERE room_id = %(room)s ORDER BY event_id",
+    "hole": "SELECT stream_ordering, instance_name FROM events_timelinegap WHERE room_id = %(room)s ORDER BY stream_ordering",
+    "visibility": "SELECT user_id, kind, first, last FROM events_eventvisibility WHERE room_id = %(room)s ORDER BY id",
+}
+#: Those that only the archive of a whole room has rows of: they stay when history goes.
+_SINGLE_OF_WHOLE: Mapping[str, str] = {
+    "current": "SELECT type, state_key, event_id, membership FROM events_currentstate WHERE room_id = %(room)s "
+    "ORDER BY type, state_key",
+    "change": "SELECT stream_ordering, instance_name, (extract(epoch FROM received_at) * 1000000)::bigint AS received_us, "
+    "type, state_key, event_id, prev_event_id FROM events_currentstatedelta WHERE room_id = %(room)s "
+    "ORDER BY stream_ordering, type, state_key",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveRequest:
+    """What to archive and where: events below depth ``cut``, or the whole room.
+
+    ``spark``: whether Spark writes the files; null: when there are many.
+    """
+
+    room_id: str
+    folder: Path
+    cut: int | None = None
+    delete_local: bool = False
+    spark: bool | None = None
+    master: str | None = None
+
+
+def archive_room(run: JobRun, request: ArchiveRequest) -> tuple[Path, Manifest]:
+    """Write and check an archive; its folder and manifest.
+
+    Raises ``UnknownRoom``, ``ArchiveDamaged``, ``DiskFull`` and what Spark and the database raise; then no archive is left.
+    """
+    for left in partial_archives(request.folder, request.room_id):
+        shutil.rmtree(left)
+    final = request.folder / f"{_name(request.room_id)}-{run.id}"
+    folder = final.with_name(final.name + PARTIAL)
+    try:
+        with disk_full():
+            folder.mkdir(mode=0o700)
+            manifest = _Archive(run, request, folder).write()
+            write_manifest(folder, manifest)
+            _put_in_place(folder, final)
+    except BaseException as error:
+        with suppress(OSError):
+            shutil.rmtree(folder)
+        if isinstance(error, DiskFull):
+            raise DiskFull(
+                f"The disk of {request.folder} is full: no archive was written and nothing was deleted. Free space, run it again."
+            ) from error
+        raise
+    return final, manifest
+
+
+def partial_archives(folder: Path, room_id: str) -> list[Path]:
+    """What jobs that were killed have left of archives of the room."""
+    return sorted(folder.glob(f"{_name(room_id)}-*{PARTIAL}"))
+
+
+def _name(room_id: str) -> str:
+    """Readable, and different for different rooms."""
+    readable = re.sub(r"[^A-Za-z0-9]+", "-", room_id).strip("-")[:40]
+    return f"{readable}-{hashlib.sha256(room_id.encode()).hexdigest()[:12]}"
+
+
+def _put_in_place(folder: Path, final: Path) -> None:
+    """Give the archive its name; a power cut takes nothing of it back, so what is in it may be deleted.
+
+    The files are on the disk already. Without the rest they could be there and have no names: first those in the folder, then the
+    folder's own, then those of the folders above, which may be as new.
+    """
+    settle(folder)
+    folder.rename(final)
+    settle(final.parent)
+    for above in final.parent.parents:
+        with suppress(PermissionError):  # one that this account did not make
+            settle(above)
+
+
+@contextmanager
+def _snapshot(room_id: str, using: str) -> Iterator[tuple[Any, str, str]]:
+    """(cursor in a snapshot of the room, name of the snapshot, room version); nobody writes to the room while it is taken."""
+    with (
+        closing(driver.direct_connection(using, application_name="replsite archive")) as reading,
+        closing(driver.direct_connection(using, application_name="replsite archive lock")) as locking,
+        reading.cursor() as cursor,
+    ):
+        with locking.cursor() as lock, driver.in_transaction(lock):
+            lock.execute(_LOCK_ROOM, [room_id])
+            found = lock.fetchone()
+            if found is None:
+                raise UnknownRoom(f"There is no room {room_id!r:.300}.")
+            cursor.execute(_SNAPSHOT)
+            name = cursor.fetchone()[0]
+        yield cursor, name, found[0]
+
+
+class _Archive:
+    """One archive being written."""
+
+    def __init__(self, run: JobRun, request: ArchiveRequest, folder: Path) -> None:
+        self._run, self._request, self._folder = run, request, folder
+        whole = request.cut is None
+        purge = PurgeRequest(request.room_id, request.cut or 0, request.delete_local, run.using)
+        self._names = purge.names
+        self._selected = _WHOLE if whole else PURGED
+        self._single = {**_SINGLE, **_SINGLE_OF_WHOLE} if whole else _SINGLE
+
+    def write(self) -> Manifest:
+        """All files; the manifest tells of them."""
+        request = self._request
+        with _snapshot(request.room_id, self._run.using) as (cursor, snapshot, version):
+            cursor.execute(_POSITIONS, [request.room_id])
+            lowest, highest = cursor.fetchone()
+            parts, events = self._parts(cursor)
+            files = self._write(parts, events, snapshot)
+        return Manifest(
+            room_id=request.room_id,
+            room_version=version,
+            cut=request.cut,
+            delete_local=request.delete_local,
+            server_name=stream_settings().server_name,
+            archived_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            job=self._run.id,
+            positions=(lowest, highest),
+            files=tuple(files),
+        )
+
+    def _parts(self, cursor: Any) -> tuple[list[ArchivePart], int]:
+        """What files there are to be, and the number of events in them."""
+        parts: list[ArchivePart] = []
+        events = 0
+        for first, last, count in self._ask(cursor, _EVENT_BOUNDS, size=EVENTS_PER_FILE):
+            (high_depth, high), (low_depth, low) = first, last
+            bounds = {"low_depth": -low_depth, "low": -low, "high_depth": -high_depth, "high": -high}
+            parts.append(self._part(cursor, "event", _EVENTS, len(parts), bounds))
+            events += count
+        for number, (low, high) in enumerate(self._ask(cursor, _GROUP_BOUNDS, size=GROUPS_PER_FILE)):
+            for table, query in (("group", _GROUPS), ("delta", _DELTAS)):
+                parts.append(self._part(cursor, table, query, number, {"low": low, "high": high}))
+        parts += [self._part(cursor, table, query, 0, {}) for table, query in self._single.items()]
+        return parts, events
+
+    def _ask(self, cursor: Any, query: str, **names: Any) -> list[Any]:
+        cursor.execute(self._text(query), {**self._names, **names})
+        found: list[Any] = cursor.fetchall()
+        return found
+
+    def _text(self, query: str) -> str:
+        return query.replace("{reach}", _REACH).replace("{selected}", self._selected)
+
+    def _part(self, cursor: Any, table: str, query: str, number: int, names: Mapping[str, Any]) -> ArchivePart:
+        text = cursor.mogrify(self._text(query), {**self._names, **names}).decode()
+        return ArchivePart(table, f"{table}-{number:05}.parquet", text)
+
+    def _write(self, parts: Sequence[ArchivePart], events: int, snapshot: str) -> list[ArchivedFile]:
+        """In Spark, or one after the other."""
+        uses_spark = self._request.spark if self._request.spark is not None else events >= SPARK_EVENTS
+        return (self._with_spark if uses_spark else self._in_process)(parts, snapshot)
+
+    def _in_process(self, parts: Sequence[ArchivePart], snapshot: str) -> list[ArchivedFile]:
+        files = []
+        with (
+            in_snapshot(driver.dsn(self._run.using), snapshot) as cursor,
+            self._run.stage("archive", len(parts), "files") as count,
+        ):
+            for part in parts:
+                files.append(ArchivedFile(**write_part(cursor, str(self._folder), part)))
+                count.add()
+        return files
+
+    def _with_spark(self, parts: Sequence[ArchivePart], snapshot: str) -> list[ArchivedFile]:
+        """A task for each file; how far it is is seen in the folder."""
+        import json  # noqa: PLC0415 - travels with the task
+
+        dsn, folder = driver.dsn(self._run.using), str(self._folder)
+
+        def work(number: int) -> str:
+            with in_snapshot(dsn, snapshot) as cursor:
+                return json.dumps(write_part(cursor, folder, parts[number]))
+
+        written = lambda: len(list(self._folder.glob("*.parquet")))  # noqa: E731 - asked from another thread
+        with (
+            site_session("archive", self._request.master) as spark,
+            self._run.watch("archive", len(parts), "files", written),
+            self._run.spark_steps(spark),
+        ):
+            return [ArchivedFile(**json.loads(answer)) for answer in run_tasks(spark, len(parts), work)]

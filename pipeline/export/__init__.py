@@ -1,0 +1,1 @@
+"""Exports of tables to Parquet."""

@@ -1,0 +1,344 @@
+"""Exporting tables to Parquet through Spark, all of one snapshot (driver, with Django).
+
+    FOLDER/events/room_bucket=3/day=2026-01-31/part-….parquet      rows by room and position
+    FOLDER/export.json                                             put there last: what is in the folder
+
+A room has one bucket (``export_tables.room_bucket``), so 100,000 rooms make no more folders than 100 do, and a file's
+statistics tell which rooms it has. Each table is written beside the old one, its rows are counted against the database's, and
+it is put in place when all are written: an export that was interrupted, or ran out of disk, leaves the folder as it was.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline.disk_full import disk_full
+from pipeline.errors import DiskFull, ExportDiffers, ExportRunning, SparkFailed, UnusableArguments
+from pipeline.export.executor import Exporting, ExportPiece, arrow_schema, read_export
+from pipeline.export.tables import TABLES, ExportedTable, buckets_for
+from pipeline.importing.spark_tasks import last_words
+from pipeline.jobs.run import JobRun
+from pipeline.private_files import make_folder, open_new
+from pipeline.spark.site_session import site_session
+from streams.core.queries import STORED_POSITIONS
+from streams.db import driver
+from streams.db.long_transactions import NO_LIMITS
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import SparkSession
+
+__all__ = ["MANIFEST", "ExportRequest", "TableFigures", "export_tables"]
+
+MANIFEST = "export.json"
+PARTIAL = ".partial"
+OLD = ".replaced"
+_FORMAT = 1
+_DAY_MS = 86_400_000
+_ROWS_PER_PIECE = 50_000
+_MOST_PIECES = 10_000
+_ROWS_PER_TASK = 200_000
+_MOST_TASKS = 2_000
+_ROWS_PER_FILE = 1_000_000
+_IO_ERROR = re.compile(r"(?:IOException|FSError): ([^\n]+)")
+_SNAPSHOT = f"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; {NO_LIMITS}; SELECT pg_export_snapshot()"
+#: A folder is one for all sites of the database, so its lock carries no mark of a schema.
+_ONLY_ONE = "SELECT pg_try_advisory_lock(hashtextextended('replsite.export:' || %s, 0))"
+
+
+@dataclass(frozen=True, slots=True)
+class ExportRequest:
+    """What to export and where. ``since`` and ``until`` are days since 1970, ``until`` itself not included."""
+
+    folder: Path
+    tables: Sequence[str] = tuple(TABLES)
+    rooms: Sequence[str] | None = None
+    since: int | None = None
+    until: int | None = None
+    buckets: int | None = None
+    overwrite: bool = False
+    master: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TableFigures:
+    """What was written of a table."""
+
+    rows: int
+    files: int
+    bytes: int
+    room_buckets: int
+    days: int
+
+
+def export_tables(run: JobRun, request: ExportRequest) -> dict[str, Any]:
+    """Export; returns what is in ``export.json``.
+
+    Raises ``UnusableArguments`` for a folder that cannot be used, ``ExportRunning``, ``ExportDiffers``, ``DiskFull``.
+    """
+    _check_folder(request)
+    try:
+        with disk_full(), _snapshot(request.folder, run.using) as (cursor, name):
+            return _Export(run, request, cursor, name).write()
+    except BaseException as error:
+        for name in (*request.tables, MANIFEST):
+            with suppress(OSError):
+                _remove(_partial(request.folder, name))
+        if isinstance(error, DiskFull):
+            raise DiskFull(
+                f"The disk of {request.folder}, or that of Spark's scratch files, is full: what was in the folder is as it was. "
+                "Free space, then export again."
+            ) from error
+        raise
+
+
+def _check_folder(request: ExportRequest) -> None:
+    folder = request.folder
+    try:
+        make_folder(folder)
+    except OSError as error:
+        raise UnusableArguments(f"Cannot write to {folder}: {error.strerror}.") from error
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise UnusableArguments(f"Cannot write to {folder}: permission denied.")
+    there = [table for table in request.tables if (folder / table).exists()]
+    if there and not request.overwrite:
+        raise UnusableArguments(
+            f"{folder} has {', '.join(there)} already. Name another folder, or let it be replaced: --overwrite."
+        )
+
+
+def _partial(folder: Path, table: str) -> Path:
+    return folder / f"{table}{PARTIAL}"
+
+
+@contextmanager
+def _snapshot(folder: Path, using: str) -> Iterator[tuple[Any, str]]:
+    """(cursor in a snapshot, its name); nobody else exports to the folder meanwhile."""
+    with (
+        closing(driver.direct_connection(using, application_name="replsite export")) as connection,
+        connection.cursor() as cursor,
+    ):
+        cursor.execute(_ONLY_ONE, [str(folder.resolve())])
+        if not cursor.fetchone()[0]:
+            raise ExportRunning(f"Another export to {folder} is at work; see manage.py jobs.")
+        cursor.execute(_SNAPSHOT)
+        yield cursor, cursor.fetchone()[0]
+
+
+class _Export:
+    """One export."""
+
+    def __init__(self, run: JobRun, request: ExportRequest, cursor: Any, snapshot: str) -> None:
+        self._run, self._request = run, request
+        self._cursor, self._snapshot = cursor, snapshot
+        self._made_at_ms = time.time_ns() // 1_000_000
+
+    def write(self) -> dict[str, Any]:
+        """All tables, then each in its place, then the manifest."""
+        request = self._request
+        names = (*request.tables, MANIFEST)
+        _settle(request.folder)
+        for name in names:
+            _remove(_partial(request.folder, name))
+        with site_session("export", request.master) as spark:
+            figures = {table: self._table(spark, TABLES[table]) for table in request.tables}
+        manifest = self._manifest(figures)
+        with open_new(_partial(request.folder, MANIFEST)) as file:
+            file.write(json.dumps(manifest, indent=1).encode())
+        _put_in_place(request.folder, names)
+        return manifest
+
+    def _manifest(self, figures: Mapping[str, TableFigures]) -> dict[str, Any]:
+        self._cursor.execute(STORED_POSITIONS, {"streams": ["events"]})
+        positions = {writer: position for _, writer, position, *_ in self._cursor.fetchall()}
+        request = self._request
+        return {
+            "format": _FORMAT,
+            "made_at_ms": self._made_at_ms,
+            "events_positions": positions,
+            "rooms": None if request.rooms is None else list(request.rooms),
+            "since": request.since,
+            "until": request.until,
+            "tables": {name: asdict(found) for name, found in figures.items()},
+        }
+
+    # --- one table ----------------------------------------------------------------------------------------------
+
+    def _table(self, spark: SparkSession, table: ExportedTable) -> TableFigures:
+        request, run = self._request, self._run
+        where, values = table.conditions(request.rooms, request.since, request.until)
+        day = "NULL::integer" if table.day is None else table.day_sql(self._made_at_ms // _DAY_MS)
+        rows, rooms, days, low, high = self._ask(
+            f"SELECT count(*), count(DISTINCT {table.room}), count(DISTINCT coalesce({day}, -1)), "
+            f"min({table.key}), max({table.key}) FROM {table.source} WHERE {where}",
+            values,
+        )
+        columns, query = _selection(table, day)
+        pieces = [
+            ExportPiece(self._text(f"{query} WHERE {where} AND {table.key} BETWEEN {first} AND {last}", values))
+            for first, last in _ranges(low, high, rows)
+        ]
+        work = Exporting(driver.dsn(run.using), self._snapshot, columns)
+        target = _Target(
+            _partial(request.folder, table.name),
+            request.buckets or buckets_for(rooms=rooms, rows=rows, days=days),
+            rows,
+            table,
+        )
+        done = spark.sparkContext.accumulator(0)
+        with run.watch(table.name, rows, "rows", lambda: min(done.value, rows)), run.spark_steps(spark):
+            _write(spark, work, pieces, target, done)
+        return _checked(target, 0 if table.day is None else days)
+
+    def _ask(self, query: str, values: Mapping[str, object]) -> Any:
+        self._cursor.execute(query, values or None)
+        return self._cursor.fetchone()
+
+    def _text(self, query: str, values: Mapping[str, object]) -> str:
+        text: bytes = self._cursor.mogrify(query, values or None)
+        return text.decode()
+
+
+def _selection(table: ExportedTable, day: str) -> tuple[tuple[tuple[str, str], ...], str]:
+    """The columns of a table, (name, kind), and the query that selects them."""
+    columns = [(name, kind) for name, kind, _ in table.columns]
+    selected = [f"{sql} AS {name}" for name, _, sql in table.columns]
+    if table.day is not None:
+        columns.append(("day", "date"))
+        selected.append(f"{day} AS day")
+    return tuple(columns), f"SELECT {', '.join(selected)} FROM {table.source}"
+
+
+def _checked(target: _Target, days: int) -> TableFigures:
+    """What was written, as the files tell it; raises ``ExportDiffers``."""
+    found, files, size = _count(target.folder)
+    if found != target.rows:
+        raise ExportDiffers(
+            f"{target.table.name}: {found:,} rows were written and the database has {target.rows:,}; the folder is as it was. "
+            "Export again."
+        )
+    return TableFigures(found, files, size, target.buckets, days)
+
+
+def _ranges(low: int | None, high: int | None, rows: int) -> Iterator[tuple[int, int]]:
+    """The keys in about equal parts; IDs come from sequences, so they lie close together."""
+    if low is None or high is None:
+        return
+    pieces = max(1, min(-(-rows // _ROWS_PER_PIECE), _MOST_PIECES))
+    width = -(-(high - low + 1) // pieces)
+    for first in range(low, high + 1, width):
+        yield first, min(first + width - 1, high)
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """Where the rows of a table go."""
+
+    folder: Path
+    buckets: int
+    rows: int
+    table: ExportedTable
+
+
+def _write(spark: SparkSession, work: Exporting, pieces: Sequence[ExportPiece], target: _Target, done: Any) -> None:
+    """Read all pieces, bring the rows of each bucket and day together, write them in order."""
+    from py4j.protocol import Py4JError  # noqa: PLC0415 - the rest of this module needs no Spark
+    from pyspark.errors import PySparkException  # noqa: PLC0415
+    from pyspark.sql import functions as f  # noqa: PLC0415
+
+    def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                for rows in read_export(work, pieces[number]):
+                    done.add(rows.num_rows)
+                    yield rows
+
+    parts = ["room_bucket", *(["day"] if target.table.day is not None else [])]
+    tasks = max(1, min(-(-target.rows // _ROWS_PER_TASK), _MOST_TASKS))
+    try:
+        found = spark.range(0, len(pieces), 1, max(len(pieces), 1)).mapInArrow(read, _spark_schema(work))
+        found = found.withColumn("room_bucket", f.expr(f"CAST(pmod(crc32(room_id), {target.buckets}) AS int)"))
+        (
+            found.repartition(tasks, *parts)
+            .sortWithinPartitions(*parts, *target.table.order)
+            .write.option("maxRecordsPerFile", _ROWS_PER_FILE)
+            .option("compression", "zstd")
+            .partitionBy(*parts)
+            .parquet(target.folder.as_uri())
+        )
+    except (PySparkException, Py4JError) as error:  # its text needs the JVM, which may be gone when somebody prints it
+        raise SparkFailed(f"Spark could not write {target.table.name}: {_why(str(error))}") from None
+
+
+def _why(text: str) -> str:
+    """Of a trace the words of the system, where a file could not be written, else those of our own code."""
+    found = _IO_ERROR.findall(text)
+    return found[-1][:1000] if found else last_words(text)
+
+
+def _spark_schema(work: Exporting) -> Any:
+    from pyspark.sql.pandas.types import from_arrow_schema  # noqa: PLC0415
+
+    return from_arrow_schema(arrow_schema(work.columns))
+
+
+def _count(folder: Path) -> tuple[int, int, int]:
+    """Rows, files and bytes of a written table, from the files themselves."""
+    import pyarrow.parquet as pq  # noqa: PLC0415 - only where something is exported
+
+    rows = size = files = 0
+    for path in folder.rglob("*.parquet"):
+        rows += pq.read_metadata(path).num_rows
+        size += path.stat().st_size
+        files += 1
+    return rows, files, size
+
+
+def _put_in_place(folder: Path, names: Sequence[str]) -> None:
+    """What was written takes the place of what was there, the manifest last. By renames: they take no time, and can be undone."""
+    try:
+        for name in reversed(names):
+            if (folder / name).exists():
+                (folder / name).rename(_old(folder, name))
+        for name in names:
+            _partial(folder, name).rename(folder / name)
+    except BaseException:
+        for name in names:
+            if not _partial(folder, name).exists():
+                _remove(folder / name)
+        _settle(folder)
+        raise
+    _settle(folder)
+
+
+def _settle(folder: Path) -> None:
+    """Of an export that put its tables in place: where its manifest stands the old ones go, else they come back."""
+    done = (folder / MANIFEST).exists()
+    for name in (*TABLES, MANIFEST):
+        old = _old(folder, name)
+        if done:
+            _remove(old)
+        elif old.exists():
+            _remove(folder / name)
+            old.rename(folder / name)
+
+
+def _old(folder: Path, name: str) -> Path:
+    return folder / f"{name}{OLD}"
+
+
+def _remove(path: Path) -> None:
+    """A folder or a file, if it is there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

@@ -1,0 +1,1 @@
+"""Writing and checking per-user feeds."""

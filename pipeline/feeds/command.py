@@ -1,0 +1,64 @@
+"""``purge feeds``: the subject that per-user feeds add to the maintenance commands."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from django.core.management.base import BaseCommand
+from django.db import connections, transaction
+
+from pipeline.feeds.write import drop_feeds
+from streams.conf import stream_settings
+from streams.maintenance.subjects import register
+
+__all__ = ["PurgeFeeds", "register_feeds"]
+
+_COUNT = """
+SELECT (SELECT count(*) FROM events_feed WHERE %(user)s IS NULL OR user_id = %(user)s),
+       (SELECT count(*) FROM events_feedentry WHERE %(user)s IS NULL OR user_id = %(user)s)
+"""
+
+
+class PurgeFeeds:
+    """Throw per-user feeds away."""
+
+    help = (
+        "Throw per-user feeds away, of everybody or of one user: readers ask the rooms until there are feeds again; no answer "
+        "changes. The reader that writes them may be at work. Example: purge feeds --user @alice:example.org"
+    )
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Declare the options."""
+        parser.add_argument("--user", metavar="USER", help="the feed of this user only")
+        parser.add_argument("--dry-run", action="store_true", help="only say how much would be deleted")
+        parser.add_argument("--json", action="store_true", help="the outcome as one JSON object")
+
+    def run(self, command: BaseCommand, options: Mapping[str, Any]) -> None:
+        """Count before and after, in the transaction that deletes."""
+        using, user = stream_settings().database, options["user"]
+        with transaction.atomic(using=using), connections[using].cursor() as cursor:
+            before = _counts(cursor, user)
+            if not options["dry_run"]:
+                drop_feeds(cursor, user)
+            after = _counts(cursor, user)
+        if options["json"]:
+            outcome = {"feeds": before[0], "entries": before[1], "feeds_left": after[0], "entries_left": after[1]}
+            command.stdout.write(json.dumps({**outcome, "dry_run": options["dry_run"]}))
+        elif options["dry_run"]:
+            command.stdout.write(f"{before[0]} feeds with {before[1]} entries would be deleted")
+        else:
+            command.stdout.write(f"feeds: {before[0]} -> {after[0]}, entries: {before[1]} -> {after[1]}")
+
+
+def register_feeds() -> None:
+    """Make the subject known."""
+    register("purge", "feeds", PurgeFeeds())
+
+
+def _counts(cursor: Any, user: str | None) -> tuple[int, int]:
+    cursor.execute(_COUNT, {"user": user})
+    feeds, entries = cursor.fetchone()
+    return feeds, entries

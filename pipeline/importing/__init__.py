@@ -1,0 +1,1 @@
+"""The bulk import of histories."""

@@ -1,0 +1,102 @@
+"""New events of rooms that the site has: they go the way of live events, after the new rooms are loaded (driver, with Django).
+
+The room's stored state decides what becomes of them, so what a source tells of rejection and soft failure does not count here.
+History comes first, from the newest to the oldest, as it would by asking another server for it: each batch continues the gap that
+the one before left, and positions on the backward stream keep the order. Each batch is one transaction together with the note of
+what became of it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from django.db import connections, transaction
+
+from events.persist.batch import Incoming, PersistOutcome, persist
+from events.persist.resolving import resolve_room
+from pipeline.importing.staging_tables import BROKEN, STAGED_EVENTS, table_name
+from pipeline.jobs.run import JobRun
+from streams.conf import stream_settings
+
+__all__ = ["EVENTS_PER_BATCH", "extend_rooms"]
+
+EVENTS_PER_BATCH = 1_000
+_NEXT = """
+SELECT k.place, k.seq, k.backward, e.outlier, e.room_version, e.event_id, e.json
+FROM {known} k JOIN {event} e USING (seq) ORDER BY k.place LIMIT %s
+"""
+_NOTE_ROOMS = """
+INSERT INTO pipeline_importedroom (job_id, room_id, imported, rejected, unresolved)
+SELECT %s, room_id, imported, rejected, 0
+FROM unnest(%s::text[], %s::bigint[], %s::bigint[]) AS found (room_id, imported, rejected)
+ON CONFLICT (job_id, room_id) DO UPDATE
+SET imported = pipeline_importedroom.imported + EXCLUDED.imported, rejected = pipeline_importedroom.rejected + EXCLUDED.rejected
+"""
+_NOTE_UNRESOLVED = """
+UPDATE pipeline_importedroom i SET unresolved = found.unresolved FROM (
+    SELECT e.room_id, count(*) AS unresolved FROM events_event e JOIN {event} s USING (event_id)
+    WHERE e.state_unresolved AND e.room_id = ANY (%s) GROUP BY e.room_id
+) AS found WHERE i.job_id = %s AND i.room_id = found.room_id
+"""
+
+
+def extend_rooms(run: JobRun) -> None:
+    """Store what the plan left for rooms that the site has; what cannot be stored is put aside with the reason.
+
+    Raises ``JobCancelled`` between two batches; what was stored stays.
+    """
+    names = {name: table_name(run.id, name) for name in ("known", STAGED_EVENTS.name, BROKEN.name)}
+    with connections[run.using].cursor() as cursor:
+        cursor.execute("SELECT count(*) FROM {known}".format(**names))
+        total = int(cursor.fetchone()[0])
+        if not total:
+            return
+        touched: set[str] = set()
+        server = stream_settings().server_name
+        unfinished: set[str] = set()
+        with run.stage("known rooms", total, "events") as count:
+            while rows := _next(cursor, names):
+                with transaction.atomic(using=run.using):
+                    outcome = persist(
+                        [_incoming(row) for row in rows],
+                        run.using,
+                        verified=True,  # or trusted
+                        history_of=server,
+                    )
+                    _note(cursor, run.id, names, rows, outcome)
+                unfinished.update(outcome.unfinished_rooms)
+                touched.update(stored.room_id for stored in outcome.stored)
+                count.add(len(rows))
+        for room_id in sorted(unfinished):
+            resolve_room(room_id, run.using)
+        cursor.execute(_NOTE_UNRESOLVED.format(**names), [sorted(touched), run.id])
+
+
+def _next(cursor: Any, names: dict[str, str]) -> list[Any]:
+    """The next events, oldest first where they are history, as they came else; never both kinds."""
+    cursor.execute(_NEXT.format(**names), [EVENTS_PER_BATCH])
+    rows = cursor.fetchall()
+    kind = rows[0][2] if rows else False
+    same = [row for row in rows if row[2] == kind]
+    return same[::-1] if kind else same
+
+
+def _incoming(row: Sequence[Any]) -> Incoming:
+    _, _, backward, outlier, version, event_id, json = row
+    return Incoming(bytes(json), version, event_id, outlier=outlier, backfilled=backward)
+
+
+def _note(cursor: Any, job: int, names: dict[str, str], rows: Sequence[Any], outcome: PersistOutcome) -> None:
+    """Write down what became of a batch, and that it is done."""
+    stored = Counter(event.room_id for event in outcome.stored)
+    rejected = Counter(event.room_id for event in outcome.stored if event.rejected_reason is not None)
+    rooms = sorted(stored)
+    cursor.execute(_NOTE_ROOMS, [job, rooms, [stored[room] for room in rooms], [rejected[room] for room in rooms]])
+    for refused in outcome.refused:
+        cursor.execute(
+            "INSERT INTO {broken} (seq, reason, detail) VALUES (%s, %s, %s)".format(**names),
+            [rows[refused.place][1], str(refused.error.reason), refused.error.detail.replace("\0", "\\0")[:1000]],
+        )
+    cursor.execute("DELETE FROM {known} WHERE place = ANY (%s)".format(**names), [[row[0] for row in rows]])

@@ -1,0 +1,393 @@
+"""The import of room histories, from files and databases to visible rooms (driver, with Django).
+
+    scan     Spark    lines and announced room versions of every part of the sources
+    read     Spark    lines and rows -> parsed events and broken lines, staged   (pipeline.importing.parse_lines)
+    plan     SQL      what is new, which rooms, in which order                   (pipeline.importing.plan)
+    rooms    Spark    state, extremities, visibility of each room, staged        (pipeline.importing.work_out_rooms)
+    load     SQL      staged rows -> the tables, whole rooms at a time           (pipeline.importing.load_rooms)
+    known    driver   new events of rooms that are here, the way of live events  (pipeline.importing.extend_rooms)
+
+Each step can be repeated: staging has a ledger, loading writes down what it loaded in the same transaction. A job that was
+killed is continued by ``resume`` (a queued one by the next ``runjobs``); a new job finds what is loaded already as duplicates.
+Neither loses or doubles anything.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from django.db import connections, transaction
+
+from pipeline.conf import pipeline_settings
+from pipeline.disk_full import disk_full
+from pipeline.errors import JobCancelled, LoaderFailed, SourceChanged
+from pipeline.importing.extend_rooms import extend_rooms
+from pipeline.importing.keys import TRUSTED, VERIFIED, Signatures, read_keys
+from pipeline.importing.load_rooms import EVENTS_PER_BATCH, LoadedRoom, ready_rooms
+from pipeline.importing.loaders import Loading, ReadyRooms, usual_loaders
+from pipeline.importing.parse_lines import LineWork, PartScan
+from pipeline.importing.plan import (
+    analyze_results,
+    create_staging,
+    drop_staging,
+    give_up_rooms,
+    leftover_staging,
+    make_plan,
+    planned_rooms,
+    store_broken,
+    store_versions,
+)
+from pipeline.importing.sources.inputs import (
+    Input,
+    check_unchanged,
+    input_names,
+    open_inputs,
+    parts_of_inputs,
+    unchanged,
+)
+from pipeline.importing.sources.parts import Part
+from pipeline.importing.spark_tasks import finished_tasks, pack_rooms, scan_parts, stage_parts, stage_rooms
+from pipeline.importing.staging_tables import STEPS, WORKING, table_name
+from pipeline.importing.work_out_rooms import RoomWork
+from pipeline.jobs.rows import JobLock, abandoned_jobs, begin_job, hold_lock, resumable_job
+from pipeline.jobs.run import JobRun, Keeper, carry_out
+from pipeline.models import ImportedRoom, ImportSource, Job
+from pipeline.spark.site_session import site_session
+from streams.conf import stream_settings
+from streams.db.consistent_read import long_transaction
+from streams.db.driver import dsn
+from streams.writing.writer import retire_all, use_instance
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["KIND", "ImportOptions", "Outcome", "import_history", "import_in"]
+
+KIND = "import_events"
+PART_BYTES = 16 * 1024 * 1024
+_SAID = {
+    TRUSTED: "Signatures: trusted, as the sources have them; --keys FILE verifies them.",
+    VERIFIED: "Signatures: verified with the keys that were named.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ImportOptions:
+    """What to import and how; ``pause`` is called with the name of each finished step, for tests that end it there.
+
+    ``keys``: a file with the keys of servers, which verify all signatures; null: they are trusted.
+    """
+
+    sources: Sequence[str | Path]
+    as_history: bool = False
+    resume: bool = False
+    master: str | None = None
+    keys: str | Path | None = None
+    events_per_batch: int = EVENTS_PER_BATCH
+    pause: Callable[[str], None] = field(default=lambda step: None)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What an import did. ``unresolved``: loaded events whose state is not known; ``spark_seconds``: starting Spark."""
+
+    read: int
+    imported: int
+    rejected: int
+    quarantined: int
+    rooms: int
+    seconds: float
+    unresolved: int
+    spark_seconds: float
+    job: int
+    signatures: str
+
+    @property
+    def duplicates(self) -> int:
+        """Events that were here already, or more than once in the input."""
+        return self.read - self.imported - self.quarantined
+
+    def summary(self) -> dict[str, Any]:
+        """The command's last line."""
+        return {
+            "read": self.read,
+            "imported": self.imported,
+            "duplicates": self.duplicates,
+            "rejected": self.rejected,
+            "quarantined": self.quarantined,
+            "rooms": self.rooms,
+            "seconds": round(self.seconds, 3),
+        }
+
+    def record(self) -> dict[str, Any]:
+        """What is kept of it: the summary, and whether signatures were verified."""
+        return {**self.summary(), "signatures": self.signatures}
+
+
+def import_history(options: ImportOptions, stream: TextIO | None = None) -> Outcome:
+    """Import as a job of this process, with its progress on ``stream``.
+
+    Raises ``UnusableArguments`` before anything is begun; later ``PipelineError`` and database errors, with the job marked as
+    failed and resumable.
+    """
+    using = stream_settings().database
+    signatures = read_keys(options.keys)
+    inputs = open_inputs([str(name) for name in options.sources])
+    found: list[Outcome] = []
+
+    def work(run: JobRun) -> Mapping[str, Any]:
+        found.append(import_in(run, options, inputs, signatures))
+        return found[0].record()
+
+    use_instance("import_events-{n}")
+    try:
+        with hold_lock(using) as lock:
+            carry_out(_job(options, lock, using), using, stream or sys.stderr, work, Keeper(lock))
+        return found[0]
+    finally:
+        retire_all()
+
+
+def _job(options: ImportOptions, lock: JobLock, using: str) -> Job:
+    names = input_names([str(name) for name in options.sources])
+    arguments = {"sources": names, "as_history": options.as_history}
+    if options.keys is not None:
+        arguments["keys"] = str(Path(options.keys).absolute())
+    job = resumable_job(lock, KIND, arguments, using) if options.resume else None
+    return job or begin_job(lock, KIND, arguments, using)
+
+
+def import_in(run: JobRun, options: ImportOptions, inputs: Sequence[Input], signatures: Signatures) -> Outcome:
+    """The same in a job that runs already; its process has a writer."""
+    return _Import(run, options, inputs, signatures).run()
+
+
+class _Import:
+    """One run of one job."""
+
+    def __init__(self, run: JobRun, options: ImportOptions, inputs: Sequence[Input], signatures: Signatures) -> None:
+        self._run = run
+        self._job = run.id
+        self._using = run.using
+        self._options = options
+        self._given = inputs
+        self._signatures = signatures
+        self._begun = time.monotonic()
+        self._parts: list[Part] = []
+        self._ready = ReadyRooms(self._look, options.events_per_batch)
+        self._analyzed = 0
+
+    def run(self) -> Outcome:
+        self._inputs = self._remember_sources()
+        self._drop_leftovers()
+        self._run.note_before(self._figures())
+        self._run.say(_SAID[self._signatures.word])
+        try:
+            with disk_full():
+                outcome = self._steps()
+        except (JobCancelled, SourceChanged):  # what is staged is of no use any more
+            self._drop_staging([self._job])
+            raise
+        self._drop_staging([self._job])
+        self._run.note_after(self._figures())
+        return outcome
+
+    def _steps(self) -> Outcome:
+        with transaction.atomic(using=self._using), self._cursor() as cursor:
+            create_staging(cursor, self._job, self._signatures.name)
+        with Loading(self._job, self._ready, self._using, usual_loaders()) as loading:
+            try:
+                return self._steps_with(loading)
+            except LoaderFailed as failed:  # noticed while Spark was at work, which has ended by now
+                raise failed.error from None
+
+    def _steps_with(self, loading: Loading) -> Outcome:
+        begun = time.monotonic()
+        with self._spark(loading) as spark:
+            spark_seconds = time.monotonic() - begun
+            self._run.say(f"Spark: started in {spark_seconds:.1f} s")
+            scans = self._read(spark)
+            self._plan()
+            loading.begin()
+            self._rooms(spark)
+        if lost := self._load(loading):
+            with transaction.atomic(using=self._using), self._cursor() as cursor:
+                give_up_rooms(cursor, self._job, lost)
+        extend_rooms(self._run)
+        quarantined = self._store_broken(scans)
+        return self._outcome(quarantined, spark_seconds)
+
+    @contextmanager
+    def _spark(self, loading: Loading) -> Iterator[SparkSession]:
+        """A session whose tasks end when the job is to end, or a loader failed."""
+        with (
+            site_session("import", self._options.master, light=True) as spark,
+            self._run.spark_steps(spark, loading.look),
+        ):
+            yield spark
+
+    # --- what is read ---------------------------------------------------------------------------------------------------
+
+    def _remember_sources(self) -> list[Input]:
+        """Write down what is read; a job that goes on reads what it began with, or refuses."""
+        rows = ImportSource.objects.using(self._using)
+        known = list(rows.filter(job_id=self._job).order_by("number"))
+        if not known:
+            given = enumerate(self._given)
+            rows.bulk_create(
+                ImportSource(job_id=self._job, number=number, name=one.name, form=one.form, identity=one.identity)
+                for number, one in given
+            )
+            return list(self._given)
+        if [row.name for row in known] != [one.name for one in self._given]:
+            self._drop_staging([self._job])
+            raise SourceChanged(
+                f"Job {self._job} began with {len(known)} files and databases, and there are others now. Import without --resume."
+            )
+        try:
+            return [unchanged(one, row.identity) for one, row in zip(self._given, known, strict=True)]
+        except SourceChanged:
+            self._drop_staging([self._job])
+            raise
+
+    def _drop_leftovers(self) -> None:
+        """Staging tables of imports that nobody goes on with."""
+        with hold_lock(self._using) as lock:
+            over = abandoned_jobs(lock, KIND, [self._job], self._using)
+            with self._cursor() as cursor:
+                over += leftover_staging(cursor, KIND)
+            self._drop_staging(over)
+
+    def _drop_staging(self, jobs: Sequence[int]) -> None:
+        with self._cursor() as cursor:
+            drop_staging(cursor, jobs)
+
+    # --- steps ------------------------------------------------------------------------------------------------------
+
+    def _read(self, spark: SparkSession) -> list[PartScan]:
+        limit = pipeline_settings().line_limit_bytes
+        with self._spark_reads(), parts_of_inputs(self._inputs, PART_BYTES) as parts:
+            self._parts = parts
+            with self._run.watch("scan", len(parts), "parts", lambda: finished_tasks(spark)):
+                scans = scan_parts(spark, parts, limit, self._signatures.keys)
+            self._note_rows(scans)
+            self._store_versions(scans)
+            work = LineWork(self._job, dsn(self._using), limit, self._signatures.keys, stream_settings().server_name)
+            total = sum(scan.lines for scan in scans)
+            with self._run.watch("read", total, "lines", self._counter(STEPS.name, "sum(lines)")):
+                stage_parts(spark, work, parts)
+        self._options.pause("read")
+        return scans
+
+    @contextmanager
+    def _spark_reads(self) -> Iterator[None]:
+        """A source that changed meanwhile is what is wrong, whatever went wrong because of it."""
+        try:
+            yield
+        finally:
+            check_unchanged(self._inputs)
+
+    def _note_rows(self, scans: Sequence[PartScan]) -> None:
+        rows = dict.fromkeys(range(len(self._inputs)), 0)
+        for part, scan in zip(self._parts, scans, strict=True):
+            rows[part.file] += scan.lines
+        sources = list(ImportSource.objects.using(self._using).filter(job_id=self._job))
+        for source in sources:
+            source.rows = rows[source.number]
+        ImportSource.objects.using(self._using).bulk_update(sources, ["rows"], batch_size=1_000)
+
+    def _store_versions(self, scans: Sequence[PartScan]) -> None:
+        with transaction.atomic(using=self._using), self._cursor() as cursor:
+            for scan in scans:
+                store_versions(cursor, self._job, scan.versions)
+
+    def _plan(self) -> None:
+        with (
+            self._run.watch("plan", None, "steps", lambda: 0),
+            long_transaction(self._using) as cursor,
+        ):
+            make_plan(cursor, self._job, as_history=self._options.as_history)
+        self._options.pause("plan")
+
+    def _rooms(self, spark: SparkSession) -> None:
+        with self._cursor() as cursor:
+            rooms = planned_rooms(cursor, self._job)
+        work = RoomWork(self._job, dsn(self._using), self._options.as_history)
+        total = sum(room.events for room in rooms)
+        with self._run.watch("rooms", total, "events", self._worked_out):
+            stage_rooms(spark, work, pack_rooms(rooms))
+        self._options.pause("rooms")
+        self._ready.finish()
+
+    def _worked_out(self) -> int:
+        """Events of rooms that are worked out, and of large ones as far as they are."""
+        return self._counter("result_room", "sum(events)")() + self._counter(WORKING.name, "sum(events)")()
+
+    def _store_broken(self, scans: Sequence[PartScan]) -> int:
+        with long_transaction(self._using) as cursor:
+            return store_broken(cursor, self._job, self._parts, [scan.lines for scan in scans])
+
+    def _look(self) -> list[LoadedRoom]:
+        """Rooms that can be loaded now; loaders ask, one at a time."""
+        with self._cursor() as cursor:
+            rooms = ready_rooms(cursor, self._job)
+            worked_out = self._counter("result_room", "sum(events)")()
+            if worked_out > 2 * self._analyzed:
+                analyze_results(cursor, self._job)
+                self._analyzed = worked_out
+        return rooms
+
+    def _load(self, loading: Loading) -> set[str]:
+        """Load what is left; returns the rooms that somebody else made meanwhile."""
+        with self._cursor() as cursor:
+            left = sum(room.events for room in ready_rooms(cursor, self._job))
+        lost: set[str] = set()
+        before = loading.events
+        with self._run.watch("load", left, "events", lambda: min(loading.events - before, left)):
+            for loaded in loading.loaded():
+                lost |= loaded.lost
+                self._options.pause("load")
+        return lost
+
+    # --- figures ----------------------------------------------------------------------------------------------------
+
+    def _outcome(self, quarantined: int, spark_seconds: float) -> Outcome:
+        loaded = list(ImportedRoom.objects.using(self._using).filter(job_id=self._job))
+        return Outcome(
+            read=self._counter(STEPS.name, "sum(lines)")(),
+            imported=sum(room.imported for room in loaded),
+            rejected=sum(room.rejected for room in loaded),
+            quarantined=quarantined,
+            rooms=len(loaded),
+            seconds=time.monotonic() - self._begun,
+            unresolved=sum(room.unresolved for room in loaded),
+            spark_seconds=spark_seconds,
+            job=self._job,
+            signatures=self._signatures.word,
+        )
+
+    def _counter(self, table: str, what: str) -> Callable[[], int]:
+        """Reads a figure of a staging table; may be called from the reporting thread, which has its own connection."""
+
+        def count() -> int:
+            with self._cursor() as cursor:
+                cursor.execute(f"SELECT coalesce({what}, 0) FROM {table_name(self._job, table)}")
+                return int(cursor.fetchone()[0])
+
+        return count
+
+    def _figures(self) -> dict[str, int]:
+        """What is noted before and after: rooms of the site, and the size of its database."""
+        with self._cursor() as cursor:
+            cursor.execute("SELECT (SELECT count(*) FROM events_room), pg_database_size(current_database())")
+            rooms, size = cursor.fetchone()
+        return {"rooms": rooms, "database_bytes": size}
+
+    def _cursor(self) -> Any:
+        return connections[self._using].cursor()

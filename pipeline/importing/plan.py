@@ -1,0 +1,271 @@
+"""Between the two halves of an import: what of the staged lines is new, and which rooms are to be worked out (driver).
+
+Set-based SQL on the staging tables, in one transaction with a ledger row, so a resumed job finds it done or not begun.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.importing.parse_lines import LINES_PER_PART
+from pipeline.importing.sources.parts import HEAD_BYTES, Part
+from pipeline.importing.staging_tables import (
+    BROKEN,
+    PREFIX,
+    RESULT_TABLES,
+    ROOMY,
+    STAGED_EVENTS,
+    STAGED_TABLES,
+    STEPS,
+    VERSIONS,
+    table_name,
+)
+
+__all__ = [
+    "PlannedRoom",
+    "analyze_results",
+    "create_staging",
+    "drop_staging",
+    "give_up_rooms",
+    "leftover_staging",
+    "make_plan",
+    "planned_rooms",
+    "store_broken",
+    "store_versions",
+]
+
+ROOM_KNOWN = "room-known"
+ROOM_PURGED = "room-purged"
+VERSION_DIFFERS = "room-version-differs"
+MOST_QUARANTINED = 1_000_000
+_CREATED = "created, format 3"
+"""With the format of what is staged (``packed`` and the columns): count it up when that changes, so that a job which an
+earlier version staged begins anew instead of being misread."""
+_PLANNED = "planned"
+
+#: Each event once: of equal IDs the first that is no outlier, rather one whose content is that of its hash, and none that
+#: the site has already, unless as an outlier.
+_KEEP_NEW = """
+CREATE UNLOGGED TABLE {new} AS
+SELECT DISTINCT ON (e.event_id) e.seq, e.event_id, e.room_id, e.room_version, e.type, e.stream_ordering
+FROM {event} e
+WHERE NOT EXISTS (
+    SELECT FROM events_event known
+    WHERE known.event_id = e.event_id AND (e.outlier OR NOT known.outlier OR known.room_id <> e.room_id)
+)
+ORDER BY e.event_id, e.outlier, NOT e.fits, e.seq
+"""
+#: A room has one version: that of its create event, else the one that most of its events name.
+_OTHER_VERSIONS = """
+WITH counted AS (
+    SELECT room_id, room_version, count(*) AS events, bool_or(type = 'm.room.create') AS creates
+    FROM {new} GROUP BY room_id, room_version
+), chosen AS (
+    SELECT DISTINCT ON (room_id) room_id, room_version
+    FROM counted ORDER BY room_id, creates DESC, events DESC, room_version
+), taken AS (
+    DELETE FROM {new} k USING chosen c
+    WHERE k.room_id = c.room_id AND k.room_version <> c.room_version
+    RETURNING k.seq, k.room_version, c.room_version AS room_has, k.room_id
+)
+INSERT INTO {broken} (seq, reason, detail)
+SELECT seq, %(reason)s, 'said to be of version ' || room_version || ', but room ' || room_id || ' has version ' || room_has
+FROM taken
+"""
+#: New events of rooms that the site has, in the order in which they are to be stored: history first, from its newest event.
+_KNOWN_ROOMS = """
+WITH taken AS (
+    DELETE FROM {new} k USING events_room r WHERE k.room_id = r.room_id RETURNING k.seq, k.stream_ordering
+), told AS (
+    SELECT seq, stream_ordering, %(as_history)s OR coalesce(stream_ordering < 0, false) AS backward FROM taken
+)
+INSERT INTO {known} (place, seq, backward)
+SELECT row_number() OVER (
+    ORDER BY NOT backward, CASE WHEN backward THEN stream_ordering END DESC NULLS FIRST,
+        CASE WHEN backward THEN seq END DESC, stream_ordering NULLS LAST, seq
+), seq, backward FROM told
+"""
+#: New events of rooms that came to be while this job worked, or that were purged and may not be made again.
+_GIVE_UP = """
+WITH taken AS (
+    DELETE FROM {kept} k WHERE k.room_id = ANY(%(rooms)s) RETURNING k.seq, k.room_id, k.event_id
+)
+INSERT INTO {broken} (seq, reason, detail)
+SELECT seq,
+    CASE WHEN is_here THEN %(known)s ELSE %(purged)s END,
+    CASE WHEN is_here THEN 'room ' || room_id || ' came to be while this import worked; import it again'
+        ELSE 'room ' || room_id || ' was purged and is blocked (manage.py purge room --unblock), or is not gone yet' END
+FROM (SELECT *, EXISTS (SELECT FROM events_room r WHERE r.room_id = taken.room_id) AS is_here FROM taken) AS taken
+WHERE NOT EXISTS (SELECT FROM events_event known WHERE known.event_id = taken.event_id)
+"""
+_ROOMS = """
+CREATE UNLOGGED TABLE {room} AS
+SELECT row_number() OVER (ORDER BY min(stream_ordering) NULLS LAST, min(seq)) AS room_no, room_id, count(*) AS events
+FROM {new} GROUP BY room_id
+"""
+#: The events of a room stand together, in the order in which they come.
+_KEEP_IN_ORDER = """
+CREATE UNLOGGED TABLE {kept} AS
+SELECT k.*, r.room_no FROM {new} k JOIN {room} r USING (room_id)
+ORDER BY r.room_no, k.stream_ordering NULLS LAST, k.seq
+"""
+_STORE_BROKEN = """
+INSERT INTO pipeline_quarantinedline (job_id, file, line, reason, detail, content)
+SELECT %(job)s, p.path, p.lines_before + b.seq %% %(lines_per_part)s, b.reason, coalesce(b.detail, ''),
+       coalesce(nullif(b.content, ''), substring(e.json FROM 1 FOR %(head)s), '')
+FROM {broken} b
+JOIN unnest(%(paths)s::text[], %(before)s::bigint[]) WITH ORDINALITY AS p(path, lines_before, place)
+     ON p.place - 1 = b.seq / %(lines_per_part)s
+LEFT JOIN {event} e ON e.seq = b.seq
+ORDER BY b.seq LIMIT %(most)s
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRoom:
+    """A room that is to be worked out: its number in the job, in the order of loading."""
+
+    room_no: int
+    room_id: str
+    events: int
+
+
+def _named(sql: str, job: int) -> str:
+    tables = {name: table_name(job, name) for name in ("new", "kept", "known", "room", STAGED_EVENTS.name, BROKEN.name)}
+    return sql.format(**tables)
+
+
+def create_staging(cursor: Any, job: int, signatures: str = "trusted") -> None:
+    """Make the job's staging tables, unless they are there with their ledger.
+
+    They are made anew after a crash of PostgreSQL, and when another version of this program filled them, or other keys verified
+    what is in them (``signatures``).
+    """
+    created = f"{_CREATED}, signatures {signatures}"
+    if _step_done(cursor, job, created):
+        return
+    drop_staging(cursor, [job])
+    for table in STAGED_TABLES:
+        cursor.execute(table.ddl(job))
+    for table in RESULT_TABLES[1:]:
+        name = table_name(job, table.name)
+        cursor.execute(f"CREATE INDEX {name}_room ON {name} (room_no)")
+    _step(cursor, job, created)
+
+
+def drop_staging(cursor: Any, jobs: Sequence[int]) -> None:
+    """Drop all staging tables of these jobs."""
+    for job in jobs:
+        cursor.execute(
+            "SELECT tablename FROM pg_tables WHERE starts_with(tablename, %s) AND schemaname = current_schema()",
+            [f"{PREFIX}{job}_"],
+        )
+        for (name,) in cursor.fetchall():
+            cursor.execute(f'DROP TABLE IF EXISTS "{name}"')
+
+
+def leftover_staging(cursor: Any, kind: str) -> list[int]:
+    """Jobs of a kind that are over, not to be resumed, and left tables: cancelled when their process was dead, for instance."""
+    cursor.execute(
+        """
+        SELECT DISTINCT job.id FROM pg_tables
+        JOIN pipeline_job job ON starts_with(tablename, %s || job.id || '_')
+        WHERE schemaname = current_schema() AND starts_with(tablename, %s)
+          AND job.kind = %s AND job.state IN ('done', 'cancelled')
+        """,
+        [PREFIX, PREFIX, kind],
+    )
+    return [int(job) for (job,) in cursor.fetchall()]
+
+
+def store_versions(cursor: Any, job: int, versions: Mapping[str, str]) -> None:
+    """Write down what create events announce; what was announced before stays."""
+    cursor.execute(
+        f"INSERT INTO {table_name(job, VERSIONS.name)} (room_id, room_version) "
+        "SELECT * FROM unnest(%s::text[], %s::text[]) ON CONFLICT DO NOTHING",
+        [list(versions), list(versions.values())],
+    )
+
+
+def make_plan(cursor: Any, job: int, *, as_history: bool) -> None:
+    """Decide what is new, what of it is for rooms that are here, and number the others.
+
+    Called in a transaction, after all lines are staged.
+    """
+    if _step_done(cursor, job, _PLANNED):
+        return
+    cursor.execute(ROOMY)
+    cursor.execute(f"CREATE UNIQUE INDEX ON {table_name(job, STAGED_EVENTS.name)} (seq)")
+    cursor.execute(f"ANALYZE {table_name(job, STAGED_EVENTS.name)} (seq, event_id)")
+    cursor.execute(_named(_KEEP_NEW, job))
+    cursor.execute(_named(_OTHER_VERSIONS, job), {"reason": VERSION_DIFFERS})
+    cursor.execute(
+        _named("CREATE UNLOGGED TABLE {known} (place bigint PRIMARY KEY, seq bigint, backward boolean)", job)
+    )
+    cursor.execute(_named(_KNOWN_ROOMS, job), {"as_history": as_history})
+    cursor.execute(_named(_ROOMS, job))
+    cursor.execute(_named(_KEEP_IN_ORDER, job))
+    cursor.execute(_named("DROP TABLE {new}", job))
+    cursor.execute(_named("CREATE INDEX ON {kept} (room_no)", job))
+    cursor.execute(_named("ANALYZE {kept} (room_no)", job))
+    _step(cursor, job, _PLANNED)
+
+
+def planned_rooms(cursor: Any, job: int) -> list[PlannedRoom]:
+    """All rooms of the plan, in the order of loading."""
+    cursor.execute(_named("SELECT room_no, room_id, events FROM {room} ORDER BY room_no", job))
+    return [PlannedRoom(*row) for row in cursor.fetchall()]
+
+
+def analyze_results(cursor: Any, job: int) -> None:
+    """Tell PostgreSQL how many rows the rooms have that are worked out by now; nobody else does.
+
+    Rows are found by their room, and joined as the statements say: nothing else of them has to be known.
+    """
+    for table in RESULT_TABLES:
+        cursor.execute(f"ANALYZE {table_name(job, table.name)} (room_no)")
+
+
+def give_up_rooms(cursor: Any, job: int, rooms: Collection[str]) -> None:
+    """Put aside what is new of rooms that could not be made: somebody else did meanwhile, or nobody may."""
+    cursor.execute(_named(_GIVE_UP, job), {"known": ROOM_KNOWN, "purged": ROOM_PURGED, "rooms": list(rooms)})
+
+
+def store_broken(cursor: Any, job: int, parts: Sequence[Part], lines: Sequence[int]) -> int:
+    """Write the quarantine of the job, with file and line; ``lines`` are those of each part. Returns its size.
+
+    The first million lines are written down; all are counted.
+    """
+    before, counted = [], 0
+    for number, part in enumerate(parts):
+        counted = 0 if number == 0 or parts[number - 1].file != part.file else counted + lines[number - 1]
+        before.append(counted)
+    cursor.execute("DELETE FROM pipeline_quarantinedline WHERE job_id = %s", [job])
+    cursor.execute(
+        _named(_STORE_BROKEN, job),
+        {
+            "job": job,
+            "lines_per_part": LINES_PER_PART,
+            "head": HEAD_BYTES,
+            "paths": [part.name for part in parts],
+            "before": before,
+            "most": MOST_QUARANTINED,
+        },
+    )
+    cursor.execute(_named("SELECT count(*) FROM {broken}", job))
+    return int(cursor.fetchone()[0])
+
+
+def _step(cursor: Any, job: int, step: str) -> None:
+    cursor.execute(f"INSERT INTO {table_name(job, STEPS.name)} (step) VALUES (%s)", [step])
+
+
+def _step_done(cursor: Any, job: int, step: str) -> bool:
+    name = table_name(job, STEPS.name)
+    cursor.execute("SELECT to_regclass(%s) IS NOT NULL", [name])
+    if not cursor.fetchone()[0]:
+        return False
+    cursor.execute(f"SELECT EXISTS (SELECT FROM {name} WHERE step = %s)", [step])
+    return bool(cursor.fetchone()[0])

@@ -1,0 +1,1 @@
+"""What an import reads: files of lines, Parquet, a Synapse database."""

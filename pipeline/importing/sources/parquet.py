@@ -1,0 +1,273 @@
+"""Events in Parquet files: which columns are taken, and their rows (no Django).
+
+Taken are ``json`` (an event's exact bytes, or text) and, where there are columns of these names, what a JSON Lines wrapper may
+tell (``pipeline.importing.sources.parts.TOLD``); other columns are left alone. Row groups are the parts. A row group that
+cannot be decoded is one broken line, and the next one is read. Memory: one batch of rows, and of each column a buffer and a
+page.
+
+A few hundred bytes may stand for gigabytes: of a value that stands in the file once, a row costs a bit. So pages are looked at
+before they are unpacked (``_rows_at_once``), and what rows hold is measured against the file's bytes
+(``pipeline.importing.sources.expansion``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from pipeline.errors import UnusableSource
+from pipeline.importing.sources import expansion
+from pipeline.importing.sources.parquet_pages import BadPage, Page, pages
+from pipeline.importing.sources.parts import HEAD_BYTES, TOLD, BrokenLine, Form, Line, Part
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+__all__ = ["MAGIC", "announcing_rows", "check_columns", "check_file", "parts_of", "read_rows"]
+
+MAGIC = b"PAR1"
+_JSON = "json"
+_ROWS_PER_BATCH = 1_000
+_BUFFER_BYTES = 1024 * 1024
+_ROWS_PER_PART = 50_000
+_BATCH_BYTES = 32 * 1024 * 1024
+#: A thousand of the largest events, which is what some programs write at a time, and half as much again.
+_PAGE_BYTES = 100 * 1024 * 1024
+#: What belongs to a value while its page is read: its place and length.
+_BYTES_PER_VALUE = 16
+_LARGEST_TEXT = 64 * 1024
+_MOST_ROWS = 2**31
+_DELTA_BYTE_ARRAY = 7
+
+
+def check_file(path: Path) -> None:
+    """Raises ``UnusableSource`` unless events can be read from the file, by what its end says of it."""
+    with _inspected(path):
+        pass
+
+
+def parts_of(file: int, path: Path) -> list[Part]:
+    """Some ten thousand rows of whole row groups each; at least one part. Raises ``UnusableSource``."""
+    with _inspected(path) as source:
+        sizes = [source.metadata.row_group(n).num_rows for n in range(source.metadata.num_row_groups)]
+    if sum(sizes) > _MOST_ROWS:
+        raise UnusableSource(
+            f"{path} claims to have {sum(sizes):,} rows; at most {_MOST_ROWS:,} are read of a file. Split it."
+        )
+    return [
+        Part(file, str(path), first, last, Form.PARQUET, str(path), rows)
+        for first, last, rows in _groups_of_parts(sizes)
+    ]
+
+
+@contextmanager
+def _inspected(path: Path) -> Iterator[pq.ParquetFile]:
+    import pyarrow as pa  # noqa: PLC0415 - only where such files are read
+
+    try:
+        with _open(path) as source:
+            check_columns(source.schema_arrow, str(path))
+            yield source
+    except (pa.ArrowException, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        raise UnusableSource(f"{path} cannot be read as Parquet: {_first_line(error)} Is it complete?") from error
+
+
+def check_columns(schema: pa.Schema, name: str) -> None:
+    """Raises ``UnusableSource`` unless events can be read from a file of these columns."""
+    wanted = _kinds()
+    if _JSON not in schema.names:
+        raise UnusableSource(
+            f"{name} has no column {_JSON!r} with the events; its columns are {', '.join(schema.names)[:300]}. "
+            f"Taken are {_JSON} and, if they are there, {', '.join(TOLD)}."
+        )
+    for field in schema:
+        if schema.names.count(field.name) > 1 and field.name in wanted:
+            raise UnusableSource(f"{name} has several columns {field.name!r}. Leave one.")
+        if field.name in wanted and not wanted[field.name][0](_plain(field.type)):
+            raise UnusableSource(
+                f"{name}: column {field.name!r} is of type {field.type} and must be {wanted[field.name][1]}. "
+                "Cast it, or leave the column out."
+            )
+
+
+def _kinds() -> dict[str, tuple[Callable[[Any], bool], str]]:
+    """Of each column that is taken: whether a type fits, and which do in words."""
+    from pyarrow import types  # noqa: PLC0415
+
+    def is_text(kind: Any) -> bool:
+        return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_null(kind))
+
+    def is_bytes(kind: Any) -> bool:
+        return bool(types.is_binary(kind) or types.is_large_binary(kind))
+
+    text = (is_text, "a string")
+    boolean = (lambda kind: types.is_boolean(kind) or types.is_null(kind), "a boolean")
+    return {
+        _JSON: (lambda kind: is_bytes(kind) or (is_text(kind) and not types.is_null(kind)), "binary or a string"),
+        **dict.fromkeys(("event_id", "room_version", "rejected_reason"), text),
+        **dict.fromkeys(("outlier", "soft_failed"), boolean),
+        "stream_ordering": (lambda kind: types.is_integer(kind) or types.is_null(kind), "an integer"),
+    }
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    """The type of the values, where a column keeps each of them once."""
+    from pyarrow import types  # noqa: PLC0415
+
+    return kind.value_type if types.is_dictionary(kind) else kind
+
+
+def _groups_of_parts(sizes: list[int]) -> Iterator[tuple[int, int, int]]:
+    """(first row group, the one behind the last, rows)."""
+    first, rows = 0, 0
+    for number, size in enumerate(sizes):
+        if rows and rows + size > _ROWS_PER_PART:
+            yield first, number, rows
+            first, rows = number, 0
+        rows += size
+    yield first, len(sizes), rows
+
+
+def read_rows(part: Part) -> Iterator[Line | BrokenLine]:
+    """The rows of the part's row groups, in order. Raises ``OSError`` when the file cannot be read."""
+    with _opened(part.path) as source:
+        number = 0
+        for group in _groups(part):
+            yield from source.rows_or_why(group, number)
+            number += source.metadata.row_group(group).num_rows
+
+
+def announcing_rows(part: Part) -> Iterator[Line | BrokenLine]:
+    """The rows of those row groups in which rows have no room version."""
+    with _opened(part.path) as source:
+        for group in _groups(part):
+            if not _all_versions_told(source.metadata.row_group(group)):
+                yield from source.rows_or_why(group, 0)
+
+
+def _groups(part: Part) -> range:
+    return range(part.start, part.start if part.end is None else part.end)
+
+
+def _all_versions_told(group: pq.RowGroupMetaData) -> bool:
+    columns = (group.column(n) for n in range(group.num_columns))
+    found = [column.statistics for column in columns if column.path_in_schema == "room_version"]
+    return bool(found and found[0] is not None and found[0].has_null_count and found[0].null_count == 0)
+
+
+@contextmanager
+def _opened(path: str) -> Iterator[_Source]:
+    with Path(path).open("rb") as raw, _open(Path(path)) as file:
+        yield _Source(raw, file)
+
+
+class _TooLarge(Exception):
+    """Unpacked, a page would not fit."""
+
+
+class _Source:
+    """A file that is read, and the same as bytes."""
+
+    def __init__(self, raw: IO[bytes], file: pq.ParquetFile) -> None:
+        self._raw, self._file = raw, file
+        self.metadata = file.metadata
+        self._taken = [name for name in (_JSON, *TOLD) if name in file.schema_arrow.names]
+        self._given = expansion.Expansion()
+        self._packed = 0
+
+    def rows_or_why(self, group: int, before: int) -> Iterator[Line | BrokenLine]:
+        """The rows of a group, numbered after ``before``; where it cannot be decoded, one broken line instead of the rest."""
+        import pyarrow as pa  # noqa: PLC0415
+
+        number, reason = before, "corrupt-parquet"
+        try:
+            for number, (json, told) in enumerate(self._rows(group), before + 1):
+                yield _line(number, json, told)
+            return
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise
+            why = f"{_first_line(error)} The rest of the row group is left out."
+        except (BadPage, _TooLarge) as error:
+            why = f"{error}. The row group is left out."
+        except expansion.ExpandsTooMuch as error:
+            reason, why = expansion.REASON, str(error)
+        yield BrokenLine(number + 1, reason, f"row group {group}: {why}", b"")
+
+    def _rows(self, group: int) -> Iterator[tuple[bytes | None, dict[str, Any]]]:
+        at_once = self._rows_at_once(group)
+        for batch in self._file.iter_batches(at_once, row_groups=[group], columns=self._taken):
+            columns = {name: _as_plain(batch.column(name)) for name in self._taken}
+            columns[_JSON] = _as_bytes(columns[_JSON])
+            self._given.give(sum(column.nbytes for column in columns.values()), batch.num_rows, self._packed)
+            events = columns.pop(_JSON).to_pylist()
+            told = [column.to_pylist() for column in columns.values()]
+            for json, *values in zip(events, *told, strict=True):
+                yield json, dict(zip(columns, values, strict=True))
+
+    def _rows_at_once(self, group: int) -> int:
+        """So many rows that they take some memory at most, by what the pages say; raises ``_TooLarge`` and ``BadPage``.
+
+        A value of a dictionary, or one that goes on from the value before, may be as large as its whole page in every row.
+        """
+        of_row = 0
+        about = self.metadata.row_group(group)
+        for column in map(about.column, range(about.num_columns)):
+            if column.path_in_schema not in self._taken:
+                continue
+            self._packed += column.total_compressed_size
+            of_row += max((_of_row(page, column.path_in_schema) for page in self._pages(column)), default=0)
+        return min(max(_BATCH_BYTES // max(of_row, 1), 1), _ROWS_PER_BATCH)
+
+    def _pages(self, column: pq.ColumnChunkMetaData) -> Iterator[Page]:
+        begins = [column.data_page_offset, *([column.dictionary_page_offset] if column.has_dictionary_page else [])]
+        return pages(self._raw, min(place for place in begins if place), column.total_compressed_size)
+
+
+def _of_row(page: Page, name: str) -> int:
+    """Bytes that a row of the column may take."""
+    if page.size > _PAGE_BYTES or page.values * _BYTES_PER_VALUE > _PAGE_BYTES:
+        raise _TooLarge(
+            f"a page of column {name!r} unpacks to {page.size:,} bytes and {page.values:,} values; limits are {_PAGE_BYTES:,} "
+            f"and {_PAGE_BYTES // _BYTES_PER_VALUE:,}. Write the file with smaller pages"
+        )
+    whole = page.is_dictionary or page.encoding == _DELTA_BYTE_ARRAY
+    return page.size if whole else page.size // max(page.values, 1)
+
+
+def _line(number: int, json: bytes | None, told: dict[str, Any]) -> Line | BrokenLine:
+    if json is None:
+        return BrokenLine(number, "no-json", "null", b"")
+    for name, value in told.items():
+        if isinstance(value, str) and len(value) > _LARGEST_TEXT:
+            detail = f"column {name!r} has {len(value):,} characters, the limit is {_LARGEST_TEXT:,}"
+            return BrokenLine(number, "line-too-long", detail, json[:HEAD_BYTES])
+    return Line(number, json, told)
+
+
+def _as_bytes(column: pa.Array) -> pa.Array:
+    """Text as its bytes, whatever they are: the parser says what is wrong with them."""
+    import pyarrow as pa  # noqa: PLC0415
+
+    return column.cast(pa.large_binary())
+
+
+def _as_plain(column: pa.Array) -> pa.Array:
+    """The values themselves, where each is kept once."""
+    return column.cast(_plain(column.type))
+
+
+def _open(path: Path) -> pq.ParquetFile:
+    import pyarrow.parquet as pq  # noqa: PLC0415 - only where such files are read
+
+    return pq.ParquetFile(path, buffer_size=_BUFFER_BYTES, pre_buffer=False, page_checksum_verification=True)
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).partition("\n")[0].rstrip(".")
+    return f"{text}." if text else f"{type(error).__name__}."

@@ -1,0 +1,1 @@
+"""Jobs: rows, queue, runs, progress and pages."""

@@ -1,0 +1,277 @@
+"""Jobs in the admin: seen by staff, queued, carried out and cancelled by POST only, each with a permission of its own.
+
+A job that can be run dry is queued as a dry run, whoever asks; its page shows the figures, and from there it is carried out
+with the very same arguments, once, while the figures are fresh. Whatever was done is in the admin's log.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+from django.contrib import admin, messages
+from django.core.exceptions import PermissionDenied
+from django.db import transaction
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
+from django.template.loader import render_to_string
+from django.template.response import TemplateResponse
+from django.urls import URLPattern, path, reverse
+from django.utils.safestring import SafeString
+
+from events.errors import EventsError
+from pipeline import models
+from pipeline.errors import PipelineError
+from pipeline.jobs.forms import JobForm, job_form
+from pipeline.jobs.rows import CancelOutcome, cancel_job, killed_jobs
+from pipeline.jobs.run import check_arguments, job_kinds, queue_job
+from pipeline.jobs.view import JobView, view_of
+from streams.admin.base import ReadOnlyAdmin
+from streams.conf import stream_settings
+from streams.db.clock import database_now
+from streams.runtime.moments import moment_text
+from streams.runtime.terminal import printable
+
+__all__ = ["FRESH_SECONDS", "JobAdmin"]
+
+DRY_RUN, MASTER = "dry_run", "master"
+QUEUE, CARRY_OUT, CANCEL = "pipeline.queue_job", "pipeline.carry_out_job", "pipeline.cancel_job"
+#: The figures of a dry run that ended longer ago are confirmed no more.
+FRESH_SECONDS = 3600.0
+#: A kind without dry run that changes nothing says so by an attribute of this name.
+_CHANGES_NOTHING = "changes_nothing"
+
+
+@admin.register(models.Job)
+class JobAdmin(ReadOnlyAdmin):
+    """Runs of bulk work: how far they are, what became of them, and what may be done about them."""
+
+    ordering = ("-pk",)
+    list_display = ("id", "kind", "word", "progress", "asked_by", "started_at", "took")
+    list_filter = ("state",)
+    readonly_fields = ("word", "progress", "took", "figures")
+    _when = ("queued_at", "started_at", "updated_at", "finished_at", "took", "host", "process_id", "attempts")
+    fieldsets = (
+        (None, {"fields": ("kind", "word", "progress", "asked_by", "arguments", "cancel_asked_by", "error")}),
+        ("Before and after", {"fields": ("figures", "summary", "confirmed_from")}),
+        ("When and where", {"fields": _when}),
+    )
+    change_form_template = "jobs/job.html"
+    change_list_template = "jobs/jobs.html"
+
+    @admin.display(description="state")
+    def word(self, job: models.Job) -> str:
+        """The state; ``killed`` for a running job that no process works on."""
+        return self._view(job).word
+
+    @admin.display(description="progress")
+    def progress(self, job: models.Job) -> str:
+        """Stage, rate and time left."""
+        return self._view(job).progress
+
+    @admin.display(description="took")
+    def took(self, job: models.Job) -> str:
+        """How long, so far."""
+        return self._view(job).took
+
+    @admin.display(description="figures")
+    def figures(self, job: models.Job) -> SafeString:
+        """What was counted before the work and after it, side by side."""
+        return render_to_string("jobs/figures.html", {"figures": self._view(job).figures})
+
+    def get_queryset(self, request: HttpRequest) -> Any:
+        """The rows; which of them were killed is asked once a page (another page at the same time has the same answer)."""
+        using = stream_settings().database
+        self._killed, self._as_of = killed_jobs(using), database_now(using)
+        return super().get_queryset(request)
+
+    def get_urls(self) -> list[URLPattern]:
+        """The forms besides the pages of every model."""
+        wrap = self.admin_site.admin_view
+        own = [
+            path("queue/", wrap(self.queue_view), name="pipeline_job_queue"),
+            path("<int:number>/carry-out/", wrap(self.carry_out_view), name="pipeline_job_carry_out"),
+            path("<int:number>/cancel/", wrap(self.cancel_view), name="pipeline_job_cancel"),
+        ]
+        return [*own, *super().get_urls()]
+
+    def render_change_form(
+        self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> HttpResponse:
+        """The page of a job says what may be done about it."""
+        job = kwargs.get("obj")
+        context["may_carry_out"] = job is not None and request.user.has_perm(CARRY_OUT) and not _why_not(job)
+        context["confirmed_by"] = _confirmed_by(job) if job is not None and _is_dry(job) else None
+        return super().render_change_form(request, context, *args, **kwargs)
+
+    # --- queue --------------------------------------------------------------------------------------------------------
+
+    def queue_view(self, request: HttpRequest) -> HttpResponse:
+        """Choose a kind, fill in its form, and leave it for ``manage.py runjobs``: dry, where there is such a thing."""
+        if not request.user.has_perm(QUEUE):
+            raise PermissionDenied
+        kinds, name = job_kinds(), request.GET.get("kind", "")
+        if not name:
+            listed = [{"name": kind, "help": found.help} for kind, found in kinds.items()]
+            return self._page(request, "jobs/kinds.html", title="Queue a job", kinds=listed)
+        if name not in kinds:
+            raise Http404("There is no such kind of job.")
+        form = job_form(name)(request.POST if request.method == "POST" else None, initial=request.GET.dict())
+        arguments = self._checked(request, name, form) if form.is_bound and form.is_valid() else None
+        if arguments is None:
+            return self._page(request, "jobs/queue.html", title=f"Queue {name}", form=form, about=kinds[name].help)
+        if DRY_RUN in arguments:
+            return self._queue(request, name, arguments | {DRY_RUN: True})
+        if getattr(kinds[name], _CHANGES_NOTHING, False):
+            return self._queue(request, name, arguments)
+        return self._queue_what_changes(request, name, arguments)
+
+    @staticmethod
+    def _checked(request: HttpRequest, name: str, form: JobForm) -> dict[str, Any] | None:
+        try:
+            arguments = dict(check_arguments(name, form.job_arguments(), stream_settings().database))
+        except (PipelineError, EventsError, ValueError) as error:
+            form.refuse(str(error))
+            return None
+        # executors are told how to reach the database: who may only try does not choose where they are
+        if arguments.get(MASTER) is not None and not request.user.has_perm(CARRY_OUT):
+            form.refuse(f"{MASTER} may be named with the permission {CARRY_OUT}; leave it empty for the site's own.")
+            return None
+        return arguments
+
+    def _queue_what_changes(self, request: HttpRequest, name: str, arguments: dict[str, Any]) -> HttpResponse:
+        """What cannot be run dry is shown once more before it is queued, to those who may have jobs carried out."""
+        if not request.user.has_perm(CARRY_OUT):
+            raise PermissionDenied
+        if request.POST.get("confirmed") == "yes":
+            return self._queue(request, name, arguments)
+        hidden = [
+            (key, value) for key in request.POST for value in request.POST.getlist(key) if key != "csrfmiddlewaretoken"
+        ]
+        sentences = [
+            job_kinds()[name].help,
+            "It cannot be tried first: it begins as soon as manage.py runjobs takes it.",
+        ]
+        return self._confirm(request, f"Queue {name}?", sentences, arguments, hidden=hidden, button="Queue it")
+
+    def _queue(
+        self, request: HttpRequest, name: str, arguments: Mapping[str, Any], dry: models.Job | None = None
+    ) -> HttpResponse:
+        using, by = stream_settings().database, request.user.get_username()
+        try:
+            with transaction.atomic(using=using):
+                job = queue_job(name, arguments, by, using, confirmed_from=None if dry is None else dry.pk)
+                after = f", as dry run {dry.pk} has shown" if dry is not None else ""
+                self.log_addition(request, job, f"Queued: {name} {json.dumps(job.arguments)}{after}")
+        except (PipelineError, EventsError) as error:
+            messages.error(request, str(error))
+            return HttpResponseRedirect(request.get_full_path())
+        text = f"Job {job.pk} is queued; manage.py runjobs carries it out."
+        if arguments.get(DRY_RUN):
+            text += (
+                " It is a dry run and changes nothing: its page shows the figures, and from there it is carried out."
+            )
+        messages.success(request, text)
+        return self._to(request, job.pk)
+
+    # --- carry out ----------------------------------------------------------------------------------------------------
+
+    def carry_out_view(self, request: HttpRequest, number: int) -> HttpResponse:
+        """Show the figures of a dry run once more, then queue the same job for good."""
+        if not request.user.has_perm(CARRY_OUT):
+            raise PermissionDenied
+        dry = self._job(number)
+        title = f"Carry out {dry.kind}?"
+        if (why_not := _why_not(dry)) is not None:
+            shown = dry.arguments if isinstance(dry.arguments, dict) else {"arguments": dry.arguments}
+            return self._confirm(request, title, [why_not], shown, dry=dry)
+        arguments = {**dry.arguments, DRY_RUN: False}
+        if request.method == "POST":
+            return self._queue(request, dry.kind, arguments, dry)
+        sentences = ["What the dry run has shown is done for good, with the same arguments."]
+        if isinstance(dry.summary, dict) and isinstance(words := dry.summary.get("words"), str):
+            sentences.append(f"{printable(words[:1].upper() + words[1:])}.")
+        return self._confirm(request, title, sentences, arguments, button=f"Carry out {dry.kind}", dry=dry)
+
+    # --- cancel -------------------------------------------------------------------------------------------------------
+
+    def cancel_view(self, request: HttpRequest, number: int) -> HttpResponse:
+        """Ask once more, then cancel."""
+        if not request.user.has_perm(CANCEL):
+            raise PermissionDenied
+        job, using = self._job(number), stream_settings().database
+        if request.method != "POST":
+            return self._page(request, "jobs/cancel.html", title=f"Cancel job {number}?", job=job)
+        with transaction.atomic(using=using):
+            outcome = cancel_job(number, request.user.get_username(), using)
+            if outcome is not CancelOutcome.OVER:
+                self.log_change(request, job, f"Cancelled: {outcome}")
+        messages.info(request, f"Job {number}: {outcome}.")
+        return self._to(request, number)
+
+    # --- alike --------------------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def _job(number: int) -> models.Job:
+        job = models.Job.objects.using(stream_settings().database).filter(pk=number).first()
+        if job is None:
+            raise Http404(f"There is no job {number}.")
+        return job
+
+    def _to(self, request: HttpRequest, number: int) -> HttpResponse:
+        """The job's page, for those who may see it."""
+        if self.has_view_permission(request):
+            return HttpResponseRedirect(reverse("admin:pipeline_job_change", args=[number]))
+        return HttpResponseRedirect(reverse("live"))
+
+    def _confirm(
+        self, request: HttpRequest, title: str, sentences: list[str], arguments: Mapping[str, Any], **more: Any
+    ) -> HttpResponse:
+        dry = more.pop("dry", None)
+        told = [
+            (name, printable(moment_text(value) if name == "before_time" and isinstance(value, int) else _told(value)))
+            for name, value in arguments.items()
+            if name != DRY_RUN and value not in (None, False)
+        ]
+        context = {"title": title, "sentences": sentences, "told": told, **more}
+        if dry is not None:
+            view = view_of(dry, database_now(stream_settings().database))
+            context |= {"figures": view.figures, "has_figures": True, "dry": dry, "asked_by": printable(dry.asked_by)}
+        return self._page(request, "jobs/confirm.html", **context)
+
+    def _page(self, request: HttpRequest, template: str, **context: Any) -> HttpResponse:
+        everywhere = self.admin_site.each_context(request)
+        return TemplateResponse(request, template, {**everywhere, "opts": self.opts, **context})
+
+    def _view(self, job: models.Job) -> JobView:
+        return view_of(job, self._as_of, self._killed)
+
+
+def _told(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _is_dry(job: models.Job) -> bool:
+    return isinstance(job.arguments, dict) and job.arguments.get(DRY_RUN) is True
+
+
+def _confirmed_by(dry: models.Job) -> int | None:
+    """The job that carries out what this one has shown."""
+    jobs = models.Job.objects.using(stream_settings().database)
+    return jobs.filter(confirmed_from=dry.pk).values_list("pk", flat=True).first()
+
+
+def _why_not(dry: models.Job) -> str | None:
+    """Why a job's figures cannot be confirmed; null: they can."""
+    if not isinstance(dry.arguments, dict):
+        return f"The arguments of job {dry.pk} are no JSON object, so no kind of job can use them. Queue another one."
+    if not _is_dry(dry) or dry.kind not in job_kinds():
+        return f"Job {dry.pk} is no dry run of a kind of job that there is."
+    if dry.state != models.JobState.DONE or dry.finished_at is None:
+        return f"Dry run {dry.pk} is {dry.state}: only the figures of one that is done can be confirmed."
+    if (number := _confirmed_by(dry)) is not None:
+        return f"Dry run {dry.pk} was confirmed already: job {number} carries it out."
+    if database_now(stream_settings().database) - dry.finished_at > timedelta(seconds=FRESH_SECONDS):
+        return f"Dry run {dry.pk} ended more than an hour ago, and its figures may be others now. Queue another one."
+    return None

@@ -1,0 +1,1 @@
+"""The live pipeline: a streaming query that keeps statistics and feeds."""

@@ -1,0 +1,253 @@
+"""The live pipeline's process: one Spark session, the queries that keep tables current, an orderly end.
+
+Blocks in ``run`` until it is told to stop, until nothing is left (``until_idle_seconds``), or until a query keeps failing.
+A database that goes away is waited for: the queries then begin anew where their tables are.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from django.db import Error as DjangoDatabaseError
+from django.db import connections, transaction
+
+from pipeline.conf import pipeline_settings
+from pipeline.errors import QueryFailed, QueryRunning
+from pipeline.live.feeds_table import FeedsTable
+from pipeline.live.ledger import Vectors, covers, ledger_vectors
+from pipeline.live.query import LiveQuery, Place, Table
+from pipeline.live.statistics_table import STATISTICS, StatisticsTable
+from pipeline.source.reader_row import beat_reader, close_reader
+from pipeline.spark.site_session import site_session
+from pipeline.statistics.history import bound_history, go_through, take_figures
+from streams.conf import stream_settings
+from streams.db.driver import DatabaseError, direct_connection, dsn, explain
+from streams.db.schema_mark import marked_lock
+from streams.errors import ReaderNameTaken
+from streams.reading.rows import stored_positions
+from streams.runtime.logs import get_logger
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming import StreamingQuery
+
+__all__ = ["TABLES", "LiveOptions", "run"]
+
+log = get_logger(__name__)
+TABLES = (STATISTICS, FeedsTable.name)
+"""What can be kept current."""
+_LOCK = "SELECT pg_try_advisory_lock(" + marked_lock("'replsite.pipeline:live'") + ")"
+_HOLDER = "SELECT address, process_id FROM streams_reader WHERE name = %s ORDER BY heartbeat_at DESC LIMIT 1"
+_POLL_SECONDS = 0.2
+_BEAT_SECONDS = 1.0
+_FIGURES_SECONDS = 60.0
+_ATTEMPTS = 5
+"""So often in a row a query may fail without having taken a batch or run for `_WELL_SECONDS`."""
+_WELL_SECONDS = 30.0
+_FIRST_RETRY_SECONDS, _LONGEST_RETRY_SECONDS = 0.5, 10.0
+_TRIGGER = {"processingTime": "300 milliseconds"}
+_LOST = (DatabaseError, DjangoDatabaseError)
+
+
+@dataclass(frozen=True, slots=True)
+class LiveOptions:
+    """How to run: on which Spark (empty: the site's), what to keep current, and whether to end by itself."""
+
+    master: str = ""
+    tables: tuple[str, ...] = TABLES
+    until_idle_seconds: float | None = None
+
+
+def run(options: LiveOptions, stopping: Callable[[], bool], started: Callable[[], None]) -> dict[str, Vectors]:
+    """Keep the tables current; returns how far each is. Raises ``QueryRunning``, ``QueryFailed`` and what a session raises."""
+    using = stream_settings().database
+    with site_session("pipeline", options.master) as spark:
+        spark.conf.set("spark.sql.shuffle.partitions", str(spark.sparkContext.defaultParallelism))  # sums are small
+        pipeline = _Pipeline(spark, options, using)
+        retry = _Retry(stopping)
+        while True:
+            try:
+                with pipeline.running():
+                    started()
+                    started = _nothing
+                    pipeline.watch(stopping, retry.went_well)
+                return pipeline.reached()
+            except (*_LOST, QueryFailed) as error:
+                connections[using].close()
+                if not retry.wait_after(error):
+                    return {}
+
+
+def _nothing() -> None:
+    """The site was told already."""
+
+
+class _Retry:
+    """Whether to begin again after a failure: for ever while the database is away, a few times when a query fails."""
+
+    def __init__(self, stopping: Callable[[], bool]) -> None:
+        self._stopping = stopping
+        self._failed = 0
+        self._seconds = _FIRST_RETRY_SECONDS
+
+    def went_well(self) -> None:
+        """A batch was taken, or there was nothing to take for a while."""
+        self._failed, self._seconds = 0, _FIRST_RETRY_SECONDS
+
+    def wait_after(self, error: Exception) -> bool:
+        """Pause; false when somebody wants the end meanwhile. Raises the error when it came too often."""
+        if isinstance(error, QueryFailed):
+            self._failed += 1
+            if self._failed >= _ATTEMPTS:
+                raise error
+        log.warning("pipeline.begins_anew", error=explain(error), seconds=self._seconds)
+        ends_at = time.monotonic() + self._seconds
+        self._seconds = min(self._seconds * 2, _LONGEST_RETRY_SECONDS)
+        while time.monotonic() < ends_at:
+            if self._stopping():
+                return False
+            time.sleep(_POLL_SECONDS)
+        return not self._stopping()
+
+
+class _Pipeline:
+    """The queries of a process; each time that they run they begin where their tables are."""
+
+    def __init__(self, spark: SparkSession, options: LiveOptions, using: str) -> None:
+        self._spark, self._options, self._using = spark, options, using
+        self._feeds = FeedsTable(using) if FeedsTable.name in options.tables else None
+        statistics = StatisticsTable(stream_settings().server_name) if STATISTICS in options.tables else None
+        self._tables: list[Table] = [table for table in (statistics, self._feeds) if table is not None]
+        self._queries: list[StreamingQuery] = []
+        self._held: Any = None
+        self._batches = 0
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Hold the names and run the queries for the block."""
+        with ExitStack() as stack:
+            self._held = stack.enter_context(_only_one(self._using, self._tables[0].shown_as))
+            if self._feeds is not None:
+                stack.enter_context(_reader_of(self._feeds))
+            stack.callback(self._stop)
+            place = Place(dsn(self._using), self._using, pipeline_settings().folder / "checkpoints")
+            self._queries = [LiveQuery(table, place).start(self._spark, _TRIGGER) for table in self._tables]
+            yield
+
+    def watch(self, stopping: Callable[[], bool], went_well: Callable[[], None]) -> None:
+        """Until the end: signs of life, figures, and whether there is still something to do."""
+        beaten = 0.0
+        began = figured = busy_at = time.monotonic()
+        limit = self._options.until_idle_seconds
+        while not stopping():
+            self._check_queries()
+            now = time.monotonic()
+            if now - beaten >= _BEAT_SECONDS:
+                beaten = now
+                if self._taken_more() or now - began >= _WELL_SECONDS:
+                    went_well()
+                if not self._caught_up():
+                    busy_at = now
+                elif limit is not None and now - busy_at >= limit:
+                    break
+            if now - figured >= _FIGURES_SECONDS:
+                figured = now
+                self._take_figures()
+            time.sleep(_POLL_SECONDS)
+        self._take_figures()
+
+    def reached(self) -> dict[str, Vectors]:
+        """How far each table is; their readers have ended."""
+        with connections[self._using].cursor() as cursor:
+            for table in self._tables:
+                if table.shown_as:
+                    close_reader(cursor, table.shown_as, "stopped")
+            return {table.name: ledger_vectors(cursor, table.name) for table in self._tables}
+
+    def _check_queries(self) -> None:
+        for query in self._queries:
+            if not query.isActive:
+                raise QueryFailed(
+                    f"The query {query.name} of the live pipeline has failed: {_shortly(query.exception())}"
+                )
+        if self._held.closed or (self._feeds is not None and self._feeds.is_lost):
+            raise QueryFailed("The live pipeline has lost the connection that holds its name.")
+
+    def _taken_more(self) -> bool:
+        """Whether batches were taken since the last time; the connection with the lock is asked, so it is known to live."""
+        with self._held.cursor() as cursor:
+            cursor.execute("SELECT coalesce(sum(batches), 0) FROM pipeline_batchledger")
+            before, self._batches = self._batches, int(cursor.fetchone()[0])
+        return self._batches > before
+
+    def _caught_up(self) -> bool:
+        """Beat, and compare the tables' vectors with the stored positions."""
+        with connections[self._using].cursor() as cursor:
+            stored = stored_positions(cursor, [stream for table in self._tables for stream in table.streams])
+            there = {stream: {writer: at.position for writer, at in known.items()} for stream, known in stored.items()}
+            done = True
+            for table in self._tables:
+                if table.shown_as:
+                    beat_reader(cursor, table.shown_as)
+                wanted = {stream: there.get(stream, {}) for stream in table.streams}
+                done = covers(ledger_vectors(cursor, table.name), wanted) and done
+            if self._feeds is not None and done:
+                with transaction.atomic(using=self._using):
+                    done = self._feeds.catch_up(cursor)
+        return done
+
+    def _take_figures(self) -> None:
+        if STATISTICS not in self._options.tables:
+            return
+        name = stream_settings().server_name
+        for work in (lambda cursor: go_through(cursor, name), take_figures, bound_history):
+            with transaction.atomic(using=self._using), connections[self._using].cursor() as cursor:
+                work(cursor)
+
+    def _stop(self) -> None:
+        for query in self._queries:
+            query.stop()
+        self._queries = []
+
+
+@contextmanager
+def _only_one(using: str, shown_as: str) -> Iterator[Any]:
+    """Hold the pipeline's lock for the block; it goes with the process, however that ends."""
+    connection = direct_connection(using, application_name="replsite pipeline")
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute(_LOCK)
+            if not cursor.fetchone()[0]:
+                cursor.execute(_HOLDER, [shown_as])
+                host, process = cursor.fetchone() or ("another host", "?")
+                raise QueryRunning(
+                    f"The live pipeline runs already, in process {process} on {host}. Two would wait for each other's "
+                    f"transactions: stop that one, or leave it at work."
+                )
+        yield connection
+    finally:
+        connection.close()
+
+
+@contextmanager
+def _reader_of(feeds: FeedsTable) -> Iterator[None]:
+    try:
+        with feeds.held():
+            yield
+    except ReaderNameTaken as error:
+        raise QueryRunning(
+            f"{error} Or keep only the statistics here: manage.py pipeline run --tables {STATISTICS}."
+        ) from error
+
+
+def _shortly(error: Exception | None) -> str:
+    """The words of the failure without the Java behind it."""
+    if error is None:
+        return "it has ended"
+    lines = [line.strip() for line in str(error).splitlines() if line.strip() and not line.lstrip().startswith("at ")]
+    told = [line for line in lines if "Error" in line or "Exception" in line]
+    return (told or lines or [type(error).__name__])[-1][:1000]

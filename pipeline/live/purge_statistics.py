@@ -1,0 +1,63 @@
+"""``purge statistics``: the subject that the live statistics add to the maintenance commands."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from django.core.management.base import BaseCommand
+from django.db import connections, transaction
+
+from pipeline.live.ledger import hold_ledger
+from pipeline.live.statistics_table import STATISTICS
+from streams.conf import stream_settings
+from streams.maintenance.subjects import register
+
+__all__ = ["PurgeStatistics", "register_statistics"]
+
+_TABLES = ("pipeline_roomstatistics", "pipeline_serverstatistics", "pipeline_roomday", "pipeline_userday")
+_FORGET_PLACE = "DELETE FROM pipeline_batchledger WHERE query = %(query)s"
+
+
+class PurgeStatistics:
+    """Throw the statistics away, so that they are counted anew."""
+
+    help = (
+        "Throw the statistics of rooms, server and days away: the live pipeline, which may be at work, counts anew what the "
+        "streams hold. What was purged from them, and who was active long ago, does not come back."
+    )
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Declare the options."""
+        parser.add_argument("--dry-run", action="store_true", help="only say how much would be deleted")
+        parser.add_argument("--json", action="store_true", help="the outcome as one JSON object")
+
+    def run(self, command: BaseCommand, options: Mapping[str, Any]) -> None:
+        """Count, then delete, while no batch is taken."""
+        using = stream_settings().database
+        with transaction.atomic(using=using), connections[using].cursor() as cursor:
+            if not options["dry_run"]:
+                hold_ledger(cursor, STATISTICS)
+            rows = {table.removeprefix("pipeline_"): _count(cursor, table) for table in _TABLES}
+            if not options["dry_run"]:
+                for table in _TABLES:
+                    cursor.execute(f"DELETE FROM {table}")
+                cursor.execute(_FORGET_PLACE, {"query": STATISTICS})
+        if options["json"]:
+            command.stdout.write(json.dumps({"rows": rows, "dry_run": options["dry_run"]}))
+            return
+        said = "would be deleted" if options["dry_run"] else "are deleted; manage.py pipeline run counts anew"
+        command.stdout.write(f"{sum(rows.values()):,} rows of statistics {said}")
+
+
+def register_statistics() -> None:
+    """Make the subject known."""
+    register("purge", STATISTICS, PurgeStatistics())
+
+
+def _count(cursor: Any, table: str) -> int:
+    cursor.execute(f"SELECT count(*) FROM {table}")
+    found: int = cursor.fetchone()[0]
+    return found

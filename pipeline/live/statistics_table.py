@@ -1,0 +1,115 @@
+"""The live table of statistics: what Spark sums up of a micro-batch of the streams ``events`` and ``backfill`` (driver).
+
+One pass over the facts makes two small tables in one: sums for each (hour, room), and the senders of each day. What leaves Spark
+is as large as the rooms and users that a batch touches, not as its events.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pipeline.live.ledger import BatchOffsets, Vectors, ledger_vectors
+from pipeline.statistics.update import COUNTED, DAY_SECONDS, HOUR_SECONDS, Figures, add_figures
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import Column, DataFrame
+
+__all__ = ["STATISTICS", "StatisticsTable", "figures_of", "statistics_rows"]
+
+STATISTICS = "statistics"
+EVENTS, BACKFILL = "events", "backfill"
+_MESSAGES = ("m.room.message", "m.room.encrypted")
+_COLUMNS = ("fact_table", "token", "received_at_ms", "room_id", "type", "state_key", "rejected_reason", "sender")
+_SUMS = (*COUNTED, "changes")
+
+
+class StatisticsTable:
+    """Rooms, server, rooms and users by day."""
+
+    name = STATISTICS
+    streams = (EVENTS, BACKFILL)
+    max_rows = 100_000
+    shown_as = "pipeline statistics"
+
+    def __init__(self, server_name: str) -> None:
+        self._server_name = server_name
+
+    def begin(self, cursor: Any) -> Vectors:
+        """Where the ledger is."""
+        return ledger_vectors(cursor, self.name)
+
+    def columns(self, stream: str) -> tuple[str, ...]:
+        """What facts are counted by."""
+        return _COLUMNS
+
+    def rows(self, stream: str, facts: DataFrame) -> DataFrame:
+        """Each fact as what it adds."""
+        return statistics_rows(stream, facts)
+
+    def find(self, batch: DataFrame) -> Figures:
+        """Sums of a batch."""
+        return figures_of(batch)
+
+    def write(self, cursor: Any, found: Figures, offsets: BatchOffsets) -> None:
+        """Add them."""
+        add_figures(cursor, found, self._server_name)
+
+
+def statistics_rows(stream: str, facts: DataFrame) -> DataFrame:
+    """A row for each fact: its hour and room, 0 or 1 for what it counts as, its sender where that makes a user active."""
+    from pyspark.sql import functions as F  # noqa: PLC0415 - the rest is tested without Spark
+
+    is_event, is_news = F.col("fact_table") == "events_event", F.lit(stream == EVENTS)
+    new = is_event & is_news
+    is_rejected = F.col("rejected_reason").isNotNull() if stream == EVENTS else F.lit(False)
+
+    def flag(condition: Column) -> Column:
+        return F.when(condition, 1).otherwise(0)
+
+    return facts.select(
+        _begin("received_at_ms", HOUR_SECONDS).alias("hour_ms"),
+        _begin("received_at_ms", DAY_SECONDS).alias("day_ms"),
+        "room_id",
+        F.when(new & ~is_rejected, F.col("sender")).alias("user_id"),
+        flag(new).alias("events"),
+        flag(new & F.col("type").isin(*_MESSAGES)).alias("messages"),
+        flag(new & F.col("state_key").isNotNull()).alias("state_events"),
+        flag(new & is_rejected).alias("rejected"),
+        flag(is_event & ~is_news).alias("history"),
+        flag(~new).alias("changes"),
+        F.when(new, F.col("token")).otherwise(0).alias("last_position"),
+        F.when(new, F.col("received_at_ms")).otherwise(0).alias("last_ms"),
+    )
+
+
+def _begin(column: str, seconds: int) -> Column:
+    from pyspark.sql import functions as F  # noqa: PLC0415
+
+    return F.col(column) - F.col(column) % (seconds * 1000)
+
+
+def figures_of(batch: DataFrame) -> Figures:
+    """Sums for each (hour, room), and who sent on each day."""
+    from pyspark.sql import functions as F  # noqa: PLC0415
+
+    keys = ("hour_ms", "room_id", "day_ms", "user_id")
+    sums = [F.sum(name).alias(name) for name in _SUMS]
+    most = [F.max(name).alias(name) for name in ("last_position", "last_ms")]
+    room, sender = [F.col("hour_ms"), F.col("room_id")], [F.col("day_ms"), F.col("user_id")]
+    grouped = batch.groupingSets([room, sender], *(F.col(key) for key in keys))
+    summed = grouped.agg(F.grouping("room_id").alias("of_sender"), *sums, *most)
+    wanted = summed.where((F.col("of_sender") == 0) | F.col("user_id").isNotNull())
+    return _figures(wanted.toArrow())
+
+
+def _figures(table: pa.Table) -> Figures:
+    import pyarrow.compute as pc  # noqa: PLC0415
+
+    of_sender = pc.equal(table["of_sender"], 1)
+    rooms, senders = table.filter(pc.invert(of_sender)), table.filter(of_sender)
+    names = ("hour_ms", "room_id", *_SUMS, "last_position", "last_ms")
+    return Figures(
+        **{name: rooms[name].to_pylist() for name in names},
+        **{name: senders[name].to_pylist() for name in ("day_ms", "user_id")},
+    )

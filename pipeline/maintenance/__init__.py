@@ -1,0 +1,1 @@
+"""Purge, resync and compression of many rooms as jobs."""

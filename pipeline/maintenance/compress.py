@@ -1,0 +1,163 @@
+"""``compress_state`` as a job: the state groups of some rooms, or of all, rewritten to fewer rows.
+
+The work is done in ``events.maintenance.group_compaction``, room by room; after each transaction the job rests
+(``pipeline.jobs.throttle``). A room that would not become smaller is left as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from events.arguments import can_be_stored
+from events.errors import CompressionRefused, CompressionWentWrong, PurgeRefused
+from events.maintenance.group_compaction import RoomCompression, group_rows
+from events.maintenance.group_gc import rooms_with_groups
+from events.maintenance.purge_history import only_purge
+from pipeline.errors import JobCancelled, UnusableArguments
+from pipeline.jobs.kinds import flag, only
+from pipeline.jobs.run import Count, JobRun, register
+from pipeline.jobs.throttle import resting
+from state.groups.compaction import WrittenRows
+
+__all__ = ["COMPRESS_STATE", "LEAST_SAVING", "CompressStateKind", "compression_lines", "register_compression"]
+
+COMPRESS_STATE = "compress state"
+LEAST_SAVING = 5.0
+"""Percent of its rows that a room has to save, unless told otherwise: events are rewritten for it."""
+_MOST_LISTED = 100
+
+
+class CompressStateKind:
+    """Rewrites state groups."""
+
+    help = (
+        "Rewrite the state groups of rooms to as few rows as they need; rooms that would not shrink stay as they are."
+    )
+
+    def check(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        """``rooms``: these only (all, if left out); ``least_saving``: percent of a room's rows; ``dry_run``: only plan."""
+        only(arguments, "rooms", "least_saving", "dry_run")
+        rooms, least = arguments.get("rooms"), arguments.get("least_saving", LEAST_SAVING)
+        if rooms is not None and not (isinstance(rooms, list) and all(isinstance(one, str) for one in rooms)):
+            raise UnusableArguments("rooms must be a list of room IDs.")
+        if isinstance(least, bool) or not isinstance(least, int | float) or not 0 <= least <= 100:
+            raise UnusableArguments(f"least_saving must be a number from 0 to 100, not {least!r:.100}.")
+        return {"rooms": rooms, "least_saving": least, "dry_run": flag(arguments, "dry_run")}
+
+    def run(self, run: JobRun) -> Mapping[str, Any]:
+        """Room by room; the summary has rows before and after, of the rooms that shrank."""
+        return _Rooms(run).compress()
+
+
+class _Rooms:
+    """One run over some rooms."""
+
+    def __init__(self, run: JobRun) -> None:
+        self._run = run
+        self._before = self._after = WrittenRows(0, 0)
+        self._compressed = self._skipped = self._moved = 0
+        self._unknown: list[str] = []
+        self._failed: dict[str, str] = {}
+        self._busy: list[str] = []
+
+    def compress(self) -> Mapping[str, Any]:
+        """Every room."""
+        told = self._run.arguments
+        rooms = rooms_with_groups(self._run.using) if told["rooms"] is None else list(dict.fromkeys(told["rooms"]))
+        if len(rooms) == 1:
+            self._room(rooms[0])
+        else:
+            with self._run.stage("rooms", len(rooms), "rooms") as count:
+                for room_id in rooms:
+                    self._room(room_id, count)
+                    count.add()
+        self._run.note_before(_figures(self._before))
+        self._run.note_after(_figures(self._after))
+        return {
+            "rooms": len(rooms),
+            "dry_run": told["dry_run"],
+            "compressed": self._compressed,
+            "skipped": self._skipped,
+            "rows": [self._before.total, self._after.total],
+            "state_groups": [self._before.groups, self._after.groups],
+            "events_moved": self._moved,
+            "unknown": self._unknown[:_MOST_LISTED],
+            "busy": self._busy[:_MOST_LISTED],
+            "failed": dict(list(self._failed.items())[:_MOST_LISTED]),
+        }
+
+    def _room(self, room_id: str, rooms: Count | None = None) -> None:
+        using = self._run.using
+        if not can_be_stored(room_id):
+            self._unknown.append(room_id)
+            return
+        work = RoomCompression(room_id, using)
+        try:
+            work.plan()
+            if not work.before.groups:
+                self._unknown.append(room_id)
+            elif not self._is_worth_it(work):
+                self._skipped += 1
+            elif self._run.arguments["dry_run"]:
+                self._note(work, work.foreseen, work.events)
+            else:
+                with only_purge(room_id, using):
+                    work.plan()  # again: a purge may have ended meanwhile
+                    if not self._is_worth_it(work):
+                        self._skipped += 1
+                        return
+                    self._carry_out(work, rooms)
+                self._note(work, group_rows(room_id, using), work.moved)
+        except PurgeRefused:
+            self._busy.append(room_id)
+        except (CompressionRefused, CompressionWentWrong) as error:
+            self._failed[room_id] = str(error)
+
+    def _is_worth_it(self, work: RoomCompression) -> bool:
+        return work.saving() > 0 and work.saving() >= self._run.arguments["least_saving"]
+
+    def _note(self, work: RoomCompression, after: WrittenRows, moved: int) -> None:
+        self._compressed += 1
+        self._moved += moved
+        self._before, self._after = _sum(self._before, work.before), _sum(self._after, after)
+
+    def _carry_out(self, work: RoomCompression, rooms: Count | None) -> None:
+        try:
+            if rooms is not None:
+                for _ in resting(work.carry_out()):
+                    self._run.step()
+                return
+            with self._run.stage("events", work.events, "events") as count:
+                for moved in resting(work.carry_out()):
+                    count.add(moved - count())
+        except (JobCancelled, CompressionWentWrong):
+            for _ in work.clean_up():
+                pass
+            raise
+
+
+def _sum(one: WrittenRows, other: WrittenRows) -> WrittenRows:
+    return WrittenRows(one.groups + other.groups, one.deltas + other.deltas)
+
+
+def _figures(rows: WrittenRows) -> dict[str, int]:
+    return {"state_stategroup": rows.groups, "state_stategroupdelta": rows.deltas}
+
+
+def compression_lines(summary: Mapping[str, Any]) -> Iterator[str]:
+    """The outcome for a person."""
+    verb = "would shrink" if summary["dry_run"] else "shrank"
+    before, after = summary["rows"]
+    yield (
+        f"{summary['compressed']} of {summary['rooms']} rooms {verb}: {before:,} -> {after:,} rows; "
+        f"{summary['skipped']} would not shrink enough"
+    )
+    for room_id in summary["busy"]:
+        yield f"{room_id} is being purged, or compressed, already; left as it is"
+    yield from summary["failed"].values()
+
+
+def register_compression() -> None:
+    """Make the kind known."""
+    register(COMPRESS_STATE, CompressStateKind())

@@ -1,0 +1,233 @@
+"""``resync WHAT`` as a job: what is stored beside what it should be, mended room by room while writers run.
+
+Each room is a transaction of its own under its lock, and only if it differs; the work is done in
+``events.integrity.room_mending``, here or on Spark (``pipeline.maintenance.many_rooms``). What cannot be recomputed is told and
+left.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict
+from typing import Any
+
+from django.db import connections, transaction
+from django.db.models import F
+
+from events.arguments import can_be_stored
+from events.integrity.compare import EVERYTHING, SUBJECTS, concerns
+from events.models import CurrentState, Room
+from events.persist.room_cache import forget_kept
+from pipeline.errors import UnusableArguments
+from pipeline.feeds.check import check_feeds
+from pipeline.jobs.kinds import flag, only
+from pipeline.jobs.room_progress import RoomProgress
+from pipeline.jobs.run import JobRun
+from pipeline.maintenance.many_rooms import ManyRooms
+from pipeline.maintenance.resync_executor import RoomAnswer
+from pipeline.spark.masters import check_master
+from streams import registry
+from streams.caching import invalidate_room_state
+from streams.db import driver
+from streams.maintenance import check as inspection
+
+__all__ = ["RESYNC", "WHAT", "ResyncKind", "compare_rooms", "resync_caches"]
+
+RESYNC = "resync"
+WHAT = (*SUBJECTS, EVERYTHING, "positions", "caches", "feeds")
+_OF_ROOMS = (*SUBJECTS, EVERYTHING)
+_MOST_LISTED = 100
+_ROOMS_AT_ONCE = 1_000
+_LOCK = "SELECT FROM events_room WHERE room_id = %s FOR UPDATE"
+
+
+class ResyncKind:
+    """Compares and mends one subject, of some rooms or of all."""
+
+    help = "Compare what is stored of rooms with what follows from their events, and mend what differs."
+
+    def check(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        """``what``; ``rooms``: these only (all, if left out); ``dry_run``: only compare; ``master``: on Spark, at this master."""
+        only(arguments, "what", "rooms", "dry_run", "master")
+        what, rooms, master = (arguments.get(name) for name in ("what", "rooms", "master"))
+        if what not in WHAT:
+            raise UnusableArguments(f"what must be one of {', '.join(WHAT)}, not {what!r:.100}.")
+        if rooms is not None:
+            _check_rooms(rooms)
+        if what == "positions" and rooms:
+            raise UnusableArguments("Positions are of streams: name no rooms.")
+        if master is not None:
+            if what not in _OF_ROOMS:
+                raise UnusableArguments(f"resync {what} asks the database alone: leave the master out.")
+            check_master(str(master))
+        return {"what": what, "rooms": rooms, "dry_run": flag(arguments, "dry_run"), "master": master}
+
+    def run(self, run: JobRun) -> Mapping[str, Any]:
+        """The summary has totals before and after, and the first differences."""
+        what = run.arguments["what"]
+        if what in _OF_ROOMS:
+            return compare_rooms(run)
+        work = {"positions": _positions, "caches": _caches, "feeds": _feeds}[what]
+        return {"what": what, "dry_run": run.arguments["dry_run"], **work(run)}
+
+
+def _check_rooms(rooms: Any) -> None:
+    if not (isinstance(rooms, list) and all(isinstance(one, str) for one in rooms)):
+        raise UnusableArguments("rooms must be a list of room IDs.")
+    if unusable := [one for one in rooms if not can_be_stored(one)]:
+        raise UnusableArguments(f"{unusable[0]!r:.300} is no room ID: no column can hold it.")
+
+
+def compare_rooms(run: JobRun, tell: Callable[[RoomAnswer], object] = lambda _answer: None) -> Mapping[str, Any]:
+    """Compare the rooms that the job's arguments name, and mend them if these say so; ``tell`` hears of each."""
+    return _Rooms(run, tell).mend()
+
+
+class _Rooms:
+    """The subjects that are compared room by room."""
+
+    def __init__(self, run: JobRun, tell: Callable[[RoomAnswer], object]) -> None:
+        self._run = run
+        self._tell = tell
+        self._before: Counter[str] = Counter()
+        self._after: Counter[str] = Counter()
+        self._listed: list[dict[str, Any]] = []
+        self._unknown: list[str] = []
+        self._doubtful = 0
+        self._rooms = self._events = self._wrong = 0
+
+    def mend(self) -> Mapping[str, Any]:
+        """All rooms that were asked for."""
+        told = self._run.arguments
+        many = ManyRooms(self._run, told["what"], mend=not told["dry_run"], master=told["master"])
+        self._go_on(many.progress)
+        for answer in many.answers(f"resync {told['what']}", told["rooms"]):
+            self._note(answer)
+            self._tell(answer)
+            many.progress.add(answer.room_id)
+        many.progress.forget()
+        self._run.note_before(dict(self._before))
+        self._run.note_after(dict(self._after))
+        return {
+            "what": told["what"],
+            "dry_run": told["dry_run"],
+            "rooms": self._rooms,
+            "events": self._events,
+            "rooms_wrong": self._wrong,
+            "before": dict(self._before),
+            "after": dict(self._after),
+            "left": sum(self._after.values()),
+            "doubtful": self._doubtful,
+            "unknown": self._unknown,
+            "differences": self._listed,
+        }
+
+    def _go_on(self, progress: RoomProgress) -> None:
+        """With what the run that was killed has counted."""
+        progress.counts_by(self._counted)
+        if (counted := progress.counted) is not None:
+            self._before, self._after = Counter(counted["before"]), Counter(counted["after"])
+            self._listed, self._unknown = list(counted["listed"]), list(counted["unknown"])
+            self._rooms, self._events, self._wrong, self._doubtful = counted["figures"]
+
+    def _counted(self) -> Mapping[str, Any]:
+        return {
+            "before": self._before,
+            "after": self._after,
+            "listed": self._listed,
+            "unknown": self._unknown,
+            "figures": [self._rooms, self._events, self._wrong, self._doubtful],
+        }
+
+    def _note(self, answer: RoomAnswer) -> None:
+        what, before, after = self._run.arguments["what"], answer.before, answer.after
+        if before is None or after is None:
+            self._unknown += [answer.room_id]
+            return
+        self._rooms += 1
+        self._events += before.events
+        self._wrong += before.of(what) > 0
+        self._doubtful += after.doubtful
+        for totals, report in ((self._before, before), (self._after, after)):
+            totals.update({table: count for (found, table), count in report.totals.items() if concerns(what, found)})
+        for difference in before.differences:
+            if concerns(what, difference.subject) and len(self._listed) < _MOST_LISTED:
+                self._listed.append({"room_id": answer.room_id, **difference.as_json()})
+
+
+def resync_caches(room_id: str, using: str) -> bool:
+    """Let every process drop what it keeps of a room; false where there is no such room."""
+    with transaction.atomic(using=using):
+        with connections[using].cursor() as cursor:
+            cursor.execute(_LOCK, [room_id])
+        if not Room.objects.using(using).filter(pk=room_id).update(content_generation=F("content_generation") + 1):
+            return False
+        members = CurrentState.objects.using(using).filter(room_id=room_id, type="m.room.member")
+        invalidate_room_state(room_id, members.order_by("state_key").values_list("state_key", flat=True))
+    forget_kept()
+    return True
+
+
+def _caches(run: JobRun) -> Mapping[str, Any]:
+    rooms, unknown = 0, []
+    with run.stage("resync caches", _room_count(run.arguments["rooms"], run.using), "rooms") as count:
+        for room_id in _rooms(run.arguments["rooms"], run.using):
+            known = can_be_stored(room_id) and (
+                Room.objects.using(run.using).filter(pk=room_id).exists()
+                if run.arguments["dry_run"]
+                else resync_caches(room_id, run.using)
+            )
+            rooms += known
+            unknown += [] if known else [room_id]
+            count.add()
+    return {"rooms": rooms, "unknown": unknown, "left": 0}
+
+
+def _feeds(run: JobRun) -> Mapping[str, Any]:
+    dry_run, rooms = run.arguments["dry_run"], run.arguments["rooms"]
+    storable = None if rooms is None else [room_id for room_id in rooms if can_be_stored(room_id)]
+    with run.stage("resync feeds", None, "entries") as count:
+        before = check_feeds(storable, run.using, dry_run=dry_run)
+        count.add(before.total)
+        after = before if dry_run else check_feeds(storable, run.using, dry_run=True)
+    run.note_before(asdict(before))
+    run.note_after(asdict(after))
+    return {"before": asdict(before), "after": asdict(after), "left": after.total}
+
+
+def _positions(run: JobRun) -> Mapping[str, Any]:
+    """Sequences behind tables or stored positions move forward."""
+    with (
+        closing(driver.direct_connection(run.using, application_name="replsite resync")) as connection,
+        run.stage("resync positions", None, "streams") as count,
+    ):
+        cursor = connection.cursor()
+        before = {found.stream: found.verdict for found in inspection.inspect_streams(cursor) if not found.well}
+        run.note_before(before)
+        for stream in () if run.arguments["dry_run"] else before:
+            inspection.repair(cursor, registry.get(stream))
+            count.add()
+        after = {found.stream: found.verdict for found in inspection.inspect_streams(cursor) if not found.well}
+        run.note_after(after)
+    return {"before": before, "after": after, "left": len(after)}
+
+
+def _room_count(rooms: Sequence[str] | None, using: str) -> int:
+    return Room.objects.using(using).count() if rooms is None else len(rooms)
+
+
+def _rooms(rooms: Sequence[str] | None, using: str) -> Iterator[str]:
+    """The named rooms, or all in the order of their IDs, some at a time."""
+    if rooms is not None:
+        yield from dict.fromkeys(rooms)
+        return
+    last = ""
+    while True:
+        after = Room.objects.using(using).filter(room_id__gt=last).order_by("room_id")
+        found = list(after.values_list("room_id", flat=True)[:_ROOMS_AT_ONCE])
+        if not found:
+            return
+        yield from found
+        last = found[-1]

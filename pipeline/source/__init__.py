@@ -1,0 +1,1 @@
+"""``format("replsite")``: streams as a data source of Spark, read and written."""

@@ -1,0 +1,200 @@
+"""Which filters of Spark the source applies itself, and what they are in SQL (pure but for pyspark's filter classes).
+
+Spark does not check an accepted filter again, so only those are accepted that PostgreSQL answers exactly as Spark would:
+never more, never fewer rows. Text is compared for equality only (byte by byte on both sides), JSON columns and arrays for
+being null only. A column that a table does not have is null in its rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from pyspark.sql import datasource
+
+from pipeline.source.schemas import fact_columns
+from streams.core.declaration import ColumnKind, FactTable, StreamDeclaration
+from streams.core.queries import token_sql
+
+__all__ = ["Condition", "accepted", "condition_sql", "literal", "tables_of", "token_range", "writers_of"]
+
+_LARGEST = 2**63 - 1
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_COMPARISONS = {
+    datasource.EqualTo: "=",
+    datasource.EqualNullSafe: "=",
+    datasource.GreaterThan: ">",
+    datasource.GreaterThanOrEqual: ">=",
+    datasource.LessThan: "<",
+    datasource.LessThanOrEqual: "<=",
+}
+_NUMBERS = frozenset({"=", "in", "<", "<=", ">", ">=", "null", "not null"})
+_EQUALITY = frozenset({"=", "in", "null", "not null"})
+_PRESENCE = frozenset({"null", "not null"})
+_ALLOWED = {
+    ColumnKind.BIGINT: (int, _NUMBERS),
+    ColumnKind.TEXT: (str, _EQUALITY),
+    ColumnKind.JSON_TEXT: (str, _EQUALITY),
+    ColumnKind.BOOLEAN: (bool, _EQUALITY),
+    ColumnKind.JSON: (str, _PRESENCE),
+    ColumnKind.TEXT_ARRAY: (str, _PRESENCE),
+}
+_COMMON = {
+    "fact_table": ColumnKind.TEXT,
+    "token": ColumnKind.BIGINT,
+    "writer": ColumnKind.TEXT,
+    "received_at_ms": ColumnKind.BIGINT,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """One accepted filter: ``column operator values``; one value, or several for ``in``, or none for ``null``."""
+
+    column: str
+    operator: str
+    values: tuple[Any, ...] = ()
+
+
+def accepted(
+    filters: Iterable[datasource.Filter], declaration: StreamDeclaration
+) -> tuple[list[Condition], list[datasource.Filter]]:
+    """The conditions that the source applies, and the filters that it leaves to Spark."""
+    kinds = {**fact_columns(declaration), **_COMMON}
+    taken: list[Condition] = []
+    left: list[datasource.Filter] = []
+    for given in filters:
+        condition = _condition(given)
+        if condition is not None and _is_sound(condition, kinds):
+            taken.append(condition)
+        else:
+            left.append(given)
+    return taken, left
+
+
+def _condition(given: datasource.Filter) -> Condition | None:
+    path: Sequence[str] = getattr(given, "attribute", ())
+    if len(path) != 1:
+        return None
+    if isinstance(given, datasource.IsNull | datasource.IsNotNull):
+        return Condition(path[0], "null" if isinstance(given, datasource.IsNull) else "not null")
+    if isinstance(given, datasource.In):
+        return Condition(path[0], "in", tuple(value for value in given.value if value is not None))
+    operator = _COMPARISONS.get(type(given))
+    if operator is None:
+        return None
+    value: Any = getattr(given, "value", None)
+    if value is None:
+        return Condition(path[0], "null") if isinstance(given, datasource.EqualNullSafe) else None
+    return Condition(path[0], operator, (value,))
+
+
+def _is_sound(condition: Condition, kinds: Mapping[str, ColumnKind]) -> bool:
+    kind = kinds.get(condition.column)
+    if kind is None:
+        return False
+    type_, operators = _ALLOWED[kind]
+    return condition.operator in operators and all(_is_plain(value, type_) for value in condition.values)
+
+
+def _is_plain(value: Any, type_: type) -> bool:
+    if type(value) is not type_:
+        return False
+    if isinstance(value, str):  # PostgreSQL can say neither
+        return "\0" not in value and not any("\ud800" <= letter <= "\udfff" for letter in value)
+    return not isinstance(value, int) or abs(value) <= _LARGEST
+
+
+# --- what can be told before rows are looked at -------------------------------------------------------------------
+
+
+def token_range(conditions: Iterable[Condition]) -> tuple[int | None, int | None]:
+    """``(after, upto)`` that every token must lie within; None: no bound."""
+    after: int | None = None
+    upto: int | None = None
+    for condition in conditions:
+        if condition.column != "token" or not condition.values:
+            continue
+        least, most = min(condition.values), max(condition.values)
+        if condition.operator in ("=", "in", ">", ">="):
+            first = least if condition.operator == ">" else least - 1
+            after = first if after is None else max(after, first)
+        if condition.operator in ("=", "in", "<", "<="):
+            last = most - 1 if condition.operator == "<" else most
+            upto = last if upto is None else min(upto, last)
+    return after, upto
+
+
+def writers_of(conditions: Iterable[Condition], writers: Iterable[str]) -> set[str]:
+    """Those of the writers whose facts may pass."""
+    return {writer for writer in writers if _passes(conditions, "writer", writer)}
+
+
+def tables_of(conditions: Iterable[Condition], declaration: StreamDeclaration) -> list[FactTable]:
+    """Those of the stream's tables whose rows may pass."""
+    return [table for table in declaration.tables if _passes(conditions, "fact_table", table.name)]
+
+
+def _passes(conditions: Iterable[Condition], column: str, value: str) -> bool:
+    """For the columns that are never null and the same in many rows."""
+    own = [condition for condition in conditions if condition.column == column]
+    return all(condition.operator == "not null" or value in condition.values for condition in own)
+
+
+# --- SQL ----------------------------------------------------------------------------------------------------------
+
+
+def condition_sql(condition: Condition, declaration: StreamDeclaration, table: FactTable) -> str:
+    """The condition on a row of the table."""
+    places: dict[str, str] = {
+        "fact_table": literal(table.name),
+        "token": token_sql(declaration, table),
+        "writer": table.writer_column,
+        "received_at_ms": table.received_column,
+        **{column.name: f'"{column.name}"' for column in table.stored},
+    }
+    place = places.get(condition.column)
+    if place is None:
+        return "true" if condition.operator == "null" else "false"
+    if condition.operator in ("null", "not null"):
+        return f"{place} IS {condition.operator.upper()}"
+    if condition.column == "received_at_ms":
+        return _any(condition.values, lambda value: _moment_sql(place, condition.operator, value))
+    if condition.operator == "in":
+        return f"{place} IN ({', '.join(map(literal, condition.values))})" if condition.values else "false"
+    return f"{place} {condition.operator} {literal(condition.values[0])}"
+
+
+def _any(values: Sequence[Any], sql: Callable[[Any], str]) -> str:
+    return f"({' OR '.join(map(sql, values))})" if values else "false"
+
+
+def _moment_sql(place: str, operator: str, milliseconds: int) -> str:
+    """The column is a whole millisecond, rounded down from what is stored."""
+    from_here, from_next = _moment(milliseconds), _moment(milliseconds + 1)
+    return {
+        ">=": f"{place} >= {from_here}",
+        ">": f"{place} >= {from_next}",
+        "<": f"{place} < {from_here}",
+        "<=": f"{place} < {from_next}",
+    }.get(operator, f"({place} >= {from_here} AND {place} < {from_next})")
+
+
+def _moment(milliseconds: int) -> str:
+    try:
+        moment = _EPOCH + timedelta(milliseconds=milliseconds)
+    except OverflowError:
+        return "'infinity'::timestamptz" if milliseconds > 0 else "'-infinity'::timestamptz"
+    return f"'{moment.isoformat()}'::timestamptz"
+
+
+def literal(value: str | int | bool) -> str:
+    """A value as SQL text; for statements that take no parameters."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return f"({value}::bigint)"
+    quoted = value.replace("'", "''")
+    return f"E'{quoted}'".replace("\\", "\\\\") if "\\" in quoted else f"'{quoted}'"

@@ -1,0 +1,167 @@
+"""Reading a piece of a stream in an executor: PostgreSQL's binary COPY straight into Arrow batches. No Django.
+
+Making a connection takes as long as reading 30,000 rows (the driver asks for every type there is), so a worker keeps one for its
+next piece; Spark ends idle workers after a minute. Memory is bounded by the size of a batch, not by that of the piece.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import psycopg2.extensions
+
+from pipeline.source.filters import Condition, literal, tables_of
+from pipeline.source.offsets import Piece
+from pipeline.source.schemas import arrow_schema, declaration_of
+from pipeline.source.sql import rows_of_piece_sql
+from streams.core.tokens import VectorToken
+from streams.core.watermarks import check_not_trimmed, lost_facts, trim_mark
+from streams.db.long_transactions import NO_LIMITS_IN_SESSION
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from streams.core.declaration import FactTable
+
+__all__ = ["Reading", "read_piece"]
+
+_BATCH_BYTES = 4 * 1024 * 1024
+_RECEIVED = "received_at_ms"
+#: Walk along the index of IDs: statistics of a table that has just grown say nothing about its end.
+_SESSION = (
+    "SELECT set_config('enable_seqscan', 'off', false), set_config('enable_bitmapscan', 'off', false), "
+    "set_config('jit', 'off', false), set_config('max_parallel_workers_per_gather', '0', false)"
+)
+
+#: The connection that this worker keeps, with what it was made from; one at most.
+_kept: list[tuple[str, Any]] = []
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What is read, the same for every piece; ``unbroken``: facts that were trimmed are an error."""
+
+    dsn: str
+    stream: str
+    names: tuple[str, ...]
+    conditions: tuple[Condition, ...] = ()
+    unbroken: bool = False
+
+
+def read_piece(reading: Reading, piece: Piece) -> Iterator[pa.RecordBatch]:
+    """The rows as Arrow batches, a table after the other, each by ascending tokens.
+
+    Raises ``ResyncNeeded`` after the rows when facts of the piece were trimmed and it must be whole.
+    """
+    declaration = declaration_of(reading.stream)
+    with _connection(reading.dsn) as connection, connection.cursor() as cursor:
+        cursor.adbc_statement.set_options(**{"adbc.postgresql.batch_size_hint_bytes": str(_BATCH_BYTES)})
+        for table in tables_of(reading.conditions, declaration):
+            yield from _rows_of(cursor, reading, table, piece)
+        if reading.unbroken:
+            _check_whole(_Inlined(cursor), reading.stream, piece)
+
+
+@contextmanager
+def _connection(dsn: str) -> Iterator[Any]:
+    """The worker's connection; kept afterwards, unless the piece was not read to its end."""
+    kept_dsn, connection = _kept.pop() if _kept else ("", None)
+    if connection is not None and not (kept_dsn == dsn and _answers(connection)):
+        connection.close()
+        connection = None
+    connection = connection or _connect(dsn)
+    try:
+        yield connection
+    except BaseException:
+        connection.close()
+        raise
+    _kept.append((dsn, connection))
+
+
+def _answers(connection: Any) -> bool:
+    from adbc_driver_postgresql import dbapi  # noqa: PLC0415 - executors only
+
+    try:
+        _ask(connection, "SELECT 1")
+    except dbapi.Error:  # PostgreSQL was restarted, or ended the session
+        return False
+    return True
+
+
+def _connect(dsn: str) -> Any:
+    from adbc_driver_postgresql import dbapi  # noqa: PLC0415 - executors only
+
+    options = {"application_name": "replsite spark reads", "connect_timeout": 10}
+    connection = dbapi.connect(psycopg2.extensions.make_dsn(dsn, **options), autocommit=True)
+    for statement in (_SESSION, NO_LIMITS_IN_SESSION):
+        _ask(connection, statement)
+    return connection
+
+
+def _ask(connection: Any, statement: str) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(statement)
+        cursor.fetchall()
+
+
+def _rows_of(cursor: Any, reading: Reading, table: FactTable, piece: Piece) -> Iterator[pa.RecordBatch]:
+    declaration = declaration_of(reading.stream)
+    schema = arrow_schema(declaration, reading.names)
+    cursor.execute(rows_of_piece_sql(declaration, table, piece, reading.names, reading.conditions))
+    for batch in cursor.fetch_record_batch():
+        yield _as_declared(batch, schema, table.name)
+
+
+def _as_declared(batch: pa.RecordBatch, schema: pa.Schema, table: str) -> pa.RecordBatch:
+    """The batch with the stream's columns: null where the table has none, times in milliseconds."""
+    import pyarrow as pa  # noqa: PLC0415 - executors only
+
+    found = dict(zip(batch.schema.names, batch.columns, strict=True))
+    arrays: list[Any] = []
+    for field in schema:
+        column = found.get(field.name)
+        if field.name == "fact_table":
+            column = pa.repeat(pa.scalar(table, pa.string()), batch.num_rows)
+        elif column is None:
+            column = pa.nulls(batch.num_rows, field.type)
+        elif field.name == _RECEIVED:
+            column = _milliseconds(column)
+        arrays.append(column if column.type == field.type else column.cast(field.type))
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _milliseconds(column: pa.Array) -> pa.Array:
+    import pyarrow as pa  # noqa: PLC0415 - executors only
+    from pyarrow import compute  # noqa: PLC0415
+
+    microseconds = column.cast(pa.timestamp("us", tz="UTC")).cast(pa.int64())
+    return compute.divide(microseconds, 1000)
+
+
+def _check_whole(cursor: Any, stream: str, piece: Piece) -> None:
+    mark = trim_mark(cursor, stream)
+    for bound in piece.bounds:
+        after = VectorToken(bound.after)
+        for writer in bound.writers:
+            if lost_facts(mark, after, writer):
+                check_not_trimmed(cursor, stream, after, writer)
+
+
+class _Inlined:
+    """A cursor of the bulk driver for statements with named parameters, which it does not know."""
+
+    def __init__(self, cursor: Any) -> None:
+        self._cursor = cursor
+
+    def execute(self, statement: str, parameters: Mapping[str, str]) -> None:
+        self._cursor.execute(statement % {name: literal(value) for name, value in parameters.items()})
+
+    def fetchone(self) -> Any:
+        return self._cursor.fetchone()
+
+    def fetchall(self) -> Sequence[Any]:
+        found: Sequence[Any] = self._cursor.fetchall()
+        return found

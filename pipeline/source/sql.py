@@ -1,0 +1,86 @@
+"""The SQL of the Spark source, as text with values in it, since a bulk read takes no parameters (no I/O).
+
+Names of tables and columns come from declarations, values go through ``literal``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pipeline.source.filters import Condition, condition_sql, literal, tables_of
+from pipeline.source.offsets import Bound, Piece
+from pipeline.source.schemas import COMMON_COLUMNS
+from streams.core.declaration import ColumnKind, FactTable, StreamDeclaration
+from streams.core.queries import bounds_sql, order_sql, token_sql
+
+__all__ = ["cuts_sql", "rows_of_piece_sql"]
+
+_RECEIVED = "received_at_ms"
+_COMMON = {name for name, _ in COMMON_COLUMNS}
+
+
+def rows_of_piece_sql(
+    declaration: StreamDeclaration,
+    table: FactTable,
+    piece: Piece,
+    names: Sequence[str],
+    conditions: Sequence[Condition] = (),
+) -> str:
+    """Rows of one table that belong to a piece, by ascending tokens: those of the columns ``names`` that the table has."""
+    columns = [sql for name in names if (sql := _column_sql(declaration, table, name))] or ["1 AS nothing"]
+    order = order_sql(declaration, table) + (f", {table.then_by}" if table.then_by else "")
+    return (
+        f"SELECT {', '.join(columns)} FROM {table.name} WHERE {_where(declaration, table, piece, conditions)} "
+        f"ORDER BY {order}"
+    )
+
+
+def _column_sql(declaration: StreamDeclaration, table: FactTable, name: str) -> str:
+    """Empty for what is no column of the table; times as they are stored."""
+    if name in _COMMON:
+        places = {
+            "token": token_sql(declaration, table),
+            "writer": table.writer_column,
+            _RECEIVED: table.received_column,
+        }
+        return f"{places[name]} AS {name}" if name in places else ""
+    kinds = {column.name: column.kind for column in table.stored}
+    if name not in kinds:
+        return ""
+    return f'"{name}"::text AS "{name}"' if kinds[name] is ColumnKind.JSON else f'"{name}"'
+
+
+def cuts_sql(
+    declaration: StreamDeclaration, piece: Piece, size: int, limit: int | None, conditions: Sequence[Condition] = ()
+) -> str:
+    """(number, token) of every ``size``-th row of a piece, of the first one and of the first beyond ``limit``."""
+    limited = "ALL" if limit is None else str(limit + 1)
+    selects = [
+        f"(SELECT {token_sql(declaration, table)} AS token FROM {table.name} "
+        f"WHERE {_where(declaration, table, piece, conditions)} ORDER BY {order_sql(declaration, table)} LIMIT {limited})"
+        for table in tables_of(conditions, declaration)
+    ]
+    if not selects:
+        return "SELECT 1, 1 WHERE false"
+    extra = "" if limit is None else f" OR n = {limit + 1}"
+    return (
+        f"SELECT n, token FROM (SELECT token, row_number() OVER (ORDER BY token) AS n "
+        f"FROM ({' UNION ALL '.join(selects)}) AS facts) AS numbered WHERE n % {size} = 0 OR n = 1{extra} ORDER BY n"
+    )
+
+
+def _where(declaration: StreamDeclaration, table: FactTable, piece: Piece, conditions: Sequence[Condition]) -> str:
+    parts = [
+        bounds_sql(declaration, table, str(piece.after), str(piece.upto)),
+        f"({' OR '.join(_bound_sql(declaration, table, piece, bound) for bound in piece.bounds)})",
+        *(condition_sql(condition, declaration, table) for condition in conditions),
+    ]
+    return " AND ".join(parts)
+
+
+def _bound_sql(declaration: StreamDeclaration, table: FactTable, piece: Piece, bound: Bound) -> str:
+    sql = f"{table.writer_column} IN ({', '.join(map(literal, bound.writers))})"
+    if (bound.after, bound.upto) == (piece.after, piece.upto):
+        return sql
+    token = token_sql(declaration, table)
+    return f"({sql} AND {token} > {bound.after} AND {token} <= {bound.upto})"

@@ -1,0 +1,242 @@
+"""Appending facts with ``format("replsite")``: tasks stage rows, one process appends them in one transaction. No Django here.
+
+    frame.write.format("replsite").option("dsn", DSN).option("stream", "caches").mode("append").save()
+
+Every row is a fact of its own, under an ID that the stream gives it; IDs follow the order of partitions and rows. Options:
+``dsn``, ``stream``, ``writer`` (name or pattern of the writer, default ``spark-{n}``), ``writeId`` (a write that was done under
+this name is not done again, so it can be repeated after any failure).
+
+The rows of every attempt of a task go into the job's staging table in one transaction, under a number that no other attempt has.
+Only attempts that Spark names in the commit are appended, and only if all their rows are there: so a task that is repeated,
+comes late or dies adds nothing and takes nothing away. The table is made before the tasks start and dropped after the last; a
+task that comes later than that finds no table. It is UNLOGGED: after a crash of PostgreSQL it is empty, and the write fails as a
+whole.
+
+What appends is a Python process of its own (``pipeline.source.append_process``): a writer like any other, with a name, a lease
+and IDs reserved for the moment of the insert.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import secrets
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import psycopg2
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
+
+from events import declarations as events_catalog
+from pipeline.errors import FactsNotAppended
+from pipeline.source.options import WriteOptions
+from pipeline.source.schemas import chosen_columns, declaration_of
+from streams.core.declaration import Column, ColumnKind, FactTable, StreamDeclaration
+from streams.core.json_codec import decode_json, encode_json
+from streams.db.long_transactions import NO_LIMITS
+from streams.replication.errors import MalformedCommand, UnsendableCommand
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+__all__ = ["PREFIX", "FactWriter", "StagedRows", "fact_writer", "staging_name"]
+
+PREFIX = "pipeline_facts_"
+"""Staging tables are called this, then the second they were made in (hexadecimal), then their job."""
+_ROWS_PER_COPY = 10_000
+_GIVEN_BY_APPEND = frozenset({"token", "writer", "received_at_ms"})
+_STAGED_TYPES = {
+    ColumnKind.TEXT: "text",
+    ColumnKind.JSON_TEXT: "text",
+    ColumnKind.JSON: "text",
+    ColumnKind.BIGINT: "bigint",
+    ColumnKind.BOOLEAN: "boolean",
+    ColumnKind.TEXT_ARRAY: "text[]",
+}
+_NOW = "SELECT extract(epoch FROM clock_timestamp())::bigint"
+_NEEDED = """
+SELECT a.attname, a.atthasdef OR a.attidentity <> '' FROM pg_attribute a
+WHERE a.attrelid = %s::regclass AND a.attnum > 0 AND NOT a.attisdropped AND a.attnotnull
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class StagedRows(WriterCommitMessage):
+    """What an attempt of a task has staged."""
+
+    partition: int
+    attempt: int
+    rows: int
+
+
+def fact_writer(options: WriteOptions, schema: StructType, *, overwrite: bool) -> FactWriter:
+    """The writer of one job, with its staging table made. Raises ``ValueError`` for what cannot be appended."""
+    declaration = declaration_of(options.stream)
+    if overwrite:
+        raise ValueError(f"facts are never overwritten: write to stream {declaration.name} with mode('append')")
+    if declaration in events_catalog.declarations():
+        raise ValueError(
+            f"the facts of stream {declaration.name} are events, which have rules of their own: manage.py import_events"
+        )
+    names = chosen_columns(declaration, schema)
+    if odd := sorted(_GIVEN_BY_APPEND.intersection(names)):
+        raise ValueError(f"the stream gives each fact its {', '.join(odd)}: drop {', '.join(odd)} from what is written")
+    table = declaration.tables[0]  # every stream that may be appended to has one
+    columns = tuple(column for name in names for column in table.stored if column.name == name)
+    connection = psycopg2.connect(options.dsn, application_name="replsite spark staging", connect_timeout=10)
+    try:
+        with connection, connection.cursor() as cursor:
+            filled = _check_columns(cursor, declaration, table, columns)
+            cursor.execute(_NOW)
+            staging = staging_name(secrets.token_hex(8), cursor.fetchone()[0])
+            cursor.execute(_ddl(staging, columns))
+    finally:
+        connection.close()
+    return FactWriter(options, staging, columns, filled)
+
+
+def staging_name(job: str, now: float) -> str:
+    """The name of a job's staging table, which tells its age; ``now`` by the database's clock, which it is compared with."""
+    return f"{PREFIX}{int(now):x}_{job}"
+
+
+def _check_columns(
+    cursor: Any, declaration: StreamDeclaration, table: FactTable, columns: Sequence[Column]
+) -> tuple[str, ...]:
+    """The columns that must not be null, of those that are given; raises ``ValueError`` for one that is missing."""
+    cursor.execute(_NEEDED, [table.name])
+    never_null = dict(cursor.fetchall())
+    given = {column.name for column in columns}
+    ours = {table.id_column, table.writer_column, table.received_column}
+    missing = sorted(name for name, has_default in never_null.items() if not has_default and name not in given | ours)
+    if missing:
+        raise ValueError(
+            f"a fact of stream {declaration.name} needs {', '.join(missing)}, which is not in what is written"
+        )
+    return tuple(sorted(given.intersection(never_null)))
+
+
+def _ddl(staging: str, columns: Sequence[Column]) -> str:
+    own = "".join(f', "{column.name}" {_STAGED_TYPES[column.kind]}' for column in columns)
+    return f"CREATE UNLOGGED TABLE {staging} (attempt bigint NOT NULL, place bigint NOT NULL{own})"
+
+
+class FactWriter(DataSourceArrowWriter):
+    """``write`` runs in executors, ``commit`` and ``abort`` beside the driver."""
+
+    def __init__(
+        self, options: WriteOptions, staging: str, columns: tuple[Column, ...], never_null: tuple[str, ...]
+    ) -> None:
+        self.options = options
+        self.staging = staging
+        self.columns = columns
+        self.never_null = never_null
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedRows:
+        """Stage the rows of one attempt, all or none."""
+        from pyspark import TaskContext  # noqa: PLC0415 - executors only
+
+        context = TaskContext.get()
+        staged = StagedRows(context.partitionId() if context else 0, secrets.randbits(62), 0)
+        connection = psycopg2.connect(self.options.dsn, application_name="replsite spark staging", connect_timeout=10)
+        rows = 0
+        try:
+            with connection, connection.cursor() as cursor:
+                cursor.execute("SET LOCAL synchronous_commit = off")
+                cursor.execute(NO_LIMITS)  # the next batch may be long in coming
+                for batch in iterator:
+                    for start in range(0, batch.num_rows, _ROWS_PER_COPY):
+                        some = batch.slice(start, _ROWS_PER_COPY)
+                        self._copy(cursor, some, staged.attempt, rows)
+                        rows += some.num_rows
+        finally:
+            connection.close()
+        return StagedRows(staged.partition, staged.attempt, rows)
+
+    def _copy(self, cursor: Any, batch: pa.RecordBatch, attempt: int, place: int) -> None:
+        import pgpq  # noqa: PLC0415 - executors only
+        import pyarrow as pa  # noqa: PLC0415
+
+        found = dict(zip(batch.schema.names, batch.columns, strict=True))
+        for name in self.never_null:
+            if found[name].null_count:
+                raise FactsNotAppended(
+                    f"Stream {self.options.stream}: column {name} must not be null. Nothing was appended."
+                )
+        arrays = {
+            "attempt": pa.repeat(pa.scalar(attempt, pa.int64()), batch.num_rows),
+            "place": pa.array(range(place, place + batch.num_rows), pa.int64()),
+            **{column.name: self._staged(column, found[column.name]) for column in self.columns},
+        }
+        rows = pa.RecordBatch.from_pydict(arrays)
+        encoder = pgpq.ArrowToPostgresBinaryEncoder(rows.schema)
+        content = encoder.write_header() + encoder.write_batch(rows) + encoder.finish()
+        cursor.copy_expert(f"COPY {self.staging} FROM STDIN (FORMAT BINARY)", io.BytesIO(content))
+
+    def _staged(self, column: Column, values: pa.Array) -> pa.Array:
+        """JSON as it travels: whoever reads the stream must be able to."""
+        import pyarrow as pa  # noqa: PLC0415 - executors only
+
+        if column.kind not in (ColumnKind.JSON, ColumnKind.JSON_TEXT):
+            return values
+        try:
+            texts = [None if text is None else encode_json(decode_json(text)).decode() for text in values.to_pylist()]
+        except (MalformedCommand, UnsendableCommand) as error:
+            raise FactsNotAppended(
+                f"Stream {self.options.stream}: column {column.name} must be JSON text, and a row's is not: {error}. "
+                f"Nothing was appended."
+            ) from error
+        return pa.array(texts, pa.string())
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Append what the tasks have staged, in a process that is a writer. Raises ``FactsNotAppended``."""
+        _append(self.work(messages))
+
+    def work(self, messages: Sequence[WriterCommitMessage | None]) -> dict[str, Any]:
+        """What ``pipeline.source.append_process`` is told; raises ``FactsNotAppended`` when a task told nothing."""
+        staged = [message for message in messages if isinstance(message, StagedRows)]
+        if len(staged) != len(messages):
+            raise FactsNotAppended(
+                f"Stream {self.options.stream}: {len(messages) - len(staged)} tasks told nothing of what they staged. Nothing "
+                f"was appended; write again."
+            )
+        return {
+            "dsn": self.options.dsn,
+            "stream": self.options.stream,
+            "writer": self.options.writer,
+            "write_id": self.options.write_id or self.staging,
+            "staging": self.staging,
+            "columns": [column.name for column in self.columns],
+            "attempts": [[one.attempt, one.rows] for one in sorted(staged, key=lambda one: one.partition)],
+        }
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Some task failed: nothing is appended. What is staged goes; what cannot go now is swept by a later write."""
+        connection = psycopg2.connect(self.options.dsn, application_name="replsite spark staging", connect_timeout=10)
+        try:
+            with connection, connection.cursor() as cursor:
+                cursor.execute("SET LOCAL lock_timeout = '2s'")
+                cursor.execute(f"DROP TABLE IF EXISTS {self.staging}")
+        finally:
+            connection.close()
+
+
+def _append(work: Mapping[str, Any]) -> None:
+    """Run ``source.append_process``; the connection string goes through its standard input, where nobody else sees it."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(part for part in sys.path if part)}
+    ended = subprocess.run(
+        [sys.executable, "-m", "pipeline.source.append_process"],
+        input=json.dumps(work),
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if ended.returncode:
+        lines = [line for line in ended.stderr.splitlines() if line.strip()] or [f"exit status {ended.returncode}"]
+        raise FactsNotAppended(f"Stream {work['stream']}: {lines[-1]}")

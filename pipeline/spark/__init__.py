@@ -1,0 +1,1 @@
+"""Spark sessions of the site."""

@@ -1,0 +1,259 @@
+"""The Spark session: one place that knows how it is configured, and ships our code to its executors.
+
+Assumes that no JVM runs in this process yet: memory and environment are fixed when it starts. The JVM and, through it, the
+Python workers get an environment without Django's and our own variables, so a worker cannot load Django by accident and
+never sees the site's secrets. No Django here either: notebooks use this module as well.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipeline.errors import JavaMissing
+from pipeline.private_files import make_folder
+from pipeline.spark.masters import check_master, check_master_answers, driver_address, is_local, retrying
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["LIGHT_DRIVER", "PRIVATE_FILES", "SHIPPED_ROOMS", "code_archive", "find_java", "spark_session"]
+
+#: Rooms whose modules executors may import; ``replsite`` is never among them.
+SHIPPED_ROOMS = ("streams", "state", "events", "pipeline")
+#: For a driver that only hands out tasks: compiling well would take half of its CPU and never pay.
+LIGHT_DRIVER = {"spark.driver.defaultJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+#: For a driver on this machine: files that it writes are for its own account. On a cluster executors may have another one.
+PRIVATE_FILES = {"spark.hadoop.fs.permissions.umask-mode": "077"}
+#: Workers work in batches: what one has freed stays for the next. The C library would give it back to the system after each,
+#: and getting memory anew, page by page, was a fifth of a worker's time.
+_MEMORY_OF_WORKERS = {
+    "spark.executorEnv.MALLOC_MMAP_THRESHOLD_": str(32 * 1024 * 1024),
+    "spark.executorEnv.MALLOC_TRIM_THRESHOLD_": str(64 * 1024 * 1024),
+}
+#: What forks the workers of this machine, and the folder that is put on its path: there is nothing else in it.
+_DAEMON = {"spark.python.daemon.module": "warm_spark_daemon"}
+_DAEMONS_FOLDER = Path(__file__).resolve().parent / "workers"
+_ROOMS_FOLDER = Path(__file__).resolve().parents[2]
+_NOT_SHIPPED = {"management", "__pycache__", "templates"}
+_JVM_END_SECONDS = 10.0
+#: Variables that are Django's, or ours.
+_HIDDEN_PREFIXES = ("DJANGO_", "DATABASE_URL", "REPLSITE_")
+_LOGGING = """
+rootLogger.level = error
+rootLogger.appenderRef.stderr.ref = stderr
+appender.stderr.type = Console
+appender.stderr.name = stderr
+appender.stderr.target = SYSTEM_ERR
+appender.stderr.layout.type = PatternLayout
+appender.stderr.layout.pattern = %d{ISO8601} spark %p %c{1}: %m%n%ex
+"""
+
+
+@contextmanager
+def spark_session(
+    name: str,
+    *,
+    folder: Path,
+    master: str = "local[2]",
+    project: Path | None = None,
+    conf: Mapping[str, str] | None = None,
+) -> Iterator[SparkSession]:
+    """A session for the length of the block; ``folder`` takes its scratch files and the archive of our code.
+
+    A session that this process has already is used as it is, and stays. ``project`` may hold ``.java``. ``conf`` adds to our
+    configuration and wins over it. Raises ``JavaMissing``, ``UnusableArguments`` for what is no master, and ``MasterAway``.
+    Starting takes some seconds.
+    """
+    check_master(master)
+    from pyspark.sql import SparkSession  # noqa: PLC0415 - slow to import, and not needed to read this module
+
+    if (active := SparkSession.getActiveSession()) is not None:
+        yield active
+        return
+    check_master_answers(master)
+    make_folder(folder / "tmp")
+    archive = code_archive(folder)
+    builder = SparkSession.builder.master(retrying(master)).appName(f"replsite {name}")
+    configuration = {**_configuration(folder, master), **(conf or {})}
+    for key, value in configuration.items():
+        builder = builder.config(key, value)
+    session = None
+    try:
+        with _environment_of_jvm(find_java(project), configuration), _own_interrupt_handler():
+            session = builder.getOrCreate()
+        logging.getLogger("py4j").setLevel(logging.WARNING)  # it tells of every connection
+        session.sparkContext.addPyFile(str(archive))
+        yield session
+    finally:
+        if session is None:
+            _end_jvm()
+        else:
+            _stop(session)
+
+
+def _stop(session: SparkSession) -> None:
+    """What ended the work is told, not that a JVM which is gone, or was left in the middle of an answer, cannot be stopped.
+
+    Without its JVM's end the next session of this process would take the dead one for its own.
+    """
+    from py4j.protocol import Py4JError  # noqa: PLC0415 - with Spark only
+
+    try:
+        session.stop()
+    except (Py4JError, OSError):
+        _forget(session)
+    finally:
+        _end_jvm()
+
+
+def _forget(session: SparkSession) -> None:
+    """What the stop of a session ends with, where it did not come so far."""
+    from pyspark.sql import SparkSession, SQLContext  # noqa: PLC0415
+
+    session.sparkContext.stop()  # the first one has given up the JVM, so this one does the rest
+    SparkSession._instantiatedSession = SparkSession._activeSession = None
+    SQLContext._instantiatedContext = None
+
+
+@contextmanager
+def _own_interrupt_handler() -> Iterator[None]:
+    """Spark puts a SIGINT handler in the way that talks to the JVM in the middle of another call; ours comes back.
+
+    An interrupt waits until the JVM has started: a start that is broken off would leave a JVM that nobody knows, for ever.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    waiting: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _frame: waiting.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if waiting:
+        signal.raise_signal(waiting[0])
+
+
+def _end_jvm() -> None:
+    """``stop`` leaves the JVM alone with its memory; without its standard input it ends."""
+    from pyspark import SparkContext  # noqa: PLC0415
+
+    gateway, SparkContext._gateway, SparkContext._jvm = SparkContext._gateway, None, None
+    process = getattr(gateway, "proc", None)
+    if gateway is None or process is None:
+        return
+    with suppress(Exception):  # it tells the JVM, which may be gone
+        gateway.shutdown()
+    process.stdin.close()
+    try:
+        process.wait(_JVM_END_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _configuration(folder: Path, master: str) -> dict[str, str]:
+    scratch = str(folder / "scratch")
+    settings = {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.log.level": "ERROR",
+        "spark.driver.memory": "2g",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.shuffle.partitions": "8",
+        "spark.sql.warehouse.dir": str(folder / "warehouse"),
+        "spark.sql.streaming.stopTimeout": "30s",
+        "spark.redaction.regex": "(?i)secret|password|passwd|token|access[.]?key|dsn",
+        "spark.sql.redaction.options.regex": "(?i)url|dsn|password|secret|token",
+        "spark.driver.extraJavaOptions": _java_options(folder),
+        **_MEMORY_OF_WORKERS,
+    }
+    if (address := driver_address(master)) is not None:
+        settings |= {"spark.driver.host": address, "spark.driver.bindAddress": address}
+    if is_local(master):
+        settings |= _DAEMON
+        if "SPARK_LOCAL_DIRS" not in os.environ:
+            settings["spark.local.dir"] = scratch
+    return settings
+
+
+def _java_options(folder: Path) -> str:
+    """Errors only on stderr, which belongs to our progress; temporary files in our folder."""
+    levels = folder / "log4j2.properties"
+    levels.write_text(_LOGGING)
+    return f"-Djava.io.tmpdir={folder / 'tmp'} -XX:-UsePerfData -Dlog4j2.configurationFile={levels.as_uri()}"
+
+
+@contextmanager
+def _environment_of_jvm(java_home: str | None, configuration: Mapping[str, str]) -> Iterator[None]:
+    """While the JVM starts: its Python is this one, and what is not its business is out of sight.
+
+    Workers of a cluster run the Python of ``spark.pyspark.python``; without it this one's path must be the same there.
+    """
+    before = dict(os.environ)
+    for name in list(os.environ):
+        if name.startswith(_HIDDEN_PREFIXES):
+            del os.environ[name]
+    python = configuration.get("spark.pyspark.python", sys.executable)
+    os.environ.update(PYSPARK_PYTHON=python, PYSPARK_DRIVER_PYTHON=sys.executable)
+    if configuration.items() >= _DAEMON.items():
+        places = [str(_DAEMONS_FOLDER), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+        os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(places))
+    if address := configuration.get("spark.driver.bindAddress"):
+        os.environ.setdefault("SPARK_LOCAL_IP", address)
+    if java_home:
+        os.environ["JAVA_HOME"] = java_home
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def find_java(project: Path | None = None) -> str | None:
+    """``JAVA_HOME`` to use: the one that is set, none when ``java`` is on the path, else the project's own ``.java``."""
+    if home := os.environ.get("JAVA_HOME"):
+        return home
+    if shutil.which("java"):
+        return None
+    fetched = (project or _ROOMS_FOLDER) / ".java"
+    if (fetched / "bin" / "java").exists():
+        return str(fetched)
+    raise JavaMissing(
+        "Spark needs Java 17 or newer, and there is none: JAVA_HOME is not set, no java is on the PATH and "
+        f"{fetched} does not exist. Run script/demo once, or install openjdk-17-jre-headless."
+    )
+
+
+def code_archive(folder: Path) -> Path:
+    """A zip of the rooms' modules, named by its content, for executors that do not have them installed."""
+    files = [
+        (path, path.relative_to(_ROOMS_FOLDER)) for room in SHIPPED_ROOMS for path in _modules(_ROOMS_FOLDER / room)
+    ]
+    digest = hashlib.blake2b(digest_size=8)
+    for path, name in files:
+        digest.update(f"{name}\0".encode() + path.read_bytes())
+    archive = folder / f"rooms-{digest.hexdigest()}.zip"
+    if not archive.exists():
+        fresh = archive.with_suffix(f".{os.getpid()}")
+        with zipfile.ZipFile(fresh, "w") as bundle:
+            for path, name in files:
+                bundle.write(path, str(name))
+        fresh.rename(archive)
+    return archive
+
+
+def _modules(room: Path) -> list[Path]:
+    return sorted(path for path in room.rglob("*.py") if not _NOT_SHIPPED.intersection(path.relative_to(room).parts))

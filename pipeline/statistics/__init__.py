@@ -1,0 +1,1 @@
+"""Statistics of rooms and of the site."""
