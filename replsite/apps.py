@@ -20,8 +20,8 @@ class ReplsiteConfig(AppConfig):
         for check in (checks.check_databases, checks.check_settings, checks.check_https):
             register(check)
         if apps.is_installed("events"):  # a service may use the commands alone
-            from replsite import process_metrics  # noqa: PLC0415
+            from replsite.metrics import process  # noqa: PLC0415
 
-            process_metrics.begin()
+            process.begin()
         if getattr(settings, "REPLSITE_LOG_FORMAT", "") == "json":
             log_format.catch_the_rest()

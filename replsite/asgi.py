@@ -18,11 +18,11 @@ _http = get_asgi_application()  # sets Django up: what follows needs the apps
 from channels.auth import AuthMiddlewareStack  # noqa: E402
 from channels.routing import ProtocolTypeRouter, URLRouter  # noqa: E402
 
-from replsite.dashboard.origin import SameOrigin  # noqa: E402
-from replsite.database_away import DenyWhileDatabaseAway  # noqa: E402
-from replsite.forwarded import Forwarded  # noqa: E402
-from replsite.process_metrics import listen  # noqa: E402
-from replsite.request_places import ClientLimit, RequestPlaces  # noqa: E402
+from replsite.http.database_down import DenyWhileDatabaseAway  # noqa: E402
+from replsite.http.proxy import Forwarded  # noqa: E402
+from replsite.http.request_places import ClientLimit, RequestPlaces  # noqa: E402
+from replsite.http.websocket_origin import SameOrigin  # noqa: E402
+from replsite.metrics.process import listen  # noqa: E402
 from streams.replication.server.consumer import ReplicationConsumer  # noqa: E402
 
 if importlib.util.find_spec("replsite.dashboard") and importlib.util.find_spec("replsite.dashboard.routing"):

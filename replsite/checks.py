@@ -18,8 +18,8 @@ from django.core.checks import CheckMessage, Error, Warning
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 
-from replsite.expected_writers import wrong_expectations
-from replsite.forwarded import networks_of
+from replsite.http.proxy import networks_of
+from replsite.status.expected_writers import wrong_expectations
 from streams import registry
 
 __all__ = ["check_databases", "check_https", "check_settings"]

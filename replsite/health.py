@@ -2,7 +2,7 @@
 
 ``ready`` asks the parts that serving needs. ``summary`` adds the streams' own state from the same snapshot as the page, so what
 is not well there wants an operator, not traffic to go elsewhere. Both may hang as long as the database does: whoever must
-answer in time asks through ``replsite.deadline``. Sentences name hosts, processes and peers: they are for operators, and
+answer in time asks through ``replsite.http.deadline``. Sentences name hosts, processes and peers: they are for operators, and
 ``health_views`` tells others less.
 """
 
@@ -19,10 +19,10 @@ from django.conf import settings
 from django.db import DEFAULT_DB_ALIAS, Error, connections
 from django.db.migrations.executor import MigrationExecutor
 
-from replsite.shared_snapshot import SHARED
-from replsite.snapshot_views import Snapshot
-from replsite.status import HealthWord, Severity
-from replsite.wording import byte_size
+from replsite.humanize import byte_size
+from replsite.snapshot.shared import SHARED
+from replsite.snapshot.types import Snapshot
+from replsite.status.verdicts import HealthWord, Severity
 from streams.conf import stream_settings
 from streams.replication.server.broadcaster import silent_seconds
 

@@ -16,8 +16,8 @@ from django.http import HttpRequest, JsonResponse
 from django.views.decorators.http import require_safe
 
 from replsite import health
-from replsite.deadline import Deadline, NoAnswer
 from replsite.health import Part, Report, not_answering
+from replsite.http.deadline import Deadline, NoAnswer
 
 __all__ = ["for_anybody", "health_view", "live_view", "ready_view"]
 

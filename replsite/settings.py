@@ -143,7 +143,7 @@ INSTALLED_APPS = [
     "replsite",
 ]
 MIDDLEWARE = [
-    "replsite.replication_hosts.ReplicationHosts",
+    "replsite.http.replication_hosts.ReplicationHosts",
     "django_prometheus.middleware.PrometheusBeforeMiddleware",
     "django.middleware.security.SecurityMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
@@ -153,8 +153,8 @@ MIDDLEWARE = [
     "django.contrib.auth.middleware.AuthenticationMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
-    "replsite.database_away.DatabaseAwayMiddleware",
-    "replsite.request_metrics.BoundedRequestMetrics",
+    "replsite.http.database_down.DatabaseAwayMiddleware",
+    "replsite.metrics.django.BoundedRequestMetrics",
 ]
 ROOT_URLCONF = "replsite.urls"
 ASGI_APPLICATION = "replsite.asgi.application"
@@ -266,7 +266,9 @@ REPLSITE_PLAIN_NETWORKS: list[str] = env.list("REPLSITE_PLAIN_NETWORKS", [])
 REPLSITE_PROXY_NETWORKS: list[str] = env.list("REPLSITE_PROXY_NETWORKS", [])
 REPLSITE_NOTIFY_SOCKET = env.str("NOTIFY_SOCKET", "")  # these two are set by systemd
 REPLSITE_WATCHDOG_SECONDS = env.int("WATCHDOG_USEC", 0) / 1_000_000
-REPLSITE_BLOCKED_AFTER_SECONDS = env.float("REPLSITE_BLOCKED_AFTER_SECONDS", 10.0)  # status words, see replsite.status
+REPLSITE_BLOCKED_AFTER_SECONDS = env.float(
+    "REPLSITE_BLOCKED_AFTER_SECONDS", 10.0
+)  # status words, see replsite.status.verdicts
 REPLSITE_STUCK_AFTER_SECONDS = env.float("REPLSITE_STUCK_AFTER_SECONDS", 10.0)
 REPLSITE_LEFT_BEHIND_AFTER_SECONDS = env.float("REPLSITE_LEFT_BEHIND_AFTER_SECONDS", 60.0)
 REPLSITE_ARCHIVE_FOLDER = Path(env.str("REPLSITE_ARCHIVE_FOLDER", str(REPLSITE_DATA_DIR / "archives"))).absolute()

@@ -6,12 +6,12 @@ from django.urls.resolvers import URLPattern, URLResolver
 from django.views.generic import RedirectView
 
 from replsite.dashboard.actions import action_urls
-from replsite.dashboard.history import history_page
-from replsite.dashboard.statistics import statistics_page
 from replsite.dashboard.views import live_data, live_page, live_rooms
-from replsite.database_away import handler500
 from replsite.health_views import health_view, live_view, ready_view
-from replsite.metrics import metrics_view
+from replsite.history.page import history_page
+from replsite.history.statistics_page import statistics_page
+from replsite.http.database_down import handler500
+from replsite.metrics.cluster import metrics_view
 from streams.replication.server.http_catch_up import stream_updates_view
 
 _REPLICATION = "_synapse/replication"

@@ -30,9 +30,9 @@ _BESIDE = {
 
 def tables() -> dict[str, str]:
     """Mark -> the lines that stand there."""
-    from replsite.metric_names import OWN, SYNAPSE  # noqa: PLC0415 - after the environment is set
-    from replsite.process_metrics import PROCESS  # noqa: PLC0415
-    from replsite.synapse_metrics import ALIASES  # noqa: PLC0415
+    from replsite.metrics.names import OWN, SYNAPSE  # noqa: PLC0415 - after the environment is set
+    from replsite.metrics.process import PROCESS  # noqa: PLC0415
+    from replsite.metrics.synapse import ALIASES  # noqa: PLC0415
 
     ours = {name.name: name for name in (*OWN, *PROCESS)}
     theirs = [(_BESIDE[n.name], n.exported, n.labels, n.type, n.help) for n in SYNAPSE]

@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from replsite.snapshot_views import (
+from replsite.snapshot.types import (
     AcknowledgedView,
     CountView,
     JobStatusView,
@@ -21,7 +21,7 @@ from replsite.snapshot_views import (
     WorkersView,
     WriterView,
 )
-from replsite.status import Health, HealthWord, Severity, Verdict
+from replsite.status.verdicts import Health, HealthWord, Severity, Verdict
 
 NOW = datetime(2026, 11, 21, 4, 0, tzinfo=UTC)
 WRITING = Verdict("writing", Severity.FINE, "Writing.")

@@ -19,8 +19,8 @@ from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
 
-from replsite.database_away import away_response
-from replsite.wording import counted
+from replsite.http.database_down import away_response
+from replsite.humanize import counted
 from streams.conf import stream_settings
 from streams.db import driver
 from streams.errors import StreamError, UnknownWriter

@@ -12,9 +12,9 @@ from datetime import datetime
 from itertools import zip_longest
 from typing import Any, NotRequired, TypedDict
 
-from replsite.recent import Series
-from replsite.status import Severity, Verdict
-from replsite.wording import count, counted, duration
+from replsite.humanize import count, counted, duration
+from replsite.status.series import Series
+from replsite.status.verdicts import Severity, Verdict
 
 __all__ = [
     "NOTHING",

@@ -23,8 +23,8 @@ from django.conf import settings
 from django.db import Error as DatabaseError
 from structlog.contextvars import bind_contextvars
 
-from replsite.dashboard.feed import feed_of_this_loop
-from replsite.dashboard.viewers import Closing, closed
+from replsite.dashboard.tick_feed import feed_of_this_loop
+from replsite.metrics.live_page import Closing, closed
 from streams.runtime.logs import get_logger
 
 __all__ = ["LiveConsumer"]

@@ -28,10 +28,10 @@ from replsite.dashboard.cells import (
     summed,
     text_cell,
 )
-from replsite.dashboard.storage_table import ROOMS, STORAGE, storage_groups
+from replsite.dashboard.storage import ROOMS, STORAGE, storage_groups
 from replsite.dashboard.summary import summary_tiles
-from replsite.recent import Series
-from replsite.snapshot_views import (
+from replsite.humanize import byte_size, count, counted, duration
+from replsite.snapshot.types import (
     ExpectedView,
     JobStatusView,
     ReaderStreamView,
@@ -41,8 +41,8 @@ from replsite.snapshot_views import (
     WorkersView,
     WriterView,
 )
-from replsite.status import Health, ReaderWord, Severity, Verdict
-from replsite.wording import byte_size, count, counted, duration
+from replsite.status.series import Series
+from replsite.status.verdicts import Health, ReaderWord, Severity, Verdict
 from streams.core.positions import RETIRED
 from streams.runtime.version import UNRELEASED
 

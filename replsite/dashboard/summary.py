@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from replsite.dashboard.cells import NOTHING, Cell, Tile, per_second, rounded, summed, text_cell
-from replsite.snapshot_views import ReaderView, Snapshot, StorageView, WriterView
-from replsite.status import ExpectedWord, Severity, Verdict, WriterWord
-from replsite.wording import byte_size, count, counted, duration
+from replsite.humanize import byte_size, count, counted, duration
+from replsite.snapshot.types import ReaderView, Snapshot, StorageView, WriterView
+from replsite.status.verdicts import ExpectedWord, Severity, Verdict, WriterWord
 from streams.core.positions import RETIRED
 
 __all__ = ["summary_tiles"]

@@ -15,14 +15,14 @@ from django.views.decorators.http import require_safe
 
 from events.admin.links import room_url
 from replsite.dashboard.cells import Cell, Group, Page, Row, Tile
-from replsite.dashboard.changes import TABLES, changes, table_changes
+from replsite.dashboard.diff import TABLES, changes, table_changes
 from replsite.dashboard.page import live_page_data
-from replsite.dashboard.shown_tables import SHOWN
-from replsite.dashboard.storage_table import room_groups
-from replsite.database_away import away_response
-from replsite.shared_snapshot import SHARED
-from replsite.snapshot_views import Snapshot
-from replsite.wording import duration
+from replsite.dashboard.storage import room_groups
+from replsite.dashboard.tables import SHOWN
+from replsite.http.database_down import away_response
+from replsite.humanize import duration
+from replsite.snapshot.shared import SHARED
+from replsite.snapshot.types import Snapshot
 
 __all__ = ["live_data", "live_page", "live_rooms"]
 

@@ -1,6 +1,6 @@
 """What was, in two bounded tables: how far streams and readers were, in steps of time, and when a status changed.
 
-Written by one process of the site (``replsite.sampler``); old rows are removed as new ones come in.
+Written by one process of the site (``replsite.history.sampler``); old rows are removed as new ones come in.
 """
 
 from __future__ import annotations

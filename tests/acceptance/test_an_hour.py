@@ -9,10 +9,10 @@ import json
 import os
 import sys
 
-from replsite.dashboard.changes import changes
+from replsite.dashboard.diff import changes
 from replsite.dashboard.page import live_page_data
-from replsite.snapshot import take_snapshot
-from replsite.trends import History
+from replsite.snapshot.take import take_snapshot
+from replsite.status.trends import History
 from tests import crowd
 from tests.browsing import BROWSER, log_in
 

@@ -172,7 +172,7 @@ import django
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "replsite.settings")
 django.setup()
 from events.persist.batch import counters as measures
-from replsite import process_metrics
+from replsite.metrics.cluster import process as process_metrics
 from streams.waiting.wait import wait as waiting
 from streams.caching import cached
 number = int(sys.argv[1])

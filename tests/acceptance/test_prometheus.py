@@ -16,8 +16,8 @@ import pytest
 import yaml
 from prometheus_client import CollectorRegistry, start_http_server
 
-from replsite.metrics import SnapshotCollector
-from replsite.snapshot_views import JobFigures, JobsView
+from replsite.metrics.cluster import SnapshotCollector
+from replsite.snapshot.types import JobFigures, JobsView
 from tests.session import PROJECT
 from tests.snapshots import a_snapshot, ago
 from tests.waiting import wait_until

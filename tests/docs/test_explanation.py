@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from replsite.status import WriterWord
+from replsite.status.verdicts import WriterWord
 from streams.core.tracker import PositionTracker, TrackerState
 
 PAGES = Path(__file__).resolve().parents[2] / "docs"

@@ -17,11 +17,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from events.persist import counters
-from replsite.metric_names import DURATION, OWN, SYNAPSE, UP
-from replsite.metrics import SnapshotCollector
-from replsite.process_metrics import PROCESS, WaitCollector
-from replsite.snapshot_views import CountView, ExpectedView, JobFigures, JobsView, Snapshot, StorageView, TableView
-from replsite.status import ExpectedWord, ReaderWord, Severity, Verdict, WriterWord
+from replsite.metrics.cluster import SnapshotCollector
+from replsite.metrics.names import DURATION, OWN, SYNAPSE, UP
+from replsite.metrics.process import PROCESS, WaitCollector
+from replsite.snapshot.types import CountView, ExpectedView, JobFigures, JobsView, Snapshot, StorageView, TableView
+from replsite.status.verdicts import ExpectedWord, ReaderWord, Severity, Verdict, WriterWord
 from streams.follow import lag_histogram
 from streams.waiting import wait
 from tests.session import PROJECT

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from replsite.metric_names import OWN
-from replsite.process_metrics import PROCESS
-from replsite.status import ExpectedWord, HealthWord, JobWord, ReaderWord, WriterWord
+from replsite.metrics.names import OWN
+from replsite.metrics.process import PROCESS
+from replsite.status.verdicts import ExpectedWord, HealthWord, JobWord, ReaderWord, WriterWord
 
 REFERENCE = Path(__file__).resolve().parents[2] / "docs" / "reference"
 

@@ -9,7 +9,7 @@ import pytest
 from django.db.models.functions import Now
 
 from replsite.health import summary
-from replsite.snapshot import take_snapshot
+from replsite.snapshot.take import take_snapshot
 from streams.models import Reader
 from tests.waiting import wait_until
 from tests.wire_client import positioned, ready_ports

@@ -17,8 +17,8 @@ from django.test import Client
 import pipeline.jobs.admin
 from pipeline.jobs import view
 from pipeline.models import Job, JobState
-from replsite.snapshot import take_snapshot
-from replsite.status import Severity
+from replsite.snapshot.take import take_snapshot
+from replsite.status.verdicts import Severity
 from streams.db.clock import database_now
 from streams.models import CacheInvalidation, Reader, StreamPosition, WriterResolution
 from tests.conftest import end_process
@@ -176,10 +176,10 @@ def test_a_job_takes_as_long_as_it_does(monkeypatch, transactional_db):
 
 def test_the_pages_of_the_past_end_where_the_database_is(monkeypatch, transactional_db):
     """A line of an hour would be out of the picture on a host that is an hour off."""
-    from replsite.dashboard import history, statistics
+    from replsite.history import page, statistics_page
 
     then = database_now("default") - timedelta(days=3, hours=5)
-    for module in (history, statistics):
+    for module in (page, statistics_page):
         monkeypatch.setattr(module, "database_now", lambda using: then)
     client = Client()
     client.force_login(User.objects.create_superuser("boss"))

@@ -14,7 +14,7 @@ import pytest
 from django.core.management.base import CommandError
 from django.db import DatabaseError, InterfaceError, transaction
 
-from replsite.writer_actions import WriterActions
+from replsite.terminal.writer_actions import WriterActions
 from streams.errors import UnknownWriter
 from streams.models import WriterResolution
 from streams.writing import terminate

@@ -12,10 +12,10 @@ import tracemalloc
 
 import pytest
 
-from replsite.dashboard.feed import LiveFeed
 from replsite.dashboard.page import live_page_data
-from replsite.snapshot import take_snapshot
-from replsite.trends import History
+from replsite.dashboard.tick_feed import LiveFeed
+from replsite.snapshot.take import take_snapshot
+from replsite.status.trends import History
 from tests import crowd
 
 TICKS = int(os.environ.get("REPLSITE_TEST_TICKS", "150"))

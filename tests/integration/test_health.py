@@ -13,10 +13,10 @@ from django.core.management import call_command
 from django.db import OperationalError
 
 from replsite import health, health_views
-from replsite.deadline import Deadline, NoAnswer
 from replsite.health import Part, Report
-from replsite.shared_snapshot import SHARED
-from replsite.status import Problem, Severity, Verdict, judge_health
+from replsite.http.deadline import Deadline, NoAnswer
+from replsite.snapshot.shared import SHARED
+from replsite.status.verdicts import Problem, Severity, Verdict, judge_health
 from streams.replication.server import broadcaster
 from tests.snapshots import a_reader, a_snapshot, a_stream, a_writer
 

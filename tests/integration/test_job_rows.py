@@ -14,10 +14,10 @@ from pipeline.jobs.rows import begin_job, hold_lock
 from pipeline.jobs.run import queue_job
 from pipeline.models import BatchLedger, Job, JobState
 from replsite.dashboard.page import live_page_data
-from replsite.job_rows import MOST_OPEN_JOBS, MOST_OVER_JOBS, read_jobs
-from replsite.metrics import families
-from replsite.snapshot import take_snapshot
-from replsite.snapshot_views import JobsView
+from replsite.metrics.cluster import families
+from replsite.snapshot.jobs import MOST_OPEN_JOBS, MOST_OVER_JOBS, read_jobs
+from replsite.snapshot.take import take_snapshot
+from replsite.snapshot.types import JobsView
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -17,9 +17,9 @@ from django.db import OperationalError, connections
 from django.test import Client
 
 from replsite.asgi import application
-from replsite.dashboard import consumer, feed
+from replsite.dashboard import consumer, tick_feed
 from replsite.dashboard.consumer import LiveConsumer
-from replsite.dashboard.feed import LiveFeed
+from replsite.dashboard.tick_feed import LiveFeed
 from tests.snapshots import a_snapshot, a_stream, a_writer
 
 STAFF = User(username="staff", is_staff=True)
@@ -249,7 +249,7 @@ async def test_staff_session_sees_the_real_page(committed):
     await ws.send_json_to({"have": 0})
     answer = json.loads(await ws.receive_from(timeout=10))
     await ws.disconnect()
-    await asyncio.wait_for(feed.feed_of_this_loop()._task, 10)
+    await asyncio.wait_for(tick_feed.feed_of_this_loop()._task, 10)
     assert set(answer["streams"]["order"]) >= {"events", "caches"}
 
 
@@ -331,7 +331,7 @@ async def test_only_the_last_pages_are_kept_and_the_others_come_whole():
     last, before, first = texts[-1]
     assert "order" not in last["streams"] and "order" not in before["streams"]
     assert "order" in first["streams"], "page 1 is long gone"
-    assert len(live._kept) == feed.TICKS_KEPT
+    assert len(live._kept) == tick_feed.TICKS_KEPT
     assert len(live._texts) <= 3
 
 

@@ -11,9 +11,9 @@ from django.db import OperationalError
 from django.urls import reverse
 
 from replsite.dashboard import views
-from replsite.dashboard.changes import changes
+from replsite.dashboard.diff import changes
 from replsite.dashboard.page import live_page_data
-from replsite.snapshot_views import JobsView
+from replsite.snapshot.types import JobsView
 from tests.snapshots import a_job, a_reader, a_snapshot, a_stream, a_writer, some_storage
 
 pytestmark = pytest.mark.django_db

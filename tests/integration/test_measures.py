@@ -12,11 +12,11 @@ from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
 
 from pipeline.jobs.counts import changed_rows, count_rows
 from pipeline.models import Job, JobState
-from replsite import metrics, process_metrics
-from replsite.metric_names import OWN
-from replsite.process_metrics import PROCESS
-from replsite.shared_snapshot import SharedSnapshot
-from replsite.synapse_metrics import SynapseNames
+from replsite.metrics import cluster, process
+from replsite.metrics.names import OWN
+from replsite.metrics.process import PROCESS
+from replsite.metrics.synapse import SynapseNames
+from replsite.snapshot.shared import SharedSnapshot
 from state.models import StateGroup
 from streams import registry
 from streams.follow import lag_histogram
@@ -199,7 +199,7 @@ def page():
     """A page of metrics whose snapshot is read in this thread."""
     registry_of_cluster = CollectorRegistry()
     shared = SharedSnapshot()
-    registry_of_cluster.register(SynapseNames(metrics.SnapshotCollector(shared.get)))
+    registry_of_cluster.register(SynapseNames(cluster.SnapshotCollector(shared.get)))
     return registry_of_cluster, shared
 
 
@@ -227,7 +227,7 @@ def test_a_scrape_reads_the_database_once_however_many_readers_there_are(page):
 
 
 def test_every_name_of_ours_is_on_the_page_or_described():
-    described = {family.name for family in metrics.SnapshotCollector().describe()}
+    described = {family.name for family in cluster.SnapshotCollector().describe()}
     assert {metric.name for metric in OWN} <= described
 
 
@@ -239,9 +239,9 @@ def test_names_of_processes_are_registered_once():
 
 def test_a_snapshot_that_hangs_is_as_good_as_away(monkeypatch):
     let_go = threading.Event()
-    hanging = metrics.Deadline(lambda: let_go.wait(60), 0.2, "hanging")
-    monkeypatch.setattr(metrics, "_IN_TIME", hanging)
-    text = generate_latest(metrics._CLUSTER).decode()
+    hanging = cluster.Deadline(lambda: let_go.wait(60), 0.2, "hanging")
+    monkeypatch.setattr(cluster, "_IN_TIME", hanging)
+    text = generate_latest(cluster._CLUSTER).decode()
     let_go.set()
     assert "replsite_snapshot_up 0.0" in text
     assert "replsite_stream_position" not in text
@@ -250,13 +250,13 @@ def test_a_snapshot_that_hangs_is_as_good_as_away(monkeypatch):
 def test_plain_counters_are_told_in_steps_and_gauges_as_they_are():
     seen = {"replsite_wait_timeouts_total": 5.0}
 
-    class Some(process_metrics.Collector):
+    class Some(process.Collector):
         def collect(self):
-            counter = process_metrics.WAIT_TIMEOUTS.family()
+            counter = process.WAIT_TIMEOUTS.family()
             counter.add_metric(["events"], seen["replsite_wait_timeouts_total"])
             yield counter
 
-    figures = process_metrics.PlainFigures([Some()])
+    figures = process.PlainFigures([Some()])
     for total in (5.0, 5.0, 8.0, 7.0, 9.0):
         seen["replsite_wait_timeouts_total"] = total
         figures.flush()

@@ -11,12 +11,21 @@ from django.db import OperationalError
 from django.urls import reverse
 from prometheus_client.parser import text_string_to_metric_families
 
-from replsite import health, metrics
+from replsite import health
 from replsite.dashboard import views
 from replsite.management.commands import streams as streams_command
-from replsite.shared_snapshot import SHARED
-from replsite.snapshot_views import as_json
-from replsite.status import Limits, Problem, ReaderOnStream, WriterOnStream, judge_health, judge_reader, judge_writer
+from replsite.metrics import cluster
+from replsite.snapshot.shared import SHARED
+from replsite.snapshot.types import as_json
+from replsite.status.verdicts import (
+    Limits,
+    Problem,
+    ReaderOnStream,
+    WriterOnStream,
+    judge_health,
+    judge_reader,
+    judge_writer,
+)
 from tests.snapshots import a_reader, a_snapshot, a_stream, a_writer, on_stream, some_workers
 
 pytestmark = pytest.mark.django_db
@@ -42,8 +51,8 @@ def shown(monkeypatch):
         workers=some_workers(),
     )
     monkeypatch.setattr(SHARED, "get", lambda: snapshot)
-    monkeypatch.setattr(metrics, "_CLUSTER", metrics.CollectorRegistry())
-    metrics._CLUSTER.register(metrics.SnapshotCollector(lambda: snapshot))
+    monkeypatch.setattr(cluster, "_CLUSTER", cluster.CollectorRegistry())
+    cluster._CLUSTER.register(cluster.SnapshotCollector(lambda: snapshot))
     monkeypatch.setattr(health, "SHARED", SHARED)
     monkeypatch.setattr(views, "SHARED", SHARED)
     monkeypatch.setattr(streams_command, "take_snapshot", lambda history: snapshot)

@@ -15,7 +15,7 @@ from django.utils import timezone
 from prometheus_client.parser import text_string_to_metric_families
 
 from pipeline.models import Job, JobState
-from replsite.shared_snapshot import SHARED
+from replsite.snapshot.shared import SHARED
 from streams.models import Reader, StreamPosition
 from tests.waiting import wait_until
 from tests.writing import append

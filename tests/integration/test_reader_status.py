@@ -8,10 +8,10 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
-from replsite.metrics import families
-from replsite.snapshot import take_snapshot
-from replsite.status import HealthWord
-from replsite.trends import History
+from replsite.metrics.cluster import families
+from replsite.snapshot.take import take_snapshot
+from replsite.status.trends import History
+from replsite.status.verdicts import HealthWord
 from streams.errors import FactsParked, HandlerFailed, ReaderNameTaken, ResyncNeeded, UnknownReader
 from streams.follow import (
     Begin,

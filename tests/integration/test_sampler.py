@@ -11,11 +11,11 @@ from django.contrib.auth.models import User
 from django.db import connection
 from django.utils import timezone
 
-from replsite import sampler
-from replsite.sampler import Sampler, last_words, write_step
-from replsite.samples import SPANS
-from replsite.snapshot import take_snapshot
-from replsite.status import Severity, Verdict
+from replsite.history import sampler
+from replsite.history.sampler import Sampler, last_words, write_step
+from replsite.history.samples import SPANS
+from replsite.snapshot.take import take_snapshot
+from replsite.status.verdicts import Severity, Verdict
 from streams.db import driver
 from streams.models import Instance, Sample, StatusChange
 from streams.writing import dead_writers
@@ -134,7 +134,7 @@ class TestSampler:
             running.stop()
 
     def test_a_defect_in_one_step_is_told_once_and_does_not_end_the_history(self, caplog):
-        caplog.set_level("INFO", "replsite.sampler")
+        caplog.set_level("INFO", "replsite.history.sampler")
         steps = []
 
         def get():
@@ -149,7 +149,7 @@ class TestSampler:
             wait_until(lambda: len(steps) > 8)
         finally:
             running.stop()
-        said = [record.msg["event"] for record in caplog.records if record.name == "replsite.sampler"]
+        said = [record.msg["event"] for record in caplog.records if record.name == "replsite.history.sampler"]
         assert [event for event in said if event.startswith("history.")] == [
             "history.step_failed",
             "history.paused",

@@ -14,7 +14,7 @@ import django
 django.setup()
 from django.core.management import call_command
 from django.db import DatabaseError, InterfaceError, connection, transaction
-from replsite.snapshot import take_snapshot
+from replsite.snapshot.take import take_snapshot
 from streams.db import driver as database
 from streams import epochs
 from streams.maintenance.subjects import check as inspection
@@ -91,7 +91,7 @@ import django
 django.setup()
 from django.core.management import call_command
 from django.db import connection
-from replsite.snapshot import take_snapshot
+from replsite.snapshot.take import take_snapshot
 from streams.models import Instance
 from tests.waiting import wait_until
 from tests.writing import ids, session

@@ -9,7 +9,7 @@ import pytest
 from django.contrib.auth import get_user_model
 from django.test import Client
 
-from replsite.snapshot import take_snapshot
+from replsite.snapshot.take import take_snapshot
 from streams.models import RecordedPosition
 from streams.recording.recorder import Batch, Recorder
 from streams.replication.protocol.cursors import Gap

@@ -10,8 +10,8 @@ from django.utils import timezone
 
 from events.models import Event
 from pipeline.models import RoomStatistics
-from replsite import storage_rows
-from replsite.storage_rows import DATABASE, MOST_ROOMS, MOST_TABLES, read_storage
+from replsite.snapshot import storage as storage_rows
+from replsite.snapshot.storage import DATABASE, MOST_ROOMS, MOST_TABLES, read_storage
 from state.models import StateGroup
 from streams.models import Sample
 

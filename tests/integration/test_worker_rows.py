@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from django.db import connection
 
-from replsite import worker_rows
-from replsite.snapshot import take_snapshot
-from replsite.snapshot_views import CountView, WorkersView
+from replsite.snapshot import workers
+from replsite.snapshot.take import take_snapshot
+from replsite.snapshot.types import CountView, WorkersView
 from streams.replication.common import worker_sql
 
 pytestmark = pytest.mark.django_db
@@ -30,7 +30,7 @@ def sync(cursor, key, worker, *users):
 
 
 def test_without_reports_there_is_nothing(cursor):
-    assert worker_rows.read_workers(cursor, 300.0) == WorkersView()
+    assert workers.read_workers(cursor, 300.0) == WorkersView()
 
 
 def test_users_are_counted_per_worker_and_once_in_total(cursor):
@@ -38,7 +38,7 @@ def test_users_are_counted_per_worker_and_once_in_total(cursor):
     connected(cursor, "b", name="worker2")
     sync(cursor, "a", "one", "@a:b", "@c:b")
     sync(cursor, "b", "two", "@a:b")
-    found = worker_rows.read_workers(cursor, 300.0)
+    found = workers.read_workers(cursor, 300.0)
     assert [(one.name, one.worker, one.users) for one in found.syncing] == [
         ("worker1", "one", 2),
         ("worker2", "two", 1),
@@ -49,15 +49,15 @@ def test_users_are_counted_per_worker_and_once_in_total(cursor):
 def test_connections_without_news_are_left_out(cursor):
     connected(cursor, "a", age=400.0)
     sync(cursor, "a", "one", "@a:b")
-    assert worker_rows.read_workers(cursor, 300.0) == WorkersView()
-    assert worker_rows.read_workers(cursor, 500.0).users_syncing == 1
+    assert workers.read_workers(cursor, 300.0) == WorkersView()
+    assert workers.read_workers(cursor, 500.0).users_syncing == 1
 
 
 def test_acknowledgements_and_counts_are_told(cursor):
     worker_sql.store_acknowledgements(cursor, {"sender1": 5})
     for total in (2, 3):
         worker_sql.add_counts(cursor, [{"kind": "closed", "name": "stopping", "total": total}])
-    found = worker_rows.read_workers(cursor, 300.0)
+    found = workers.read_workers(cursor, 300.0)
     assert [(one.instance, one.token) for one in found.acknowledged] == [("sender1", 5)]
     assert found.counts == (CountView("closed", "stopping", 5),)
     assert found.counted("closed") == {"stopping": 5}
@@ -67,12 +67,10 @@ def test_acknowledgements_and_counts_are_told(cursor):
 def test_many_addresses_are_counted_so_far(cursor, monkeypatch):
     rows = [{"user": f"@{n}:b", "digest": "d", "ip": "::1", "device": "", "agent": "", "ms": 5} for n in range(5)]
     worker_sql.store_addresses(cursor, rows)
-    assert worker_rows.read_workers(cursor, 300.0).addresses == 5
-    monkeypatch.setattr(
-        worker_rows, "_WORKERS", worker_rows._WORKERS.replace(f"LIMIT {worker_rows.MOST_ADDRESSES + 1}", "LIMIT 4")
-    )
-    monkeypatch.setattr(worker_rows, "MOST_ADDRESSES", 3)
-    found = worker_rows.read_workers(cursor, 300.0)
+    assert workers.read_workers(cursor, 300.0).addresses == 5
+    monkeypatch.setattr(workers, "_WORKERS", workers._WORKERS.replace(f"LIMIT {workers.MOST_ADDRESSES + 1}", "LIMIT 4"))
+    monkeypatch.setattr(workers, "MOST_ADDRESSES", 3)
+    found = workers.read_workers(cursor, 300.0)
     assert (found.addresses, found.addresses_exact) == (3, False)
 
 
@@ -94,7 +92,7 @@ def test_old_rows_are_forgotten(cursor):
         cursor, [{"user": "@a:b", "digest": "d", "ip": "::1", "device": "", "agent": "", "ms": 5}]
     )
     worker_sql.forget_old(cursor, 300.0, 3600.0)
-    found = worker_rows.read_workers(cursor, 1e9)
+    found = workers.read_workers(cursor, 1e9)
     assert ([one.worker for one in found.syncing], found.addresses) == (["two"], 0)
 
 
@@ -102,7 +100,7 @@ def test_news_of_before_the_clock_was_set_back_grow_old_from_then_on(cursor):
     connected(cursor, "a", age=-3600.0)
     sync(cursor, "a", "one", "@a:b")
     worker_sql.forget_old(cursor, 300.0, 3600.0)
-    assert [one.worker for one in worker_rows.read_workers(cursor, 300.0).syncing] == ["one"], "it may well live"
+    assert [one.worker for one in workers.read_workers(cursor, 300.0).syncing] == ["one"], "it may well live"
     cursor.execute("SELECT max(last_news_at) <= clock_timestamp() FROM streams_workerconnection")
     assert cursor.fetchone() == (True,)
 
@@ -113,14 +111,14 @@ def test_a_server_that_starts_forgets_its_earlier_life_only(cursor):
     worker_sql.store_connections(cursor, [{"key": "other", "name": "w", "address": "", "age": 0.0}], "elsewhere")
     sync(cursor, "other", "two", "@c:b")
     worker_sql.forget_server(cursor, "here")
-    assert [one.worker for one in worker_rows.read_workers(cursor, 300.0).syncing] == ["two"]
+    assert [one.worker for one in workers.read_workers(cursor, 300.0).syncing] == ["two"]
 
 
 def test_news_never_go_back(cursor):
     connected(cursor, "a")
     connected(cursor, "a", age=400.0, name="renamed")
     sync(cursor, "a", "one", "@a:b")
-    assert worker_rows.read_workers(cursor, 300.0).syncing[0].name == "renamed"
+    assert workers.read_workers(cursor, 300.0).syncing[0].name == "renamed"
 
 
 def test_nothing_to_write_asks_nothing(cursor, django_assert_num_queries):

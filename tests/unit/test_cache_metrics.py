@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from replsite.cache_metrics import CACHES, CacheCollector
+from replsite.metrics.caches import CACHES, CacheCollector
 from streams.core import invalidation
 from streams.core.cache_store import CacheStore
 

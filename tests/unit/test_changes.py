@@ -7,7 +7,7 @@ import json
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from replsite.dashboard.changes import TABLES, changes
+from replsite.dashboard.diff import TABLES, changes
 from replsite.dashboard.page import live_page_data
 from tests.effort import examples
 from tests.snapshots import a_reader, a_snapshot, a_stream, a_writer

@@ -9,15 +9,15 @@ import pytest
 from django.db import InterfaceError, OperationalError, ProgrammingError
 from django.test import RequestFactory
 
-from replsite import database_away
-from replsite.database_away import AWAY, DatabaseAwayMiddleware, DenyWhileDatabaseAway, away_response, handler500
+from replsite.http import database_down
+from replsite.http.database_down import AWAY, DatabaseAwayMiddleware, DenyWhileDatabaseAway, away_response, handler500
 
 GONE = OperationalError('connection to server at "10.1.2.3", port 5432 failed: secret')
 
 
 @pytest.fixture(autouse=True)
 def _not_said_yet(monkeypatch):
-    monkeypatch.setattr(database_away._Said, "is_away", False)
+    monkeypatch.setattr(database_down._Said, "is_away", False)
 
 
 def request(method="get", accept="text/html,*/*"):

@@ -6,7 +6,7 @@ import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.test import override_settings
 
-from replsite.forwarded import Forwarded, client_of, networks_of
+from replsite.http.proxy import Forwarded, client_of, networks_of
 
 PROXIES = networks_of(["127.0.0.1/32", "10.0.0.0/8", "::1/128"])
 

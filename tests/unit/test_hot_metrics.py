@@ -5,7 +5,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, generate_latest
 
 from events.notifier.cache import HotFigures
-from replsite.hot_metrics import HOT, HotCollector
+from replsite.metrics.notifier import HOT, HotCollector
 
 
 def scrape(figures: HotFigures | None) -> set[str]:

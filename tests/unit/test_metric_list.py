@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from replsite.metric_names import OWN, SYNAPSE
-from replsite.process_metrics import PROCESS
-from replsite.synapse_metrics import ALIASES
+from replsite.metrics.names import OWN, SYNAPSE
+from replsite.metrics.process import PROCESS
+from replsite.metrics.synapse import ALIASES
 from streams.runtime.text import MOST_LABELS
 from tests.session import PROJECT
 

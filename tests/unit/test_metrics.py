@@ -11,11 +11,12 @@ from django.db import OperationalError
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from replsite import metrics
-from replsite.metrics import OWN, SYNAPSE, SnapshotCollector
-from replsite.process_metrics import WaitCollector
-from replsite.shared_rendering import SharedRendering
-from replsite.snapshot_views import (
+from replsite.metrics import cluster
+from replsite.metrics.cluster import OWN, SYNAPSE, SnapshotCollector
+from replsite.metrics.process import WaitCollector
+from replsite.metrics.shared_rendering import SharedRendering
+from replsite.metrics.synapse import ALIASES, SynapseNames
+from replsite.snapshot.types import (
     CountView,
     ExpectedView,
     JobFigures,
@@ -26,8 +27,7 @@ from replsite.snapshot_views import (
     TableView,
     WaitingView,
 )
-from replsite.status import ReaderWord, Severity, Verdict
-from replsite.synapse_metrics import ALIASES, SynapseNames
+from replsite.status.verdicts import ReaderWord, Severity, Verdict
 from streams.runtime.text import MOST_LABELS
 from streams.waiting import wait
 from tests.snapshots import NOW, STUCK, a_job, a_reader, a_snapshot, a_stream, a_writer, ago, on_stream, some_workers
@@ -271,8 +271,8 @@ def test_the_loss_of_the_database_is_logged_once_and_its_return(monkeypatch):
         return answer
 
     said = []
-    monkeypatch.setattr(metrics.log, "warning", lambda event, **_: said.append(event), raising=False)
-    monkeypatch.setattr(metrics.log, "info", lambda event, **_: said.append(event), raising=False)
+    monkeypatch.setattr(cluster.log, "warning", lambda event, **_: said.append(event), raising=False)
+    monkeypatch.setattr(cluster.log, "info", lambda event, **_: said.append(event), raising=False)
     collector = SnapshotCollector(get)
     for _ in range(4):
         list(collector.collect())
@@ -288,7 +288,7 @@ def test_registering_the_collector_asks_no_database():
 
 
 def test_names_follow_the_rules_of_prometheus():
-    for metric in metrics.OWN:
+    for metric in cluster.OWN:
         assert metric.name.startswith("replsite_")
         assert not metric.name.endswith(("_total", "_count", "_milliseconds", "_ms"))
         assert metric.help

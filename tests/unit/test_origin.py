@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from replsite.dashboard.origin import is_same_origin
+from replsite.http.websocket_origin import is_same_origin
 
 
 @pytest.mark.parametrize(

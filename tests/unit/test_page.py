@@ -14,8 +14,8 @@ from replsite.dashboard.page import (
     STREAMS,
     live_page_data,
 )
-from replsite.snapshot_views import JobsView
-from replsite.status import Health, HealthWord, Problem, Severity, Verdict
+from replsite.snapshot.types import JobsView
+from replsite.status.verdicts import Health, HealthWord, Problem, Severity, Verdict
 from tests.snapshots import CURRENT, NOW, STUCK, a_job, a_reader, a_snapshot, a_stream, a_writer, ago, on_stream
 
 BLOCKED = Verdict("blocked", Severity.WRONG, "End it.")

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replsite.plots import HEIGHT, WIDTH, Mark, Plot, Point, nice_ceiling, plot_svg, rates
+from replsite.history.svg import HEIGHT, WIDTH, Mark, Plot, Point, nice_ceiling, plot_svg, rates
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 GAP = timedelta(seconds=30)

@@ -7,7 +7,7 @@ import tracemalloc
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from replsite.recent import STEP_SECONDS, STEPS, Recent
+from replsite.status.series import STEP_SECONDS, STEPS, Recent
 from tests.effort import examples
 
 

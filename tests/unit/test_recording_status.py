@@ -7,9 +7,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from replsite.metrics import families
-from replsite.snapshot_recorded import RecordedRow, recorded_streams
-from replsite.status import Limits, RecordingSeen, Severity, judge_recording
+from replsite.metrics.cluster import families
+from replsite.snapshot.recorded import RecordedRow, recorded_streams
+from replsite.status.verdicts import Limits, RecordingSeen, Severity, judge_recording
 from tests.snapshots import a_snapshot
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

@@ -10,8 +10,8 @@ import time
 import pytest
 from asgiref.sync import sync_to_async
 
-from replsite.request_places import CAME, Busy, ClientLimit, Lane, RequestPlaces
-from replsite.shared_rendering import SharedRendering
+from replsite.http.request_places import CAME, Busy, ClientLimit, Lane, RequestPlaces
+from replsite.metrics.shared_rendering import SharedRendering
 from tests.async_waiting import wait_for
 
 

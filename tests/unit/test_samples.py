@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from replsite.samples import MOST_SUBJECTS, changes_between, samples_of, verdicts_of
-from replsite.status import Severity, Verdict
+from replsite.history.samples import MOST_SUBJECTS, changes_between, samples_of, verdicts_of
+from replsite.status.verdicts import Severity, Verdict
 from tests.snapshots import CURRENT, STUCK, a_reader, a_snapshot, a_stream, a_writer, ago, on_stream, some_storage
 
 BLOCKED = Verdict("blocked", Severity.WRONG, "End it.")

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from django.db import OperationalError
 
-from replsite.shared_snapshot import SharedSnapshot
+from replsite.snapshot.shared import SharedSnapshot
 from tests.snapshots import a_snapshot
 
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from replsite.statistics_plots import GROUPS, PERIODS, Group, Series, Steps, begin_of_step, pictures
+from replsite.history.statistics_plots import GROUPS, PERIODS, Group, Series, Steps, begin_of_step, pictures
 
 NOW = datetime(2026, 5, 10, 15, 20, tzinfo=UTC)
 TODAY = datetime(2026, 5, 10, tzinfo=UTC)

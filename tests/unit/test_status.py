@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from replsite.status import (
+from replsite.status.verdicts import (
     HealthWord,
     JobSeen,
     Limits,

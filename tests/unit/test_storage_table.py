@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from replsite.dashboard.page import ROOMS, STORAGE, live_page_data
-from replsite.dashboard.storage_table import room_groups, storage_groups
+from replsite.dashboard.storage import room_groups, storage_groups
 from tests.snapshots import a_snapshot, ago, some_storage
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from replsite.dashboard.summary import summary_tiles
-from replsite.status import Severity, Verdict
+from replsite.status.verdicts import Severity, Verdict
 from tests.snapshots import STUCK, a_reader, a_snapshot, a_stream, a_writer, ago, on_stream, some_storage
 
 BLOCKED = Verdict("blocked", Severity.WRONG, "End it.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from replsite.dashboard.page import READERS, STREAMS, live_page_data
-from replsite.tables import lines_of
+from replsite.terminal.tables import lines_of
 from tests.snapshots import NOW, a_reader, a_snapshot, a_stream, a_writer, ago
 
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from replsite.trends import SHORTEST_SECONDS, WINDOW_SECONDS, History, Hours, Motion, Sample
+from replsite.status.trends import SHORTEST_SECONDS, WINDOW_SECONDS, History, Hours, Motion, Sample
 from tests.effort import examples
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from replsite.wording import byte_size, counted, duration
+from replsite.humanize import byte_size, counted, duration
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ import sys
 from argparse import ArgumentParser, ArgumentTypeError
 from typing import Any
 
-from replsite.deadline import Deadline, NoAnswer
 from replsite.health import not_answering, summary
+from replsite.http.deadline import Deadline, NoAnswer
 from streams.runtime.command_line import SiteCommand
 
 

@@ -22,13 +22,13 @@ from rich.text import Text
 
 from replsite.dashboard.page import JOBS, READERS, ROOMS, STORAGE, STREAMS, WORKERS, Column, live_page_data
 from replsite.dashboard.page import Group as PageGroup
-from replsite.dashboard.storage_table import room_groups
-from replsite.snapshot import limits, take_snapshot
-from replsite.snapshot_views import Snapshot, WorkersView, as_json
-from replsite.status import HealthWord
-from replsite.tables import lines_of, rows_of
-from replsite.trends import History
-from replsite.writer_actions import Confirmation, WriterActions
+from replsite.dashboard.storage import room_groups
+from replsite.snapshot.take import limits, take_snapshot
+from replsite.snapshot.types import Snapshot, WorkersView, as_json
+from replsite.status.trends import History
+from replsite.status.verdicts import HealthWord
+from replsite.terminal.tables import lines_of, rows_of
+from replsite.terminal.writer_actions import Confirmation, WriterActions
 from streams.db import driver
 from streams.errors import StreamError, UnknownReader, UnknownWriter
 from streams.follow import forget_reader

@@ -1,0 +1,1 @@
+"""The site's recorded past: sampled, stored, drawn."""

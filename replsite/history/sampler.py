@@ -1,0 +1,230 @@
+"""Writes the history: one process of the site, at fixed moments, from the snapshot that everything else shows.
+
+Each serving process runs one; a session lock lets one of them write, and another take over when that one is gone. While the
+database is away nothing is written, so a plot has a gap there. What is written is bounded (``replsite.history.samples``), and
+what is too old is removed with each step.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import datetime
+from typing import Any
+
+from django.db import Error as DjangoDatabaseError
+from django.db import connections
+
+from replsite.history.samples import (
+    SPANS,
+    Change,
+    Subject,
+    Tenure,
+    changes_between,
+    new_tenures,
+    samples_of,
+    tenures_of,
+    verdicts_of,
+)
+from replsite.snapshot.shared import SHARED
+from replsite.snapshot.types import Snapshot
+from replsite.status.verdicts import Verdict, WriterWord
+from streams.conf import stream_settings
+from streams.db import driver
+from streams.db.schema_mark import marked_lock
+from streams.runtime.logs import Condition, get_logger
+
+__all__ = ["CHANGES_KEPT", "Sampler", "write_step"]
+
+log = get_logger(__name__)
+STEP_SECONDS = min(span.step_seconds for span in SPANS.values())
+CHANGES_KEPT = 100_000
+_KEPT_DAYS = 30
+_LOCK = "SELECT pg_try_advisory_lock(" + marked_lock("'replsite.sampler'") + ")"
+_PUT = """
+INSERT INTO streams_sample (step_seconds, stream, reader, at, position, waiting, seconds, severity, word)
+SELECT step, stream, reader, to_timestamp(floor(extract(epoch FROM %(at)s::timestamptz) / step) * step),
+       position, waiting, seconds, severity, word
+FROM unnest(%(streams)s::text[], %(readers)s::text[], %(positions)s::bigint[], %(waiting)s::bigint[],
+            %(seconds)s::float8[], %(severities)s::int[], %(words)s::text[])
+     AS now (stream, reader, position, waiting, seconds, severity, word)
+CROSS JOIN unnest(%(steps)s::int[]) AS step
+ON CONFLICT (step_seconds, stream, reader, at) DO UPDATE SET
+    position = excluded.position,
+    waiting = greatest(streams_sample.waiting, excluded.waiting),
+    seconds = greatest(streams_sample.seconds, excluded.seconds),
+    word = CASE WHEN excluded.severity >= streams_sample.severity THEN excluded.word ELSE streams_sample.word END,
+    severity = greatest(streams_sample.severity, excluded.severity)
+"""
+_FORGET = """
+DELETE FROM streams_sample USING unnest(%(steps)s::int[], %(kept)s::int[]) AS span (step, kept)
+WHERE step_seconds = span.step AND at < %(at)s::timestamptz - span.kept * interval '1 second'
+"""
+_LAST_WORDS = """
+SELECT DISTINCT ON (stream, writer, reader) stream, writer, reader, word, severity FROM streams_statuschange
+ORDER BY stream, writer, reader, id DESC
+"""
+_TELL = """
+INSERT INTO streams_statuschange (at, stream, writer, reader, was, word, severity, sentence)
+SELECT %(at)s, * FROM unnest(%(streams)s::text[], %(writers)s::text[], %(readers)s::text[], %(was)s::text[],
+                             %(words)s::text[], %(severities)s::int[], %(sentences)s::text[])
+"""
+#: Stream, writer: what was done to it just now.
+_RESOLVED = """
+SELECT action, evidence, resolved_by FROM streams_writerresolution
+WHERE stream = %(stream)s AND instance_name = %(writer)s AND resolved_at > clock_timestamp() - make_interval(secs => %(seconds)s)
+ORDER BY id DESC LIMIT 1
+"""
+#: A step may be late, as while the database was away.
+_RESOLVED_SECONDS = 600
+_FORGET_CHANGES = """
+DELETE FROM streams_statuschange
+WHERE at < %(at)s::timestamptz - %(days)s * interval '1 day'
+   OR id <= (SELECT max(id) FROM streams_statuschange) - %(most)s
+"""
+
+
+def write_step(
+    cursor: Any,
+    snapshot: Snapshot,
+    before: dict[Subject, tuple[str, int]],
+    tenures: dict[Subject, Tenure] | None = None,
+) -> list[Change]:
+    """Write one moment, in the caller's transaction; ``before`` and ``tenures`` are brought up to date, what changed returned."""
+    at, steps = snapshot.as_of, list(SPANS.values())
+    rows = samples_of(snapshot)
+    cursor.execute(
+        _PUT,
+        {
+            "at": at, "steps": [span.step_seconds for span in steps],
+            "streams": [row.stream for row in rows], "readers": [row.reader for row in rows],
+            "positions": [row.position for row in rows], "waiting": [row.waiting for row in rows],
+            "seconds": [row.seconds for row in rows], "severities": [row.severity for row in rows],
+            "words": [row.word for row in rows],
+        },
+    )  # fmt: skip
+    kept = {"steps": [span.step_seconds for span in steps], "kept": [span.kept_seconds for span in steps]}
+    cursor.execute(_FORGET, {"at": at, **kept})
+    now = verdicts_of(snapshot)
+    known = {} if tenures is None else tenures
+    changes = new_tenures(known, snapshot, before)
+    changes += [_how_it_ended(cursor, change) for change in changes_between(before, now)]
+    known.clear()
+    known.update(tenures_of(snapshot))
+    if changes:
+        _tell(cursor, at, changes)
+    before.clear()
+    before.update((subject, (str(verdict.word), int(verdict.severity))) for subject, verdict in now.items())
+    return changes
+
+
+def _how_it_ended(cursor: Any, change: Change) -> Change:
+    """Of a writer that ended: whether others took it out, on what evidence, or it left in order."""
+    stream, writer, _ = change.subject
+    if change.now.word != WriterWord.RETIRED:
+        return change
+    cursor.execute(_RESOLVED, {"stream": stream, "writer": writer, "seconds": _RESOLVED_SECONDS})
+    row = cursor.fetchone()
+    if row is None:
+        return change
+    said = f"Left as {row[2]} asked: {row[1]}."
+    if row[0] != "drained":
+        said = f"Its process ended or was cut off; {row[2]} took it out: {row[1]}."
+    return Change(change.subject, change.was, Verdict(change.now.word, change.now.severity, said))
+
+
+def _tell(cursor: Any, at: datetime, changes: list[Change]) -> None:
+    streams, writers, readers = (list(part) for part in zip(*(change.subject for change in changes), strict=True))
+    cursor.execute(
+        _TELL,
+        {
+            "at": at, "streams": streams, "writers": writers, "readers": readers,
+            "was": [change.was for change in changes], "words": [str(change.now.word) for change in changes],
+            "severities": [int(change.now.severity) for change in changes],
+            "sentences": [change.now.sentence for change in changes],
+        },
+    )  # fmt: skip
+    cursor.execute(_FORGET_CHANGES, {"at": at, "days": _KEPT_DAYS, "most": CHANGES_KEPT})
+
+
+def last_words(cursor: Any) -> dict[Subject, tuple[str, int]]:
+    """(word, severity) of everything whose status was ever told, so that a new process tells nothing twice."""
+    cursor.execute(_LAST_WORDS)
+    return {(stream, writer, reader): (word, severity) for stream, writer, reader, word, severity in cursor.fetchall()}
+
+
+class Sampler:
+    """A thread that writes a step every ``step_seconds`` while this process may."""
+
+    def __init__(self, get: Callable[[], Snapshot] = SHARED.get, step_seconds: float = STEP_SECONDS) -> None:
+        self._get = get
+        self._step_seconds = step_seconds
+        self._using = stream_settings().database
+        self._stopping = threading.Event()
+        self._connection: Any = None
+        self._before: dict[Subject, tuple[str, int]] = {}
+        self._tenures: dict[Subject, Tenure] = {}
+        self._since: dict[Subject, float] = {}
+        self._paused = Condition(log, "history.paused", "history.goes_on")
+        self._thread = threading.Thread(target=self._run, name="replsite-sampler", daemon=True)
+
+    def start(self) -> None:
+        """Begin; the first step is written at once."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End, and wait for the step at hand."""
+        self._stopping.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping.is_set():
+                self._step()
+                self._stopping.wait(self._step_seconds - time.time() % self._step_seconds)
+        finally:
+            self._close()
+            connections.close_all()  # this thread's own
+
+    def _step(self) -> None:
+        try:
+            if self._may_write():
+                snapshot = self._get()
+                with self._connection.cursor() as cursor, driver.in_transaction(cursor):
+                    for change in write_step(cursor, snapshot, self._before, self._tenures):
+                        stream, writer, reader = change.subject
+                        name = {"writer": writer} if writer else {"reader": reader}
+                        since, self._since[change.subject] = self._since.get(change.subject), time.monotonic()
+                        lasted = {} if since is None else {"after_seconds": round(time.monotonic() - since, 1)}
+                        now = str(change.now.word)
+                        log.info("status.changed", stream=stream, **name, was=change.was, now=now, **lasted)
+            self._paused.ends()
+        except (DjangoDatabaseError, driver.DatabaseError) as error:
+            self._paused.begins(error)
+            self._close()
+        except Exception as error:  # a defect of ours in one step must not end the history of this process
+            if not self._paused.is_on:
+                log.exception("history.step_failed")
+            self._paused.begins(error)
+            self._close()
+
+    def _may_write(self) -> bool:
+        """Whether this process holds the lock; its connection is kept as long as it is open."""
+        if self._connection is None:
+            self._connection = driver.direct_connection(self._using, application_name="replsite history")
+            with self._connection.cursor() as cursor:
+                cursor.execute(_LOCK)
+                if not cursor.fetchone()[0]:
+                    self._close()
+                    return False
+                self._before = last_words(cursor)
+        return True
+
+    def _close(self) -> None:
+        if self._connection is not None:
+            with suppress(driver.DatabaseError):
+                self._connection.close()
+            self._connection = None

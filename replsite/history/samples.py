@@ -1,0 +1,217 @@
+"""A snapshot as rows of history (pure): where streams and readers are, and whose status became better or worse.
+
+Bounded: at most ``MOST_SUBJECTS`` streams and readers on streams are sampled, the worst ones first, and readers whose name is not
+plain are shown as ``other``, as in the metrics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from replsite.snapshot.types import Snapshot
+from replsite.status.verdicts import Severity, Verdict, WriterWord
+from streams.runtime.text import plain_label
+
+__all__ = [
+    "MOST_SUBJECTS",
+    "SPANS",
+    "Change",
+    "SampleRow",
+    "Span",
+    "Subject",
+    "Tenure",
+    "changes_between",
+    "new_tenures",
+    "samples_of",
+    "tenures_of",
+    "verdicts_of",
+]
+
+MOST_SUBJECTS = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """How long history of one step is kept."""
+
+    title: str
+    step_seconds: int
+    kept_seconds: int
+
+
+SPANS = {
+    "hour": Span("Last hour", 15, 3_600),
+    "day": Span("Last day", 120, 86_400),
+    "month": Span("Last 30 days", 3_600, 30 * 86_400),
+}
+
+_NOT_THERE = Verdict("not there", Severity.FINE, "It is not listed any more.")
+Subject = tuple[str, str, str]
+"""(stream, writer, reader): one of the last two is empty."""
+Word = tuple[str, int]
+"""(status word, severity)"""
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRow:
+    """The columns of ``streams.models.samples.Sample`` but for the step."""
+
+    stream: str
+    reader: str
+    position: int
+    waiting: int
+    seconds: float
+    severity: int
+    word: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tenure:
+    """Who holds a writer's name: the number of the lease, and the process."""
+
+    lease: int
+    host: str
+    process_id: int | None
+
+    @property
+    def process(self) -> tuple[str, int | None]:
+        """The process, to compare."""
+        return self.host, self.process_id
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A status that became better or worse; ``was`` is empty for what was not seen before."""
+
+    subject: Subject
+    was: str
+    now: Verdict
+
+
+def samples_of(snapshot: Snapshot) -> list[SampleRow]:
+    """One row for each stream, for each reader on each of its streams, and for what lies in the database."""
+    rows = {}
+    for stream in snapshot.streams:
+        pending = sum(writer.pending_facts for writer in stream.writers)
+        oldest = max((writer.oldest_pending_seconds or 0.0 for writer in stream.writers), default=0.0)
+        row = SampleRow(
+            stream.name,
+            "",
+            stream.linear_position,
+            pending,
+            oldest,
+            int(stream.status.severity),
+            str(stream.status.word),
+        )
+        rows[stream.name, ""] = row
+    rows |= {("", row.reader): row for row in _storage_samples(snapshot)}
+    names: set[str] = set()
+    for reader in snapshot.readers:
+        if reader.closed_at is not None:
+            continue
+        label = plain_label(reader.name, names)
+        names.add(label)
+        for view in reader.streams:
+            status = view.status
+            row = SampleRow(
+                view.stream,
+                label,
+                view.position,
+                view.lag_facts,
+                view.lag_seconds,
+                int(status.severity),
+                str(status.word),
+            )
+            before = rows.get((view.stream, label))
+            if len(rows) < MOST_SUBJECTS or before is not None:
+                rows[view.stream, label] = row if before is None else _worse(before, row)
+    return list(rows.values())
+
+
+def _storage_samples(snapshot: Snapshot) -> list[SampleRow]:
+    """The database and its largest tables, as readers of no stream: the position is the size in bytes, what waits the rows."""
+    storage = snapshot.storage
+    tables = () if storage is None else (storage.database, *storage.tables)
+    return [SampleRow("", table.name, table.size_bytes, table.rows or 0, 0.0, 0, "") for table in tables]
+
+
+def _worse(one: SampleRow, other: SampleRow) -> SampleRow:
+    """Two readers of one name are shown as the worst of them."""
+    worst = max(one, other, key=lambda row: row.severity)
+    return SampleRow(
+        one.stream, one.reader, min(one.position, other.position), max(one.waiting, other.waiting),
+        max(one.seconds, other.seconds), worst.severity, worst.word,
+    )  # fmt: skip
+
+
+def verdicts_of(snapshot: Snapshot) -> dict[Subject, Verdict]:
+    """The status of every writer on its stream, and of every reader on each of its streams."""
+    found: dict[Subject, Verdict] = {}
+    for stream in snapshot.streams:
+        for writer in stream.writers:
+            found[stream.name, writer.writer, ""] = writer.status
+        for one in stream.expected:
+            known = found.get((stream.name, one.writer, ""))
+            if one.status.severity >= Severity.WARNING and (known is None or one.status.severity > known.severity):
+                found[stream.name, one.writer, ""] = one.status
+    names: set[str] = set()
+    for reader in snapshot.readers:
+        label = plain_label(reader.name, names)
+        names.add(label)
+        for view in reader.streams:
+            key = (view.stream, "", label)
+            known = found.get(key)
+            if (known is None or view.status.severity > known.severity) and (known or len(found) < MOST_SUBJECTS):
+                found[key] = view.status
+    return found
+
+
+def tenures_of(snapshot: Snapshot) -> dict[Subject, Tenure]:
+    """Who holds each writer's name, and under which lease."""
+    return {
+        (stream.name, writer.writer, ""): Tenure(writer.lease, writer.host, writer.process_id)
+        for stream in snapshot.streams
+        for writer in stream.writers
+        if writer.lease
+    }
+
+
+def new_tenures(before: Mapping[Subject, Tenure], snapshot: Snapshot, was: Mapping[Subject, Word]) -> list[Change]:
+    """Writers whose process lost its lock and is back, or ended and has a successor; ``was``: their status before."""
+    found = []
+    now = tenures_of(snapshot)
+    for stream in snapshot.streams:
+        for writer in stream.writers:
+            subject = stream.name, writer.writer, ""
+            then, at = before.get(subject), now.get(subject)
+            if then is None or at is None or then == at or writer.status.word == WriterWord.RETIRED:
+                continue
+            if then.process == at.process:
+                text = f"Its {_process(at)} lost its lock on the name, and holds it again under lease {at.lease}."
+                verdict = Verdict("fenced", Severity.FINE, text)
+            else:
+                verdict = Verdict(
+                    "restarted", Severity.FINE, f"Its {_process(then)} ended; {_process(at)} holds the name."
+                )
+            found.append(Change(subject, was[subject][0] if subject in was else "", verdict))
+    return found
+
+
+def _process(tenure: Tenure) -> str:
+    return f"process {tenure.process_id} on {tenure.host}" if tenure.process_id else "process"
+
+
+def changes_between(before: Mapping[Subject, tuple[str, int]], now: Mapping[Subject, Verdict]) -> list[Change]:
+    """What became better or worse, and writers that ended; ``before`` tells (word, severity).
+
+    What else comes and goes in good health is no news.
+    """
+    found = []
+    for subject, verdict in now.items():
+        was = before.get(subject)
+        has_ended = verdict.word == WriterWord.RETIRED and was is not None and was[0] != WriterWord.RETIRED
+        if has_ended or verdict.severity != (was[1] if was else 0):
+            found.append(Change(subject, was[0] if was else "", verdict))
+    lost = [(subject, word) for subject, (word, severity) in before.items() if severity and subject not in now]
+    return found + [Change(subject, word, _NOT_THERE) for subject, word in lost]

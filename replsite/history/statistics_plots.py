@@ -1,0 +1,146 @@
+"""What the page of statistics plots (pure): which columns, under which titles, and how rows become points.
+
+A count of an hour or a day without a row is nothing that came in: a zero, from the first row on. A figure that was not taken is
+not known: the line breaks there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from replsite.history.svg import Plot, Point, plot_svg
+from replsite.humanize import byte_size, count
+
+__all__ = ["GROUPS", "PERIODS", "Group", "Period", "Series", "Steps", "begin_of_step", "pictures"]
+
+HOUR_SECONDS, DAY_SECONDS = 3_600, 86_400
+#: A line breaks where so many steps are missing.
+_GAP_STEPS = 2.5
+
+
+@dataclass(frozen=True, slots=True)
+class Period:
+    """A length of history that the page offers."""
+
+    title: str
+    step_seconds: int
+    days: int
+
+    @property
+    def step(self) -> str:
+        """In words."""
+        return "hour" if self.step_seconds == HOUR_SECONDS else "day"
+
+
+PERIODS = {
+    "week": Period("Last 7 days", HOUR_SECONDS, 7),
+    "quarter": Period("Last 90 days", DAY_SECONDS, 90),
+    "years": Period("Last 3 years", DAY_SECONDS, 3 * 366),
+}
+
+
+def _number(value: float) -> str:
+    return count(round(value)) if value == round(value) else f"{value:.1f}"
+
+
+def _size(value: float) -> str:
+    return byte_size(round(value))
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """A column of ``pipeline.models.ServerStatistics`` as a plot."""
+
+    column: str
+    title: str
+    label: Callable[[float], str] = _number
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Plots that belong together; counts are of a step, figures of its end. Some are kept of days only."""
+
+    title: str
+    series: tuple[Series, ...]
+    are_counts: bool = False
+    of_days: bool = False
+
+
+GROUPS = (
+    Group(
+        "What came in",
+        (
+            Series("events", "Events"),
+            Series("messages", "Messages"),
+            Series("state_events", "State events"),
+            Series("rejected", "Rejected events"),
+            Series("history", "Events of history"),
+        ),
+        are_counts=True,
+    ),
+    Group(
+        "Who was active",
+        (
+            Series("active_users", "Users that sent something"),
+            Series("active_local_users", "Users of this server among them"),
+            Series("active_rooms", "Rooms with new events"),
+        ),
+        are_counts=True,
+        of_days=True,
+    ),
+    Group(
+        "What is there",
+        (
+            Series("rooms", "Rooms"),
+            Series("joined", "Members of all rooms"),
+            Series("joined_local", "Members of this server"),
+            Series("monthly_local_users", "Users of this server active in 30 days"),
+            Series("state_entries", "Entries of the current state"),
+            Series("state_groups", "State groups (estimated)"),
+            Series("state_deltas", "Rows of state groups (estimated)"),
+            Series("state_bytes", "State groups on disk", _size),
+            Series("event_bytes", "Events on disk", _size),
+            Series("database_bytes", "Database on disk", _size),
+        ),
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Rows of one step, ascending: the beginning of each, and its columns."""
+
+    step_seconds: int
+    rows: Sequence[tuple[datetime, Mapping[str, Any]]]
+
+
+def begin_of_step(moment: datetime, step_seconds: int) -> datetime:
+    """The beginning of the hour or day of UTC."""
+    return moment - timedelta(seconds=moment.timestamp() % step_seconds)
+
+
+def pictures(group: Group, steps: Steps, begin: datetime, now: datetime) -> Iterator[tuple[str, str]]:
+    """(title, SVG) of each plot of a group, from ``begin`` until now."""
+    word = "hour" if steps.step_seconds == HOUR_SECONDS else "day"
+    gap = timedelta(seconds=steps.step_seconds * _GAP_STEPS)
+    for series in group.series:
+        points = _counts(series, steps, now) if group.are_counts else _figures(series, steps)
+        title = f"{series.title} per {word}" if group.are_counts else series.title
+        yield title, plot_svg(Plot(title, points, begin, now, gap, series.label))
+
+
+def _figures(series: Series, steps: Steps) -> list[Point]:
+    return [Point(at, float(row[series.column])) for at, row in steps.rows if row[series.column] is not None]
+
+
+def _counts(series: Series, steps: Steps, now: datetime) -> list[Point]:
+    if not steps.rows:
+        return []
+    known = {at: float(row[series.column]) for at, row in steps.rows}
+    first = steps.rows[0][0]
+    number = max(0, int((now - first).total_seconds() // steps.step_seconds)) + 1
+    moments = [first + timedelta(seconds=steps.step_seconds * n) for n in range(number)]
+    return [Point(at, known.get(at, 0.0)) for at in moments]

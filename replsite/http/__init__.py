@@ -1,0 +1,1 @@
+"""HTTP around the pages: proxies, deadlines, places for requests, hosts and origins."""

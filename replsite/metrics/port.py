@@ -1,0 +1,99 @@
+"""The server of one port of ``REPLSITE_METRICS_PORTS``: what a process counts itself, told by HTTP while it does its work.
+
+Runs in a thread of its own with an event loop, so that clients cost no threads; pages are made in one more thread. Each client
+has one request with a time limit as a whole. When too many are there, the one that has waited longest with half a request gives
+way. Nobody is asked who they are: it listens on loopback unless the settings say otherwise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from replsite.metrics.shared_rendering import SharedRendering
+from streams.replication.transport.addresses import Address, bind
+
+__all__ = ["MetricsPort"]
+
+#: From the connection to the end of the head; and from the answer's first byte to its last.
+REQUEST_SECONDS = 10.0
+MOST_CLIENTS = 200
+HEAD_BYTES = 16 * 1024
+
+
+class MetricsPort:
+    """Binds at once: raises `PortTaken` or `BadAddress`."""
+
+    def __init__(self, address: Address, render: Callable[[], bytes]) -> None:
+        self._socket, self.address = bind(address)
+        self._page = SharedRendering(render)
+        self._renderer = ThreadPoolExecutor(1, thread_name_prefix="replsite-metrics-page")
+        #: Clients whose request has not come, the oldest first; and all.
+        self._waiting: dict[asyncio.Task[None], None] = {}
+        self._clients = 0
+
+    def start(self) -> None:
+        """Serve in a thread, as long as the process lives."""
+        threading.Thread(target=asyncio.run, args=(self._serve(),), name="replsite-metrics-port", daemon=True).start()
+
+    async def _serve(self) -> None:
+        server = await asyncio.start_server(self._come, sock=self._socket, limit=HEAD_BYTES)
+        await server.serve_forever()
+
+    async def _come(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        if task is None or not self._has_room():
+            writer.transport.abort()
+            return
+        self._clients += 1
+        self._waiting[task] = None
+        try:
+            with contextlib.suppress(
+                TimeoutError, EOFError, asyncio.LimitOverrunError, OSError, asyncio.CancelledError
+            ):
+                await self._answer(reader, writer, task)
+        finally:
+            self._waiting.pop(task, None)
+            self._clients -= 1
+            writer.transport.abort()
+
+    def _has_room(self) -> bool:
+        if self._clients < MOST_CLIENTS:
+            return True
+        oldest = next(iter(self._waiting), None)
+        if oldest is None:
+            return False
+        del self._waiting[oldest]
+        oldest.cancel()
+        return True
+
+    async def _answer(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, task: asyncio.Task[None]
+    ) -> None:
+        async with asyncio.timeout(REQUEST_SECONDS):
+            head = await reader.readuntil(b"\r\n\r\n")
+        self._waiting.pop(task, None)
+        method = head.partition(b" ")[0]
+        status, body = b"405 Method Not Allowed", b""
+        if method in (b"GET", b"HEAD"):
+            asked = time.monotonic()
+            body = await asyncio.get_running_loop().run_in_executor(self._renderer, self._page.get, asked)
+            status = b"200 OK"
+        writer.transport.set_write_buffer_limits(0)  # so that drain waits until all has gone
+        writer.write(
+            b"HTTP/1.1 %b\r\nContent-Type: %b\r\nContent-Length: %d\r\nConnection: close\r\n\r\n"
+            % (status, CONTENT_TYPE_LATEST.encode(), len(body))
+        )
+        if method != b"HEAD":
+            writer.write(body)
+        async with asyncio.timeout(REQUEST_SECONDS):
+            await writer.drain()
+            writer.write_eof()
+            while await reader.read(HEAD_BYTES):  # the client ends it: an abort would destroy what is under way
+                pass

@@ -1,0 +1,1 @@
+"""One consistent look at the whole site, taken for every surface."""

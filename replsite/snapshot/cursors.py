@@ -1,0 +1,81 @@
+"""Named readers as the snapshot takes them: the row that their process writes, and the cursors that are stored (pure).
+
+A stored cursor is a reader for as long as it is there, whether a process runs it or not. While one runs, its row tells where it
+is; afterwards the cursor does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+
+from replsite.snapshot.queries import CursorRow, ReaderRow
+from streams.reading.reader_table import NAMED
+from streams.runtime.silence import silent_seconds
+
+__all__ = ["with_cursors"]
+
+#: ``{stream: names of its writers}``
+Writers = Mapping[str, Sequence[str]]
+
+
+def with_cursors(
+    rows: Iterable[ReaderRow],
+    cursors: Iterable[CursorRow],
+    writers: Writers,
+    as_of: datetime,
+    gone_after_seconds: float,
+) -> list[ReaderRow]:
+    """The readers, with each named one's cursors; a process that was silent for so long is gone."""
+    by_key: dict[str, dict[str, CursorRow]] = {}
+    for cursor in cursors:
+        by_key.setdefault(f"{NAMED}{cursor.reader}", {})[cursor.stream] = cursor
+    found = [(row, by_key.pop(row.key, {})) for row in rows]
+    found += [(_row_of(key, kept, as_of), kept) for key, kept in by_key.items()]
+    return [_merged(row, kept, writers, as_of, gone_after_seconds) for row, kept in found]
+
+
+def _merged(
+    row: ReaderRow, cursors: Mapping[str, CursorRow], writers: Writers, as_of: datetime, gone_after_seconds: float
+) -> ReaderRow:
+    if not row.is_named:
+        return row
+    heard_at = _last_heard([row.heartbeat_at, *(cursor.seen_at for cursor in cursors.values())], as_of)
+    ended = [cursor.ended_at for cursor in cursors.values() if cursor.ended_at is not None]
+    closed_at = max(ended, default=None) if cursors else row.closed_at
+    if closed_at is not None and len(ended) < len(
+        cursors
+    ):  # a process took the name again after one of them was set anew
+        closed_at = None
+    runs = closed_at is None and silent_seconds(as_of, heard_at) <= gone_after_seconds
+    positions = dict(row.positions) if runs or not cursors else {}
+    for stream, cursor in cursors.items():
+        if not (runs and positions.get(stream)):
+            positions[stream] = _positions(cursor, writers.get(stream, ()))
+    # A process that begins has not said yet what it follows.
+    runs_on = frozenset(row.positions or positions) if runs else frozenset()
+    return replace(
+        row, positions=positions, cursors=cursors, heartbeat_at=heard_at, closed_at=closed_at, runs_on=runs_on
+    )
+
+
+def _positions(cursor: CursorRow, writers: Sequence[str]) -> dict[str, int]:
+    """The vector of a cursor: everything up to the base, and what each writer has above it."""
+    return {writer: max(cursor.base, cursor.entries.get(writer, 0)) for writer in {*writers, *cursor.entries}}
+
+
+def _last_heard(times: Iterable[datetime], as_of: datetime) -> datetime:
+    """Not the highest: one may lie ahead, since the clock was set back."""
+    return min(times, key=lambda at: silent_seconds(as_of, at))
+
+
+def _row_of(key: str, cursors: Mapping[str, CursorRow], as_of: datetime) -> ReaderRow:
+    """For a reader whose process left no row."""
+    last = min(cursors.values(), key=lambda cursor: silent_seconds(as_of, cursor.seen_at))
+    return ReaderRow(
+        key=key, name=last.reader, kind="follower", served_by="",
+        address=f"{last.host}:{last.process_id}" if last.process_id else last.host, process_id=last.process_id,
+        connected_at=last.moved_at, heartbeat_at=last.seen_at, positions={}, bytes_in=0, bytes_out=0, lines_in=0, lines_out=0,
+        buffer_bytes=0, closed_at=last.ended_at, close_reason="", has_row=False,
+    )  # fmt: skip

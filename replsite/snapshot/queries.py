@@ -1,0 +1,355 @@
+"""The reading side of the snapshot: a handful of set-based queries, the same number however many writers and readers there are.
+
+Tables and columns come from the streams' declarations. Called with a Django cursor; all numbers come back positive, also
+for backward streams. Positions are read before sequences, so a sequence that lies below a position is truly behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+import orjson
+
+from replsite.snapshot.types import WaitingView
+from replsite.status.lag import Window
+from streams.core.declaration import FactTable, StreamDeclaration
+from streams.core.queries import bounds_sql, order_sql, sequence_sql, token_sql
+from streams.reading.reader_table import NAMED
+from streams.runtime.gc_pause import collector_paused
+from streams.runtime.silence import silent_seconds_sql
+
+__all__ = [
+    "CursorRow",
+    "FarBehind",
+    "PositionRow",
+    "ReaderRow",
+    "read_cursors",
+    "read_last_writes",
+    "read_oldest_unread",
+    "read_positions",
+    "read_readers",
+    "read_sequences",
+    "read_windows",
+]
+
+#: Newest facts per stream that lag is counted in.
+WINDOW_FACTS = 2_000
+#: Facts that are looked through for the oldest one that a reader has not read.
+SCAN_FACTS = 5_000
+#: Parked facts of a reader on a stream are counted up to here.
+MOST_PARKED = 10_000
+#: Readers that were heard of longer ago are left to history, but for named ones: those stay until they are forgotten. A
+#: connection never comes back as the same: one whose server is gone is told for as long as one that was closed.
+READER_MEMORY_SECONDS = 86_400
+CLOSED_MEMORY_SECONDS = 300
+MOST_READERS = 1_000
+
+_POSITIONS = """
+SELECT p.stream, p.instance_name, abs(p.position), p.state, p.pending_facts, p.oldest_pending_at, p.oldest_pending_transaction,
+       abs(p.last_write_position), p.last_advance_at, p.facts_written, p.facts_rolled_back, p.facts_resolved,
+       i.heartbeat_at, i.host, i.process_id, i.command, a.pid, a.application_name, a.state, p.known_done_ids,
+       p.id, coalesce(i.version, ''), i.started_at, a.query_start, coalesce(i.lease, 0)
+FROM streams_streamposition p
+LEFT JOIN streams_instance i ON i.name = p.instance_name
+LEFT JOIN pg_stat_activity a ON a.backend_xid = (p.oldest_pending_transaction & 4294967295)::text::xid
+ORDER BY p.stream, p.state = 'retired', p.instance_name
+"""
+_READERS = f"""
+SELECT key, name, kind, served_by, address, process_id, connected_at, heartbeat_at, positions::text, bytes_in, bytes_out,
+       lines_in, lines_out, buffer_bytes, closed_at, close_reason,
+       error, waiting_lines, kernel_send_bytes, kernel_read_bytes, queued::text
+FROM streams_reader
+WHERE CASE WHEN left(key, {len(NAMED)}) = '{NAMED}' THEN true
+           WHEN closed_at IS NOT NULL THEN {silent_seconds_sql("closed_at")} < {CLOSED_MEMORY_SECONDS}
+           WHEN kind = 'connection' THEN {silent_seconds_sql("heartbeat_at")} < {CLOSED_MEMORY_SECONDS}
+           ELSE {silent_seconds_sql("heartbeat_at")} < {READER_MEMORY_SECONDS} END
+ORDER BY left(key, {len(NAMED)}) <> '{NAMED}', closed_at IS NOT NULL, kind, name, key LIMIT {MOST_READERS}
+"""
+#: Stored cursors, each with its parked facts: how many up to a limit, the first of them, and the error of the last.
+_CURSORS = f"""
+SELECT c.reader, c.stream, c.base, c.entries::text, c.host, c.process_id, c.seen_at, c.moved_at, c.ended_at, c.error,
+       coalesce(parked.facts, 0), parked.since, coalesce(last.error, '')
+FROM streams_storedcursor c
+LEFT JOIN LATERAL (
+    SELECT count(*) AS facts, min(parked_at) AS since FROM (
+        SELECT parked_at FROM streams_parkedfact p WHERE p.reader = c.reader AND p.stream = c.stream
+        ORDER BY p.token LIMIT {MOST_PARKED + 1}) AS few
+) AS parked ON true
+LEFT JOIN LATERAL (
+    SELECT error FROM streams_parkedfact p WHERE p.reader = c.reader AND p.stream = c.stream ORDER BY p.token DESC LIMIT 1
+) AS last ON true
+ORDER BY c.error = '', c.reader, c.stream LIMIT {MOST_READERS}
+"""
+
+#: (ID, writer, time) of facts, newest first.
+_Batch = list[tuple[int, str, datetime]]
+
+
+@dataclass(frozen=True, slots=True)
+class PositionRow:
+    """A writer on a stream, its process, and the session that holds its oldest pending transaction open."""
+
+    stream: str
+    writer: str
+    position: int
+    state: str
+    pending_facts: int
+    oldest_pending_at: datetime | None
+    oldest_pending_transaction: int | None
+    last_write_position: int | None
+    last_advance_at: datetime
+    facts_written: int
+    facts_rolled_back: int
+    facts_resolved: int
+    heartbeat_at: datetime | None
+    host: str | None
+    process_id: int | None
+    command: str | None
+    session_pid: int | None
+    session_name: str | None
+    session_state: str | None
+    known_done_ids: int = 0
+    row_id: int | None = None
+    version: str = ""
+    started_at: datetime | None = None
+    session_query_at: datetime | None = None
+    lease: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderRow:
+    """A reader as it is stored; ``positions`` is ``{stream: {writer: position}}``, positive."""
+
+    key: str
+    name: str
+    kind: str
+    served_by: str
+    address: str
+    process_id: int | None
+    connected_at: datetime
+    heartbeat_at: datetime
+    positions: Mapping[str, Mapping[str, int]]
+    bytes_in: int
+    bytes_out: int
+    lines_in: int
+    lines_out: int
+    buffer_bytes: int
+    closed_at: datetime | None
+    close_reason: str
+    error: str = ""
+    """What stopped it; empty: it runs, or ended in order."""
+    waiting: WaitingView = field(default_factory=WaitingView)
+    cursors: Mapping[str, CursorRow] = field(default_factory=dict)
+    """The stored cursors of a named reader, by stream, where they are in the streams' database."""
+    runs_on: frozenset[str] = frozenset()
+    """Streams that a living process of a named reader follows."""
+    has_row: bool = True
+    """False: it has nothing but cursors."""
+
+    @property
+    def is_named(self) -> bool:
+        """Whether it has stored cursors, here or in the database of its effects: it is told of until it is forgotten."""
+        return self.key.startswith(NAMED)
+
+
+@dataclass(frozen=True, slots=True)
+class CursorRow:
+    """Where a named reader is on a stream, who ran it last, how that ended, and what it could not take."""
+
+    reader: str
+    stream: str
+    base: int
+    entries: Mapping[str, int]
+    host: str
+    process_id: int | None
+    seen_at: datetime
+    moved_at: datetime
+    ended_at: datetime | None
+    error: str
+    parked_facts: int
+    parked_since: datetime | None
+    parked_error: str
+
+
+@dataclass(frozen=True, slots=True)
+class FarBehind:
+    """A reader's vector that reaches below the window of its stream."""
+
+    stream: StreamDeclaration
+    low: int
+    high: int
+    have: Mapping[str, int]
+
+
+def read_positions(cursor: Any) -> list[PositionRow]:
+    """All writers on all streams."""
+    cursor.execute(_POSITIONS)
+    return [PositionRow(*row) for row in cursor.fetchall()]
+
+
+def read_sequences(cursor: Any, streams: Sequence[StreamDeclaration]) -> tuple[datetime, dict[str, int]]:
+    """The database's time, and what each stream's sequence gave out last."""
+    columns = ["clock_timestamp()", *(f"({sequence_sql(stream)})" for stream in streams)]
+    cursor.execute(f"SELECT {', '.join(columns)}")
+    as_of, *values = cursor.fetchone()
+    return as_of, dict(zip((stream.name for stream in streams), values, strict=True))
+
+
+def read_readers(cursor: Any) -> list[ReaderRow]:
+    """Readers that are connected, that were heard of not long ago, or that were closed just now."""
+    cursor.execute(_READERS)
+    return [_reader(row) for row in cursor.fetchall()]
+
+
+def read_cursors(cursor: Any) -> list[CursorRow]:
+    """The stored cursors of named readers, those with an error first."""
+    cursor.execute(_CURSORS)
+    found = [list(row) for row in cursor.fetchall()]
+    for values in found:
+        values[3] = _entries(values[3])
+    return [CursorRow(*values) for values in found]
+
+
+def _entries(text: str) -> dict[str, int]:
+    stored = orjson.loads(text)
+    return {writer: at for writer, at in stored.items() if isinstance(at, int)} if isinstance(stored, dict) else {}
+
+
+def _reader(row: Sequence[Any]) -> ReaderRow:
+    values, (lines, kernel_send, kernel_read, queued) = list(row[:-4]), row[-4:]
+    values[8] = _vectors(row[8])
+    values.append(WaitingView(lines, kernel_send, kernel_read, _queued(queued)))
+    return ReaderRow(*values)
+
+
+def _queued(text: str) -> dict[str, int]:
+    stored = orjson.loads(text)
+    if not isinstance(stored, dict):
+        return {}
+    return {stream: rows for stream, rows in stored.items() if isinstance(rows, int)}
+
+
+def _vectors(text: str) -> dict[str, dict[str, int]]:
+    """Positions as they should be; what is not a position is left out."""
+    stored = orjson.loads(text)
+    if not isinstance(stored, dict):
+        return {}
+    return {
+        stream: {writer: abs(at) for writer, at in vector.items() if isinstance(at, int)}
+        for stream, vector in stored.items()
+        if isinstance(vector, dict)
+    }
+
+
+def read_last_writes(
+    cursor: Any, streams: Sequence[StreamDeclaration], rows: Iterable[PositionRow]
+) -> dict[tuple[str, int], datetime]:
+    """(stream, ID) -> time of the fact, for every writer's last write; facts that were trimmed are missing."""
+    ids: dict[str, list[int]] = {}
+    for row in rows:
+        if row.last_write_position is not None:
+            ids.setdefault(row.stream, []).append(row.last_write_position)
+    selects: list[str] = []
+    values: dict[str, Any] = {}
+    for number, stream in enumerate(streams):
+        if stream.name in ids:
+            values[f"ids_{number}"] = [at * stream.sign for at in ids[stream.name]]
+            values[f"name_{number}"] = stream.name
+            selects += [_last_write_sql(number, table) for table in stream.tables]
+    if not selects:
+        return {}
+    cursor.execute(" UNION ALL ".join(selects), values)
+    found: dict[tuple[str, int], datetime] = {}
+    for name, number, at in cursor.fetchall():
+        found[name, number] = max(at, found.get((name, number), at))
+    return found
+
+
+def _last_write_sql(number: int, table: FactTable) -> str:
+    return (
+        f"SELECT %(name_{number})s, abs({table.id_column}), {table.received_column} FROM {table.name} "
+        f"WHERE {table.id_column} = ANY(%(ids_{number})s::bigint[])"
+    )
+
+
+def read_windows(cursor: Any, wanted: Mapping[str, tuple[StreamDeclaration, int, int]]) -> dict[str, Window]:
+    """The newest facts with ``low < ID <= high`` of each wanted stream: ``{name: (declaration, low, high)}``."""
+    if not wanted:
+        return {}
+    selects: list[str] = []
+    values: dict[str, Any] = {}
+    tables: list[tuple[str, int]] = []
+    for name, (stream, low, high) in wanted.items():
+        for table in stream.tables:
+            values |= {f"low_{len(tables)}": low, f"high_{len(tables)}": high}
+            selects.append(_window_sql(len(tables), stream, table))
+            tables.append((name, low))
+    cursor.execute(" UNION ALL ".join(f"({select})" for select in selects), values)
+    with collector_paused():
+        batches: list[_Batch] = [[] for _ in tables]
+        for number, token, writer, received_at in cursor.fetchall():
+            batches[number].append((token, writer, received_at))
+        return {
+            name: _window([(low, batch) for (table, low), batch in zip(tables, batches, strict=True) if table == name])
+            for name in wanted
+        }
+
+
+def _window(tables: Sequence[tuple[int, _Batch]]) -> Window:
+    """The window of a stream from its tables' batches; one that was cut may lack rows of its lowest ID and all below."""
+    cut = [batch[-1][0] if len(batch) >= WINDOW_FACTS else low for low, batch in tables]
+    complete_above = max(cut)
+    return Window((fact for _, batch in tables for fact in batch if fact[0] > complete_above), complete_above)
+
+
+def _window_sql(number: int, stream: StreamDeclaration, table: FactTable) -> str:
+    """One table's newest facts, newest first, through the index on its ID."""
+    condition = bounds_sql(stream, table, f"%(low_{number})s::bigint", f"%(high_{number})s::bigint")
+    return (
+        f"SELECT {number}, {token_sql(stream, table)}, {table.writer_column}, {table.received_column} "
+        f"FROM {table.name} WHERE {condition} "
+        f"ORDER BY {order_sql(stream, table, newest_first=True)} LIMIT {WINDOW_FACTS}"
+    )
+
+
+def read_oldest_unread(cursor: Any, vectors: Sequence[FarBehind]) -> dict[int, datetime]:
+    """For each vector, by its index: when the oldest fact above it was received; missing when none was found."""
+    by_stream: dict[str, list[int]] = {}
+    for index, vector in enumerate(vectors):
+        by_stream.setdefault(vector.stream.name, []).append(index)
+    selects: list[str] = []
+    values: dict[str, Any] = {}
+    for group, indexes in enumerate(by_stream.values()):
+        values |= {
+            f"index_{group}": indexes,
+            f"low_{group}": [vectors[index].low for index in indexes],
+            f"high_{group}": [vectors[index].high for index in indexes],
+            f"have_{group}": [orjson.dumps(dict(vectors[index].have)).decode() for index in indexes],
+        }
+        stream = vectors[indexes[0]].stream
+        selects += [_oldest_sql(group, stream, table) for table in stream.tables]
+    if not selects:
+        return {}
+    cursor.execute(" UNION ALL ".join(selects), values)
+    found: dict[int, datetime] = {}
+    for index, at in cursor.fetchall():
+        found[index] = min(at, found.get(index, at))
+    return found
+
+
+def _oldest_sql(group: int, stream: StreamDeclaration, table: FactTable) -> str:
+    """The first fact above each vector: a bounded walk up the index, which ends at the first hit."""
+    return f"""
+        SELECT wanted.index, found.at FROM unnest(
+            %(index_{group})s::int[], %(low_{group})s::bigint[], %(high_{group})s::bigint[], %(have_{group})s::jsonb[]
+        ) AS wanted (index, low, high, have), LATERAL (
+            SELECT walked.at FROM (
+                SELECT {token_sql(stream, table)} AS token, {table.writer_column} AS writer, {table.received_column} AS at
+                FROM {table.name} WHERE {bounds_sql(stream, table, "wanted.low", "wanted.high")}
+                ORDER BY {order_sql(stream, table)} LIMIT {SCAN_FACTS}
+            ) AS walked
+            WHERE walked.token > coalesce((wanted.have ->> walked.writer)::bigint, wanted.low) LIMIT 1
+        ) AS found"""

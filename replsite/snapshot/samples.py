@@ -1,0 +1,58 @@
+"""The site's history of the last minutes, for a process that begins to watch: its small pictures are full at once.
+
+Called with a Django cursor. The history is that of ``streams_sample``; nothing is there while no serving process writes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from replsite.snapshot.queries import ReaderRow
+from replsite.status.series import STEP_SECONDS
+from replsite.status.trends import History
+from streams.runtime.text import plain_label
+
+__all__ = ["SampleRow", "read_samples", "warm"]
+
+_SAMPLES = """
+SELECT stream, reader, extract(epoch FROM at)::float8, position, waiting FROM streams_sample
+WHERE step_seconds = %(step)s AND at > clock_timestamp() - interval '5 minutes' AND stream <> '' ORDER BY at
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRow:
+    """A stream (``reader`` empty) or a reader on it, at a moment."""
+
+    stream: str
+    reader: str
+    at: float
+    position: int
+    waiting: int
+
+
+def read_samples(cursor: Any) -> list[SampleRow]:
+    """What was written in the last five minutes, in the order of time."""
+    cursor.execute(_SAMPLES, {"step": STEP_SECONDS})
+    return [SampleRow(*row) for row in cursor.fetchall()]
+
+
+def warm(history: History, samples: Iterable[SampleRow], readers: Sequence[ReaderRow]) -> None:
+    """Give the history what others saw: lag of readers, and facts per second of streams, by the growth of their position."""
+    found: dict[tuple[str, str], list[SampleRow]] = {}
+    for sample in samples:
+        found.setdefault((sample.stream, sample.reader), []).append(sample)
+    for (stream, reader), rows in found.items():
+        if not reader:
+            grown = [(now.at, max(now.position - was.position, 0) / (now.at - was.at)) for was, now in pairwise(rows)]
+            history.facts.seed(stream, grown)
+    names: set[str] = set()
+    for row in readers:
+        label = plain_label(row.name, names)
+        names.add(label)
+        for stream in row.positions:
+            told = [(sample.at, float(sample.waiting)) for sample in found.get((stream, label), ())]
+            history.lag.seed((row.key, stream), told)

@@ -1,0 +1,95 @@
+"""What lies in the database, for the snapshot: sizes of tables, state groups, big rooms, and what grew; a few bounded queries.
+
+Called with a Django cursor within the snapshot's view. Rows are PostgreSQL's own estimates, no table is counted. Groups that
+nothing needs are looked for by index; among very many, in a sample of them.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from django.apps import apps
+
+from replsite.snapshot.types import RoomSizeView, StorageView, TableView
+
+__all__ = ["DATABASE", "MOST_TABLES", "STORAGE_SECONDS", "read_storage"]
+
+#: Storage is read anew no more often than this.
+STORAGE_SECONDS = 60.0
+MOST_TABLES = 12
+MOST_ROOMS = 10
+#: Up to so many groups each one is looked at, beyond it a sample of about as many.
+GROUPS_LOOKED_AT = 20_000
+#: The whole database among the tables' samples.
+DATABASE = "(database)"
+_STATE_TABLES = ("state_stategroup", "state_stategroupdelta")
+
+_SIZES = """
+SELECT relname, CASE WHEN live > 0 OR reltuples < 0 THEN live ELSE reltuples::bigint END, bytes
+FROM (
+    SELECT relname, reltuples, pg_stat_get_live_tuples(oid) AS live, pg_total_relation_size(oid) AS bytes
+    FROM pg_class WHERE relnamespace = current_schema()::regnamespace AND relkind IN ('r', 'm')
+) AS sized ORDER BY bytes DESC, relname
+"""
+_GROWN = """
+SELECT DISTINCT ON (reader) reader, at, position, waiting FROM streams_sample
+WHERE step_seconds = 120 AND stream = '' AND at > %(as_of)s::timestamptz - interval '1 day' ORDER BY reader, at
+"""
+_UNREFERENCED = """
+SELECT count(*) FROM state_stategroup g {sample}
+WHERE NOT EXISTS (SELECT FROM events_event e WHERE e.state_group = g.id)
+  AND NOT EXISTS (SELECT FROM state_stategroup n WHERE n.prev_group = g.id)
+"""
+_ROOMS = f"""
+SELECT room_id, events, history, joined, state_entries, last_event_at FROM pipeline_roomstatistics
+WHERE events + history > 0 ORDER BY events + history DESC, room_id LIMIT {MOST_ROOMS}
+"""
+
+
+def read_storage(cursor: Any, as_of: datetime) -> StorageView:
+    """Everything about storage; parts whose rooms are not installed stay empty."""
+    cursor.execute("SELECT pg_database_size(current_database())")
+    database_bytes = cursor.fetchone()[0]
+    cursor.execute(_SIZES)
+    sizes = {name: (rows, size) for name, rows, size in cursor.fetchall()}
+    cursor.execute(_GROWN, {"as_of": as_of})
+    before = {name: (at, size, rows) for name, at, size, rows in cursor.fetchall()}
+
+    def table(name: str, rows: int | None, size: int) -> TableView:
+        at, old_size, old_rows = before.get(name, (None, size, rows))
+        grown_rows = rows - old_rows if rows is not None and old_rows is not None else None
+        return TableView(name, rows, size, size - old_size, grown_rows, at) if at else TableView(name, rows, size)
+
+    (groups, group_bytes), (group_rows, row_bytes) = (sizes.get(name, (None, 0)) for name in _STATE_TABLES)
+    unreferenced, exact = _unreferenced(cursor, groups)
+    return StorageView(
+        as_of=as_of,
+        database=table(DATABASE, None, database_bytes),
+        tables=tuple(table(name, *size) for name, size in [*sizes.items()][:MOST_TABLES]),
+        state_groups=groups,
+        state_group_rows=group_rows,
+        state_bytes=group_bytes + row_bytes,
+        unreferenced_groups=unreferenced,
+        unreferenced_exact=exact,
+        rooms=_rooms(cursor),
+    )
+
+
+def _unreferenced(cursor: Any, groups: int | None) -> tuple[int | None, bool]:
+    """How many state groups nothing needs, and whether each was looked at."""
+    if groups is None or not apps.is_installed("events"):
+        return None, True
+    if groups <= GROUPS_LOOKED_AT:
+        cursor.execute(_UNREFERENCED.format(sample=""))
+        return cursor.fetchone()[0], True
+    percent = 100 * GROUPS_LOOKED_AT / groups
+    cursor.execute(_UNREFERENCED.format(sample="TABLESAMPLE SYSTEM (%(percent)s) REPEATABLE (1)"), {"percent": percent})
+    return round(cursor.fetchone()[0] * 100 / percent), False
+
+
+def _rooms(cursor: Any) -> tuple[RoomSizeView, ...]:
+    if not apps.is_installed("pipeline"):
+        return ()
+    cursor.execute(_ROOMS)
+    return tuple(RoomSizeView(*row) for row in cursor.fetchall())

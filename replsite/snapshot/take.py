@@ -1,0 +1,623 @@
+"""One truth for the page, the command, the metrics and the health answers: what every stream, writer and reader does now.
+
+``take_snapshot`` reads the database in a bounded number of queries, in one consistent view, and judges what it read with the
+pure rules of ``replsite.status.verdicts`` and ``replsite.status.lag``. Whoever shows something shows a ``Snapshot``; nobody
+asks again. Blocks; called from threads only. ``replsite.snapshot.shared`` shares one among all viewers of a process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from django.conf import settings
+
+from replsite.humanize import counted
+from replsite.snapshot import queries as rows
+from replsite.snapshot.cursors import with_cursors
+from replsite.snapshot.jobs import read_jobs
+from replsite.snapshot.queries import FarBehind, PositionRow, ReaderRow
+from replsite.snapshot.recorded import RecordedRow, read_recorded, recorded_streams
+from replsite.snapshot.samples import read_samples, warm
+from replsite.snapshot.storage import STORAGE_SECONDS, read_storage
+from replsite.snapshot.types import (
+    ExpectedView,
+    JobsView,
+    ReaderStreamView,
+    ReaderView,
+    Snapshot,
+    StorageView,
+    StreamView,
+    WorkersView,
+    WriterView,
+)
+from replsite.snapshot.workers import read_workers
+from replsite.status.expected_writers import Expected, expected_writers
+from replsite.status.lag import EMPTY, Unread, Window, unread
+from replsite.status.series import Series
+from replsite.status.trends import History, Motion, Sample
+from replsite.status.verdicts import (
+    ExpectedSeen,
+    Health,
+    Limits,
+    NamedReader,
+    Problem,
+    ReaderOnStream,
+    ReaderWord,
+    Severity,
+    Verdict,
+    WriterOnStream,
+    WriterWord,
+    judge_expected,
+    judge_health,
+    judge_missing_reader,
+    judge_reader,
+    judge_sequence,
+    judge_writer,
+    worst,
+)
+from streams import registry
+from streams.conf import stream_settings
+from streams.core.declaration import StreamDeclaration
+from streams.core.names import matches_pattern
+from streams.core.positions import DRAINING, RETIRED, linear_position, lowest_unread
+from streams.db.consistent_read import one_view
+from streams.runtime.silence import silent_seconds
+from streams.runtime.text import shown
+from streams.runtime.version import program_version
+
+__all__ = ["limits", "take_snapshot"]
+
+#: So many retired writers of a stream are listed at most, the last ones.
+MOST_RETIRED = 20
+_QUIET = Verdict("idle", Severity.FINE, "Nobody writes this stream now.")
+_READS_NOTHING = Verdict("idle", Severity.FINE, "Connected; follows no stream yet.")
+
+
+def limits() -> Limits:
+    """The limits of the status words, from the settings; other projects need not set them."""
+    return Limits(
+        heartbeat_seconds=stream_settings().heartbeat_seconds,
+        blocked_after_seconds=getattr(settings, "REPLSITE_BLOCKED_AFTER_SECONDS", 10.0),
+        stuck_after_seconds=getattr(settings, "REPLSITE_STUCK_AFTER_SECONDS", 10.0),
+        left_behind_after_seconds=getattr(settings, "REPLSITE_LEFT_BEHIND_AFTER_SECONDS", 60.0),
+    )
+
+
+def take_snapshot(history: History | None = None, using: str | None = None) -> Snapshot:
+    """Read and judge everything now.
+
+    ``history`` remembers earlier snapshots of the caller: with it readers that are stuck or falling behind are told from
+    those that catch up. Raises ``django.db.Error`` when the database cannot be read.
+    """
+    history = history or History()
+    declarations = [stream.declaration for stream in registry.all_streams()]
+    with one_view(using or stream_settings().database) as cursor:
+        positions = rows.read_positions(cursor)
+        as_of, sequences = rows.read_sequences(cursor, declarations)
+        writers: dict[str, list[str]] = {}
+        for row in positions:
+            writers.setdefault(row.stream, []).append(row.writer)
+        given = rows.read_readers(cursor), rows.read_cursors(cursor)
+        readers = with_cursors(*given, writers, as_of, limits().gone_after_seconds)
+        reading = _Reading(
+            as_of=as_of,
+            declarations={stream.name: stream for stream in declarations},
+            positions=positions,
+            sequences=sequences,
+            readers=readers,
+            last_writes=rows.read_last_writes(cursor, declarations, positions),
+            recorded=read_recorded(cursor),
+            workers=read_workers(cursor, stream_settings().worker_silence_seconds),
+            jobs=read_jobs(cursor, as_of),
+            storage=history.seldom("storage", as_of.timestamp(), STORAGE_SECONDS, lambda: read_storage(cursor, as_of)),
+        )
+        lags = _read_lags(cursor, reading)
+        if history.lag.is_cold(as_of.timestamp()):
+            warm(history, read_samples(cursor), reading.readers)
+    return _Assembly(reading, lags, limits(), history).snapshot()
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """What was read, not judged yet."""
+
+    as_of: datetime
+    declarations: Mapping[str, StreamDeclaration]
+    positions: Sequence[PositionRow]
+    sequences: Mapping[str, int]
+    readers: Sequence[ReaderRow]
+    last_writes: Mapping[tuple[str, int], datetime]
+    recorded: Sequence[RecordedRow]
+    workers: WorkersView
+    jobs: JobsView
+    storage: StorageView | None
+
+    def writers_of(self, stream: str) -> list[PositionRow]:
+        return [row for row in self.positions if row.stream == stream]
+
+    def stream_names(self) -> list[str]:
+        """Declared streams, then those that only the database knows (another version of the program may)."""
+        return [*self.declarations, *sorted({row.stream for row in self.positions} - self.declarations.keys())]
+
+    def facts_upto(self, stream: str) -> dict[str, int]:
+        """Up to where each writer has facts that may be read."""
+        return {row.writer: _last_fact(row) for row in self.writers_of(stream)}
+
+
+def _last_fact(row: PositionRow) -> int:
+    if row.last_write_position is None or row.state == RETIRED:  # a writer resolved as dead may have written more
+        return row.position
+    return min(row.position, row.last_write_position)
+
+
+#: A stream and positions on it, hashable.
+_Vector = tuple[str, tuple[tuple[str, int], ...]]
+
+
+class _Lags:
+    """Lag of vectors of positions, each distinct one computed once."""
+
+    def __init__(self) -> None:
+        self.known: dict[_Vector, Unread] = {}
+
+    def of(self, stream: str, have: Mapping[str, int]) -> Unread:
+        return self.known.get(_vector(stream, have), Unread(0, True, None))
+
+
+def _vector(stream: str, have: Mapping[str, int]) -> _Vector:
+    return stream, tuple(sorted(have.items()))
+
+
+def _read_lags(cursor: Any, reading: _Reading) -> _Lags:
+    """Hold every reader, and every writer that others may wait for, against the newest facts of its stream."""
+    upto = {name: reading.facts_upto(name) for name in reading.declarations}
+    behind: dict[_Vector, int] = {}
+    for stream, have in _vectors(reading):
+        low = lowest_unread(have, upto[stream])
+        if low is not None:
+            behind[_vector(stream, have)] = low
+    windows = _read_windows(cursor, reading, upto, behind)
+    lags = _Lags()
+    far: list[tuple[_Vector, FarBehind]] = []
+    for vector, low in behind.items():
+        stream, have = vector[0], dict(vector[1])
+        lags.known[vector] = unread(have, upto[stream], windows.get(stream, EMPTY))
+        if lags.known[vector].below_window:
+            high = max(upto[stream].values())
+            far.append((vector, FarBehind(reading.declarations[stream], low, high, have)))
+    oldest = rows.read_oldest_unread(cursor, [wanted for _, wanted in far])
+    for index, at in oldest.items():
+        found = lags.known[far[index][0]]
+        oldest_at = at if found.oldest_at is None else min(at, found.oldest_at)
+        lags.known[far[index][0]] = Unread(found.facts, found.exact, oldest_at)
+    return lags
+
+
+def _vectors(reading: _Reading) -> Iterator[tuple[str, Mapping[str, int]]]:
+    for reader in reading.readers:
+        for stream, have in reader.positions.items():
+            if stream in reading.declarations and have:
+                yield stream, have
+    for row in reading.positions:
+        if row.state != RETIRED and row.stream in reading.declarations:
+            yield row.stream, _behind_writer(row)
+
+
+def _behind_writer(row: PositionRow) -> dict[str, int]:
+    """What a linear reader has that waits for this writer: everything up to its position, of everybody."""
+    return {row.writer: row.position}
+
+
+def _read_windows(
+    cursor: Any, reading: _Reading, upto: Mapping[str, Mapping[str, int]], behind: Mapping[_Vector, int]
+) -> dict[str, Window]:
+    lowest: dict[str, int] = {}
+    for (stream, _), low in behind.items():
+        lowest[stream] = min(low, lowest.get(stream, low))
+    wanted = {name: (reading.declarations[name], low, max(upto[name].values())) for name, low in lowest.items()}
+    return rows.read_windows(cursor, wanted)
+
+
+class _Assembly:
+    """Judges what was read, and puts the views together."""
+
+    def __init__(self, reading: _Reading, lags: _Lags, limits: Limits, history: History) -> None:
+        self.reading = reading
+        self.lags = lags
+        self.limits = limits
+        self.history = history
+        self.at = reading.as_of.timestamp()
+        written = {(row.stream, row.writer): row.facts_written for row in reading.positions}
+        self.written = history.written.add(self.at, {key: (number,) for key, number in written.items()})
+        self.facts = self._recent_facts(written)
+        moved: dict[Hashable, tuple[int, ...]] = {
+            row.key: (row.bytes_in, row.bytes_out, row.buffer_bytes) for row in reading.readers
+        }
+        self.moved = history.moved.add(self.at, moved)
+        self.expected = expected_writers(getattr(settings, "REPLSITE_EXPECTED_WRITERS", {}))
+        self.hours = history.hours.add(self.at, self._written_by_the_expected())
+
+    def _recent_facts(self, written: Mapping[tuple[str, str], int]) -> dict[Hashable, Series]:
+        """Facts per second of streams, by their name, and of active writers, by stream and name."""
+        counters: dict[Hashable, float] = dict.fromkeys(self.reading.stream_names(), 0)
+        for (stream, _), number in written.items():
+            counters[stream] += number
+        for row in self.reading.positions:
+            if row.state != RETIRED:
+                counters[row.stream, row.writer] = row.facts_written
+        found = self.history.facts.rates(self.at, counters)
+        self.history.facts.forget_others(counters)
+        return found
+
+    def _written_by_the_expected(self) -> dict[Hashable, int]:
+        """Facts of the writers of each expected name that has a least number of them."""
+        return {
+            (one.stream, one.writer): sum(row.facts_written for row in self._rows_of(one))
+            for found in self.expected.values()
+            for one in found
+            if one.least_per_hour is not None
+        }
+
+    def _rows_of(self, expected: Expected) -> list[PositionRow]:
+        rows = self.reading.writers_of(expected.stream)
+        return [row for row in rows if matches_pattern(row.writer, expected.writer)]
+
+    def snapshot(self) -> Snapshot:
+        own = [self._stream(name) for name in self.reading.stream_names()]
+        streams = (*own, *recorded_streams(self.reading.recorded, self.reading.as_of, self.limits))
+        self.streams = {stream.name: stream for stream in own}
+        last_fact = {stream.name: stream.last_fact_at for stream in streams}
+        readers = _worst_first((*self._readers(last_fact), *self._missing()))
+        return Snapshot(
+            self.reading.as_of,
+            program_version(),
+            self._health(streams, readers),
+            _worst_first(sorted(streams, key=_is_left)),
+            readers,
+            self.reading.workers,
+            self.reading.jobs,
+            self.reading.storage,
+        )
+
+    def _age(self, at: datetime | None) -> float | None:
+        return None if at is None else max(0.0, (self.reading.as_of - at).total_seconds())
+
+    def _silence(self, heard_at: datetime | None) -> float | None:
+        return None if heard_at is None else silent_seconds(self.reading.as_of, heard_at)
+
+    # --- writers --------------------------------------------------------------------------------------------------
+
+    def _stream(self, name: str) -> StreamView:
+        found = self.reading.writers_of(name)
+        listed = self._listed(found)
+        writers = _worst_first([self._writer(row) for row in listed])
+        declared = self.reading.declarations.get(name)
+        empty = declared.empty_position if declared is not None else 1
+        head = max((row.position for row in found), default=empty)
+        sequence = self.reading.sequences.get(name)
+        expected = _worst_first([self._expected(one) for one in self.expected.get(name, ())])
+        verdict = judge_sequence(name, sequence, head) or _stream_status(writers, expected)
+        return StreamView(
+            name=name,
+            head=head,
+            linear_position=linear_position(found, empty),
+            sequence_value=sequence,
+            last_fact_at=max((at for row in found if (at := self._last_write_at(row))), default=None),
+            status=verdict,
+            writers=writers,
+            retired_before=len(found) - len(listed),
+            recent=_unless_nothing(self.facts.get(name, ())),
+            expected=expected,
+        )
+
+    def _is_alive(self, row: PositionRow) -> bool:
+        age = self._silence(row.heartbeat_at)
+        return age is not None and age <= self.limits.gone_after_seconds
+
+    def _expected(self, one: Expected) -> ExpectedView:
+        rows = self._rows_of(one)
+        ages = [age for row in rows if (age := self._silence(row.heartbeat_at)) is not None]
+        living = [row for row in rows if row.state != RETIRED and self._is_alive(row)]
+        seen = ExpectedSeen(
+            writer=one.writer,
+            living=len(living),
+            gone_seconds=min(ages, default=None),
+            least_per_hour=one.least_per_hour,
+            facts_last_hour=self.hours.get((one.stream, one.writer)),
+        )
+        verdict = judge_expected(seen, self.limits)
+        return ExpectedView(one.stream, one.writer, len(living), seen.facts_last_hour, one.least_per_hour, verdict)
+
+    def _listed(self, found: Sequence[PositionRow]) -> list[PositionRow]:
+        """All that are active, and of the retired ones those that left not long ago, the last ones if they are many."""
+        shown_seconds = stream_settings().retired_shown_seconds
+        retired = [r for r in found if r.state == RETIRED and (self._age(r.last_advance_at) or 0.0) <= shown_seconds]
+        retired.sort(key=lambda row: row.last_advance_at, reverse=True)
+        kept = {row.writer for row in retired[:MOST_RETIRED]}
+        return [row for row in found if row.state != RETIRED or row.writer in kept]
+
+    def _last_write_at(self, row: PositionRow) -> datetime | None:
+        at = row.last_write_position
+        return None if at is None else self.reading.last_writes.get((row.stream, at))
+
+    def _writer(self, row: PositionRow) -> WriterView:
+        behind = Unread(0, True, None) if row.state == RETIRED else self.lags.of(row.stream, _behind_writer(row))
+        last_write_at = self._last_write_at(row)
+        seen = WriterOnStream(
+            stream=row.stream,
+            writer=row.writer,
+            retired=row.state == RETIRED,
+            heartbeat_age=self._silence(row.heartbeat_at),
+            pending_facts=row.pending_facts,
+            oldest_pending_age=self._age(row.oldest_pending_at),
+            behind_facts=behind.facts,
+            behind_seconds=self._age(behind.oldest_at) or 0.0,
+            last_write_age=self._age(last_write_at),
+            transaction=row.oldest_pending_transaction,
+            session=_session(row),
+            process=f"process {row.process_id} on {row.host}" if row.process_id else "",
+            draining=row.state == DRAINING,
+        )
+        return WriterView(
+            stream=row.stream,
+            writer=row.writer,
+            position=row.position,
+            state=row.state,
+            pending_facts=row.pending_facts,
+            oldest_pending_at=row.oldest_pending_at,
+            oldest_pending_seconds=seen.oldest_pending_age,
+            oldest_pending_transaction=row.oldest_pending_transaction,
+            oldest_pending_session=seen.session,
+            behind_facts=behind.facts,
+            behind_seconds=seen.behind_seconds,
+            behind_exact=behind.exact,
+            last_write_position=row.last_write_position,
+            last_write_at=last_write_at,
+            last_advance_at=row.last_advance_at,
+            facts_written=row.facts_written,
+            facts_rolled_back=row.facts_rolled_back,
+            facts_resolved=row.facts_resolved,
+            heartbeat_at=row.heartbeat_at,
+            heartbeat_seconds=seen.heartbeat_age,
+            host=row.host or "",
+            process_id=row.process_id,
+            command=row.command or "",
+            status=judge_writer(seen, self.limits),
+            known_done_ids=row.known_done_ids,
+            row_id=row.row_id,
+            version=row.version,
+            lease=row.lease,
+            started_at=row.started_at,
+            oldest_pending_query_at=row.session_query_at if row.pending_facts else None,
+            recent=_unless_nothing(self.facts.get((row.stream, row.writer), ())),
+            facts_per_second=None if (speed := self.written[row.stream, row.writer]) is None else max(speed[0], 0.0),
+        )
+
+    # --- readers --------------------------------------------------------------------------------------------------
+
+    def _readers(self, last_fact: Mapping[str, datetime | None]) -> list[ReaderView]:
+        samples: dict[Hashable, Sample] = {
+            (reader.key, stream): Sample(have, self.lags.of(stream, have).facts)
+            for reader in self.reading.readers
+            for stream, have in reader.positions.items()
+        }
+        motions = self.history.add(self.at, samples)
+        self.recent = self.history.lag.highest(self.at, {key: sample.lag_facts for key, sample in samples.items()})
+        self.history.lag.forget_others(samples)
+        return [self._reader(reader, motions, last_fact) for reader in self.reading.readers]
+
+    def _missing(self) -> list[ReaderView]:
+        """Readers that the settings name, and that nobody has heard of."""
+        known = {row.name for row in self.reading.readers}
+        wanted = [name for name in dict.fromkeys(stream_settings().readers) if name not in known]
+        return [_missing_reader(name, self.reading.as_of) for name in wanted]
+
+    def _reader(
+        self, row: ReaderRow, motions: Mapping[Any, Motion], last_fact: Mapping[str, datetime | None]
+    ) -> ReaderView:
+        streams = _worst_first(
+            [
+                self._reader_on_stream(row, stream, motions[row.key, stream], last_fact.get(stream))
+                for stream, have in row.positions.items()
+                if have
+            ]
+        )
+        alone = judge_reader(self._seen(row, "", Unread(0, True, None), Motion(), None), self.limits)
+        default = _READS_NOTHING if alone.severity == Severity.FINE and row.closed_at is None else alone
+        runs = not row.is_named or bool(row.runs_on)
+        return ReaderView(
+            key=row.key,
+            name=shown(row.name),
+            kind=row.kind,
+            served_by=shown(row.served_by),
+            address=shown(row.address),
+            process_id=row.process_id,
+            connected_at=row.connected_at,
+            heartbeat_at=row.heartbeat_at,
+            heartbeat_seconds=self._silence(row.heartbeat_at) or 0.0,
+            bytes_in=row.bytes_in,
+            bytes_out=row.bytes_out,
+            lines_in=row.lines_in,
+            lines_out=row.lines_out,
+            buffer_bytes=row.buffer_bytes,
+            closed_at=None if row.is_named else row.closed_at,
+            close_reason=row.close_reason,
+            lag_facts=sum(stream.lag_facts for stream in streams),
+            lag_seconds=max((stream.lag_seconds for stream in streams), default=0.0),
+            status=worst((stream.status for stream in streams), default),
+            streams=streams,
+            waiting=row.waiting,
+            runs=runs,
+            has_row=row.has_row,
+            **self._speeds(row),
+        )
+
+    def _reader_on_stream(
+        self, row: ReaderRow, stream: str, motion: Motion, last_fact_at: datetime | None
+    ) -> ReaderStreamView:
+        have = row.positions[stream]
+        lag = self.lags.of(stream, have)
+        seen = self._seen(row, stream, lag, motion, last_fact_at)
+        cursor = row.cursors.get(stream)
+        return ReaderStreamView(
+            stream=stream,
+            positions=have,
+            position=min(have.values()),
+            lag_facts=lag.facts,
+            lag_exact=lag.exact,
+            lag_seconds=seen.lag_seconds,
+            unmoved_seconds=motion.unmoved_seconds,
+            status=judge_reader(seen, self.limits),
+            lag_change_per_second=motion.lag_change_per_second,
+            seconds_to_current=_seconds_to_current(lag.facts, motion.lag_change_per_second),
+            recent=_unless_nothing(self.recent.get((row.key, stream), ())),
+            error=seen.named.error if seen.named is not None else "",
+            parked_facts=seen.named.parked_facts if seen.named is not None else 0,
+            parked_exact=seen.named is None or seen.named.parked_exact,
+            parked_since=cursor.parked_since if cursor is not None else None,
+        )
+
+    def _speeds(self, row: ReaderRow) -> dict[str, float | None]:
+        """How fast bytes come and go, and when the limit of the unsent ones is reached."""
+        speed = self.moved.get(row.key)
+        if speed is None or row.closed_at is not None:
+            return {}
+        bytes_in, bytes_out, growth = speed
+        room = stream_settings().send_buffer_limit_bytes - row.buffer_bytes
+        return {
+            "bytes_in_per_second": max(bytes_in, 0.0),
+            "bytes_out_per_second": max(bytes_out, 0.0),
+            "seconds_to_overflow": max(room, 0) / growth if growth > 0 else None,
+        }
+
+    def _seen(
+        self, row: ReaderRow, stream: str, lag: Unread, motion: Motion, last_fact_at: datetime | None
+    ) -> ReaderOnStream:
+        return ReaderOnStream(
+            lag_facts=lag.facts,
+            lag_seconds=self._age(lag.oldest_at) or 0.0,
+            heartbeat_age=self._silence(row.heartbeat_at) or 0.0,
+            stream_quiet_seconds=self._age(last_fact_at),
+            unmoved_seconds=motion.unmoved_seconds,
+            lag_change_per_second=motion.lag_change_per_second,
+            close_reason=None if row.closed_at is None else row.close_reason,
+            went_back_seconds=motion.went_back_seconds,
+            waits_for=self._waits_for(row, stream) if lag.facts and row.kind != "connection" else "",
+            named=self._named(row, stream) if row.is_named else None,
+        )
+
+    def _named(self, row: ReaderRow, stream: str) -> NamedReader:
+        """How a reader with a stored cursor is run on a stream, and what its handler could not take."""
+        cursor = row.cursors.get(stream)
+        runs = stream in row.runs_on if stream else bool(row.runs_on)
+        ended_at = row.closed_at or row.heartbeat_at
+        if row.runs_on and cursor is not None:  # the reader runs, but not on this stream any more
+            ended_at = cursor.moved_at
+        return NamedReader(
+            name=row.name,
+            runs=runs,
+            unrun_seconds=0.0 if runs else self._silence(ended_at) or 0.0,
+            has_ended=row.closed_at is not None or bool(row.runs_on),
+            error=cursor.error if cursor is not None else row.error,
+            is_wanted=row.name in stream_settings().readers,
+            parked_facts=min(cursor.parked_facts, rows.MOST_PARKED) if cursor is not None else 0,
+            parked_exact=cursor is None or cursor.parked_facts <= rows.MOST_PARKED,
+            parked_seconds=(self._age(cursor.parked_since) or 0.0) if cursor is not None else 0.0,
+            parked_error=cursor.parked_error if cursor is not None else "",
+        )
+
+    def _waits_for(self, row: ReaderRow, stream: str) -> str:
+        """The writer that holds the linear position, for a reader that has read all up to there and nothing beyond."""
+        view, have = self.streams.get(stream), row.positions.get(stream)
+        if view is None or not have or max(have.values()) > view.linear_position:
+            return ""
+        upto = {w: min(at, view.linear_position) for w, at in self.reading.facts_upto(stream).items()}
+        if lowest_unread(have, upto) is not None:
+            return ""
+        holder = _holder(view)
+        return "" if holder is None else f"it waits for writer {holder.writer}, which is {holder.status.word}"
+
+    # --- the whole ------------------------------------------------------------------------------------------------
+
+    def _health(self, streams: Sequence[StreamView], readers: Sequence[ReaderView]) -> Health:
+        problems = []
+        for stream in streams:
+            behind = judge_sequence(stream.name, stream.sequence_value, stream.head)
+            problems += [Problem(f"Stream {stream.name}", behind)] if behind else []
+            problems += [
+                Problem(f"Writer {name} of {stream.name}", status)
+                for name, status in (
+                    *((one.writer, one.status) for one in stream.expected),
+                    *((writer.writer, writer.status) for writer in stream.writers),
+                )
+                if _worth(status)
+            ]
+        held = {stream.name for stream in streams if (w := _holder(stream)) is not None and _worth(w.status)}
+        for reader in readers:
+            waits = reader.status.word == ReaderWord.WAITING and held & {view.stream for view in reader.streams}
+            if waits or _worth(reader.status):
+                on = f" on {reader.streams[0].stream}" if reader.streams else ""
+                problems.append(Problem(f"{reader.kind.capitalize()} {reader.name}{on}", reader.status))
+        jobs = self.reading.jobs.jobs
+        problems += [Problem(f"Job {job.id} ({job.kind})", job.status) for job in jobs if _worth(job.status)]
+        writers = {w.writer for stream in streams for w in stream.writers if w.state != RETIRED}
+        open_readers = sum(reader.closed_at is None and reader.runs for reader in readers)
+        parts = (counted(len(streams), "stream"), counted(len(writers), "writer"), counted(open_readers, "reader"))
+        return judge_health(problems, ", ".join(parts))
+
+
+def _stream_status(writers: Sequence[WriterView], expected: Sequence[ExpectedView]) -> Verdict:
+    """That of its worst active writer, or of one that is missing; among good ones, of one that writes."""
+    active = [writer.status for writer in writers if writer.state != RETIRED]
+    active += [one.status for one in expected if _worth(one.status)]
+    return worst(sorted(active, key=lambda status: status.word != WriterWord.WRITING), _QUIET)
+
+
+def _holder(stream: StreamView) -> WriterView | None:
+    """The writer that holds the linear position where it is, the worst of several; none when nothing is pending."""
+    for writer in stream.writers:
+        is_lowest = writer.state != RETIRED and writer.position == stream.linear_position
+        if is_lowest and (writer.pending_facts or _worth(writer.status)):
+            return writer
+    return None
+
+
+def _missing_reader(name: str, as_of: datetime) -> ReaderView:
+    return ReaderView(
+        key=f"\nmissing {name}", name=name, kind="declared", served_by="", address="", process_id=None, connected_at=as_of,
+        heartbeat_at=as_of, heartbeat_seconds=0.0, bytes_in=0, bytes_out=0, lines_in=0, lines_out=0, buffer_bytes=0,
+        closed_at=None, close_reason="", lag_facts=0, lag_seconds=0.0, status=judge_missing_reader(name), streams=(),
+    )  # fmt: skip
+
+
+def _unless_nothing(series: Series) -> Series:
+    """The series, or nothing when all that is known of it is zero."""
+    return series if any(series) else ()
+
+
+def _seconds_to_current(facts: int, change_per_second: float | None) -> float | None:
+    return facts / -change_per_second if facts and change_per_second is not None and change_per_second < 0 else None
+
+
+def _worth(verdict: Verdict) -> bool:
+    return verdict.severity >= Severity.WARNING
+
+
+def _worst_first(views: Sequence[Any]) -> tuple[Any, ...]:
+    """Most severe first; equal ones keep their order."""
+    return tuple(sorted(views, key=lambda view: -view.status.severity))
+
+
+def _is_left(stream: StreamView) -> bool:
+    """Whether nobody writes the stream; such ones come after others that do as well."""
+    return all(writer.state == RETIRED for writer in stream.writers)
+
+
+def _session(row: PositionRow) -> str:
+    if row.session_pid is None:
+        return ""
+    name = f" {row.session_name}" if row.session_name else ""
+    return f"database session {row.session_pid}{name}, {row.session_state}"

@@ -1,0 +1,72 @@
+"""What workers reported and what was counted on the wire, for the snapshot: one query.
+
+Called with a Django cursor. Numbers of rows are bounded here, since peers choose the names.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+import orjson
+
+from replsite.snapshot.types import AcknowledgedView, CountView, SyncingView, WorkersView
+from streams.runtime.text import shown
+
+__all__ = ["read_workers"]
+
+#: Addresses are counted up to here; beyond it says "about".
+MOST_ADDRESSES = 100_000
+MOST_WORKERS = 200
+
+_WORKERS = f"""
+WITH fresh AS (
+    SELECT key, name, address, last_news_at FROM streams_workerconnection
+    WHERE last_news_at >= clock_timestamp() - make_interval(secs => %(silence)s)
+), syncing AS (
+    SELECT f.name, f.address, f.last_news_at, s.worker, count(DISTINCT s.user_id) AS users
+    FROM fresh f JOIN streams_syncinguser s ON s.connection_key = f.key
+    GROUP BY f.key, f.name, f.address, f.last_news_at, s.worker
+    ORDER BY f.name, s.worker LIMIT {MOST_WORKERS}
+), acknowledged AS (
+    SELECT instance_name, token, acknowledged_at FROM streams_federationacknowledgement
+    ORDER BY instance_name LIMIT {MOST_WORKERS}
+)
+SELECT jsonb_build_object(
+    'users', (SELECT count(DISTINCT s.user_id) FROM streams_syncinguser s JOIN fresh f ON f.key = s.connection_key),
+    'syncing', (SELECT coalesce(jsonb_agg(to_jsonb(syncing)), '[]') FROM syncing),
+    'acknowledged', (SELECT coalesce(jsonb_agg(to_jsonb(acknowledged)), '[]') FROM acknowledged),
+    'addresses', (SELECT count(*) FROM (SELECT FROM streams_useraddress LIMIT {MOST_ADDRESSES + 1}) AS found),
+    'counts', (SELECT coalesce(jsonb_agg(jsonb_build_array(kind, name, total) ORDER BY kind, name), '[]') FROM streams_wirecount)
+)::text
+"""
+
+
+def read_workers(cursor: Any, silence_seconds: float) -> WorkersView:
+    """Everything about workers; connections without news for ``silence_seconds`` are left out."""
+    cursor.execute(_WORKERS, {"silence": silence_seconds})
+    found = orjson.loads(cursor.fetchone()[0])
+    return WorkersView(
+        users_syncing=found["users"],
+        syncing=tuple(
+            SyncingView(
+                shown(one["name"]),
+                shown(one["worker"]),
+                shown(one["address"]),
+                one["users"],
+                _time(one["last_news_at"]),
+            )
+            for one in found["syncing"]
+        ),
+        acknowledged=tuple(
+            AcknowledgedView(shown(one["instance_name"]), one["token"], _time(one["acknowledged_at"]))
+            for one in found["acknowledged"]
+        ),
+        addresses=min(found["addresses"], MOST_ADDRESSES),
+        addresses_exact=found["addresses"] <= MOST_ADDRESSES,
+        counts=tuple(CountView(kind, name, total) for kind, name, total in found["counts"]),
+    )
+
+
+def _time(text: str) -> datetime:
+    return datetime.fromisoformat(text)

@@ -1,0 +1,1 @@
+"""Verdicts on a snapshot: status words, lag, trends."""

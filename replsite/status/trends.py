@@ -1,0 +1,153 @@
+"""What one snapshot cannot tell: whether a reader moves, and whether its lag grows (pure).
+
+Keeps a short memory of earlier snapshots of the same process. Time is given with every sample and is the database's, so
+it must not mix samples of different servers.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from replsite.status.series import Recent
+
+__all__ = ["History", "Hours", "Motion", "Sample", "Speeds"]
+
+WINDOW_SECONDS = 30.0
+#: What grew in an hour is told by steps of this.
+HOUR_SECONDS, HOUR_STEP_SECONDS = 3_600.0, 60.0
+#: A change of lag is not judged over less than this.
+SHORTEST_SECONDS = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Where a reader was on a stream: its position for each writer, and its lag."""
+
+    position: Mapping[str, int]
+    lag_facts: int
+
+
+@dataclass(frozen=True, slots=True)
+class Motion:
+    """How a reader moved; None where it was not watched long enough to tell."""
+
+    unmoved_seconds: float | None = None
+    lag_change_per_second: float | None = None
+    went_back_seconds: float | None = None
+    """How long ago its position for a writer became lower; None: it was not seen to."""
+
+
+class _Track:
+    """One key. There may be many thousands, so what does not change is kept once."""
+
+    __slots__ = ("lags", "moved_at", "position", "since", "went_back_at")
+
+    def __init__(self, at: float, sample: Sample) -> None:
+        self.since = self.moved_at = at
+        self.went_back_at: float | None = None
+        self.position = sample.position
+        #: The lag from a moment on, until the next one.
+        self.lags = [(at, sample.lag_facts)]
+
+    def add(self, at: float, sample: Sample, oldest: float) -> None:
+        """The next sample; what was before ``oldest``, a moment of an earlier sample, counts no more."""
+        before, self.position = self.position, sample.position
+        if sample.position != before:
+            self.moved_at = at
+            if any(position < before.get(writer, position) for writer, position in sample.position.items()):
+                self.went_back_at = at
+        if sample.lag_facts != self.lags[-1][1]:
+            self.lags.append((at, sample.lag_facts))
+        self.since = max(self.since, oldest)
+        while len(self.lags) > 1 and self.lags[1][0] <= self.since:
+            del self.lags[0]
+
+
+class Speeds:
+    """Growth per second of counters over the last half minute, several of them by each key."""
+
+    def __init__(self) -> None:
+        self._seen: dict[Hashable, deque[tuple[float, tuple[int, ...]]]] = {}
+
+    def add(self, at: float, counters: Mapping[Hashable, tuple[int, ...]]) -> dict[Hashable, tuple[float, ...] | None]:
+        """Take the counters of one moment, forget other keys; None where they were not watched long enough."""
+        for gone in self._seen.keys() - counters.keys():
+            del self._seen[gone]
+        return {key: self._add_one(key, at, values) for key, values in counters.items()}
+
+    def _add_one(self, key: Hashable, at: float, values: tuple[int, ...]) -> tuple[float, ...] | None:
+        seen = self._seen.setdefault(key, deque())
+        seen.append((at, values))
+        while len(seen) > 2 and seen[1][0] <= at - WINDOW_SECONDS:
+            seen.popleft()
+        then, before = seen[0]
+        if at - then < SHORTEST_SECONDS:
+            return None
+        return tuple((now - was) / (at - then) for now, was in zip(values, before, strict=True))
+
+
+class Hours:
+    """Growth of counters in the last hour, by key, as far as this process watched them."""
+
+    def __init__(self) -> None:
+        self._seen: dict[Hashable, deque[tuple[float, int]]] = {}
+
+    def add(self, at: float, counters: Mapping[Hashable, int]) -> dict[Hashable, int | None]:
+        """Take the counters of one moment, forget other keys; None where they were not watched for an hour."""
+        for gone in self._seen.keys() - counters.keys():
+            del self._seen[gone]
+        return {key: self._add_one(key, at, value) for key, value in counters.items()}
+
+    def _add_one(self, key: Hashable, at: float, value: int) -> int | None:
+        seen = self._seen.setdefault(key, deque())
+        if not seen or at - seen[-1][0] >= HOUR_STEP_SECONDS:
+            seen.append((at, value))
+        while len(seen) > 1 and seen[1][0] <= at - HOUR_SECONDS:
+            seen.popleft()
+        then, before = seen[0]
+        return value - before if at - then >= HOUR_SECONDS else None
+
+
+class History:
+    """Earlier samples by key. Not thread-safe: whoever takes snapshots owns it."""
+
+    def __init__(self) -> None:
+        self._tracks: dict[Hashable, _Track] = {}
+        self._moments: deque[float] = deque()
+        self._seldom: dict[str, tuple[float, Any]] = {}
+        self.lag = Recent()
+        self.facts = Recent()
+        self.written = Speeds()
+        self.moved = Speeds()
+        self.hours = Hours()
+
+    def seldom(self, name: str, at: float, every_seconds: float, read: Callable[[], Any]) -> Any:
+        """What is read anew no more often than that; in between what was read last."""
+        known = self._seldom.get(name)
+        if known is None or not 0 <= at - known[0] < every_seconds:
+            known = self._seldom[name] = (at, read())
+        return known[1]
+
+    def add(self, at: float, samples: Mapping[Hashable, Sample]) -> dict[Hashable, Motion]:
+        """Take the samples of one snapshot, forget keys that are not in it, and tell how each key moved."""
+        for gone in self._tracks.keys() - samples.keys():
+            del self._tracks[gone]
+        self._moments.append(at)
+        while len(self._moments) > 2 and self._moments[1] <= at - WINDOW_SECONDS:
+            self._moments.popleft()
+        return {key: self._add_one(key, at, sample) for key, sample in samples.items()}
+
+    def _add_one(self, key: Hashable, at: float, sample: Sample) -> Motion:
+        track = self._tracks.get(key)
+        if track is None:
+            self._tracks[key] = _Track(at, sample)
+            return Motion()
+        track.add(at, sample, self._moments[0])
+        then, before = track.since, track.lags[0][1]
+        went_back = None if track.went_back_at is None else at - track.went_back_at
+        if at - then < SHORTEST_SECONDS:
+            return Motion(at - track.moved_at, None, went_back)
+        return Motion(at - track.moved_at, (sample.lag_facts - before) / (at - then), went_back)

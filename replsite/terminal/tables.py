@@ -1,0 +1,51 @@
+"""The live page's tables as lines of text for terminals (pure): plain and aligned, or cells for rich.
+
+Names are chosen by whoever connects, so characters that a terminal would act on are written as escapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+
+from replsite.dashboard.cells import Cell, Column, Group, Row
+from replsite.humanize import duration
+from streams.runtime.terminal import printable
+
+__all__ = ["cells_of", "lines_of", "rows_of"]
+
+
+def _said(cell: Cell, now: datetime) -> str:
+    text = cell["text"]
+    if "at" in cell:
+        text = f"{duration((now - datetime.fromisoformat(cell['at'])).total_seconds())} ago"
+    since = cell.get("since")
+    age = f"for {duration((now - datetime.fromisoformat(since)).total_seconds())}" if since else ""
+    sub = " · ".join(part for part in (cell.get("sub", ""), age) if part)
+    return printable(f"{text} ({sub})" if sub and text else text)
+
+
+def cells_of(row: Row, now: datetime, *, indent: bool) -> list[str]:
+    """The cells of one line; members of a group are indented below its head."""
+    first, *rest = [_said(cell, now) for cell in row["cells"]]
+    return [f"  {first}" if indent else first, *rest]
+
+
+def rows_of(groups: Iterable[Group], now: datetime) -> list[tuple[str, bool, list[str]]]:
+    """(severity, whether it heads a group, cells) of every line."""
+    found = []
+    for group in groups:
+        found.append((group["head"]["severity"], True, cells_of(group["head"], now, indent=False)))
+        found += [(row["severity"], False, cells_of(row, now, indent=True)) for row in group["rows"]]
+    return found
+
+
+def lines_of(columns: Sequence[Column], groups: Iterable[Group], now: datetime) -> list[str]:
+    """Aligned plain lines, nothing cut off."""
+    rows = [[column.title for column in columns], *(cells for _, _, cells in rows_of(groups, now))]
+    widths = [max(len(row[index]) for row in rows) for index in range(len(columns))]
+    return ["  ".join(map(_set, row, widths, columns)).rstrip() for row in rows]
+
+
+def _set(text: str, width: int, column: Column) -> str:
+    return text.rjust(width) if column.number else text.ljust(width)
