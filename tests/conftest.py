@@ -9,7 +9,7 @@ Processes: ``run_manage("check_streams", "--json")`` runs a command to its end o
 starts one that is ended with the test. ``wait_until`` is how tests wait; ``free_port`` is a port for a listener.
 
 Nothing may be left behind: at the end of the session living children and files in the temporary folder are an error, and at the
-end of a module descriptors (``tests.left_open``).
+end of a module descriptors (``tests.support.left_open``).
 With ``CI=true`` a skipped test is a failure.
 """
 
@@ -30,12 +30,12 @@ import pytest
 from django.conf import settings
 from django.contrib.auth.hashers import PBKDF2PasswordHasher
 
-from tests import session as test_session
-from tests.effort import load_profiles
-from tests.emptying import empty_tables
-from tests.left_open import LeftOpen
-from tests.waiting import wait_until as wait_until_function
-from tests.warm_start import WARM, cold_start
+from tests.support import session as test_session
+from tests.support.effort import load_profiles
+from tests.support.emptying import empty_tables
+from tests.support.left_open import LeftOpen
+from tests.support.waiting import wait_until as wait_until_function
+from tests.support.warm_start import WARM, cold_start
 
 gc.disable()  # until all tests are collected; what is imported stays
 SESSION_FOLDER = test_session.enter()

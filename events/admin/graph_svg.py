@@ -1,4 +1,4 @@
-"""The last events of a room as a drawn graph: rows, lanes and lines (pure).
+"""The last events of a room as a drawn graph: rows, lanes and lines.
 
 A row for each event, the newest on top, and every event above the events that it builds on. A lane is a column that a line to an
 earlier event runs down in; a fork has several lanes, a merge ends them. Whoever draws it chooses shapes and words; here are

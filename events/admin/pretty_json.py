@@ -1,4 +1,4 @@
-"""Stored JSON bytes as text for people (pure): indented when it can be read, and shown somehow whatever the bytes are.
+"""Stored JSON bytes as text for people: indented when it can be read, and shown somehow whatever the bytes are.
 
 For looking only: the stored bytes stay the truth, this text must never be parsed again.
 """

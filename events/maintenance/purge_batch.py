@@ -1,4 +1,4 @@
-"""One transaction of a purge of history: up to some thousand events, with the room locked first (``events.maintenance.purge_history`` tells why).
+"""One transaction of a purge of history: up to some thousand events, with the room locked first (``purge_history`` tells why).
 
 One statement finds the next events by depth and deletes all of them that goes, so no list of events travels between the
 database and here. All parts of it see the room as it was under the lock before anything was deleted.

@@ -1,4 +1,4 @@
-"""``purge room`` as a job: a room is deleted whole, after an archive of it if one is wanted (``events.maintenance.purge_room`` does it)."""
+"""``purge room`` as a job: a room is deleted whole, after an archive of it if one is wanted (``events.maintenance`` does it)."""
 
 from __future__ import annotations
 

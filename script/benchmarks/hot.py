@@ -33,7 +33,7 @@ from script.benchmarks.report import Report
 from streams import registry
 from streams.core.tokens import VectorToken
 from streams.writing import writer
-from tests.room_talker import Talker, talkers
+from tests.support.room_talker import Talker, talkers
 
 ROOMS = 1_000
 OTHERS = 5_000

@@ -26,9 +26,9 @@ from events.visibility.predicate_sql import ACCESS_ROWS, sees
 from events.visibility.viewer import Viewer
 from script.benchmarks.report import Report
 from streams.writing import writer
-from tests.range_reader import Seen
-from tests.room_data import ROOM_NAMES, event_lines
-from tests.stored_rooms import store_room
+from tests.support.range_reader import Seen
+from tests.support.room_data import ROOM_NAMES, event_lines
+from tests.support.stored_rooms import store_room
 
 LARGE = "large_v10"
 PAGE, USERS, ROUNDS = 100, 15, 3

@@ -1,7 +1,7 @@
 """What our ``manage.py`` commands have in common: help with examples that are kept as they are typed, and how they end.
 
 Every command of the rooms derives from `SiteCommand` and gives its ``examples``; a test parses each of them with the
-command's own parser, and other tests hold the rest alike (``tests/unit/test_command_line.py``).
+command's own parser, and other tests hold the rest alike (``tests/unit/streams/runtime/test_command_line.py``).
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.browsing import ARGUMENTS, CHROMIUM, PASSWORD, Site, driver_fault
-from tests.session import FOLDER_VARIABLE
+from tests.support.browsing import ARGUMENTS, CHROMIUM, PASSWORD, Site, driver_fault
+from tests.support.session import FOLDER_VARIABLE
 
 #: Pictures are no test: ``script/screenshot`` asks for them.
 collect_ignore = [] if "REPLSITE_SCREENSHOTS" in os.environ else ["test_pictures.py"]

@@ -15,9 +15,9 @@ from streams import registry
 from streams.db import driver
 from streams.db.sequences import move_forward
 from streams.models import Instance, Reader, Sample, StatusChange, StreamPosition
-from tests.accessibility import serious_findings
-from tests.beating import beating
-from tests.browsing import BROWSER, log_in
+from tests.support.accessibility import serious_findings
+from tests.support.beating import beating
+from tests.support.browsing import BROWSER, log_in
 
 playwright_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 pytest.importorskip("axe_playwright_python", reason="axe-playwright-python is not installed")

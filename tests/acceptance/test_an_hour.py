@@ -1,6 +1,6 @@
 """An hour of the live page in moments: as many ticks as an hour has, in the browser, and nothing grows.
 
-The suite takes a few hundred ticks; ``python -m tests.large hour`` takes 3,600.
+The suite takes a few hundred ticks; ``python -m tests.support.large hour`` takes 3,600.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from replsite.dashboard.diff import changes
 from replsite.dashboard.page import live_page_data
 from replsite.snapshot.take import take_snapshot
 from replsite.status.trends import History
-from tests import crowd
-from tests.browsing import BROWSER, log_in
+from tests.support import crowd
+from tests.support.browsing import BROWSER, log_in
 
 TICKS = int(os.environ.get("REPLSITE_TEST_TICKS", "200"))
 WARM = 40

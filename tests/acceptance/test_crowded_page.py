@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests import crowd
-from tests.browsing import BROWSER, keep, log_in
+from tests.support import crowd
+from tests.support.browsing import BROWSER, keep, log_in
 
 playwright_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 pytestmark = BROWSER

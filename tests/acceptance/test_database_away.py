@@ -12,11 +12,11 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.browsing import BROWSER, Site, keep, log_in
 from tests.conftest import end_process
-from tests.proxy import proxy_to
-from tests.session import PROJECT
-from tests.waiting import wait_until
+from tests.support.browsing import BROWSER, Site, keep, log_in
+from tests.support.proxy import proxy_to
+from tests.support.session import PROJECT
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.session import PROJECT
-from tests.waiting import wait_until
+from tests.support.session import PROJECT
+from tests.support.waiting import wait_until
 
 _MARK = "REPLSITE_TEST_OF_THE_DEMO"
 

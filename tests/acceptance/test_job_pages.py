@@ -6,7 +6,7 @@ import pytest
 from django.contrib.admin.models import LogEntry
 
 from pipeline.models import Job, JobState
-from tests.browsing import BROWSER, keep, log_in, luminance
+from tests.support.browsing import BROWSER, keep, log_in, luminance
 
 playwright_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 pytestmark = BROWSER

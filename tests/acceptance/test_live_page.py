@@ -11,7 +11,7 @@ import pytest
 from django.contrib.auth.models import User
 
 from streams.models import Reader
-from tests.browsing import BROWSER, PASSWORD, keep, log_in, luminance
+from tests.support.browsing import BROWSER, PASSWORD, keep, log_in, luminance
 
 playwright_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 pytestmark = BROWSER

@@ -10,9 +10,9 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.conftest import end_process
-from tests.proxy import proxy_to
-from tests.waiting import wait_until
-from tests.wire_client import WireClient, ready_ports
+from tests.support.proxy import proxy_to
+from tests.support.waiting import wait_until
+from tests.support.wire_client import WireClient, ready_ports
 
 pytestmark = pytest.mark.django_db(transaction=True)
 SECRET = "a-replication-secret-of-this-test"

@@ -1,6 +1,6 @@
 """Many viewers and many replication connections on one server: one look at the database for each tick, and bounded memory.
 
-The suite has a few dozen; ``python -m tests.large viewers`` a thousand of each.
+The suite has a few dozen; ``python -m tests.support.large viewers`` a thousand of each.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import psutil
 import pytest
 from django.contrib.auth.models import User
 
-from tests.viewers import Server, watch
-from tests.websocket_client import session_cookie
-from tests.wire_client import ready_ports
+from tests.support.viewers import Server, watch
+from tests.support.websocket_client import session_cookie
+from tests.support.wire_client import ready_ports
 
 pytestmark = pytest.mark.django_db(transaction=True)
 NUMBER = int(os.environ.get("REPLSITE_TEST_VIEWERS", "40"))

@@ -16,9 +16,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.conftest import end_process
-from tests.session import PROJECT
-from tests.waiting import wait_until
-from tests.wire_client import WireClient, ready_ports
+from tests.support.session import PROJECT
+from tests.support.waiting import wait_until
+from tests.support.wire_client import WireClient, ready_ports
 
 #: Files of counts belong to the process that opened them, so none is forked.
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.cold_start]

@@ -10,8 +10,8 @@ from django.utils import timezone
 
 from streams.models import CacheInvalidation, ParkedFact, StoredCursor, StreamPosition
 from streams.writing.writer import retire_all
-from tests.browsing import BROWSER, Site, keep, log_in
-from tests.writing import append, ids, wait_for_linear
+from tests.support.browsing import BROWSER, Site, keep, log_in
+from tests.support.writing import append, ids, wait_for_linear
 
 playwright_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 pytestmark = BROWSER

@@ -16,8 +16,8 @@ from django.utils import timezone
 from pipeline.models import Job, RoomStatistics
 from streams import registry
 from streams.models import CacheInvalidation, Reader, Sample, StatusChange, StreamPosition
-from tests.beating import beating
-from tests.browsing import BROWSER, keep, log_in
+from tests.support.beating import beating
+from tests.support.browsing import BROWSER, keep, log_in
 
 playwright_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 pytestmark = BROWSER

@@ -18,9 +18,9 @@ from prometheus_client import CollectorRegistry, start_http_server
 
 from replsite.metrics.cluster import SnapshotCollector
 from replsite.snapshot.types import JobFigures, JobsView
-from tests.session import PROJECT
-from tests.snapshots import a_snapshot, ago
-from tests.waiting import wait_until
+from tests.support.session import PROJECT
+from tests.support.snapshots import a_snapshot, ago
+from tests.support.waiting import wait_until
 
 PROMETHEUS = shutil.which("prometheus")
 pytestmark = pytest.mark.skipif(PROMETHEUS is None, reason="no Prometheus here: Debian's package prometheus")

@@ -7,9 +7,9 @@ import pytest
 from events.admin.links import event_url, room_url
 from events.format.parsing import parse_line
 from events.models import Event
-from tests.browsing import BROWSER, keep, log_in, luminance
-from tests.room_data import event_lines
-from tests.stored_rooms import store_room
+from tests.support.browsing import BROWSER, keep, log_in, luminance
+from tests.support.room_data import event_lines
+from tests.support.stored_rooms import store_room
 
 playwright_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 pytestmark = BROWSER

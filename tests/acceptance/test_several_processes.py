@@ -16,9 +16,9 @@ import pytest
 from streams import registry
 from streams.models import CacheInvalidation, StreamPosition
 from tests.conftest import end_process
-from tests.waiting import wait_until
-from tests.wire_client import WireClient, positioned, start_replication
-from tests.writing import linear
+from tests.support.waiting import wait_until
+from tests.support.wire_client import WireClient, positioned, start_replication
+from tests.support.writing import linear
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.cold_start]
 WRITERS = 4

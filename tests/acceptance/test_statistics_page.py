@@ -8,7 +8,7 @@ import pytest
 from django.utils import timezone
 
 from pipeline.models import BatchLedger, RoomDay, RoomStatistics, ServerStatistics
-from tests.browsing import BROWSER, keep, log_in, luminance
+from tests.support.browsing import BROWSER, keep, log_in, luminance
 
 playwright_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 pytestmark = BROWSER

@@ -17,9 +17,9 @@ from django.db import connection
 
 from tests.conftest import end_process
 from tests.deployment.places import FILES, postgres_program
-from tests.letting_go import everything_let_go
-from tests.session import PROJECT
-from tests.warm_start import WarmStarts, cold_start
+from tests.support.letting_go import everything_let_go
+from tests.support.session import PROJECT
+from tests.support.warm_start import WarmStarts, cold_start
 
 PASSWORD = "for a test"
 

@@ -18,8 +18,8 @@ from replsite.postgres.account import Account, choose_account
 from replsite.postgres.folder import Folder
 from tests.deployment.places import postgres_program
 from tests.deployment.proxied import free_ports
-from tests.session import PROJECT
-from tests.waiting import wait_until
+from tests.support.session import PROJECT
+from tests.support.waiting import wait_until
 
 PAGE = (PROJECT / "docs/how-to/back-up-and-restore.md").read_text()
 

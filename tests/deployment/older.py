@@ -5,11 +5,12 @@ from __future__ import annotations
 import tarfile
 from pathlib import Path
 
-from tests.session import PROJECT
+from tests.support.session import PROJECT
 
 #: Code and migrations of the version before, with the tests' own makers of rooms; to be moved on with each release that has
 #: migrations: ``git archive VERSION manage.py replsite streams events state pipeline templates migrations
-#: tests/made_rooms.py tests/persisted_rooms.py | xz -9e``. A file and no commit, as an archive of the code has no history.
+#: tests/support/made_rooms.py tests/support/persisted_rooms.py | xz -9e``. A file and no commit, as an archive of the code has
+#: no history.
 CODE = PROJECT / "tests" / "data" / "version-before.tar.xz"
 LEAVES = {
     "streams": "0012_operators",

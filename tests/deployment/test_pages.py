@@ -11,7 +11,7 @@ from django.core.management import get_commands, load_command_class
 
 from tests.deployment.places import FILES, postgres_program
 from tests.deployment.units import FOLDER
-from tests.session import PROJECT
+from tests.support.session import PROJECT
 
 PAGES = {
     name: (PROJECT / "docs/how-to" / f"{name}.md").read_text()

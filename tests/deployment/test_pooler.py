@@ -20,9 +20,9 @@ from tests.deployment.conftest import PASSWORD, Production
 from tests.deployment.followed import Followed
 from tests.deployment.places import program
 from tests.deployment.proxied import free_ports
-from tests.session import PROJECT
-from tests.waiting import wait_until
-from tests.wire_client import ready_ports
+from tests.support.session import PROJECT
+from tests.support.waiting import wait_until
+from tests.support.wire_client import ready_ports
 
 PGBOUNCER = program("pgbouncer")
 pytestmark = pytest.mark.skipif(PGBOUNCER is None, reason="no pgbouncer here: Debian's package pgbouncer")

@@ -16,8 +16,8 @@ import pytest
 from tests.conftest import end_process
 from tests.deployment.followed import Followed
 from tests.deployment.proxied import NAME, NGINX, Browser, Nginx, free_ports
-from tests.waiting import wait_until
-from tests.wire_client import ready_ports
+from tests.support.waiting import wait_until
+from tests.support.wire_client import ready_ports
 
 pytestmark = pytest.mark.skipif(NGINX is None, reason="no nginx here: Debian's package nginx")
 PASSWORD = "correct-horse-battery"

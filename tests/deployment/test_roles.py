@@ -12,7 +12,7 @@ import psycopg2
 import pytest
 
 from tests.deployment.places import FILES
-from tests.session import PROJECT
+from tests.support.session import PROJECT
 
 OURS = "relnamespace = 'public'::regnamespace AND relowner = current_user::regrole"
 

@@ -15,9 +15,9 @@ import pytest
 from tests.deployment import older
 from tests.deployment.conftest import Production, made_by_the_page
 from tests.deployment.followed import Followed
-from tests.session import PROJECT
-from tests.waiting import wait_until
-from tests.wire_client import ready_ports
+from tests.support.session import PROJECT
+from tests.support.waiting import wait_until
+from tests.support.wire_client import ready_ports
 
 FOLLOW = ("--streams", "caches", "--json", "--name", "beside")
 #: Works with the code of the current folder: appends until its input ends, and does what each line of that asks for.
@@ -27,11 +27,16 @@ sys.path.insert(0, "")
 import django
 django.setup()
 from django.core.management import call_command
-from tests.persisted_rooms import persist
-from streams import registry, writers
+from streams import registry
 from streams.models import CacheInvalidation
-from tests.made_rooms import MadeRoom
-from tests.persisted_rooms import incoming
+try:
+    from streams.writing.writer import retire_all
+    from tests.support.made_rooms import MadeRoom
+    from tests.support.persisted_rooms import incoming, persist
+except ImportError:  # the version before has them elsewhere
+    from streams.writers import retire_all
+    from tests.made_rooms import MadeRoom
+    from tests.persisted_rooms import incoming, persist
 ended = threading.Event()
 def append():
     while not ended.wait(0.02):
@@ -50,7 +55,7 @@ for line in sys.stdin:
     print("done", line, end="", flush=True)
 ended.set()
 appending.join()
-writers.retire_all()
+retire_all()
 """
 
 

@@ -16,9 +16,9 @@ from django.core.management import get_commands, load_command_class
 from streams import registry
 from tests.deployment.places import FILES, program
 from tests.deployment.units import CODE, FOLDER, START, Unit, read, services
-from tests.session import PROJECT
-from tests.waiting import wait_until
-from tests.wire_client import ready_ports
+from tests.support.session import PROJECT
+from tests.support.waiting import wait_until
+from tests.support.wire_client import ready_ports
 
 ANALYZE = program("systemd-analyze")
 needs_systemd = pytest.mark.skipif(ANALYZE is None, reason="no systemd-analyze here: Debian's package systemd")

@@ -25,8 +25,8 @@ from events.reading.pages import timeline  # noqa: E402
 from pipeline.importing.plan import create_staging, drop_staging  # noqa: E402
 from streams import epochs  # noqa: E402
 from streams.writing import writer  # noqa: E402
-from tests.made_rooms import ALICE, MadeRoom  # noqa: E402
-from tests.persisted_rooms import incoming, persist  # noqa: E402
+from tests.support.made_rooms import ALICE, MadeRoom  # noqa: E402
+from tests.support.persisted_rooms import incoming, persist  # noqa: E402
 
 _A_JOB = 10**9
 

@@ -9,9 +9,9 @@ import pytest
 from events.models import ForwardExtremity
 from pipeline.maintenance.resync import WHAT
 from streams.maintenance.subjects import subjects
-from tests.made_rooms import BOB, MadeRoom
-from tests.persisted_rooms import persist_all
-from tests.session import PROJECT
+from tests.support.made_rooms import BOB, MadeRoom
+from tests.support.persisted_rooms import persist_all
+from tests.support.session import PROJECT
 
 PAGE = (PROJECT / "docs" / "how-to" / "check-and-repair-a-room.md").read_text()
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.session import PROJECT
-from tests.unit.test_completion import completed, written
+from tests.support.session import PROJECT
+from tests.unit.replsite.management.test_completion import completed, written
 
 PAGE = (PROJECT / "docs" / "how-to" / "complete-commands.md").read_text()
 BLOCKS = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)

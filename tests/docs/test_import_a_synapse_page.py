@@ -8,7 +8,7 @@ import shlex
 from django.core.management import load_command_class
 
 from pipeline.importing.sources import synapse_db
-from tests.session import PROJECT
+from tests.support.session import PROJECT
 
 PAGE = (PROJECT / "docs" / "how-to" / "import-a-synapse-database.md").read_text()
 READ = set(re.findall(r"`(\w+)`", " ".join(re.findall(r"^\| (`.*?) \|", PAGE, re.MULTILINE))))

@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.jobs.view import KILLED
 from pipeline.models import Job, JobState
-from tests.session import PROJECT
+from tests.support.session import PROJECT
 
 PAGE = (PROJECT / "docs" / "how-to" / "run-jobs.md").read_text()
 

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from tests.scripts import load_script
-from tests.session import PROJECT
+from tests.support.scripts import load_script
+from tests.support.session import PROJECT
 
 script = load_script("metrics_page")
 

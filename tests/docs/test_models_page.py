@@ -5,7 +5,7 @@ import sys
 import pytest
 from django.apps import apps
 
-from tests.scripts import load_script
+from tests.support.scripts import load_script
 
 script = load_script("models_page")
 MODELS = [model for room in script.ROOMS for model in apps.get_app_config(room).get_models()]

@@ -24,8 +24,8 @@ from replsite.snapshot.types import CountView, ExpectedView, JobFigures, JobsVie
 from replsite.status.verdicts import ExpectedWord, ReaderWord, Severity, Verdict, WriterWord
 from streams.follow import lag_histogram
 from streams.waiting import wait
-from tests.session import PROJECT
-from tests.snapshots import NOW, a_job, a_reader, a_snapshot, a_stream, a_writer, ago, on_stream, some_workers
+from tests.support.session import PROJECT
+from tests.support.snapshots import NOW, a_job, a_reader, a_snapshot, a_stream, a_writer, ago, on_stream, some_workers
 
 FOLDER = PROJECT / "docs" / "monitoring"
 RULES = FOLDER / "replsite-alerts.yaml"

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from replsite.management.commands.completion import own_commands, whole_parser
-from tests.scripts import load_script
+from tests.support.scripts import load_script
 
 script = load_script("options_page")
 TEXT = script.PAGE.read_text()

@@ -9,7 +9,7 @@ from pipeline.importing.load_rooms import EVENTS_PER_BATCH
 from pipeline.importing.loaders import MOST_LOADERS
 from pipeline.importing.spark_tasks import EVENTS_PER_TASK
 from pipeline.source.options import ReadOptions
-from tests.session import PROJECT
+from tests.support.session import PROJECT
 
 PAGE = (PROJECT / "docs" / "explanation" / "scale.md").read_text()
 AT = 1e9

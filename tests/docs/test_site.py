@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.session import PROJECT
+from tests.support.session import PROJECT
 
 
 @pytest.fixture(scope="module")

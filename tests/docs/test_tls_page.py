@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.wire_client import ready_ports
-from tests.writing import append
+from tests.support.wire_client import ready_ports
+from tests.support.writing import append
 
 pytestmark = pytest.mark.django_db(transaction=True)
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "tls.md"

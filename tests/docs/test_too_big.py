@@ -12,9 +12,9 @@ from django.core.management import call_command
 
 from events.models import Event
 from events.persist.room_cache import forget_kept
-from tests.made_rooms import ALICE, MadeRoom
-from tests.persisted_rooms import incoming, persist
-from tests.session import PROJECT
+from tests.support.made_rooms import ALICE, MadeRoom
+from tests.support.persisted_rooms import incoming, persist
+from tests.support.session import PROJECT
 
 PAGE = (PROJECT / "docs" / "how-to" / "my-database-is-too-big.md").read_text()
 COMMANDS = re.findall(r"^\$ manage\.py (.*)$", PAGE.replace("example.org", "a.test"), re.MULTILINE)

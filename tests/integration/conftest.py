@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.letting_go import everything_let_go
-from tests.room_talker import USERS, Talker, talkers
+from tests.support.letting_go import everything_let_go
+from tests.support.room_talker import USERS, Talker, talkers
 
 if TYPE_CHECKING:
     from events.sending.send import LocalRoom
@@ -28,7 +28,7 @@ def no_cached_functions(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def room(transactional_db: None) -> LocalRoom:
-    """A room that the first user of ``tests.room_talker`` created."""
+    """A room that the first user of ``tests.support.room_talker`` created."""
     from events.sending.send import create_room
 
     return create_room(USERS[0])

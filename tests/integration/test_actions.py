@@ -20,9 +20,9 @@ from streams.db import driver
 from streams.models import ParkedFact, Reader, StoredCursor, StreamPosition
 from streams.testing import as_instance
 from streams.writing import terminate
-from tests.waiting import wait_until
-from tests.wire_client import positioned, start_replication
-from tests.writing import append, ids, stored, wait_for_linear
+from tests.support.waiting import wait_until
+from tests.support.wire_client import positioned, start_replication
+from tests.support.writing import append, ids, stored, wait_for_linear
 
 pytestmark = pytest.mark.django_db(transaction=True)
 DISCONNECT, RETIRE, END = "/admin/actions/disconnect/", "/admin/actions/retire/", "/admin/actions/end/"

@@ -13,8 +13,8 @@ from events.admin.links import event_url, room_url
 from events.format.parsing import parse_event
 from events.models import Event, EventJson, Room
 from streams.runtime.text import shown
-from tests.made_rooms import ALICE, BOB, MadeRoom
-from tests.stored_rooms import store_room
+from tests.support.made_rooms import ALICE, BOB, MadeRoom
+from tests.support.stored_rooms import store_room
 
 pytestmark = pytest.mark.django_db
 

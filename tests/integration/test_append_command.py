@@ -9,8 +9,8 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from streams.models import CacheInvalidation
-from tests.waiting import wait_until
-from tests.writing import stored
+from tests.support.waiting import wait_until
+from tests.support.writing import stored
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

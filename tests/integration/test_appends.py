@@ -17,9 +17,9 @@ from streams.errors import BadCount, ForeignFact, WriterFenced
 from streams.models import CacheInvalidation, Instance, Reader
 from streams.writing import append as appends
 from streams.writing.writer import Condition, current_writer
-from tests.cutting_proxy import Cut, CuttingProxy
-from tests.waiting import wait_until
-from tests.writing import append, fact, ids, in_thread, linear, session, stored, stream, wait_for_linear
+from tests.support.cutting_proxy import Cut, CuttingProxy
+from tests.support.waiting import wait_until
+from tests.support.writing import append, fact, ids, in_thread, linear, session, stored, stream, wait_for_linear
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("no_cached_functions")]
 

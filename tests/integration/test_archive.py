@@ -24,11 +24,11 @@ from pipeline.maintenance import purge as purge_kind
 from pipeline.models import Job
 from state.models import StateGroup
 from streams.db.driver import dsn
-from tests.full_disk import FULL, needs_full_disk
 from tests.integration.test_purging import middle, talked_room
 from tests.oracle.answers import parsed
-from tests.persisted_rooms import incoming, persist
-from tests.stored_rooms import store_room
+from tests.support.full_disk import FULL, needs_full_disk
+from tests.support.persisted_rooms import incoming, persist
+from tests.support.stored_rooms import store_room
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -14,9 +14,9 @@ from streams.models import StreamPosition
 from streams.runtime.wake_up import WakeUp
 from streams.testing import forget_writers
 from streams.writing.writer import Condition, WriterProcess, current_writer
-from tests.left_open import OPEN
-from tests.waiting import wait_until
-from tests.writing import append, in_thread, linear, other_writer, session, stored, stream, wait_for_linear
+from tests.support.left_open import OPEN
+from tests.support.waiting import wait_until
+from tests.support.writing import append, in_thread, linear, other_writer, session, stored, stream, wait_for_linear
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

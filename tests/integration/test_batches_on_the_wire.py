@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.wire_client import WireClient, positioned, start_replication
+from tests.support.wire_client import WireClient, positioned, start_replication
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -10,9 +10,9 @@ from django.db import transaction
 from streams import registry
 from streams.models import CacheInvalidation, Reader
 from streams.testing import as_instance
-from tests.waiting import wait_until
-from tests.wire_client import WireClient, positioned, start_replication
-from tests.writing import append, fact, linear, session, stream
+from tests.support.waiting import wait_until
+from tests.support.wire_client import WireClient, positioned, start_replication
+from tests.support.writing import append, fact, linear, session, stream
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

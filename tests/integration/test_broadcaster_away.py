@@ -11,8 +11,8 @@ from django.db.models.functions import Now
 from replsite.health import summary
 from replsite.snapshot.take import take_snapshot
 from streams.models import Reader
-from tests.waiting import wait_until
-from tests.wire_client import positioned, ready_ports
+from tests.support.waiting import wait_until
+from tests.support.wire_client import positioned, ready_ports
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -18,7 +18,7 @@ from streams.reading.pokes import Poke
 from streams.replication.redis.publisher import RedisPeer
 from streams.replication.server import broadcast_reader
 from streams.replication.server.broadcaster import Broadcaster
-from tests.writing import give_out
+from tests.support.writing import give_out
 
 pytestmark = pytest.mark.django_db(transaction=True)
 COMES_BACK = [Poke("caches", "south", 5), Poke("caches", "south", 6)]

@@ -17,8 +17,8 @@ from streams.models import StreamPosition
 from streams.replication.protocol.connection import CloseReason
 from streams.replication.redis.publisher import RedisPeer
 from streams.replication.server.broadcaster import Broadcaster
-from tests.async_waiting import wait_for
-from tests.writing import give_out, session, terminate
+from tests.support.async_waiting import wait_for
+from tests.support.writing import give_out, session, terminate
 
 pytestmark = pytest.mark.django_db(transaction=True)
 _FACT = "INSERT INTO streams_cacheinvalidation (instance_name, stream_id, cache_name, keys) VALUES ('north', %s, 'test', '{k}')"

@@ -20,12 +20,12 @@ from streams.load_generator import generator
 from streams.models import CacheInvalidation, StreamPosition
 from streams.reading import cache_feed
 from streams.reading.pokes import Poke
-from tests import session as test_session
-from tests.async_waiting import wait_for
 from tests.integration import cached_words
 from tests.integration.cached_words import set_word, word, word_later
-from tests.waiting import wait_until
-from tests.writing import in_thread, linear, session
+from tests.support import session as test_session
+from tests.support.async_waiting import wait_for
+from tests.support.waiting import wait_until
+from tests.support.writing import in_thread, linear, session
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -425,7 +425,7 @@ async def test_follower_drops_first(deaf, other, start_manage):
 
     from streams.replication.client.follower import Follower, FollowerOptions
     from streams.replication.transport.addresses import Address
-    from tests.wire_client import start_replication
+    from tests.support.wire_client import start_replication
 
     port = await asyncio.to_thread(start_replication, start_manage)
     seen: list[str | None] = []

@@ -15,7 +15,7 @@ from streams.reading.rows import rows_between
 from streams.replication.protocol.announcer import Read
 from streams.replication.protocol.commands import RData, parse_line
 from streams.replication.server.broadcast_reader import read_lines
-from tests.writing import session, stored
+from tests.support.writing import session, stored
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -164,7 +164,7 @@ def test_older_row_of_a_user_stays_while_the_newer_is_not_committed():
 
 
 def test_writers_of_presence_side_by_side_leave_one_row():
-    from tests.writing import in_thread
+    from tests.support.writing import in_thread
 
     def write() -> None:
         for _ in range(10):
@@ -210,7 +210,7 @@ def test_linear_position_of_a_stream_of_the_catalog_follows_its_facts():
 
 
 def wait_for_linear_of(name: str, token: int) -> None:
-    from tests.waiting import wait_until
-    from tests.writing import linear
+    from tests.support.waiting import wait_until
+    from tests.support.writing import linear
 
     wait_until(lambda: linear(name) >= token, 20.0, f"{name} at {token}; stored: {stored(name)}")

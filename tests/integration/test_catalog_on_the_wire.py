@@ -14,9 +14,9 @@ from streams.models import FederationAcknowledgement
 from streams.replication.protocol.commands import RData, parse_line
 from streams.testing import forget_writers
 from tests.integration.test_catalog import NAMES, _sequences_as_after_migrate, rows
-from tests.waiting import wait_until
-from tests.wire_client import WireClient, positioned, start_replication
-from tests.writing import linear
+from tests.support.waiting import wait_until
+from tests.support.wire_client import WireClient, positioned, start_replication
+from tests.support.writing import linear
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -151,7 +151,7 @@ def is_following() -> bool:
 
 def follower_has(names: list[str]) -> bool:
     from streams.models import Reader
-    from tests.writing import linear
+    from tests.support.writing import linear
 
     positions = Reader.objects.get(kind="follower").positions
     return all(min(positions.get(name, {"": 0}).values()) >= linear(name) for name in names if name != "groups")

@@ -13,9 +13,9 @@ from streams.replication.server import http_catch_up, stream_updates
 from streams.replication.server.http_catch_up import AnswerCache
 from streams.replication.server.stream_updates import Question
 from streams.testing import as_instance
-from tests import writing
-from tests.waiting import wait_until
-from tests.writing import fact, stored, stream
+from tests.support import writing
+from tests.support.waiting import wait_until
+from tests.support.writing import fact, stored, stream
 
 pytestmark = pytest.mark.django_db(transaction=True)
 PATH = "/_synapse/replication/get_repl_stream_updates"

@@ -18,10 +18,10 @@ from events.persist.room_cache import StoredEvents
 from events.reading.event_json import load_events
 from streams.caching import cached
 from streams.models import CacheInvalidation
-from tests.made_rooms import ALICE, MadeRoom
 from tests.oracle.answers import parsed
-from tests.persisted_rooms import incoming, persist, persist_all
-from tests.stored_rooms import store_room
+from tests.support.made_rooms import ALICE, MadeRoom
+from tests.support.persisted_rooms import incoming, persist, persist_all
+from tests.support.stored_rooms import store_room
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

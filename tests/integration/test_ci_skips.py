@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.session import PROJECT
+from tests.support.session import PROJECT
 
 SKIPS = """
 import pytest

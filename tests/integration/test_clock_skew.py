@@ -23,11 +23,11 @@ from streams.db.clock import database_now
 from streams.models import CacheInvalidation, Reader, StreamPosition, WriterResolution
 from tests.conftest import end_process
 from tests.deployment.followed import Followed
-from tests.effects import TABLE, effects_table
-from tests.session import PROJECT
-from tests.waiting import wait_until
-from tests.wire_client import ready_ports
-from tests.writing import linear
+from tests.support.effects import TABLE, effects_table
+from tests.support.session import PROJECT
+from tests.support.waiting import wait_until
+from tests.support.wire_client import ready_ports
+from tests.support.writing import linear
 
 pytestmark = pytest.mark.django_db(transaction=True)
 HOUR = 3600
@@ -130,7 +130,9 @@ def test_clocks_that_jump_while_processes_run(start_manage, run_manage, tmp_path
         follow = ("follow", f"tcp://127.0.0.1:{port}", "--streams", "caches", "--from", "caches=1", "--json")
         follower = start_manage(*follow, env=env)
         followed = Followed(follower)
-        handler = start_manage("-m", "tests.handler_process", "never", str(tmp_path), "runhandlers", "r", env=env)
+        handler = start_manage(
+            "-m", "tests.support.handler_process", "never", str(tmp_path), "runhandlers", "r", env=env
+        )
         processes = [writer, server, follower, handler]
         for seconds in (0, HOUR, -HOUR, 40 * 24 * HOUR, 0):
             jumps.write_text(str(seconds))

@@ -8,8 +8,8 @@ import pytest
 from django.core.management import call_command
 
 from events.models import EventVisibility
-from tests.made_rooms import ALICE, MadeRoom
-from tests.stored_rooms import store_room
+from tests.support.made_rooms import ALICE, MadeRoom
+from tests.support.stored_rooms import store_room
 
 pytestmark = pytest.mark.django_db
 

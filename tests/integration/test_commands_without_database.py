@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.session import PROJECT
+from tests.support.session import PROJECT
 
 #: Not here: commands that wait for the database to come back (`runhandlers`, `pipeline run`, `follow`), and those that
 #: have tests of their own (`serve`, `runreplication`).

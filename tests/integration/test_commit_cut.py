@@ -8,9 +8,9 @@ import pytest
 from django.db import DatabaseError, InterfaceError, connection, transaction
 
 from streams.writing.writer import current_writer
-from tests.cutting_proxy import Cut, CuttingProxy
-from tests.waiting import wait_until
-from tests.writing import append, ids, wait_for_linear
+from tests.support.cutting_proxy import Cut, CuttingProxy
+from tests.support.waiting import wait_until
+from tests.support.writing import append, ids, wait_for_linear
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -14,9 +14,9 @@ from pipeline.jobs.run import JobRun, job_kinds, queue_job, run_job
 from pipeline.maintenance.compress import COMPRESS_STATE
 from pipeline.models import Job, JobState
 from state.models import StateGroup
-from tests.foreign_groups import store_as
 from tests.oracle.answers import parsed
-from tests.stored_rooms import store_room
+from tests.support.foreign_groups import store_as
+from tests.support.stored_rooms import store_room
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

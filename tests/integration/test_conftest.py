@@ -8,8 +8,8 @@ import subprocess
 import pytest
 from django.db import connection
 
-from tests import session
-from tests.left_open import MOST_LEFT_OPEN, LeftOpen
+from tests.support import session
+from tests.support.left_open import MOST_LEFT_OPEN, LeftOpen
 
 
 @pytest.mark.django_db

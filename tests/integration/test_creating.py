@@ -17,8 +17,8 @@ from events.models import Event, EventEdge, EventJson, EventVisibility, Room
 from events.reading.timeline import state_at
 from events.sending.send import DUMMY_EVENT, LocalRoom, NewEvent, RoomSetup, create_room
 from state.rules.room_versions import ROOM_VERSIONS, room_version
-from tests.made_rooms import MadeRoom
-from tests.persisted_rooms import current_state, incoming, leaves, persist, ranges, replayed_state
+from tests.support.made_rooms import MadeRoom
+from tests.support.persisted_rooms import current_state, incoming, leaves, persist, ranges, replayed_state
 
 pytestmark = pytest.mark.django_db
 

@@ -10,8 +10,8 @@ from streams.models import StreamPosition
 from streams.reading import overflow_replay
 from streams.writing import lease
 from streams.writing.writer import current_writer
-from tests.waiting import wait_until
-from tests.writing import append, fact, linear, session, stored, stream
+from tests.support.waiting import wait_until
+from tests.support.writing import append, fact, linear, session, stored, stream
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

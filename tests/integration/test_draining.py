@@ -12,8 +12,8 @@ from streams.models import Instance, StreamPosition, WriterResolution
 from streams.testing import forget_writers
 from streams.writing import lease
 from streams.writing.writer import Condition, current_writer, retire_all
-from tests.waiting import wait_until
-from tests.writing import append, ids, in_thread, linear, session, stored, terminate, wait_for_linear
+from tests.support.waiting import wait_until
+from tests.support.writing import append, ids, in_thread, linear, session, stored, terminate, wait_for_linear
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -7,8 +7,8 @@ from django.contrib.contenttypes.models import ContentType
 from django.db import connection
 
 from streams.models import CacheInvalidation
-from tests.emptying import empty_tables
-from tests.writing import append, stream
+from tests.support.emptying import empty_tables
+from tests.support.writing import append, stream
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -19,8 +19,8 @@ from streams.errors import UnknownWriter
 from streams.models import WriterResolution
 from streams.writing import terminate
 from streams.writing.writer import current_writer
-from tests.waiting import wait_until
-from tests.writing import append, ids, in_thread, linear, session, stored, wait_for_linear
+from tests.support.waiting import wait_until
+from tests.support.writing import append, ids, in_thread, linear, session, stored, wait_for_linear
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

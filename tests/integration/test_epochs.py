@@ -17,9 +17,9 @@ from django.test import override_settings
 from streams import epochs
 from streams.errors import EpochChanged
 from streams.models import Epoch
-from tests.waiting import wait_until
-from tests.wire_client import start_replication
-from tests.writing import append, session
+from tests.support.waiting import wait_until
+from tests.support.wire_client import start_replication
+from tests.support.writing import append, session
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

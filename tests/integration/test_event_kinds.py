@@ -12,8 +12,8 @@ from msgspec.structs import replace
 from events.models import Event, EventAuth, EventEdge, EventJson, EventVisibility
 from events.reading.timeline import state_at, timeline
 from events.reading.user_timeline import timeline_of
-from tests.made_rooms import ALICE, BOB, EVE, MadeRoom
-from tests.persisted_rooms import current_state, gaps, incoming, leaves, persist, ranges, replayed_state
+from tests.support.made_rooms import ALICE, BOB, EVE, MadeRoom
+from tests.support.persisted_rooms import current_state, gaps, incoming, leaves, persist, ranges, replayed_state
 
 pytestmark = pytest.mark.django_db
 

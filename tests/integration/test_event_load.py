@@ -18,7 +18,7 @@ from events.models import (
     Room,
 )
 from state.groups.store import full_state
-from tests.unit.test_room_history import expanded
+from tests.unit.events.history.test_rows import expanded
 
 
 def rows(model: type[Model], *columns: str, **where: object) -> list[tuple[object, ...]]:

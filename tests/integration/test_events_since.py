@@ -15,9 +15,9 @@ from events.sync.windows import looked_at
 from events.tokens.sync_token import SyncToken
 from streams.core.tokens import VectorToken
 from streams.errors import TokenError
-from tests.made_rooms import ALICE, MadeRoom
-from tests.persisted_rooms import persist
-from tests.syncing import here, ids, talk
+from tests.support.made_rooms import ALICE, MadeRoom
+from tests.support.persisted_rooms import persist
+from tests.support.syncing import here, ids, talk
 
 pytestmark = pytest.mark.django_db
 

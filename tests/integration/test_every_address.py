@@ -23,7 +23,7 @@ from pipeline.jobs.run import queue_job
 from pipeline.models import Job
 from streams.models import Reader, StreamPosition
 from streams.testing import as_instance
-from tests.writing import append
+from tests.support.writing import append
 
 pytestmark = pytest.mark.django_db(transaction=True)
 #: What anybody may ask: probes, metrics, the login, followers' catch-up (which has a secret of its own) and the way in.

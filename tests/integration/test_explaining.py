@@ -10,9 +10,9 @@ from events.errors import StateUnresolved, UnknownEvent
 from events.format.parsing import parse_line
 from events.models import ErasedUser
 from events.visibility.explain import Explanation, explain_visibility
-from tests.made_rooms import ALICE, BOB, EVE, MadeRoom
-from tests.room_data import event_lines, oracle
-from tests.stored_rooms import store_room
+from tests.support.made_rooms import ALICE, BOB, EVE, MadeRoom
+from tests.support.room_data import event_lines, oracle
+from tests.support.stored_rooms import store_room
 
 pytestmark = pytest.mark.django_db
 

@@ -11,8 +11,8 @@ from events.reading.user_timeline import timeline_of
 from events.visibility.rebuild import accepted_places, ranges_anew, rebuild_visibility, stored_ranges, tell_the_same
 from tests.integration.test_gap_filling import closed_room
 from tests.integration.test_visible_sql import compare
-from tests.made_rooms import ALICE, BOB, EVE
-from tests.persisted_rooms import current_state, incoming, leaves, persist, persist_all, replayed_state
+from tests.support.made_rooms import ALICE, BOB, EVE
+from tests.support.persisted_rooms import current_state, incoming, leaves, persist, persist_all, replayed_state
 
 pytestmark = pytest.mark.django_db
 

@@ -20,7 +20,7 @@ from streams.declare import sequence_of, stream
 from streams.errors import FactIsFixed
 from streams.facts import Fact, FactQuerySet
 from streams.models import CacheInvalidation
-from tests.writing import append, fact
+from tests.support.writing import append, fact
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -10,8 +10,8 @@ from events.errors import BadQuestion, BadToken, StateUnresolved, UnknownEvent, 
 from events.federation.queries import auth_chain, backfill, missing_events, state_ids, topological_walk
 from events.federation.visibility import server_in_room, server_verdicts
 from events.models import ErasedUser
-from tests.made_rooms import ALICE, BOB, MadeRoom
-from tests.stored_rooms import store_room
+from tests.support.made_rooms import ALICE, BOB, MadeRoom
+from tests.support.stored_rooms import store_room
 
 pytestmark = pytest.mark.django_db
 

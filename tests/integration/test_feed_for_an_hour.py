@@ -1,6 +1,6 @@
 """The live page's feed with as many ticks as an hour has: what it holds does not grow.
 
-The suite takes a few hundred ticks; ``python -m tests.large hour`` takes 3,600.
+The suite takes a few hundred ticks; ``python -m tests.support.large hour`` takes 3,600.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from replsite.dashboard.page import live_page_data
 from replsite.dashboard.tick_feed import LiveFeed
 from replsite.snapshot.take import take_snapshot
 from replsite.status.trends import History
-from tests import crowd
+from tests.support import crowd
 
 TICKS = int(os.environ.get("REPLSITE_TEST_TICKS", "150"))
 WARM = 40

@@ -22,9 +22,9 @@ from events.sync.events_since import events_since
 from events.sync.feeds import listed_since
 from pipeline.feeds.write import Stretch, Written, drop_feeds, write_feeds
 from streams.core.tokens import VectorToken
-from tests.made_rooms import ALICE, MadeRoom
-from tests.persisted_rooms import persist
-from tests.syncing import here, ids, talk
+from tests.support.made_rooms import ALICE, MadeRoom
+from tests.support.persisted_rooms import persist
+from tests.support.syncing import here, ids, talk
 
 pytestmark = pytest.mark.django_db
 

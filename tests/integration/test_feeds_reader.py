@@ -14,7 +14,7 @@ from pipeline.feeds.write import write_feeds
 from streams.errors import HandlerFailed
 from streams.follow import Reader, resync_reader
 from streams.models.readers import StoredCursor
-from tests.syncing import here, ids, talk
+from tests.support.syncing import here, ids, talk
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

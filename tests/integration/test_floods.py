@@ -14,11 +14,11 @@ from django.db import connection, connections
 
 from streams.models import Reader, WireCount
 from streams.replication.server.broadcaster import MOST_LOST
-from tests.floods import STATIC, Probe, connect, drain, head, memory, status_of, statuses
-from tests.waiting import wait_until
-from tests.websocket_client import WebSocketClient, session_cookie
-from tests.wire_client import positioned, ready_ports
-from tests.writing import append
+from tests.support.floods import STATIC, Probe, connect, drain, head, memory, status_of, statuses
+from tests.support.waiting import wait_until
+from tests.support.websocket_client import WebSocketClient, session_cookie
+from tests.support.wire_client import positioned, ready_ports
+from tests.support.writing import append
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -10,11 +10,11 @@ import pytest
 from django.db import connection
 
 from streams.models import CacheInvalidation, StreamPosition
-from tests.scripted_http import scripted_http
-from tests.waiting import wait_until
-from tests.warm_start import WARM
-from tests.wire_client import ready_ports
-from tests.writing import append, fact, stored, stream
+from tests.support.scripted_http import scripted_http
+from tests.support.waiting import wait_until
+from tests.support.warm_start import WARM
+from tests.support.wire_client import ready_ports
+from tests.support.writing import append, fact, stored, stream
 
 pytestmark = pytest.mark.django_db(transaction=True)
 BEHIND = 100_000

@@ -27,9 +27,9 @@ from streams.follow.handlers import handles
 from streams.follow.table_source import TableSource
 from streams.models import CacheInvalidation, ReaderResync, StoredCursor
 from streams.models import Reader as ReaderRow
-from tests.effects import Running, effects, effects_table, running, take
-from tests.waiting import wait_until
-from tests.writing import append, fact, ids, server_process, session, stream, wait_for_linear
+from tests.support.effects import Running, effects, effects_table, running, take
+from tests.support.waiting import wait_until
+from tests.support.writing import append, fact, ids, server_process, session, stream, wait_for_linear
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -18,10 +18,10 @@ from streams.models import (
     StreamPosition,
 )
 from tests.integration.test_follow_redis import recorded, rows_by_hand
-from tests.redis_server import RedisServer, redis_server
-from tests.waiting import wait_until
-from tests.wire_client import ready_ports
-from tests.writing import append
+from tests.support.redis_server import RedisServer, redis_server
+from tests.support.waiting import wait_until
+from tests.support.wire_client import ready_ports
+from tests.support.writing import append
 
 pytestmark = pytest.mark.django_db(transaction=True)
 FOREIGN = "foreign.example"
@@ -145,7 +145,7 @@ def test_without_catch_up_a_gap_is_recorded_and_recording_goes_on(foreign, recor
 
 
 def test_what_http_refuses_is_a_gap_with_the_reason(foreign, record):
-    from tests.scripted_http import scripted_http
+    from tests.support.scripted_http import scripted_http
 
     server = foreign()
     with scripted_http((400, b'{"errcode":"M_UNKNOWN","error":"Unknown stream"}')) as refusing:

@@ -19,9 +19,9 @@ from streams.replication.protocol.ordering import FollowedRow, View
 from streams.replication.redis import subscriber
 from streams.replication.redis.subscriber import RedisConnector
 from streams.replication.transport.addresses import RedisAddress
-from tests.redis_server import RedisServer, redis_server
-from tests.scripted_http import scripted_http
-from tests.waiting import wait_until
+from tests.support.redis_server import RedisServer, redis_server
+from tests.support.scripted_http import scripted_http
+from tests.support.waiting import wait_until
 
 RECORDING = Path(__file__).parent.parent / "data" / "redis" / "r1_redis_modern_synapse.txt.gz"
 CHANNEL = "new.example"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.own_server import run_on_own_server
+from tests.support.own_server import run_on_own_server
 
 _SCRIPT = """
 import json, os, signal, threading
@@ -18,9 +18,9 @@ from streams.errors import StreamError
 from streams.follow import Begin, Handler, Reader, View
 from streams.models import StoredCursor
 from streams.writing.writer import retire_all
-from tests.effects import effects, effects_table, take
-from tests.waiting import wait_until
-from tests.writing import append, ids
+from tests.support.effects import effects, effects_table, take
+from tests.support.waiting import wait_until
+from tests.support.writing import append, ids
 
 call_command("migrate", verbosity=0)
 killed = threading.Event()

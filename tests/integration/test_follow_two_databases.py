@@ -19,8 +19,8 @@ from streams.maintenance.trim import Keep, TrimRequest, trim
 from streams.models import Reader as ReaderRow
 from streams.models import StoredCursor
 from streams.reading.reader_table import forget_readers
-from tests.session import PROJECT
-from tests.writing import append, session, stream, wait_for_linear
+from tests.support.session import PROJECT
+from tests.support.writing import append, session, stream, wait_for_linear
 
 pytestmark = pytest.mark.django_db(transaction=True)
 NAME = "service_of_its_own"

@@ -18,11 +18,11 @@ from streams.replication.client.connection import TcpConnector
 from streams.replication.client.table_catch_up import TableCatchUp
 from streams.replication.protocol.ordering import FollowedRow
 from streams.replication.transport.addresses import Address
-from tests.effects import effects, effects_table, running, take
-from tests.proxy import proxy_to
-from tests.waiting import wait_until
-from tests.wire_client import start_replication
-from tests.writing import append, ids, session, stream, wait_for_linear
+from tests.support.effects import effects, effects_table, running, take
+from tests.support.proxy import proxy_to
+from tests.support.waiting import wait_until
+from tests.support.wire_client import start_replication
+from tests.support.writing import append, ids, session, stream, wait_for_linear
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -17,10 +17,10 @@ from streams.replication.errors import CatchUpError, WrongRemote
 from streams.replication.protocol.ordering import FollowedRow, View
 from streams.replication.transport.addresses import Address
 from streams.testing import as_instance
-from tests.proxy import proxy_to
-from tests.waiting import wait_until
-from tests.wire_client import start_replication
-from tests.writing import append, fact, stored, stream
+from tests.support.proxy import proxy_to
+from tests.support.waiting import wait_until
+from tests.support.wire_client import start_replication
+from tests.support.writing import append, fact, stored, stream
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

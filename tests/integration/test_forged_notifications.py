@@ -15,10 +15,10 @@ from streams.replication.server.relay import parts_of
 from streams.testing import as_instance
 from streams.waiting import wait
 from streams.writing.writer import WriterProcess, current_writer
-from tests.forging import forge, forger
-from tests.waiting import wait_until
-from tests.wire_client import positioned, start_replication
-from tests.writing import append, give_out, ids, session, stored, stream, wait_for_linear
+from tests.support.forging import forge, forger
+from tests.support.waiting import wait_until
+from tests.support.wire_client import positioned, start_replication
+from tests.support.writing import append, give_out, ids, session, stored, stream, wait_for_linear
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

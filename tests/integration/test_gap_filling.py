@@ -17,9 +17,18 @@ from events.visibility.access import read_access
 from events.visibility.explain import Explanation, explain_visibility
 from state.rules.room_versions import room_version
 from tests.integration.test_given_states import told, verdict
-from tests.made_rooms import ALICE, BOB, EVE, MadeRoom
-from tests.persisted_rooms import current_state, gaps, incoming, leaves, persist, persist_all, ranges, replayed_state
-from tests.stored_rooms import store_room
+from tests.support.made_rooms import ALICE, BOB, EVE, MadeRoom
+from tests.support.persisted_rooms import (
+    current_state,
+    gaps,
+    incoming,
+    leaves,
+    persist,
+    persist_all,
+    ranges,
+    replayed_state,
+)
+from tests.support.stored_rooms import store_room
 
 pytestmark = pytest.mark.django_db
 

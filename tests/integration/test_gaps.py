@@ -7,9 +7,9 @@ import pytest
 from events.models import Event, TimelineGap
 from events.persist.receiving import with_state
 from streams.core.tokens import VectorToken
-from tests.made_rooms import ALICE, BOB, MadeRoom
-from tests.persisted_rooms import incoming, persist
-from tests.syncing import here, ids, only, since
+from tests.support.made_rooms import ALICE, BOB, MadeRoom
+from tests.support.persisted_rooms import incoming, persist
+from tests.support.syncing import here, ids, only, since
 
 pytestmark = pytest.mark.django_db
 

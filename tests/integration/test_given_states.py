@@ -9,8 +9,17 @@ from events.persist.receiving import with_state
 from events.reading.timeline import state_at
 from events.reading.user_timeline import timeline_of
 from state.models import StateGroup
-from tests.made_rooms import ALICE, BOB, EVE, public_room
-from tests.persisted_rooms import current_state, gaps, incoming, leaves, persist, persist_all, ranges, replayed_state
+from tests.support.made_rooms import ALICE, BOB, EVE, public_room
+from tests.support.persisted_rooms import (
+    current_state,
+    gaps,
+    incoming,
+    leaves,
+    persist,
+    persist_all,
+    ranges,
+    replayed_state,
+)
 
 pytestmark = pytest.mark.django_db
 

@@ -18,13 +18,13 @@ from events.persist.room_cache import forget_kept
 from events.reading import state_at as states_at_module
 from events.reading.state_at import states_at
 from state.models import StateGroup, StateGroupDelta
-from tests.foreign_groups import store_as
 from tests.integration.test_purging import check_groups, states
-from tests.made_rooms import BOB, public_room
 from tests.oracle.answers import parsed
-from tests.persisted_rooms import incoming, persist, persist_all
-from tests.room_data import ROOM_NAMES
-from tests.stored_rooms import store_room
+from tests.support.foreign_groups import store_as
+from tests.support.made_rooms import BOB, public_room
+from tests.support.persisted_rooms import incoming, persist, persist_all
+from tests.support.room_data import ROOM_NAMES
+from tests.support.stored_rooms import store_room
 
 pytestmark = pytest.mark.django_db(transaction=True)
 SMALL_ROOMS = [name for name in ROOM_NAMES if not name.startswith("large")]

@@ -13,10 +13,10 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from streams.models import ParkedFact
-from tests.effects import effects, effects_table
-from tests.waiting import wait_until
-from tests.warm_start import WARM
-from tests.writing import append, ids, wait_for_linear
+from tests.support.effects import effects, effects_table
+from tests.support.waiting import wait_until
+from tests.support.warm_start import WARM
+from tests.support.writing import append, ids, wait_for_linear
 
 pytestmark = pytest.mark.django_db(transaction=True)
 Started = Callable[..., "subprocess.Popen[str]"]
@@ -30,12 +30,12 @@ def _table() -> Iterator[None]:
 
 @pytest.fixture
 def start(database_url: str, tmp_path: Path) -> Iterator[Started]:
-    """``start(point, *command)``: a process of ``tests.handler_process``."""
+    """``start(point, *command)``: a process of ``tests.support.handler_process``."""
     started: list[subprocess.Popen[str]] = []
 
     def run(point: str, *command: str) -> subprocess.Popen[str]:
         process = WARM.popen(
-            ("-m", "tests.handler_process", point, str(tmp_path), *command),
+            ("-m", "tests.support.handler_process", point, str(tmp_path), *command),
             {**os.environ, "DATABASE_URL": database_url},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

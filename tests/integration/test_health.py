@@ -18,7 +18,7 @@ from replsite.http.deadline import Deadline, NoAnswer
 from replsite.snapshot.shared import SHARED
 from replsite.status.verdicts import Problem, Severity, Verdict, judge_health
 from streams.replication.server import broadcaster
-from tests.snapshots import a_reader, a_snapshot, a_stream, a_writer
+from tests.support.snapshots import a_reader, a_snapshot, a_stream, a_writer
 
 pytestmark = pytest.mark.django_db
 PATHS = ("/health", "/health/live", "/health/ready")

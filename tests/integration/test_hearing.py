@@ -7,8 +7,8 @@ import pytest
 from streams.reading import cache_feed
 from streams.reading.pokes import poke
 from streams.writing.writer import current_writer
-from tests.waiting import wait_until
-from tests.writing import append, other_writer
+from tests.support.waiting import wait_until
+from tests.support.writing import append, other_writer
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -10,9 +10,9 @@ import pytest
 from django.db import connection
 
 from streams.models import WireCount
-from tests.waiting import wait_until
-from tests.wire_client import WireClient, positioned, ready_ports
-from tests.writing import append, fact, stream
+from tests.support.waiting import wait_until
+from tests.support.wire_client import WireClient, positioned, ready_ports
+from tests.support.writing import append, fact, stream
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

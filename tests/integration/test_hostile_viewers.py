@@ -10,10 +10,10 @@ import psutil
 import pytest
 from django.contrib.auth.models import User
 
-from tests import crowd
-from tests.waiting import wait_until
-from tests.websocket_client import WebSocketClient, session_cookie
-from tests.wire_client import ready_ports
+from tests.support import crowd
+from tests.support.waiting import wait_until
+from tests.support.websocket_client import WebSocketClient, session_cookie
+from tests.support.wire_client import ready_ports
 
 pytestmark = pytest.mark.django_db(transaction=True)
 LIMIT = 200_000

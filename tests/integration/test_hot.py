@@ -19,9 +19,9 @@ from streams.db.driver import KeptConnection
 from streams.errors import WaitTimedOut
 from streams.homeserver.append import devices_changed
 from streams.models import StreamPosition
-from tests.room_talker import USERS, chatter, talkers
-from tests.waiting import wait_until
-from tests.writing import session
+from tests.support.room_talker import USERS, chatter, talkers
+from tests.support.waiting import wait_until
+from tests.support.writing import session
 
 pytestmark = pytest.mark.django_db(transaction=True)
 ALICE, BOB = USERS[0], USERS[1]
@@ -326,7 +326,7 @@ def test_a_position_that_fell_makes_everything_be_forgotten(room):
 
 
 def test_trimmed_rows_are_answered_with_maybe(room):
-    from tests.writing import session as own
+    from tests.support.writing import session as own
 
     devices_changed([BOB])
     with own() as cursor:

@@ -15,10 +15,10 @@ from events.errors import TooManyWaiters
 from events.notifier import notifier
 from events.sending.send import create_room
 from streams.homeserver import append
-from tests.async_waiting import wait_for
-from tests.room_talker import USERS
-from tests.waiting import wait_until
-from tests.writing import in_thread, session
+from tests.support.async_waiting import wait_for
+from tests.support.room_talker import USERS
+from tests.support.waiting import wait_until
+from tests.support.writing import in_thread, session
 
 pytestmark = pytest.mark.django_db(transaction=True)
 ALICE, BOB = USERS[0], USERS[1]

@@ -14,7 +14,7 @@ from streams.replication.protocol.ordering import View
 from streams.replication.server.stream_updates import Question, stream_updates
 from streams.waiting import wait
 from tests.integration.cached_words import word
-from tests.writing import session, stream
+from tests.support.writing import session, stream
 
 pytestmark = pytest.mark.django_db(transaction=True)
 FAR = 1_000_000

@@ -16,8 +16,8 @@ from streams.testing import as_instance, forget_writers
 from streams.workers import federation_acknowledged
 from streams.writing.writer import current_writer, retire_all
 from tests.integration.test_catalog import _sequences_as_after_migrate, rows
-from tests.waiting import wait_until
-from tests.writing import linear, session, stored
+from tests.support.waiting import wait_until
+from tests.support.writing import linear, session, stored
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -18,7 +18,7 @@ from replsite.metrics.cluster import families
 from replsite.snapshot.jobs import MOST_OPEN_JOBS, MOST_OVER_JOBS, read_jobs
 from replsite.snapshot.take import take_snapshot
 from replsite.snapshot.types import JobsView
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

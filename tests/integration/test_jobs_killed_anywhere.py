@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.killed_jobs import WORK, clean_run, killed_and_repeated
-from tests.own_server import run_on_own_server
+from tests.support.killed_jobs import WORK, clean_run, killed_and_repeated
+from tests.support.own_server import run_on_own_server
 
 _SEED = os.environ.get("KILLED_JOBS_SEED", "1")
 _TIMES = int(os.environ.get("KILLED_JOBS_TIMES", "1"))
@@ -18,7 +18,7 @@ import json, os, random
 import django
 django.setup()
 from django.core.management import call_command
-from tests.killed_jobs import WORK, clean_run, killed_and_repeated
+from tests.support.killed_jobs import WORK, clean_run, killed_and_repeated
 from streams.testing import forget_writers
 call_command("migrate", verbosity=0)
 chance = random.Random({seed!r})

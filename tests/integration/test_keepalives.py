@@ -10,7 +10,7 @@ from django.db import connection
 
 from streams.db import driver
 from streams.writing.writer import current_writer
-from tests.writing import append, session
+from tests.support.writing import append, session
 
 pytestmark = pytest.mark.django_db(transaction=True)
 LONGEST_SECONDS = 15

@@ -10,7 +10,7 @@ from streams.db import driver
 from streams.errors import WriterBusy, WriterNameTaken
 from streams.models import Instance, StreamPosition
 from streams.writing import lease
-from tests.writing import session, stored, stream
+from tests.support.writing import session, stored, stream
 
 pytestmark = pytest.mark.django_db(transaction=True)
 ME = lease.Identity("here", 4711, "manage.py serve")

@@ -19,7 +19,7 @@ from streams.reading.rows import rows_between
 from streams.replication.protocol.announcer import Lines, Read, encode_rows
 from streams.replication.protocol.rdata_sql import can_write_lines, lines_sql, take_lines
 from streams.replication.server import broadcast_reader
-from tests.effort import examples
+from tests.support.effort import examples
 
 pytestmark = pytest.mark.django_db
 

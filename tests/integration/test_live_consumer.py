@@ -20,7 +20,7 @@ from replsite.asgi import application
 from replsite.dashboard import consumer, tick_feed
 from replsite.dashboard.consumer import LiveConsumer
 from replsite.dashboard.tick_feed import LiveFeed
-from tests.snapshots import a_snapshot, a_stream, a_writer
+from tests.support.snapshots import a_snapshot, a_stream, a_writer
 
 STAFF = User(username="staff", is_staff=True)
 

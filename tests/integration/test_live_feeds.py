@@ -18,8 +18,8 @@ from streams.follow import Reader
 from streams.follow.cursors import read_cursor
 from streams.models import Reader as ReaderRow
 from streams.models import StoredCursor, StreamPosition
-from tests.syncing import here, talk
-from tests.waiting import wait_until
+from tests.support.syncing import here, talk
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

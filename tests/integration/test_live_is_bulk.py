@@ -11,9 +11,9 @@ from events.reading.timeline import state_at
 from events.room.state_assignment import RoomStates
 from state.rules.room_versions import room_version
 from tests.integration.test_gap_filling import assert_ranges_tell_what_the_rule_tells
-from tests.made_rooms import ALICE, BOB, EVE, MadeRoom
 from tests.oracle.answers import OurStates
-from tests.persisted_rooms import (
+from tests.support.made_rooms import ALICE, BOB, EVE, MadeRoom
+from tests.support.persisted_rooms import (
     current_state,
     gaps,
     incoming,

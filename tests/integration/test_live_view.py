@@ -14,7 +14,7 @@ from replsite.dashboard import views
 from replsite.dashboard.diff import changes
 from replsite.dashboard.page import live_page_data
 from replsite.snapshot.types import JobsView
-from tests.snapshots import a_job, a_reader, a_snapshot, a_stream, a_writer, some_storage
+from tests.support.snapshots import a_job, a_reader, a_snapshot, a_stream, a_writer, some_storage
 
 pytestmark = pytest.mark.django_db
 HOSTILE = "<img src=x onerror=alert(1)>\"'&"

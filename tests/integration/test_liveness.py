@@ -18,8 +18,8 @@ from streams.models import Instance, StreamPosition, WriterResolution
 from streams.testing import forget_writers
 from streams.writing import lease
 from streams.writing.dead_writers import resolve_dead_writers, resolve_writer, retire_streams
-from tests.waiting import wait_until
-from tests.writing import append, ids, linear, session, stored, wait_for_linear
+from tests.support.waiting import wait_until
+from tests.support.writing import append, ids, linear, session, stored, wait_for_linear
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -10,7 +10,7 @@ import pytest
 from pipeline.importing import loaders as loading
 from pipeline.importing.load_rooms import LoadedRoom
 from pipeline.importing.loaders import Loading, ReadyRooms
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 ROOMS = [LoadedRoom(number, f"!{number}", 1, 0) for number in range(20)]
 

@@ -17,13 +17,13 @@ from pipeline.source.write import fact_writer
 from streams.db import driver
 from streams.db.consistent_read import long_transaction, one_view
 from streams.db.driver import dsn
-from tests.impatient_server import LIMIT_SECONDS, impatient, wait_for_the_limit
 from tests.integration.test_archive import purge
 from tests.integration.test_purging import middle
 from tests.integration.test_restore import restore, stored
 from tests.integration.test_source_writing import CACHES, batch, options
-from tests.synapse_database import postgresql_database
-from tests.waiting import wait_until
+from tests.support.impatient_server import LIMIT_SECONDS, impatient, wait_for_the_limit
+from tests.support.synapse_database import postgresql_database
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 LIMITS = ("idle_in_transaction_session_timeout", "statement_timeout", "transaction_timeout")

@@ -11,8 +11,8 @@ import pytest
 from django.db import connection
 from django.db.migrations.recorder import MigrationRecorder
 
-from tests import session
-from tests.full_disk import FULL, needs_full_disk
+from tests.support import session
+from tests.support.full_disk import FULL, needs_full_disk
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.cold_start]
 

@@ -22,9 +22,9 @@ from streams import registry
 from streams.follow import lag_histogram
 from streams.follow.lag_histogram import DelaySamples, age_sql
 from streams.models import CacheInvalidation, Reader, WireCount
-from tests.made_rooms import BOB, public_room
-from tests.persisted_rooms import incoming, persist
-from tests.writing import append
+from tests.support.made_rooms import BOB, public_room
+from tests.support.persisted_rooms import incoming, persist
+from tests.support.writing import append
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

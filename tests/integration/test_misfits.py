@@ -20,8 +20,8 @@ from state.rules.room_versions import room_version
 from streams.models import CacheInvalidation
 from tests.integration.test_archive import purge
 from tests.integration.test_restore import restore
-from tests.made_rooms import ALICE, BOB, public_room
-from tests.persisted_rooms import incoming, persist
+from tests.support.made_rooms import ALICE, BOB, public_room
+from tests.support.persisted_rooms import incoming, persist
 
 pytestmark = pytest.mark.django_db(transaction=True)
 LIE = "I owe you 1000000"

@@ -14,8 +14,8 @@ from tests.integration.test_extremities import with_its_state
 from tests.integration.test_gap_filling import assert_ranges_tell_what_the_rule_tells, backfill
 from tests.integration.test_live_is_bulk import states_of
 from tests.integration.test_live_ranges import overlaps
-from tests.made_rooms import ALICE, BOB, EVE, MadeRoom
-from tests.persisted_rooms import persist, persist_all
+from tests.support.made_rooms import ALICE, BOB, EVE, MadeRoom
+from tests.support.persisted_rooms import persist, persist_all
 
 pytestmark = pytest.mark.django_db
 

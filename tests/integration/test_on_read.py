@@ -26,9 +26,9 @@ from events.visibility.access import (
 from events.visibility.explain import explain_visibility
 from streams.conf import stream_settings
 from streams.models.catalog import AccountDataChange
-from tests.made_rooms import ALICE, BOB, EVE, MadeRoom
-from tests.persisted_rooms import persist_all
-from tests.stored_rooms import store_room
+from tests.support.made_rooms import ALICE, BOB, EVE, MadeRoom
+from tests.support.persisted_rooms import persist_all
+from tests.support.stored_rooms import store_room
 
 pytestmark = pytest.mark.django_db
 

@@ -32,9 +32,9 @@ from streams.reading.rows import rows_between
 from streams.replication.common.table_rows import Wanted, table_rows
 from streams.replication.protocol.announcer import Read
 from streams.replication.server.broadcast_reader import read_lines
-from tests import emptying
-from tests.waiting import wait_until
-from tests.writing import session, stored
+from tests.support import emptying
+from tests.support.waiting import wait_until
+from tests.support.writing import session, stored
 
 pytestmark = pytest.mark.django_db(transaction=True)
 NAME = "one_form"

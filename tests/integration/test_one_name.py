@@ -9,7 +9,7 @@ import pytest
 from streams import registry
 from streams.models.catalog import Presence
 from streams.testing import as_instance
-from tests.wire_client import start_replication
+from tests.support.wire_client import start_replication
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

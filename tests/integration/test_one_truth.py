@@ -26,7 +26,7 @@ from replsite.status.verdicts import (
     judge_reader,
     judge_writer,
 )
-from tests.snapshots import a_reader, a_snapshot, a_stream, a_writer, on_stream, some_workers
+from tests.support.snapshots import a_reader, a_snapshot, a_stream, a_writer, on_stream, some_workers
 
 pytestmark = pytest.mark.django_db
 

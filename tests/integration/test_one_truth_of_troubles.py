@@ -17,8 +17,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from pipeline.models import Job, JobState
 from replsite.snapshot.shared import SHARED
 from streams.models import Reader, StreamPosition
-from tests.waiting import wait_until
-from tests.writing import append
+from tests.support.waiting import wait_until
+from tests.support.writing import append
 
 pytestmark = pytest.mark.django_db(transaction=True)
 #: Who is in trouble, where, and the word for it.

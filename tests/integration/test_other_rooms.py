@@ -10,8 +10,8 @@ from events.persist.resolving import resolve_room
 from events.persist.room_cache import forget_kept
 from events.sending.send import LocalRoom
 from state.groups.store import full_state
-from tests.made_rooms import ALICE, BOB, EVE, MadeRoom, public_room
-from tests.persisted_rooms import current_state, gaps, incoming, leaves, persist
+from tests.support.made_rooms import ALICE, BOB, EVE, MadeRoom, public_room
+from tests.support.persisted_rooms import current_state, gaps, incoming, leaves, persist
 
 pytestmark = pytest.mark.django_db(transaction=True)
 VERSIONS = ("1", "10", "12")

@@ -6,8 +6,8 @@ import pytest
 from django.db import connection
 
 from events.reading import page_sql
-from tests.made_rooms import ALICE, MadeRoom
-from tests.stored_rooms import store_room
+from tests.support.made_rooms import ALICE, MadeRoom
+from tests.support.stored_rooms import store_room
 
 pytestmark = pytest.mark.django_db
 

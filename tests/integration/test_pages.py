@@ -13,8 +13,8 @@ from events.tokens.positions import current_token, room_text, token_text
 from state.groups.filters import StateFilter
 from streams.core.tokens import VectorToken
 from streams.errors import EpochChanged
-from tests.made_rooms import ALICE, BOB, EVE, MadeRoom
-from tests.stored_rooms import WRITER, store_room
+from tests.support.made_rooms import ALICE, BOB, EVE, MadeRoom
+from tests.support.stored_rooms import WRITER, store_room
 
 pytestmark = pytest.mark.django_db
 

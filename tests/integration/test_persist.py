@@ -12,8 +12,17 @@ from events.models import Event, EventJson, EventVisibility, Room
 from events.persist import batch as storing
 from events.persist.batch import Incoming
 from events.reading.timeline import state_at
-from tests.made_rooms import ALICE, BOB, EVE, public_room
-from tests.persisted_rooms import current_state, gaps, incoming, leaves, persist, persist_all, ranges, replayed_state
+from tests.support.made_rooms import ALICE, BOB, EVE, public_room
+from tests.support.persisted_rooms import (
+    current_state,
+    gaps,
+    incoming,
+    leaves,
+    persist,
+    persist_all,
+    ranges,
+    replayed_state,
+)
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -15,8 +15,8 @@ from events.persist import batch as storing
 from events.persist.batch import Incoming
 from events.persist.room_cache import forget_kept
 from events.sending.finish import finish_event
-from tests.made_rooms import ALICE, BOB, MadeRoom, public_room
-from tests.persisted_rooms import current_state, incoming, leaves, persist, persist_all
+from tests.support.made_rooms import ALICE, BOB, MadeRoom, public_room
+from tests.support.persisted_rooms import current_state, incoming, leaves, persist, persist_all
 
 pytestmark = pytest.mark.django_db
 

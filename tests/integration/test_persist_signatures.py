@@ -17,8 +17,8 @@ from events.room.verification import KeyRing, PublicKey
 from events.sending.finish import finish_event
 from events.sending.send import create_room
 from state.rules.room_versions import room_version
-from tests.made_rooms import ALICE, BOB, MadeRoom, public_room
-from tests.room_data import ROOMS, event_lines
+from tests.support.made_rooms import ALICE, BOB, MadeRoom, public_room
+from tests.support.room_data import ROOMS, event_lines
 
 pytestmark = pytest.mark.django_db
 KEYS = {f"{name}.test": SigningKey.from_seed(f"{name}.test", "ed25519:1", name.upper() * 43) for name in "abe"}

@@ -26,9 +26,9 @@ from events.persist import room_cache
 from events.reading.timeline import state_at
 from state.models import StateGroup
 from streams.db.driver import Statement, send_together
-from tests.made_rooms import ALICE, BOB, public_room
-from tests.persisted_rooms import current_state, incoming, leaves, persist, persist_all, ranges, replayed_state
-from tests.room_talker import talkers
+from tests.support.made_rooms import ALICE, BOB, public_room
+from tests.support.persisted_rooms import current_state, incoming, leaves, persist, persist_all, ranges, replayed_state
+from tests.support.room_talker import talkers
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

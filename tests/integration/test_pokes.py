@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from streams.reading.pokes import Poke, PokeListener
-from tests.waiting import wait_until
-from tests.writing import append, session, terminate
+from tests.support.waiting import wait_until
+from tests.support.writing import append, session, terminate
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -17,8 +17,8 @@ from replsite.postgres.backend.base import DatabaseWrapper
 from replsite.postgres.errors import StartFailed
 from replsite.postgres.folder import Folder
 from replsite.postgres.launcher import LaunchSettings, ensure_running, release
-from tests.session import PROJECT
-from tests.waiting import wait_until
+from tests.support.session import PROJECT
+from tests.support.waiting import wait_until
 
 DEBIAN = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"))
 Manage = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -66,7 +66,11 @@ def test_migrations_run_on_an_empty_data_directory(manage):
 
 
 def test_two_that_migrate_an_empty_database_at_once_come_one_after_the_other(data_dir):
-    environment = {**os.environ, "REPLSITE_DATA_DIR": str(data_dir), "DJANGO_SETTINGS_MODULE": "tests.slow_migrations"}
+    environment = {
+        **os.environ,
+        "REPLSITE_DATA_DIR": str(data_dir),
+        "DJANGO_SETTINGS_MODULE": "tests.support.slow_migrations",
+    }
     environment["SLOW_DATABASE"] = "migrated_twice"
     environment.pop("DATABASE_URL", None)
     command = [sys.executable, "manage.py", "migrate"]

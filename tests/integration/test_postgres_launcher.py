@@ -33,8 +33,8 @@ from replsite.postgres.errors import (
 )
 from replsite.postgres.folder import Folder, ServerRecord, is_postgres_of, try_lock
 from replsite.postgres.launcher import LaunchSettings, ensure_running, find_programs, release
-from tests.session import PROJECT
-from tests.waiting import wait_until
+from tests.support.session import PROJECT
+from tests.support.waiting import wait_until
 
 as_root = pytest.mark.skipif(
     os.geteuid() != 0, reason="only root can make a folder that is closed to the server's account"

@@ -15,7 +15,7 @@ from events.models import Event, Room
 from pipeline.jobs.run import queue_job, run_job
 from pipeline.models import Job
 from tests.integration.test_purging import middle, talked_room
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 OWN_WRITER = {"REPLSITE_INSTANCE": "purge-{n}"}

@@ -56,15 +56,15 @@ from state.groups.store import StateDigest, full_states
 from state.models import StateGroup, StateGroupDelta
 from streams.core.tokens import VectorToken
 from streams.models import CacheInvalidation
-from tests.effort import examples
-from tests.generated_rooms import forked_rooms
-from tests.made_rooms import ALICE, BOB, MadeRoom, public_room
 from tests.oracle.answers import parsed
-from tests.persisted_rooms import current_state, gaps, incoming, leaves, persist, persist_all, replayed_state
-from tests.room_data import ROOM_NAMES
-from tests.stored_rooms import store_room
-from tests.syncing import ids, only, since
-from tests.waiting import wait_until
+from tests.support.effort import examples
+from tests.support.generated_rooms import forked_rooms
+from tests.support.made_rooms import ALICE, BOB, MadeRoom, public_room
+from tests.support.persisted_rooms import current_state, gaps, incoming, leaves, persist, persist_all, replayed_state
+from tests.support.room_data import ROOM_NAMES
+from tests.support.stored_rooms import store_room
+from tests.support.syncing import ids, only, since
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 SMALL_ROOMS = [name for name in ROOM_NAMES if not name.startswith("large")]

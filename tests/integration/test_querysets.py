@@ -8,8 +8,8 @@ from events.models import CurrentState, Event, EventVisibility, Room
 from state.models import StateGroup, StateGroupDelta
 from streams.errors import NotWritable
 from streams.models import StreamPosition
-from tests.made_rooms import ALICE, BOB, MadeRoom
-from tests.stored_rooms import store_room
+from tests.support.made_rooms import ALICE, BOB, MadeRoom
+from tests.support.stored_rooms import store_room
 
 pytestmark = pytest.mark.django_db
 

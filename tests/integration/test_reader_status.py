@@ -28,10 +28,10 @@ from streams.maintenance.trim import Keep, TrimRequest, trim
 from streams.models import CacheInvalidation, Instance, StoredCursor, StreamPosition
 from streams.models import Reader as ReaderRow
 from streams.reading.reader_table import forget_readers
-from tests.effects import effects_table, running, take
 from tests.integration.test_snapshot import Held
-from tests.waiting import wait_until
-from tests.writing import append, ids, session, stream, wait_for_linear
+from tests.support.effects import effects_table, running, take
+from tests.support.waiting import wait_until
+from tests.support.writing import append, ids, session, stream, wait_for_linear
 
 pytestmark = pytest.mark.django_db(transaction=True)
 SECRET = "correct-horse"

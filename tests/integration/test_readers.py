@@ -11,7 +11,7 @@ from django.db import connection
 from streams import registry
 from streams.core.queries import rows_sql
 from streams.reading.rows import linear_position, rows_between, stored_positions
-from tests.writing import append, fact, ids, stream
+from tests.support.writing import append, fact, ids, stream
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

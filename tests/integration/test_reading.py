@@ -10,9 +10,9 @@ from django.db import connection
 from events.errors import BadQuestion, BadToken, StateUnresolved, UnknownEvent, UnknownRoom
 from events.format.parsing import parse_line
 from events.reading.timeline import state_at, timeline
-from tests.made_rooms import ALICE, MadeRoom
-from tests.room_data import event_lines, oracle
-from tests.stored_rooms import store_room
+from tests.support.made_rooms import ALICE, MadeRoom
+from tests.support.room_data import event_lines, oracle
+from tests.support.stored_rooms import store_room
 
 pytestmark = pytest.mark.django_db
 

@@ -12,9 +12,9 @@ from events.models import Event
 from events.reading.pages import events_around, timeline, visible_to
 from events.sync.events_since import events_since
 from events.tokens.positions import current_token, token_text
-from tests.made_rooms import ALICE, MadeRoom
-from tests.stored_rooms import store_room
-from tests.syncing import first, here, since
+from tests.support.made_rooms import ALICE, MadeRoom
+from tests.support.stored_rooms import store_room
+from tests.support.syncing import first, here, since
 
 pytestmark = pytest.mark.django_db
 

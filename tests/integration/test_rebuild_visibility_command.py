@@ -8,8 +8,8 @@ from django.core.management import CommandError, call_command
 
 from events.models import EventVisibility
 from events.visibility.rebuild import stored_ranges
-from tests.made_rooms import MadeRoom
-from tests.stored_rooms import store_room
+from tests.support.made_rooms import MadeRoom
+from tests.support.stored_rooms import store_room
 
 pytestmark = pytest.mark.django_db
 

@@ -112,7 +112,7 @@ def test_what_fails_is_not_stored_in_part(recorder):
 
 
 def test_a_lost_connection_loses_nothing(recorder):
-    from tests.writing import session
+    from tests.support.writing import session
 
     recorder.store(Batch(rows=rows(5)))
     with session() as cursor:

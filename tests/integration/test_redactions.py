@@ -13,8 +13,8 @@ from events.models.visibility import VisibleEvent
 from events.visibility.explain import explain_visibility
 from events.visibility.rebuild import rebuild_visibility, stored_ranges
 from events.visibility.rule import Rule
-from tests.made_rooms import ALICE, BOB, EVE, MadeRoom
-from tests.persisted_rooms import incoming, persist, persist_all
+from tests.support.made_rooms import ALICE, BOB, EVE, MadeRoom
+from tests.support.persisted_rooms import incoming, persist, persist_all
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -15,10 +15,10 @@ from streams.conf import stream_settings
 from streams.db import driver
 from streams.models import CacheInvalidation, Reader
 from streams.replication.redis.publisher import _Lock
-from tests.redis_server import RedisServer, redis_server
-from tests.waiting import wait_until
-from tests.wire_client import WireClient, ready_ports
-from tests.writing import append, fact, session, stored, stream, terminate
+from tests.support.redis_server import RedisServer, redis_server
+from tests.support.waiting import wait_until
+from tests.support.wire_client import WireClient, ready_ports
+from tests.support.writing import append, fact, session, stored, stream, terminate
 
 pytestmark = pytest.mark.django_db(transaction=True)
 CHANNEL = "localhost"

@@ -16,9 +16,9 @@ from streams.replication.server.broadcaster import Broadcaster
 from streams.replication.server.client import Peer
 from streams.replication.server.worker_reports import WorkerReports
 from streams.replication.transport.testing import MemoryTransport
-from tests.waiting import wait_until
-from tests.wire_client import WireClient, start_replication
-from tests.writing import session, terminate
+from tests.support.waiting import wait_until
+from tests.support.wire_client import WireClient, start_replication
+from tests.support.writing import session, terminate
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

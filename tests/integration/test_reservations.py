@@ -13,8 +13,8 @@ from django.db.utils import InterfaceError, OperationalError
 from streams.errors import BadCount, FactIsFixed, ForeignFact, ReservationEnded, ReservationNotOpen
 from streams.models import CacheInvalidation, Reader
 from streams.writing.writer import current_writer
-from tests.waiting import wait_until
-from tests.writing import (
+from tests.support.waiting import wait_until
+from tests.support.writing import (
     append,
     fact,
     ids,

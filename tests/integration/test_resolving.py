@@ -12,7 +12,7 @@ from events.persist.resolving import resolve_room
 from events.reading.timeline import state_at
 from tests.integration.test_gap_filling import backfill, closed_room, unresolved
 from tests.integration.test_given_states import told
-from tests.persisted_rooms import persist, persist_all
+from tests.support.persisted_rooms import persist, persist_all
 
 pytestmark = pytest.mark.django_db
 

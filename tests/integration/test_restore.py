@@ -46,12 +46,12 @@ from streams.core.tokens import VectorToken
 from streams.models import CacheInvalidation
 from tests.integration.test_archive import purge
 from tests.integration.test_purging import check_groups, middle, states, talked_room, visible
-from tests.made_rooms import ALICE, BOB, public_room
 from tests.oracle.answers import parsed
-from tests.persisted_rooms import incoming, persist
-from tests.stored_rooms import store_room
-from tests.syncing import ids, only, since
-from tests.waiting import wait_until
+from tests.support.made_rooms import ALICE, BOB, public_room
+from tests.support.persisted_rooms import incoming, persist
+from tests.support.stored_rooms import store_room
+from tests.support.syncing import ids, only, since
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 ROOMS = ["v10_gap", "v10_rejected", "v11_redactions", "v12_power_fork"]

@@ -26,10 +26,10 @@ from tests.integration.test_room_repair import (
     wrong_delta,
     wrong_redacted_by,
 )
-from tests.persisted_rooms import persist_all
-from tests.room_talker import talkers
-from tests.syncing import here
-from tests.waiting import wait_until
+from tests.support.persisted_rooms import persist_all
+from tests.support.room_talker import talkers
+from tests.support.syncing import here
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 ANN, BOB = "@ann:site", "@bob:site"

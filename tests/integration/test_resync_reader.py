@@ -9,8 +9,8 @@ from streams.errors import ReaderNameTaken, ResyncNeeded, TokenError, UnknownRea
 from streams.follow import Handler, Reader, resync_reader
 from streams.maintenance.trim import Keep, TrimRequest, trim
 from streams.models import ReaderResync, StoredCursor
-from tests.effects import running
-from tests.writing import append, session, stream, wait_for_linear
+from tests.support.effects import running
+from tests.support.writing import append, session, stream, wait_for_linear
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -10,8 +10,8 @@ from django.core.management import call_command
 from events.maintenance.purge_history import only_purge
 from events.models import Event
 from events.persist.room_cache import forget_kept
-from tests.made_rooms import ALICE, MadeRoom
-from tests.persisted_rooms import incoming, persist
+from tests.support.made_rooms import ALICE, MadeRoom
+from tests.support.persisted_rooms import incoming, persist
 
 pytestmark = pytest.mark.django_db(transaction=True)
 DAY = 86_400_000

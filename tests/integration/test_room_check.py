@@ -16,8 +16,8 @@ from tests.integration.test_gap_filling import backfill, with_gap
 from tests.integration.test_live_is_bulk import arrive_with_gaps, generated, states_of
 from tests.oracle.answers import parsed
 from tests.oracle.test_live_path import SMALL_ROOMS, arriving
-from tests.persisted_rooms import incoming, persist, persist_all
-from tests.stored_rooms import store_room
+from tests.support.persisted_rooms import incoming, persist, persist_all
+from tests.support.stored_rooms import store_room
 
 pytestmark = pytest.mark.django_db
 

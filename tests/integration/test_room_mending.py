@@ -12,7 +12,7 @@ from events.persist.room_cache import forget_kept
 from state.models import StateGroup
 from tests.integration.test_live_is_bulk import generated
 from tests.integration.test_room_repair import change, lost_leaf, missing_ranges, of_room, wrong_delta
-from tests.persisted_rooms import persist_all
+from tests.support.persisted_rooms import persist_all
 
 pytestmark = pytest.mark.django_db
 

@@ -25,8 +25,8 @@ from streams.models.catalog import Receipt
 from tests.integration.test_archive import purge
 from tests.integration.test_purging import check_groups, states, talked_room
 from tests.integration.test_restore import assert_same, everything, found_wrong, restore, stored
-from tests.made_rooms import BOB, MadeRoom
-from tests.persisted_rooms import current_state, incoming, persist, persist_all
+from tests.support.made_rooms import BOB, MadeRoom
+from tests.support.persisted_rooms import current_state, incoming, persist, persist_all
 
 pytestmark = pytest.mark.django_db(transaction=True)
 _COLUMNS = """

@@ -22,7 +22,7 @@ from events.reading.user_timeline import timeline_of
 from state.models import StateGroup, StateGroupDelta
 from tests.integration.test_gap_filling import backfill, with_gap
 from tests.integration.test_live_is_bulk import USERS, generated
-from tests.persisted_rooms import current_state, gaps, leaves, persist_all, verdicts
+from tests.support.persisted_rooms import current_state, gaps, leaves, persist_all, verdicts
 
 pytestmark = pytest.mark.django_db
 

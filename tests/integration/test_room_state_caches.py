@@ -19,14 +19,14 @@ from streams.core.invalidation import any_depends_on_room_state
 from streams.models import CacheInvalidation
 from streams.reading import cache_feed
 from streams.writing.writer import current_writer
-from tests import session as test_session
 from tests.integration.cached_topics import membership_of, reason_of, topic_of
 from tests.integration.test_given_states import told
 from tests.integration.test_purging import purge
-from tests.made_rooms import ALICE, BOB, MadeRoom, public_room
-from tests.persisted_rooms import incoming, persist, persist_all
-from tests.waiting import wait_until
-from tests.writing import in_thread
+from tests.support import session as test_session
+from tests.support.made_rooms import ALICE, BOB, MadeRoom, public_room
+from tests.support.persisted_rooms import incoming, persist, persist_all
+from tests.support.waiting import wait_until
+from tests.support.writing import in_thread
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

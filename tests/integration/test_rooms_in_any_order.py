@@ -18,13 +18,13 @@ from events.room.state_assignment import RoomStates
 from events.visibility.ranges import in_order
 from events.visibility.rebuild import accepted_places, ranges_anew, rebuild_visibility, stored_ranges, tell_the_same
 from state.rules.room_versions import room_version
-from tests.effort import examples
-from tests.generated_rooms import USERS, forked_rooms
 from tests.integration.test_extremities import with_its_state
 from tests.integration.test_live_ranges import as_they_came, overlaps
 from tests.integration.test_visible_sql import STRANGER, compare
-from tests.persisted_rooms import current_state, incoming, leaves, persist, replayed_state
 from tests.properties.test_room_graph import slow_leaves
+from tests.support.effort import examples
+from tests.support.generated_rooms import USERS, forked_rooms
+from tests.support.persisted_rooms import current_state, incoming, leaves, persist, replayed_state
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

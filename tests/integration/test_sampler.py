@@ -20,9 +20,9 @@ from streams.db import driver
 from streams.models import Instance, Sample, StatusChange
 from streams.writing import dead_writers
 from streams.writing.writer import Condition, current_writer, retire_all
-from tests.snapshots import NOW, STUCK, a_reader, a_snapshot, a_stream, a_writer, on_stream
-from tests.waiting import wait_until
-from tests.writing import append, session, terminate
+from tests.support.snapshots import NOW, STUCK, a_reader, a_snapshot, a_stream, a_writer, on_stream
+from tests.support.waiting import wait_until
+from tests.support.writing import append, session, terminate
 
 BLOCKED = Verdict("blocked", Severity.WRONG, "End it: manage.py streams abort master")
 HOUR, DAY, MONTH = (SPANS[name].step_seconds for name in ("hour", "day", "month"))

@@ -19,9 +19,9 @@ import pytest
 from django.db import connection
 
 from streams.models import StreamPosition
-from tests.made_rooms import ALICE, MadeRoom
-from tests.session import PROJECT
-from tests.stored_rooms import store_room
+from tests.support.made_rooms import ALICE, MadeRoom
+from tests.support.session import PROJECT
+from tests.support.stored_rooms import store_room
 
 PAGE = (PROJECT / "docs/how-to/use-the-models-from-another-service.md").read_text()
 SETTINGS = """

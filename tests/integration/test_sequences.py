@@ -14,8 +14,8 @@ from streams.errors import SequenceBusy
 from streams.maintenance import check
 from streams.models import CacheInvalidation, StreamPosition
 from streams.testing import forget_writers
-from tests.waiting import wait_until
-from tests.writing import append, ids, in_thread, linear, session, stored, stream, wait_for_linear
+from tests.support.waiting import wait_until
+from tests.support.writing import append, ids, in_thread, linear, session, stored, stream, wait_for_linear
 
 pytestmark = pytest.mark.django_db(transaction=True)
 NAME = "streams_cacheinvalidation_seq"

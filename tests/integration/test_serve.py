@@ -17,10 +17,10 @@ from django.core.management import CommandError, call_command
 
 from streams.epochs import current_epoch
 from streams.models import Reader
-from tests.full_disk import FULL, needs_full_disk
-from tests.waiting import wait_until
-from tests.wire_client import WireClient, positioned, ready_ports, start_replication
-from tests.writing import append, fact, session, stream
+from tests.support.full_disk import FULL, needs_full_disk
+from tests.support.waiting import wait_until
+from tests.support.wire_client import WireClient, positioned, ready_ports, start_replication
+from tests.support.writing import append, fact, session, stream
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

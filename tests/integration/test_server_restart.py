@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from pathlib import Path
 
-from tests.own_server import run_on_own_server
+from tests.support.own_server import run_on_own_server
 
 _SCRIPT = """
 import json, os, signal, sys
@@ -20,8 +20,8 @@ from streams import epochs
 from streams.maintenance.subjects import check as inspection
 from streams.errors import StreamError
 from streams.writing.writer import current_writer, retire_all
-from tests.waiting import wait_until
-from tests.writing import append, ids, linear, session
+from tests.support.waiting import wait_until
+from tests.support.writing import append, ids, linear, session
 
 def epochs_of(cursor):
     epochs.current_epoch(cursor)
@@ -93,8 +93,8 @@ from django.core.management import call_command
 from django.db import connection
 from replsite.snapshot.take import take_snapshot
 from streams.models import Instance
-from tests.waiting import wait_until
-from tests.writing import ids, session
+from tests.support.waiting import wait_until
+from tests.support.writing import ids, session
 
 call_command("migrate", verbosity=0)
 command = ["append", "caches", "--count", "1000000000", "--rate", "50", "--instance", "load-1", "--patient"]

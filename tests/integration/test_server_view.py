@@ -8,9 +8,9 @@ from events.federation.visibility import _memberships, as_seen_by, server_verdic
 from events.models import Event, EventJson
 from events.reading.event_json import load_events
 from state.groups.store import full_state
-from tests.made_rooms import ALICE, BOB, MadeRoom
 from tests.oracle.answers import parsed
-from tests.stored_rooms import store_room
+from tests.support.made_rooms import ALICE, BOB, MadeRoom
+from tests.support.stored_rooms import store_room
 
 pytestmark = pytest.mark.django_db
 

@@ -6,8 +6,8 @@ from django.test.utils import CaptureQueriesContext
 
 from events.models import ErasedUser, EventJson
 from events.reading.event_json import load_events
-from tests.made_rooms import ALICE, BOB, MadeRoom
-from tests.stored_rooms import store_room
+from tests.support.made_rooms import ALICE, BOB, MadeRoom
+from tests.support.stored_rooms import store_room
 
 pytestmark = pytest.mark.django_db
 

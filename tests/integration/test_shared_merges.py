@@ -7,8 +7,8 @@ from events.history.rows import room_history
 from events.models import Event
 from events.reading.timeline import state_at
 from state.models import StateGroup
-from tests.made_rooms import ALICE, MadeRoom
-from tests.persisted_rooms import persist_all
+from tests.support.made_rooms import ALICE, MadeRoom
+from tests.support.persisted_rooms import persist_all
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

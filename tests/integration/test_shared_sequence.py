@@ -11,8 +11,8 @@ from streams.homeserver import append
 from streams.maintenance import check
 from streams.testing import as_instance, forget_writers
 from streams.writing.writer import current_writer
-from tests.waiting import wait_until
-from tests.writing import in_thread, linear, session, stored
+from tests.support.waiting import wait_until
+from tests.support.writing import in_thread, linear, session, stored
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

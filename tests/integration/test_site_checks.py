@@ -12,7 +12,7 @@ from django.db import connections
 from django.test.utils import override_settings
 
 from replsite.checks import check_databases, check_https, check_settings
-from tests.session import PROJECT
+from tests.support.session import PROJECT
 
 
 def test_postgresql_passes_without_a_connection():

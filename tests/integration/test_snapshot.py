@@ -22,7 +22,7 @@ from streams import registry
 from streams.core.declaration import FactTable, StreamDeclaration
 from streams.models import CacheInvalidation, Instance, Reader, Sample, StreamPosition
 from streams.writing.writer import retire_all
-from tests.writing import ids
+from tests.support.writing import ids
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -12,7 +12,7 @@ from pipeline.source.offsets import Bound
 from streams import epochs
 from streams.db import driver
 from streams.errors import EpochChanged
-from tests.writing import append, session, wait_for_linear
+from tests.support.writing import append, session, wait_for_linear
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

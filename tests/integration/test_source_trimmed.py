@@ -12,7 +12,7 @@ from pipeline.source.offsets import Bound, Piece
 from streams.db import driver
 from streams.errors import ResyncNeeded
 from streams.maintenance.trim import Keep, TrimRequest, trim
-from tests.writing import append, session, stream, wait_for_linear
+from tests.support.writing import append, session, stream, wait_for_linear
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

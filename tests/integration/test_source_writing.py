@@ -23,8 +23,8 @@ from pipeline.source.options import WriteOptions
 from pipeline.source.write import PREFIX, fact_writer
 from streams.db.driver import dsn
 from streams.models import CacheInvalidation, Receipt, StreamPosition
-from tests.session import PROJECT
-from tests.waiting import wait_until
+from tests.support.session import PROJECT
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 TEXT = StringType()

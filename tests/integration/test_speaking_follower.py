@@ -12,9 +12,9 @@ from streams.replication.common.command_hooks import hear
 from streams.replication.protocol.client_state import Speaker
 from streams.replication.protocol.commands import RemoteServerUp
 from tests.integration.test_follower import Followed
-from tests.proxy import proxy_to
-from tests.waiting import wait_until
-from tests.wire_client import WireClient, start_replication
+from tests.support.proxy import proxy_to
+from tests.support.waiting import wait_until
+from tests.support.wire_client import WireClient, start_replication
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -15,7 +15,7 @@ from pipeline.source.append_staged import Appended, StagedWrite, append_staged, 
 from pipeline.source.write import staging_name
 from streams import registry
 from streams.models import CacheInvalidation, Presence
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 COLUMNS = ("cache_name", "keys")

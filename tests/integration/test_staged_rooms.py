@@ -15,8 +15,8 @@ from pipeline.importing.sources.inputs import open_inputs, parts_of_inputs
 from pipeline.importing.staging_tables import BROKEN, RESULT_TABLES, WORKING, table_name
 from pipeline.importing.work_out_rooms import RoomWork, stage_rooms
 from streams.db.driver import dsn
-from tests.room_data import ROOMS
-from tests.waiting import wait_until
+from tests.support.room_data import ROOMS
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -23,8 +23,8 @@ from streams.writing.writer import current_writer
 from tests.integration import cached_words
 from tests.integration.cached_words import set_word, word
 from tests.integration.test_caching import Other
-from tests.waiting import wait_until
-from tests.writing import in_thread, session
+from tests.support.waiting import wait_until
+from tests.support.writing import in_thread, session
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -7,7 +7,7 @@ from django.test.utils import CaptureQueriesContext
 
 from events.models import Event
 from events.stored_states import groups_of_events
-from tests.stored_rooms import WRITER
+from tests.support.stored_rooms import WRITER
 
 pytestmark = pytest.mark.django_db
 

@@ -8,8 +8,8 @@ from django.db import connection
 from state.errors import UnknownStateGroup
 from state.groups.deltas import HOPS_LIMIT, GroupBuilder
 from state.groups.store import FULL_STATE, entries, full_state, reserve_group_ids, state_digest
-from tests.room_data import oracle
-from tests.stored_rooms import store_groups
+from tests.support.room_data import oracle
+from tests.support.stored_rooms import store_groups
 
 pytestmark = pytest.mark.django_db
 

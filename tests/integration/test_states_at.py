@@ -8,8 +8,8 @@ from events.reading import state_at as module
 from events.reading.state_at import StateAt, state_at, states_at
 from state.groups.filters import StateFilter
 from state.models import StateGroup
-from tests.made_rooms import ALICE, BOB, MadeRoom
-from tests.stored_rooms import store_room
+from tests.support.made_rooms import ALICE, BOB, MadeRoom
+from tests.support.stored_rooms import store_room
 
 pytestmark = pytest.mark.django_db
 

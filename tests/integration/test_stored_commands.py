@@ -8,7 +8,7 @@ import pytest
 from django.db import connection
 
 from streams.models import Instance
-from tests.writing import append
+from tests.support.writing import append
 
 pytestmark = pytest.mark.django_db(transaction=True)
 PASSWORD = "Wonder5-land"

@@ -12,7 +12,7 @@ from django.utils import timezone
 
 from streams import registry
 from streams.models import CacheInvalidation, Instance, Reader, StoredCursor, StreamPosition, WriterResolution
-from tests.writing import ids, wait_for_linear
+from tests.support.writing import ids, wait_for_linear
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -28,11 +28,11 @@ from streams.homeserver import append
 from streams.homeserver import typing as typing_users
 from streams.models.catalog import Presence
 from streams.reading.pokes import Poke
-from tests.async_waiting import wait_for
-from tests.room_talker import USERS, chatter, talkers
-from tests.sync_client import SyncClient, check_matches
-from tests.waiting import wait_until
-from tests.writing import in_thread, session
+from tests.support.async_waiting import wait_for
+from tests.support.room_talker import USERS, chatter, talkers
+from tests.support.sync_client import SyncClient, check_matches
+from tests.support.waiting import wait_until
+from tests.support.writing import in_thread, session
 
 T = TypeVar("T")
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -11,7 +11,7 @@ from events.sending.send import LocalRoom, create_room
 from events.sync.events_since import events_since
 from events.sync.rooms import rooms_since
 from events.tokens.positions import events_token
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -15,9 +15,9 @@ from events.visibility.access import forget_room
 from events.visibility.explain import explain_visibility
 from streams.core.tokens import VectorToken
 from streams.epochs import current_epoch
-from tests.made_rooms import ALICE, MadeRoom
-from tests.persisted_rooms import incoming, persist, persist_all
-from tests.syncing import first, here, ids, only, since, talk
+from tests.support.made_rooms import ALICE, MadeRoom
+from tests.support.persisted_rooms import incoming, persist, persist_all
+from tests.support.syncing import first, here, ids, only, since, talk
 
 pytestmark = pytest.mark.django_db
 

@@ -8,7 +8,7 @@ from events.reading.pages import timeline
 from events.sending.send import create_room
 from events.sync.rooms import initial_sync, rooms_since
 from events.tokens.positions import events_token
-from tests.syncing import ids, only, talk
+from tests.support.syncing import ids, only, talk
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

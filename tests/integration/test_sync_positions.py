@@ -14,7 +14,7 @@ from streams.core.tokens import VectorToken
 from streams.epochs import begin_epoch, current_epoch
 from streams.errors import EpochChanged, TokenError
 from streams.models import StreamPosition
-from tests.writing import session
+from tests.support.writing import session
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -7,7 +7,7 @@ from django.db import connection
 
 from events.sending.send import NewEvent, create_room
 from events.sync.prepared import rows
-from tests.syncing import first, here, since
+from tests.support.syncing import first, here, since
 
 pytestmark = pytest.mark.django_db
 

@@ -9,7 +9,7 @@ import pytest
 from events.errors import EventNotAllowed
 from events.models import CurrentState
 from events.sending.send import NewEvent, RoomSetup, create_room
-from tests.syncing import first, here, since
+from tests.support.syncing import first, here, since
 
 pytestmark = pytest.mark.django_db
 

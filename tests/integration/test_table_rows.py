@@ -8,7 +8,7 @@ from django.db import connection
 from streams import registry
 from streams.reading.rows import rows_between
 from streams.replication.common.table_rows import Wanted, table_rows
-from tests.writing import fact, ids, stream
+from tests.support.writing import fact, ids, stream
 
 pytestmark = pytest.mark.django_db(transaction=True)
 ODD = ["", "ünï", "a\\b", 'q"q', "\n\t", "{}", "\u2028", "😀" * 50]

@@ -9,10 +9,10 @@ import pytest
 
 from streams.models import WireCount
 from streams.replication.transport.tls import TlsFiles, client_context
-from tests.certificates import Authority
-from tests.waiting import wait_until
-from tests.wire_client import WireClient, ready_ports, start_replication
-from tests.writing import append
+from tests.support.certificates import Authority
+from tests.support.waiting import wait_until
+from tests.support.wire_client import WireClient, ready_ports, start_replication
+from tests.support.writing import append
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

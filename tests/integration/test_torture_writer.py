@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from django.db import connection, transaction
 
-from tests.writing import append, ids, server_process, terminate
+from tests.support.writing import append, ids, server_process, terminate
 
 
 class Undo(Exception):

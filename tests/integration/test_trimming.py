@@ -25,9 +25,9 @@ from streams.replication.redis.publisher import RedisPeer
 from streams.replication.server.broadcaster import Broadcaster
 from streams.stream import Stream
 from streams.testing import as_instance, forget_writers
-from tests.waiting import wait_until
-from tests.wire_client import start_replication
-from tests.writing import append, ids, linear, session, stored, stream, wait_for_linear
+from tests.support.waiting import wait_until
+from tests.support.wire_client import start_replication
+from tests.support.writing import append, ids, linear, session, stored, stream, wait_for_linear
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

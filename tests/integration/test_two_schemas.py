@@ -14,7 +14,7 @@ from pipeline.jobs.rows import JobLock
 from pipeline.jobs.sql import KILLED_JOBS
 from streams.db import driver
 from streams.db.schema_mark import SCHEMA_MARK
-from tests.wire_client import WireClient, positioned, start_replication
+from tests.support.wire_client import WireClient, positioned, start_replication
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

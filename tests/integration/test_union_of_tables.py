@@ -12,7 +12,7 @@ from streams.reading.rows import rows_between
 from streams.replication.client.table_catch_up import TableCatchUp
 from streams.testing import forget_writers
 from streams.writing.writer import current_writer
-from tests.writing import session
+from tests.support.writing import session
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -9,9 +9,9 @@ from django.core.management import CommandError, call_command
 from events.errors import BadToken, NotReadable, UnknownRoom
 from events.format.parsing import parse_line
 from events.reading.user_timeline import timeline_of
-from tests.made_rooms import ALICE, BOB, EVE, MadeRoom
-from tests.room_data import event_lines, oracle
-from tests.stored_rooms import store_room
+from tests.support.made_rooms import ALICE, BOB, EVE, MadeRoom
+from tests.support.room_data import event_lines, oracle
+from tests.support.stored_rooms import store_room
 
 pytestmark = pytest.mark.django_db
 

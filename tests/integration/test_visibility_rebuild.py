@@ -7,11 +7,11 @@ from hypothesis import HealthCheck, given, settings
 from events.format.parsing import parse_line
 from events.models import EventVisibility, Room
 from events.visibility.rebuild import ranges_anew, rebuild_visibility, stored_ranges
-from tests.effort import examples
-from tests.generated_rooms import forked_rooms
-from tests.made_rooms import MadeRoom
-from tests.room_data import ROOM_NAMES, event_lines
-from tests.stored_rooms import store_room
+from tests.support.effort import examples
+from tests.support.generated_rooms import forked_rooms
+from tests.support.made_rooms import MadeRoom
+from tests.support.room_data import ROOM_NAMES, event_lines
+from tests.support.stored_rooms import store_room
 
 pytestmark = pytest.mark.django_db
 

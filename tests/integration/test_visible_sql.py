@@ -9,11 +9,11 @@ from events.models import CurrentState, ErasedUser, Event, ForgottenRoom, Ignore
 from events.visibility.access import access_parameters, forget_room, read_access
 from events.visibility.explain import explain_visibility
 from events.visibility.predicate_sql import ACCESS_ROWS, pruned, sees
-from tests.effort import examples
-from tests.generated_rooms import USERS, forked_rooms
-from tests.made_rooms import ALICE, BOB, MadeRoom
-from tests.room_data import ROOM_NAMES, event_lines
-from tests.stored_rooms import store_room
+from tests.support.effort import examples
+from tests.support.generated_rooms import USERS, forked_rooms
+from tests.support.made_rooms import ALICE, BOB, MadeRoom
+from tests.support.room_data import ROOM_NAMES, event_lines
+from tests.support.stored_rooms import store_room
 
 pytestmark = pytest.mark.django_db
 

@@ -18,8 +18,8 @@ from streams.models import StreamPosition
 from streams.waiting import wait
 from streams.writing import lease
 from streams.writing.writer import current_writer, retire_all
-from tests.waiting import wait_until
-from tests.writing import append, give_out, ids, in_thread, session, stream, terminate, wait_for_linear
+from tests.support.waiting import wait_until
+from tests.support.writing import append, give_out, ids, in_thread, session, stream, terminate, wait_for_linear
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from streams.models import CacheInvalidation
-from tests import warm_start
+from tests.support import warm_start
 
 fork = warm_start._Forking.fork
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -90,7 +90,7 @@ def test_input_is_its_standard_input(run_manage):
 def test_a_module_and_a_script_are_forked_too_and_end_like_cold_ones():
     for arguments, status, said in (
         (("-c", "import sys; print(sys.argv); sys.exit(3)", "one"), 3, "['-c', 'one']\n"),
-        (("-m", "tests.room_talker", "warm"), 0, ""),
+        (("-m", "tests.support.room_talker", "warm"), 0, ""),
     ):
         for begin in (warm_start.WARM.popen, warm_start.cold_start):
             process = begin(arguments, os.environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)

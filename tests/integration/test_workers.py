@@ -11,9 +11,9 @@ from streams.homeserver import federation_queue
 from streams.models import SyncingUser, UserAddress, WireCount, WorkerConnection
 from streams.models.catalog import FederationItem
 from streams.replication.errors import UnsendableCommand
-from tests.waiting import wait_until
-from tests.wire_client import WireClient, positioned, start_replication
-from tests.writing import linear, session
+from tests.support.waiting import wait_until
+from tests.support.wire_client import WireClient, positioned, start_replication
+from tests.support.writing import linear, session
 
 pytestmark = pytest.mark.django_db(transaction=True)
 NOW_MS = int(time.time() * 1000)
@@ -84,7 +84,7 @@ def test_a_worker_that_comes_back_says_anew_who_syncs(port):
 
 def test_users_of_a_stopped_server_are_forgotten(start_manage):
     process = start_manage("runreplication", "--bind", "127.0.0.1:0")
-    from tests.wire_client import ready_ports
+    from tests.support.wire_client import ready_ports
 
     with WireClient(ready_ports(process)["replication"], "USER_SYNC w @a:b start 1"):
         syncing("@a:b")
@@ -95,7 +95,7 @@ def test_users_of_a_stopped_server_are_forgotten(start_manage):
 
 def test_users_of_a_killed_server_are_no_longer_syncing_after_the_silence(start_manage, settings):
     process = start_manage("runreplication", "--bind", "127.0.0.1:0")
-    from tests.wire_client import ready_ports
+    from tests.support.wire_client import ready_ports
 
     with WireClient(ready_ports(process)["replication"], "USER_SYNC w @a:b start 1"):
         syncing("@a:b")

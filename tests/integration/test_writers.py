@@ -26,8 +26,19 @@ from streams.reading.rows import stored_positions
 from streams.testing import as_instance, forget_writers
 from streams.writing import dead_writers
 from streams.writing.writer import Condition, WriterProcess, current_writer, retire_all, use_instance
-from tests.waiting import wait_until
-from tests.writing import append, fact, ids, in_thread, linear, session, stored, stream, terminate, wait_for_linear
+from tests.support.waiting import wait_until
+from tests.support.writing import (
+    append,
+    fact,
+    ids,
+    in_thread,
+    linear,
+    session,
+    stored,
+    stream,
+    terminate,
+    wait_for_linear,
+)
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("no_cached_functions")]
 

@@ -29,8 +29,18 @@ from streams.writing import append as appends
 from streams.writing.reservation import OpenTransaction
 from streams.writing.writer import WriterProcess, current_writer
 from tests.integration.test_catalog import _sequences_as_after_migrate
-from tests.waiting import wait_until
-from tests.writing import append, ids, in_thread, linear, other_writer, session, stored, terminate, wait_for_linear
+from tests.support.waiting import wait_until
+from tests.support.writing import (
+    append,
+    ids,
+    in_thread,
+    linear,
+    other_writer,
+    session,
+    stored,
+    terminate,
+    wait_for_linear,
+)
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("no_cached_functions")]
 

@@ -7,7 +7,7 @@ from functools import cache
 
 from events.format.parsing import ParsedEvent, parse_line
 from events.history.rows import RoomResult, room_history
-from tests.room_data import event_lines, oracle
+from tests.support.room_data import event_lines, oracle
 
 StateKey = tuple[str, str]
 

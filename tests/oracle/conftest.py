@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.letting_go import everything_let_go
+from tests.support.letting_go import everything_let_go
 
 
 @pytest.fixture(autouse=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.oracle.answers import history, parsed
-from tests.room_data import ROOM_NAMES
-from tests.unit.test_room_walk import assert_chunks_make_no_difference
+from tests.support.room_data import ROOM_NAMES
+from tests.unit.events.history.test_chunked_walk import assert_chunks_make_no_difference
 
 
 @pytest.mark.parametrize("room", ROOM_NAMES)

@@ -9,8 +9,8 @@ from events.persist.receiving import with_state
 from events.reading.timeline import state_at
 from events.reading.user_timeline import timeline_of
 from tests.oracle.answers import TheirStates, parsed
-from tests.persisted_rooms import current_state, gaps, incoming, leaves, persist, replayed_state, verdicts
-from tests.room_data import oracle, stored_events
+from tests.support.persisted_rooms import current_state, gaps, incoming, leaves, persist, replayed_state, verdicts
+from tests.support.room_data import oracle, stored_events
 
 pytestmark = pytest.mark.django_db
 

@@ -8,8 +8,8 @@ from state.groups.store import full_states
 from state.models import StateGroupDelta
 from tests.oracle.answers import TheirStates
 from tests.oracle.test_live_path import arriving
-from tests.persisted_rooms import current_state, gaps, incoming, leaves, persist, replayed_state, verdicts
-from tests.room_data import oracle, stored_events
+from tests.support.persisted_rooms import current_state, gaps, incoming, leaves, persist, replayed_state, verdicts
+from tests.support.room_data import oracle, stored_events
 
 pytestmark = pytest.mark.django_db
 

@@ -7,16 +7,8 @@ from events.models import Event
 from events.reading.timeline import state_at
 from events.room.graph import causal_order
 from tests.oracle.answers import TheirStates, parsed
-from tests.persisted_rooms import (
-    current_state,
-    gaps,
-    leaves,
-    persist_all,
-    ranges,
-    replayed_state,
-    verdicts,
-)
-from tests.room_data import ROOM_NAMES, oracle, stored_events
+from tests.support.persisted_rooms import current_state, gaps, leaves, persist_all, ranges, replayed_state, verdicts
+from tests.support.room_data import ROOM_NAMES, oracle, stored_events
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -15,9 +15,9 @@ from events.reading.event_json import load_events
 from state.rules.room_versions import room_version
 from tests.oracle.answers import history, parsed
 from tests.oracle.test_live_path import arriving
-from tests.persisted_rooms import persist_all
-from tests.room_data import ROOM_NAMES, ROOMS, oracle
-from tests.stored_rooms import store_room
+from tests.support.persisted_rooms import persist_all
+from tests.support.room_data import ROOM_NAMES, ROOMS, oracle
+from tests.support.stored_rooms import store_room
 
 KEYS = json.loads((ROOMS / "server_keys.json").read_bytes())
 

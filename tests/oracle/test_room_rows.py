@@ -5,7 +5,7 @@ import pytest
 from events.format.parsing import parse_line
 from events.history.rows import EVENT_COLUMNS, room_history
 from tests.oracle.answers import history
-from tests.room_data import ROOM_NAMES, event_lines, oracle
+from tests.support.room_data import ROOM_NAMES, event_lines, oracle
 
 
 def column(result, name):

@@ -6,8 +6,8 @@ from events.federation.queries import EVENTS_LIMIT, backfill, missing_events, to
 from events.federation.visibility import server_verdicts
 from events.models import ForwardExtremity
 from tests.oracle.answers import parsed
-from tests.room_data import ROOM_NAMES, oracle
-from tests.stored_rooms import store_room
+from tests.support.room_data import ROOM_NAMES, oracle
+from tests.support.stored_rooms import store_room
 
 pytestmark = pytest.mark.django_db
 

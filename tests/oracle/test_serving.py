@@ -6,8 +6,8 @@ import pytest
 
 from events.reading.event_json import load_events
 from tests.oracle.answers import parsed
-from tests.room_data import ROOM_NAMES, oracle
-from tests.stored_rooms import store_room
+from tests.support.room_data import ROOM_NAMES, oracle
+from tests.support.stored_rooms import store_room
 
 pytestmark = pytest.mark.django_db
 

@@ -10,7 +10,7 @@ from events.room.state_assignment import RoomStates
 from state.resolution.resolve import resolve
 from state.rules.room_versions import room_version
 from tests.oracle.answers import OurStates, TheirStates, history, parsed
-from tests.room_data import ROOM_NAMES, oracle, stored_events
+from tests.support.room_data import ROOM_NAMES, oracle, stored_events
 
 SMALL_ROOMS = [room for room in ROOM_NAMES if room != "large_v10"]
 

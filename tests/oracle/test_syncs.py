@@ -13,10 +13,10 @@ from events.reading.user_timeline import timeline_of
 from events.sync.rooms import rooms_since
 from streams.core.tokens import VectorToken
 from tests.oracle.answers import parsed
-from tests.persisted_rooms import persist_all
-from tests.room_data import ROOM_NAMES, oracle, stored_events
-from tests.stored_rooms import store_room
-from tests.syncing import first, here, ids
+from tests.support.persisted_rooms import persist_all
+from tests.support.room_data import ROOM_NAMES, oracle, stored_events
+from tests.support.stored_rooms import store_room
+from tests.support.syncing import first, here, ids
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

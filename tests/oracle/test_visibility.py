@@ -8,8 +8,8 @@ from events.history.rows import room_history
 from events.visibility.rule import for_client
 from events.visibility.viewer import Viewer
 from tests.oracle.answers import history, parsed
-from tests.range_reader import Seen
-from tests.room_data import ROOM_NAMES, ROOMS, oracle
+from tests.support.range_reader import Seen
+from tests.support.room_data import ROOM_NAMES, ROOMS, oracle
 
 LETTERS = {"full": "1", "hidden": "0", "redacted": "p"}
 USERS_OF_LARGE_ROOM = 6

@@ -18,8 +18,8 @@ from pipeline.conf import pipeline_settings
 from pipeline.errors import JavaMissing
 from pipeline.spark.session import LIGHT_DRIVER, PRIVATE_FILES, find_java, spark_session
 from streams.writing import writer as writers
-from tests.emptying import empty_tables
-from tests.warm_start import WARM
+from tests.support.emptying import empty_tables
+from tests.support.warm_start import WARM
 
 
 def pytest_collection_modifyitems(items):

@@ -9,7 +9,7 @@ from pathlib import Path
 from django.db import connection
 
 from pipeline.importing.job import ImportOptions, Outcome, import_history
-from tests.room_data import ROOM_NAMES, ROOMS
+from tests.support.room_data import ROOM_NAMES, ROOMS
 
 ALL_ROOMS = tuple(ROOMS / name / "events.jsonl.gz" for name in ROOM_NAMES)
 SMALL_ROOMS = tuple(path for path in ALL_ROOMS if path.parent.name != "large_v10")

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 PROJECT = Path(__file__).resolve().parents[2]
 HIDDEN = ("DJANGO_", "REPLSITE_", "DATABASE_URL")

@@ -11,10 +11,10 @@ from pipeline.archive.folders import any_folder
 from pipeline.archive.format import read_manifest
 from pipeline.errors import SparkFailed
 from pipeline.jobs.run import run_job
-from tests.emptying import empty_tables
 from tests.integration.test_purging import middle
 from tests.integration.test_restore import assert_same, everything, restore, stored
 from tests.pipeline.imports import run_import
+from tests.support.emptying import empty_tables
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -15,12 +15,12 @@ from streams import registry
 from streams.db.driver import dsn
 from streams.models import CacheInvalidation
 from tests.conftest import end_process
-from tests.emptying import empty_tables
 from tests.pipeline.imports import bare_room, content, run_import, staging_tables, write_lines
-from tests.room_data import ROOMS
-from tests.session import PROJECT
-from tests.spark_cluster import spark_cluster
-from tests.waiting import wait_until
+from tests.support.emptying import empty_tables
+from tests.support.room_data import ROOMS
+from tests.support.session import PROJECT
+from tests.support.spark_cluster import spark_cluster
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.slow]
 STAGING = "replsite spark staging"

@@ -11,7 +11,7 @@ from pipeline.errors import ClusterUnfit
 from pipeline.spark import cluster_check
 from pipeline.spark.cluster_check import check_executors
 from streams.db.driver import dsn
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.django_db
 

@@ -28,8 +28,8 @@ from pipeline.export.tables import FIRST_DAY, TABLES, room_bucket
 from pipeline.jobs.run import JobRun, job_kinds, queue_job
 from pipeline.models import Job, JobState
 from tests.oracle.answers import parsed
-from tests.session import PROJECT
-from tests.stored_rooms import store_room
+from tests.support.session import PROJECT
+from tests.support.stored_rooms import store_room
 
 PAGE = (PROJECT / "docs" / "how-to" / "export-to-parquet.md").read_text()
 NAMES = ["v11_redactions", "v9_restricted", "v10_rejected"]
@@ -252,7 +252,7 @@ def test_it_is_all_of_one_moment(spark, stored, tmp_path, monkeypatch):
 
 def changed_meanwhile(write):
     """Others change everything, commit, and bring it back afterwards."""
-    from tests.writing import session
+    from tests.support.writing import session
 
     def changed(*arguments):
         with session() as cursor:

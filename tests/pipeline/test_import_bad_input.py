@@ -11,7 +11,7 @@ import pytest
 from events.models import Event, PurgedRoom, Room
 from pipeline.models import QuarantinedLine
 from tests.pipeline.imports import bare_room, content, run_import, write_lines
-from tests.room_data import event_lines, stored_events
+from tests.support.room_data import event_lines, stored_events
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("spark", "own_writer")]
 

@@ -20,8 +20,8 @@ from pipeline.jobs.rows import cancel_job
 from pipeline.jobs.run import queue_job
 from pipeline.models import ImportSource, Job, JobState, QuarantinedLine
 from tests.pipeline.imports import bare_room, content, run_import, staging_tables, write_lines
-from tests.room_data import ROOMS
-from tests.synapse_database import sqlite_file
+from tests.support.room_data import ROOMS
+from tests.support.synapse_database import sqlite_file
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("spark", "own_writer")]
 

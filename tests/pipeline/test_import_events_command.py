@@ -10,7 +10,7 @@ from django.core.management import CommandError, call_command
 
 from pipeline.models import Job
 from tests.pipeline.imports import write_lines
-from tests.room_data import ROOMS, event_lines
+from tests.support.room_data import ROOMS, event_lines
 
 pytestmark = pytest.mark.django_db(transaction=True)
 KEYS = ["read", "imported", "duplicates", "rejected", "quarantined", "rooms", "seconds"]

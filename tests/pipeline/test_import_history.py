@@ -13,7 +13,7 @@ from pipeline.models import Job
 from streams import registry
 from streams.reading.rows import linear_position, rows_between, stored_positions
 from tests.pipeline.imports import ALL_ROOMS, run_import, staging_tables
-from tests.room_data import ROOM_NAMES, ROOMS, oracle, stored_events
+from tests.support.room_data import ROOM_NAMES, ROOMS, oracle, stored_events
 
 pytestmark = pytest.mark.django_db
 

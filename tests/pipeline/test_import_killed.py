@@ -9,8 +9,8 @@ from django.db import connection
 
 from pipeline.errors import SourceChanged
 from pipeline.models import ImportedRoom, Job
-from tests.emptying import empty_tables
 from tests.pipeline.imports import SMALL_ROOMS, content, run_import, staging_tables
+from tests.support.emptying import empty_tables
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("spark", "own_writer"), pytest.mark.slow]
 

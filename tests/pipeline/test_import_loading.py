@@ -15,11 +15,11 @@ from pipeline.importing.work_out_rooms import RoomWork
 from pipeline.models import Job, JobState
 from streams import registry
 from streams.models import CacheInvalidation
-from tests.emptying import empty_tables
 from tests.integration.cached_topics import membership_of, topic_of
-from tests.made_rooms import ALICE, public_room
 from tests.pipeline.imports import bare_room, content, run_import, write_lines
-from tests.room_data import ROOMS
+from tests.support.emptying import empty_tables
+from tests.support.made_rooms import ALICE, public_room
+from tests.support.room_data import ROOMS
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -19,8 +19,8 @@ from pipeline.importing.job import ImportOptions, import_history
 from pipeline.jobs.run import run_job
 from pipeline.models import Job, JobState, QuarantinedLine
 from tests.pipeline.imports import run_import, write_lines
-from tests.room_data import ROOMS, event_lines, stored_events
-from tests.synapse_database import sqlite_file
+from tests.support.room_data import ROOMS, event_lines, stored_events
+from tests.support.synapse_database import sqlite_file
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("spark", "own_writer")]
 KEYS = ROOMS / "server_keys.json"

@@ -13,10 +13,10 @@ from django.db import connection
 from pipeline.importing.sources import inputs, synapse_db
 from pipeline.importing.sources.parts import TOLD
 from pipeline.models import ImportSource, Job, QuarantinedLine
-from tests.emptying import empty_tables
 from tests.pipeline.imports import bare_room, content, run_import, write_lines
-from tests.room_data import ROOMS, event_lines
-from tests.synapse_database import postgresql_database, sqlite_file
+from tests.support.emptying import empty_tables
+from tests.support.room_data import ROOMS, event_lines
+from tests.support.synapse_database import postgresql_database, sqlite_file
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("spark", "own_writer")]
 

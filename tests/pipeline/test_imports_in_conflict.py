@@ -13,9 +13,9 @@ from pipeline.importing import extend_rooms
 from pipeline.jobs.run import run_job
 from pipeline.models import QuarantinedLine
 from tests.oracle.answers import parsed
-from tests.persisted_rooms import incoming, persist
 from tests.pipeline.imports import run_import, staging_tables, write_lines
-from tests.room_data import event_lines
+from tests.support.persisted_rooms import incoming, persist
+from tests.support.room_data import event_lines
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("spark", "own_writer")]
 

@@ -31,7 +31,7 @@ from pipeline.jobs.run import queue_job, run_job
 from pipeline.jobs.view import job_views
 from pipeline.models import Job, JobState
 from streams.db.driver import DatabaseError, direct_connection
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

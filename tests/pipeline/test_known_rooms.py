@@ -10,10 +10,10 @@ from events.integrity.repair import check_room
 from pipeline.importing import extend_rooms
 from pipeline.jobs.run import Count
 from pipeline.models import ImportedRoom, QuarantinedLine
-from tests.emptying import empty_tables
-from tests.made_rooms import ALICE, BOB, public_room
 from tests.pipeline.imports import content, run_import, staging_tables, write_lines
-from tests.room_data import event_lines, stored_events
+from tests.support.emptying import empty_tables
+from tests.support.made_rooms import ALICE, BOB, public_room
+from tests.support.room_data import event_lines, stored_events
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("spark", "own_writer")]
 

@@ -26,7 +26,7 @@ from streams import registry
 from streams.db.driver import dsn
 from streams.models import Reader, StoredCursor
 from streams.writing import writer
-from tests.syncing import talk
+from tests.support.syncing import talk
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("own_writer"), pytest.mark.spark]
 

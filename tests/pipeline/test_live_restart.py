@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.own_server import run_on_own_server
+from tests.support.own_server import run_on_own_server
 
 pytestmark = pytest.mark.spark
 
@@ -23,7 +23,7 @@ from pipeline.live.process import LiveOptions, run
 from pipeline.models import RoomStatistics, ServerStatistics
 from streams.errors import StreamError
 from streams.writing.writer import retire_all
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 call_command("migrate", verbosity=0)
 done, lost = threading.Event(), []

@@ -11,10 +11,10 @@ from events.models import Event
 from pipeline.archive import write
 from pipeline.export import export
 from pipeline.export.kind import run_export
-from tests.impatient_server import impatient, wait_for_the_limit
 from tests.integration.test_purging import middle
 from tests.integration.test_restore import stored
 from tests.pipeline.test_archive_on_spark import job
+from tests.support.impatient_server import impatient, wait_for_the_limit
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("own_writer")]
 

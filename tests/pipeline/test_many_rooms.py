@@ -25,9 +25,9 @@ from pipeline.models import ComparedRooms, Job, JobState, MendedRoom
 from streams.models import CacheInvalidation
 from tests.integration import test_room_repair as damage
 from tests.integration.test_live_is_bulk import generated
-from tests.persisted_rooms import persist_all
-from tests.session import PROJECT
-from tests.waiting import wait_until
+from tests.support.persisted_rooms import persist_all
+from tests.support.session import PROJECT
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 LOCAL = "local[2]"

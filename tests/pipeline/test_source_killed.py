@@ -12,7 +12,7 @@ from streams.models import CacheInvalidation
 from streams.writing import writer
 from tests.pipeline.killed_query import KilledQuery
 from tests.pipeline.query_driver import facts_to_parquet
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("own_writer"), pytest.mark.slow]
 

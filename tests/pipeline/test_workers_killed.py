@@ -20,7 +20,7 @@ from streams.db.driver import direct_connection
 from tests.integration import test_room_repair as damage
 from tests.pipeline.imports import SMALL_ROOMS, content, run_import, staging_tables
 from tests.pipeline.test_many_rooms import LOCAL, made_room, plant
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("spark", "own_writer"), pytest.mark.slow]
 _WAITING = """

@@ -16,10 +16,10 @@ from streams.reading.rows import rows_between
 from streams.replication.protocol.announcer import Read, encode_rows
 from streams.replication.protocol.commands import Position, RData, parse_line
 from streams.replication.protocol.rdata_sql import can_write_lines, lines_sql, take_lines
-from tests.effort import examples
 from tests.properties.test_wire import JSON
-from tests.unit.test_rounds import Row
-from tests.writing import session
+from tests.support.effort import examples
+from tests.support.writing import session
+from tests.unit.streams.replication.protocol.test_announcer import Row
 
 DECLARATIONS = {d.name: d for d in (*events_catalog.declarations(), *catalog.declarations())}
 #: What a text column of PostgreSQL can hold.

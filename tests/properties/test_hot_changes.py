@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from events.notifier.change_index import LastChanges
 from streams.core.tokens import VectorToken
-from tests.effort import examples
+from tests.support.effort import examples
 
 ENTITIES = [f"!r{n}" for n in range(8)]
 WRITERS = ["a", "b", "c"]

@@ -3,9 +3,9 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.effort import examples
-from tests.generated_rooms import forked_rooms
-from tests.unit.test_room_walk import assert_chunks_make_no_difference
+from tests.support.effort import examples
+from tests.support.generated_rooms import forked_rooms
+from tests.unit.events.history.test_chunked_walk import assert_chunks_make_no_difference
 
 
 @settings(deadline=None, max_examples=examples(40))

@@ -9,8 +9,8 @@ from state.resolution.auth_graph import AuthGraph
 from state.resolution.resolve import resolve
 from state.resolution.v2 import mainline_order
 from state.rules.room_versions import room_version
-from tests.room_data import vectors
-from tests.rule_cases import ResolutionCase, ruled
+from tests.support.room_data import vectors
+from tests.support.rule_cases import ResolutionCase, ruled
 
 FILES = ("random_v1", "random_v2", "random_v21")
 

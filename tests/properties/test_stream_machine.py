@@ -20,8 +20,8 @@ from hypothesis.stateful import (
 
 from streams.core import tracker
 from streams.core.positions import linear_position
-from tests.effort import examples
-from tests.simulated_site import Fault, Site, Truth, Writer
+from tests.support.effort import examples
+from tests.support.simulated_site import Fault, Site, Truth, Writer
 
 NAMES = ["north", "south", "east"]
 PICK = st.integers(min_value=0, max_value=20)

@@ -6,10 +6,10 @@ from hypothesis import given, settings
 
 from events.history.rows import room_history
 from events.visibility.viewer import Viewer
-from tests.effort import examples
-from tests.generated_rooms import forked_rooms
-from tests.made_rooms import ALICE, BOB, EVE
-from tests.range_reader import Seen
+from tests.support.effort import examples
+from tests.support.generated_rooms import forked_rooms
+from tests.support.made_rooms import ALICE, BOB, EVE
+from tests.support.range_reader import Seen
 
 
 @settings(deadline=None, max_examples=examples(100))

@@ -14,8 +14,8 @@ from streams.replication.protocol import commands as wire
 from streams.replication.protocol.announcer import Read, encode_rows
 from streams.replication.protocol.connection import ClientConnection, Limits, ServerConnection, State
 from streams.replication.protocol.cursors import Cursors, Fact, Gap
-from tests.effort import examples
-from tests.unit.test_rounds import Row
+from tests.support.effort import examples
+from tests.unit.streams.replication.protocol.test_announcer import Row
 
 TEXT = st.text(st.characters(exclude_characters="\n", exclude_categories=["Cs"]), max_size=40)
 WORD = st.text(st.characters(exclude_characters="\n ", exclude_categories=["Cs"]), max_size=20)

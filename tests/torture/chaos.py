@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Protocol
 
-from tests.proxy import Proxy
+from tests.support.proxy import Proxy
 from tests.torture.processes import Running
 from tests.torture.site import Site
 

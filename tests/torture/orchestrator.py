@@ -11,7 +11,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.proxy import Proxy, proxy_to
+from tests.support.proxy import Proxy, proxy_to
+from tests.support.waiting import wait_until
 from tests.torture.chaos import Chaos
 from tests.torture.follower import FollowerOrders
 from tests.torture.logs import lines_of, seen_in
@@ -20,7 +21,6 @@ from tests.torture.progress import FollowerTail, ProgressLine, WriterTail
 from tests.torture.site import Site, free_port
 from tests.torture.verdict import Commits, Violation, check_follower, check_writers, read_writer_lines
 from tests.torture.writer import WriterOrders
-from tests.waiting import wait_until
 
 __all__ = ["Options", "Report", "Torture"]
 

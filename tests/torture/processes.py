@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.session import PROJECT
+from tests.support.session import PROJECT
 
 __all__ = ["Nursery", "Running"]
 

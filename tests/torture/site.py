@@ -21,12 +21,12 @@ import psutil
 import psycopg2
 
 from replsite.postgres.launcher import LaunchSettings, ensure_running, release
-from tests.session import PROJECT
+from tests.support.session import PROJECT
+from tests.support.waiting import wait_until
 from tests.torture.logs import checksum
 from tests.torture.processes import Nursery
 from tests.torture.streams import STREAMS
 from tests.torture.verdict import Key, TableFact
-from tests.waiting import wait_until
 
 __all__ = ["Site", "free_port", "site_in"]
 

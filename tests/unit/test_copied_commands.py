@@ -8,7 +8,7 @@ import shlex
 import pytest
 from django.core.management import get_commands, load_command_class
 
-from tests.session import PROJECT
+from tests.support.session import PROJECT
 
 MENU = (PROJECT / "replsite/dashboard/static/dashboard/live_menu.js").read_text()
 STATUS = (PROJECT / "replsite/status/verdicts.py").read_text()

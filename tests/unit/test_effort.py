@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import settings
 
-from tests.effort import examples
+from tests.support.effort import examples
 
 
 @pytest.fixture(autouse=True)

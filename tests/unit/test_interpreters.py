@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.session import PROJECT
+from tests.support.session import PROJECT
 
 MINOR = "{}.{}".format(*sys.version_info)
 

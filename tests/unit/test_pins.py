@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.scripts import load_script
+from tests.support.scripts import load_script
 
 check = load_script("check_requirements")
 

@@ -6,7 +6,7 @@ import re
 
 import yaml
 
-from tests.session import PROJECT
+from tests.support.session import PROJECT
 
 
 def test_each_hook_is_a_check_of_ci():

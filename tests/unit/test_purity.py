@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from tests.scripts import load_script
-from tests.session import PROJECT
+from tests.support.scripts import load_script
+from tests.support.session import PROJECT
 
 pure = load_script("pure_modules")
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests import vector_adapter as adapter
-from tests.room_data import vectors
+from tests.support import vector_adapter as adapter
+from tests.support.room_data import vectors
 
 
 def test_states():

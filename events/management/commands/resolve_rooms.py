@@ -28,8 +28,8 @@ class Command(SiteCommand):
     """Exit status 0 when no state is left unknown, 1 when gaps still hide some, 2 for unusable arguments."""
 
     help = (
-        "Give events above filled gaps their state, some thousands in each transaction; events.persist.batch does so itself but for "
-        "very large gaps. Safe beside writers and readers; may be stopped and run again."
+        "Give events above filled gaps their state, some thousands in each transaction; events.persist.batch does so itself "
+        "but for very large gaps. Safe beside writers and readers; may be stopped and run again."
     )
 
     examples = (

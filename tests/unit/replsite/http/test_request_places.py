@@ -1,0 +1,192 @@
+"""Whose turn it is when requests are more than places."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+
+import pytest
+from asgiref.sync import sync_to_async
+
+from replsite.http.request_places import CAME, Busy, ClientLimit, Lane, RequestPlaces
+from replsite.metrics.shared_rendering import SharedRendering
+from tests.support.async_waiting import wait_for
+
+
+def scope(path: str = "/admin/", client: str = "192.0.2.1", kind: str = "http", method: str = "GET") -> dict:
+    return {"type": kind, "method": method, "path": path, "client": [client, 1], "headers": []}
+
+
+class Asked:
+    """An application whose requests end when they are told to."""
+
+    def __init__(self) -> None:
+        self.may_end = asyncio.Event()
+        self.threads: list[int] = []
+
+    async def __call__(self, scope, receive, send) -> None:
+        self.threads.append(await sync_to_async(threading.get_ident)())
+        await self.may_end.wait()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+
+async def ask(application, **of) -> int:
+    said = []
+
+    async def send(message) -> None:
+        said.append(message)
+
+    await application(scope(**of), None, send)
+    return said[0].get("status", said[0]["type"])
+
+
+async def test_requests_share_the_threads_of_the_places():
+    asked = Asked()
+    places = RequestPlaces(asked, pages=3)
+    asked.may_end.set()
+    assert await asyncio.gather(*(ask(places) for _ in range(30))) == [200] * 30
+    assert len(set(asked.threads)) <= 3
+
+
+async def test_pages_keep_out_neither_machines_nor_what_asks_no_database():
+    asked = Asked()
+    places = RequestPlaces(asked, pages=1)
+    page = asyncio.ensure_future(ask(places))
+    others = ["/metrics", "/health", "/health/live", "/static/x.css", "/_synapse/replication/x"]
+    found = [asyncio.ensure_future(ask(places, path=path)) for path in others]
+    await wait_for(lambda: len(asked.threads) == 6)
+    asked.may_end.set()
+    assert await asyncio.gather(page, *found) == [200] * 6
+
+
+async def test_a_crowd_that_logs_in_keeps_no_page_out():
+    """Each password is half a second of a core; twenty at a time kept the loop waiting for seconds."""
+    asked = Asked()
+    places = RequestPlaces(asked, pages=2)
+    logins = [asyncio.ensure_future(ask(places, path="/admin/login/", method="POST")) for _ in range(30)]
+    pages = [asyncio.ensure_future(ask(places, path=path)) for path in ("/admin/", "/admin/login/")]
+    least = max((os.cpu_count() or 1) // 2, 1)
+    await wait_for(lambda: len(asked.threads) == least + 2)
+    asked.may_end.set()
+    assert await asyncio.gather(*logins, *pages) == [200] * 32
+
+
+async def test_a_crowd_of_scrapes_keeps_no_probe_out():
+    asked = Asked()
+    places = RequestPlaces(asked)
+    scrapes = [asyncio.ensure_future(ask(places, path="/metrics")) for _ in range(50)]
+    await wait_for(lambda: len(asked.threads) == 4)
+    probe = asyncio.ensure_future(ask(places, path="/health/ready"))
+    await wait_for(lambda: len(asked.threads) == 5)
+    asked.may_end.set()
+    assert await asyncio.gather(probe, *scrapes) == [200] * 51
+
+
+async def test_scrapes_that_wait_for_their_turn_share_a_page_with_those_that_have_it():
+    """Each four that had a place made a page of their own; of a crowd the last ones were sent away."""
+    made = []
+
+    def render() -> bytes:
+        made.append(time.monotonic())
+        time.sleep(0.2)
+        return b""
+
+    shared = SharedRendering(render)
+
+    async def page(scope, receive, send) -> None:
+        await sync_to_async(shared.get)(scope[CAME])
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    places = RequestPlaces(page)
+    assert await asyncio.gather(*(ask(places, path="/metrics") for _ in range(300))) == [200] * 300
+    assert len(made) <= 2
+
+
+async def test_the_next_place_is_for_the_client_that_has_fewest():
+    lane = Lane("pages", 1, 10)
+    place = await lane.enter("crowd")
+    crowd = [asyncio.ensure_future(lane.enter("crowd")) for _ in range(5)]
+    await asyncio.sleep(0)
+    single = asyncio.ensure_future(lane.enter("single"))
+    await asyncio.sleep(0)
+    first = await lane.enter("other") if lane.at_work == 0 else None
+    assert first is None
+    lane._at_work["crowd"] += 1  # it has another one
+    lane.leave(place, "crowd")
+    assert await asyncio.wait_for(single, 5) is place
+    assert not any(one.done() for one in crowd)
+    for one in crowd:
+        one.cancel()
+
+
+async def test_when_too_many_wait_the_client_that_has_most_is_sent_away():
+    lane = Lane("pages", 1, 3)
+    place = await lane.enter("crowd")
+    crowd = [asyncio.ensure_future(lane.enter("crowd")) for _ in range(3)]
+    await asyncio.sleep(0)
+    single = asyncio.ensure_future(lane.enter("single"))
+    with pytest.raises(Busy):
+        await asyncio.wait_for(crowd[0], 5)
+    assert lane.refused == 1
+    for _ in range(3):
+        lane.leave(place, "crowd")
+        done, _ = await asyncio.wait([single, *crowd[1:]], return_when=asyncio.FIRST_COMPLETED)
+        if single in done:
+            break
+    assert single.done()
+    for one in crowd[1:]:
+        one.cancel()
+
+
+async def test_who_waits_too_long_is_sent_away_and_a_place_given_to_one_that_left_is_not_lost():
+    lane = Lane("pages", 1, 10, wait_seconds=0.05)
+    place = await lane.enter("a")
+    with pytest.raises(Busy):
+        await lane.enter("b")
+    gone = asyncio.ensure_future(lane.enter("b"))
+    await asyncio.sleep(0)
+    lane.leave(place, "a")
+    gone.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await gone
+    assert await asyncio.wait_for(lane.enter("c"), 5) is place
+
+
+async def test_a_client_has_so_many_at_a_time_and_others_are_let_in():
+    asked = Asked()
+    limited = ClientLimit(asked, most=2)
+    held = [asyncio.ensure_future(ask(limited)) for _ in range(2)]
+    await wait_for(lambda: len(asked.threads) == 2)
+    assert await ask(limited) == 503
+    assert await ask(limited, kind="websocket") == "websocket.close"
+    other = asyncio.ensure_future(ask(limited, client="192.0.2.2"))
+    await wait_for(lambda: len(asked.threads) == 3)
+    asked.may_end.set()
+    assert await asyncio.gather(*held, other) == [200] * 3
+    assert await ask(limited) == 200
+
+
+async def test_a_place_is_free_when_its_thread_is():
+    """A client that went left its thread at work, and the next request at that place waited for it."""
+    may_end, begun = threading.Event(), threading.Event()
+
+    async def application(scope, receive, send) -> None:
+        if scope["path"] == "/slow":
+            await sync_to_async(lambda: (begun.set(), may_end.wait(20)))()
+        await sync_to_async(threading.get_ident)()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    places = RequestPlaces(application, pages=2)
+    try:
+        gone = asyncio.ensure_future(ask(places, path="/slow"))
+        await wait_for(begun.is_set)
+        gone.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await gone
+        assert await asyncio.wait_for(ask(places), 5) == 200
+        await wait_for(lambda: places._pages.at_work == 1)
+    finally:
+        may_end.set()
+    await wait_for(lambda: places._pages.at_work == 0)

@@ -1,0 +1,51 @@
+"""Sharing a snapshot among all who ask at once."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from django.db import OperationalError
+
+from replsite.snapshot.shared import SharedSnapshot
+from tests.support.snapshots import a_snapshot
+
+
+def test_callers_at_once_share_one_snapshot():
+    taken, gate = [], threading.Event()
+
+    def take(history):
+        gate.wait(5)
+        taken.append(history)
+        return a_snapshot()
+
+    shared = SharedSnapshot(take)
+    with ThreadPoolExecutor(8) as threads:
+        asked = [threads.submit(shared.get) for _ in range(8)]
+        gate.set()
+        assert len({id(future.result()) for future in asked}) == 1
+    assert len(taken) == 1
+
+
+def test_an_old_snapshot_is_taken_again_with_the_same_history():
+    taken = []
+    shared = SharedSnapshot(lambda history: taken.append(history) or a_snapshot())
+    assert shared.get(0) is not shared.get(0)
+    assert taken[0] is taken[1]
+
+
+def test_no_old_snapshot_is_given_while_the_database_is_away():
+    answers = [a_snapshot(), OperationalError("away"), a_snapshot()]
+
+    def take(history):
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    shared = SharedSnapshot(take)
+    shared.get(0)
+    with pytest.raises(OperationalError):
+        shared.get(0)
+    assert shared.get(0) == a_snapshot()

@@ -1,0 +1,81 @@
+"""Status words of recorded foreign servers, and their views."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from replsite.metrics.cluster import families
+from replsite.snapshot.recorded import RecordedRow, recorded_streams
+from replsite.status.verdicts import Limits, RecordingSeen, Severity, judge_recording
+from tests.support.snapshots import a_snapshot
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+SEEN = RecordingSeen("main", "foreign.example", "tcp://there:9092")
+ROW = RecordedRow(
+    record="main",
+    server_name="foreign.example",
+    address="tcp://there:9092",
+    host="here",
+    process_id=12,
+    heartbeat_at=NOW,
+    ended_at=None,
+    stream="events",
+    writer="master",
+    position=30,
+    last_fact_position=29,
+    last_fact_at=NOW - timedelta(seconds=5),
+    last_advance_at=NOW,
+    rows_recorded=7,
+    ranges_missed=0,
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "word", "severity"),
+    [
+        ({}, "recorded", Severity.FINE),
+        ({"ranges_missed": 2}, "recorded", Severity.NOTE),
+        ({"heartbeat_age": 2.9}, "recorded", Severity.FINE),
+        ({"heartbeat_age": 3.1}, "recording stopped", Severity.WARNING),
+        ({"heartbeat_age": 99.0, "has_ended": True}, "recording stopped", Severity.NOTE),
+    ],
+)
+def test_words_of_a_recorded_writer(changes, word, severity):
+    verdict = judge_recording(replace(SEEN, **changes), Limits())
+    assert (verdict.word, verdict.severity) == (word, severity)
+
+
+def test_what_was_missed_and_how_to_go_on_are_told():
+    verdict = judge_recording(replace(SEEN, ranges_missed=2, heartbeat_age=99.0), Limits())
+    assert "2 ranges of facts missed" in verdict.sentence
+    assert "manage.py follow tcp://there:9092 --record main" in verdict.sentence
+
+
+def test_streams_carry_the_name_of_the_record():
+    slow = replace(ROW, writer="worker", position=20, last_fact_at=None)
+    (stream,) = recorded_streams([ROW, slow], NOW, Limits())
+    assert (stream.name, stream.head, stream.linear_position) == ("main/events", 30, 20)
+    assert stream.recorded_from == "foreign.example"
+    assert stream.last_fact_at == ROW.last_fact_at
+    assert {writer.state for writer in stream.writers} == {"recorded"}
+
+
+def test_the_worst_writer_stands_first():
+    missed = replace(ROW, writer="worker", ranges_missed=1)
+    (stream,) = recorded_streams([ROW, missed], NOW, Limits())
+    assert stream.writers[0].writer == "worker"
+    assert stream.status.severity is Severity.NOTE
+
+
+def test_metrics_of_recorded_writers_stand_beside_ours():
+    (stream,) = recorded_streams([ROW], NOW, Limits())
+    page = list(families(a_snapshot(streams=(stream,), readers=()), synapse_names=True, server_name="ours.example"))
+    samples = {(s.name, *s.labels.values()): s.value for family in page for s in family.samples}
+    assert samples["replsite_stream_position", "main/events", "master"] == 30
+    assert samples["replsite_writer_status", "main/events", "master", "recorded"] == 1
+    assert samples["synapse_storage_stream_current_position", "events", "foreign.example"] == 30
+    assert not [key for key in samples if key[0] == "synapse_event_persisted_position"]
+    assert not [key for key in samples if key[0] == "replsite_writer_heartbeat_timestamp_seconds"]

@@ -1,0 +1,275 @@
+"""The consumer on a made-up connection: life cycle, and what reaches whom. No socket, no database."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+from structlog.contextvars import get_contextvars
+
+from streams.conf import StreamSettings
+from streams.replication.protocol.connection import CloseReason
+from streams.replication.server.broadcaster import (
+    ANSWER_AGAIN_SECONDS,
+    ANSWER_OTHERS_SECONDS,
+    TELL_OTHERS_SECONDS,
+    Broadcaster,
+)
+from streams.replication.server.consumer import ReplicationConsumer
+from streams.replication.server.worker_reports import WorkerReports
+from streams.replication.transport.testing import TcpCommunicator
+from tests.support.async_waiting import wait_for
+
+
+@pytest.fixture
+async def broadcaster():
+    """One that was not started: it knows that no stream has writers, and reads nothing."""
+    made = Broadcaster(StreamSettings(server_name="example.org"))
+    made._announcer.start({})
+    yield made
+    for peer in list(made.peers.values()):
+        peer.lost()
+
+
+@pytest.fixture
+async def connect(broadcaster):
+    """Connect clients; all are gone at the end."""
+    clients: list[TcpCommunicator] = []
+
+    async def make() -> TcpCommunicator:
+        client = TcpCommunicator(ReplicationConsumer.as_asgi(broadcaster=broadcaster))
+        await client.connect()
+        clients.append(client)
+        return client
+
+    yield make
+    for client in clients:
+        await client.disconnect()
+    assert not broadcaster.peers
+
+
+async def test_a_client_is_greeted_on_connect(connect):
+    client = await connect()
+    assert client.transport.sent.startswith(b"SERVER example.org\nPING ")
+
+
+async def test_replicate_is_answered_with_every_stream(connect):
+    client = await connect()
+    await client.send(b"NAME x\nREPLI")
+    await client.send(b"CATE\n")
+    sent = await client.receive_until(b"POSITION caches master 1 1\n")
+    assert sent.index(b"POSITION events") < sent.index(b"POSITION caches")
+
+
+async def test_all_others_get_the_answer_once_for_all_who_asked(connect):
+    first, second, third = await connect(), await connect(), await connect()
+    for client in (second, third):
+        await client.send(b"REPLICATE\n")
+    await first.receive_until(b"POSITION caches")
+    assert first.transport.sent.count(b"POSITION caches") == 1
+
+
+async def test_who_asked_before_gets_later_answers_too(connect):
+    first, second = await connect(), await connect()
+    await first.send(b"REPLICATE\n")
+    await first.receive_until(b"POSITION caches")
+    await second.send(b"REPLICATE\n")
+    await wait_for(lambda: first.transport.sent.count(b"POSITION caches") == 2)
+
+
+async def test_clients_that_come_ask_and_go_are_no_reason_to_tell_others_again_and_again(connect, broadcaster):
+    """Each was new, so 300 followers got all positions twenty times a second."""
+    onlooker, begun = await connect(), time.monotonic()
+    for number in range(1, 13):
+        guest = await connect()
+        await guest.send(b"REPLICATE\n")
+        await guest.receive_until(b"POSITION caches")
+        await guest.disconnect()
+        await wait_for(lambda number=number: broadcaster.commands["REPLICATE"] == number)
+        await asyncio.sleep(ANSWER_OTHERS_SECONDS + 0.02)
+    assert onlooker.transport.sent.count(b"POSITION caches") <= 1 + (time.monotonic() - begun) / TELL_OTHERS_SECONDS
+    await wait_for(lambda: onlooker.transport.sent.count(b"POSITION caches") >= 2)
+
+
+async def test_remote_server_up_is_relayed_unchanged_but_not_back(connect):
+    sender, other = await connect(), await connect()
+    await sender.send(b"REMOTE_SERVER_UP \n")
+    await other.receive_until(b"REMOTE_SERVER_UP \n")
+    assert b"REMOTE" not in sender.transport.sent
+
+
+async def test_a_flood_is_relayed_in_few_pieces(connect):
+    """A write per line and client would keep all of them waiting for seconds."""
+    sender, other = await connect(), await connect()
+    writes: list[bytes] = []
+    other.transport.write = writes.append
+    flood = [b"REMOTE_SERVER_UP %d\n" % number for number in range(1_000)]
+    await sender.send(b"".join(flood))
+    await wait_for(lambda: sum(map(len, writes)) == sum(map(len, flood)))
+    assert b"".join(writes) == b"".join(flood)
+    assert len(writes) < 50
+
+
+async def test_what_one_client_tells_all_others_has_a_bound(connect, broadcaster, monkeypatch):
+    """It costs as much as there are clients, and cuts those that cannot take as much."""
+    monkeypatch.setattr("streams.replication.server.worker_reports.RELAYED_A_SECOND", 10)
+    sender, other = await connect(), await connect()
+    await sender.send(b"".join(b"REMOTE_SERVER_UP %d\n" % number for number in range(500)) + b"NAME done\n")
+    await wait_for(lambda: "done" in {peer.name for peer in broadcaster.peers.values()})
+    assert other.transport.sent.count(b"REMOTE_SERVER_UP") <= 20
+
+
+async def test_who_asks_again_and_again_gets_one_more_answer(connect, broadcaster):
+    """Ten bytes asked for kilobytes, as often as they came."""
+    hostile, begun = await connect(), time.monotonic()
+    await hostile.send(b"REPLICATE\n" * 2_000 + b"NAME done\n")
+    await wait_for(lambda: "done" in {peer.name for peer in broadcaster.peers.values()})
+    await wait_for(lambda: hostile.transport.sent.count(b"POSITION caches") >= 2)
+    seconds = time.monotonic() - begun
+    assert hostile.transport.sent.count(b"POSITION caches") <= 3 + seconds / ANSWER_AGAIN_SECONDS
+
+
+async def test_an_answer_that_is_not_taken_is_not_followed_by_another(connect, broadcaster):
+    deaf, other = await connect(), await connect()
+    deaf.transport.stuck = True
+    await deaf.send(b"REPLICATE\n")
+    await wait_for(lambda: broadcaster.commands["REPLICATE"] == 1)
+    broadcaster._answer_others.cancel()
+    broadcaster._answer_others = None
+    deaf.transport.waiting += b"x" * 5_000
+    for number in range(2, 8):
+        await deaf.send(b"REPLICATE\n")
+        await wait_for(lambda number=number: broadcaster.commands["REPLICATE"] == number)
+        await asyncio.sleep(ANSWER_AGAIN_SECONDS)  # an absence: an answer would come in that time
+    assert bytes(deaf.transport.waiting).count(b"POSITION caches") == 1
+    deaf.transport.take(10**6)
+    await wait_for(lambda: deaf.transport.sent.count(b"POSITION caches") == 2)
+    await other.send(b"REPLICATE\n")
+    await other.receive_until(b"POSITION caches")
+
+
+async def test_a_flood_is_no_reason_for_others_to_wait(connect, broadcaster):
+    hostile, other = await connect(), await connect()
+    await hostile.send(b"PING 1\n" * 30_000)
+    await other.send(b"REPLICATE\n")
+    await other.receive_until(b"POSITION caches")
+    assert broadcaster.commands["PING"] < 30_000
+
+
+async def test_relaying_cuts_clients_that_take_nothing(connect, broadcaster, monkeypatch):
+    monkeypatch.setattr("streams.replication.server.worker_reports.RELAYED_A_SECOND", 10**6)
+    sender, stuck = await connect(), await connect()
+    stuck.transport.stuck = True
+    line = b"REMOTE_SERVER_UP " + b"a" * 16_000 + b"\n"
+    for _ in range(40):
+        await sender.send(line * 50)
+    await wait_for(lambda: stuck.transport.is_closing)
+    assert stuck.transport.buffered_bytes < 1_000
+    assert broadcaster.peers
+
+
+async def test_errors_of_a_client_are_logged_once(connect, broadcaster, caplog):
+    client = await connect()
+    await client.send(b"ERROR one\x1b[2J\n" + b"ERROR again\n" * 9)
+    await wait_for(lambda: broadcaster.commands["ERROR"] == 10)
+    said = [record.getMessage() for record in caplog.records if "client_error" in record.getMessage()]
+    assert len(said) == 1
+    assert "\x1b" not in said[0]
+
+
+@pytest.mark.parametrize(
+    ("said", "counts"),
+    [
+        (b"NAME sender\nFEDERATION_ACK sender 5\n", {"sender": 5}),
+        (b"NAME other\nFEDERATION_ACK sender 5\n", {}),
+        (b"FEDERATION_ACK sender 5\nNAME sender\n", {}),
+        (b"FEDERATION_ACK  5\n", {}),
+        (b"NAME sender\nNAME other\nFEDERATION_ACK sender 5\n", {"sender": 5}),
+    ],
+)
+async def test_an_acknowledgement_counts_for_the_name_that_the_client_gave(broadcaster, said, counts):
+    """It frees what the sender of that name has not sent: nobody else may say it."""
+    reports = WorkerReports(broadcaster)
+    client = TcpCommunicator(ReplicationConsumer(broadcaster, reports))
+    await client.connect()
+    await client.send(said + b"ERROR done\n")
+    await wait_for(lambda: broadcaster.commands["ERROR"] == 1 or not broadcaster.peers)
+    assert reports._buffer.drain().acknowledged == counts
+    assert bool(reports.figures().get("FEDERATION_ACK")) != bool(counts)
+    await client.disconnect()
+
+
+async def test_a_name_is_kept_for_the_table(connect, broadcaster):
+    client = await connect()
+    await client.send(b"NAME wor\x00k\x1ber\n")
+    [peer] = broadcaster.peers.values()
+    await wait_for(lambda: peer.name == "wor\ufffdk\ufffder")
+
+
+async def test_commands_are_counted(connect, broadcaster):
+    client = await connect()
+    await client.send(b"PING 1\nPING 2\nUSER_SYNC i @a:b start 5\n")
+    await wait_for(lambda: broadcaster.commands == {"PING": 2, "USER_SYNC": 1})
+
+
+async def test_a_broken_rule_closes_with_the_reason(connect):
+    client = await connect()
+    await client.send(b"BOGUS\n")
+    await client.receive_until(b"ERROR failed to parse line")
+    assert client.transport.is_closing
+
+
+async def test_the_end_of_input_is_answered_before_closing(connect):
+    client = await connect()
+    await client.send(b"REPLICATE\n")
+    await client.send_input({"type": "tcp.eof"})
+    assert b"POSITION caches" in await client.receive_until(b"POSITION caches")
+    await wait_for(lambda: client.transport.is_closing)
+
+
+async def test_a_lost_client_is_counted_by_its_reason(broadcaster):
+    client = TcpCommunicator(ReplicationConsumer.as_asgi(broadcaster=broadcaster))
+    await client.connect()
+    await client.disconnect()
+    assert broadcaster.closed == {CloseReason.PEER_CLOSED: 1}
+
+
+async def test_a_mistake_of_ours_says_internal_error_and_is_raised(broadcaster):
+    client = TcpCommunicator(ReplicationConsumer.as_asgi(broadcaster=broadcaster))
+    await client.connect()
+    await client.send_input({"type": "tcp.unheard"})
+    with pytest.raises(ValueError, match=r"tcp\.unheard"):
+        await client.wait()
+    assert client.transport.sent.endswith(b"ERROR internal error\n")
+    assert broadcaster.closed == {CloseReason.FAILED: 1}
+
+
+async def test_commands_are_counted_by_word_and_by_the_name_that_clients_give_themselves(connect, broadcaster):
+    client = await connect()
+    await client.send(b"NAME worker1\nPING 1\nREPLICATE\n")
+    await client.receive_until(b"POSITION caches master 1 1\n")
+    odd = await connect()
+    await odd.send(b"NAME <b>\nPING 1\n")
+    await wait_for(lambda: broadcaster.counts.received["PING other"] == 1)
+    broadcaster.count_sent()
+    received, sent = broadcaster.counts.received, broadcaster.counts.sent
+    assert (received["NAME other"], received["PING worker1"], received["REPLICATE worker1"]) == (2, 1, 1)
+    assert sent["SERVER other"] == 2, "they were greeted before they had a name"
+    assert sent["POSITION worker1"] == client.transport.sent.count(b"\nPOSITION ")
+
+
+async def test_lines_of_a_connection_say_whose_it_is(connect, broadcaster, monkeypatch):
+    seen = []
+    monkeypatch.setattr(broadcaster, "answer_replicate", lambda peer: seen.append(get_contextvars()))
+    for number, name in enumerate(("one", "other"), start=50_001):
+        client = TcpCommunicator(ReplicationConsumer.as_asgi(broadcaster=broadcaster), ("127.0.0.1", number))
+        await client.connect()
+        await client.send(f"NAME {name}\nREPLICATE\n".encode())
+        await wait_for(lambda number=number: len(seen) == number - 50_000)
+        await client.disconnect()
+    assert [(found["client"], found["address"]) for found in seen] == [
+        ("one", "127.0.0.1:50001"),
+        ("other", "127.0.0.1:50002"),
+    ]
+    assert "client" not in get_contextvars()

@@ -1,0 +1,156 @@
+"""Raw TCP connections as ASGI, on real sockets of this process; the reactor is not needed for that."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from streams.replication.transport.tcp_scope import INPUT_HIGH_BYTES, TcpConnection
+from tests.support.async_waiting import wait_for
+
+
+class Host:
+    """What a connection needs of its server; collects connections and scopes."""
+
+    def __init__(self) -> None:
+        self.connections: list[TcpConnection] = []
+        self.scopes: list[dict] = []
+        self.forgotten: list[TcpConnection] = []
+
+    def start_application(self, connection: TcpConnection, scope: dict) -> None:
+        self.connections.append(connection)
+        self.scopes.append(scope)
+
+    def forget(self, connection: TcpConnection) -> None:
+        self.forgotten.append(connection)
+
+
+@pytest.fixture
+async def host():
+    made = Host()
+    loop = asyncio.get_running_loop()
+    made.server = await loop.create_server(lambda: TcpConnection(made), "127.0.0.1", 0)
+    made.port = made.server.sockets[0].getsockname()[1]
+    yield made
+    made.server.close()
+    for connection in made.connections:
+        connection.abort()
+    await wait_for(lambda: len(made.forgotten) >= len(made.connections))
+
+
+@pytest.fixture
+async def pair(host):
+    """A connected client, and the connection as the application sees it, accepted."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", host.port)
+    connection = await wait_for(lambda: host.connections and host.connections[0])
+    assert await connection.receive() == {"type": "tcp.connect"}
+    connection.handle_reply({"type": "tcp.accept"})
+    yield reader, writer, connection
+    writer.transport.abort()
+
+
+async def test_scope_names_both_ends(host, pair):
+    scope = host.scopes[0]
+    assert (scope["type"], scope["server"]) == ("tcp", ["127.0.0.1", host.port])
+    assert scope["client"] == list(pair[1].get_extra_info("sockname"))
+    assert scope["extensions"]["tcp.transport"] is pair[2]
+
+
+async def test_nothing_is_read_before_it_was_accepted(host):
+    _, writer = await asyncio.open_connection("127.0.0.1", host.port)
+    writer.write(b"early")
+    connection = await wait_for(lambda: host.connections and host.connections[0])
+    await connection.receive()
+    waiting = asyncio.ensure_future(connection.receive())
+    done, _ = await asyncio.wait([waiting], timeout=0.05)
+    assert not done
+    connection.handle_reply({"type": "tcp.accept"})
+    assert await waiting == {"type": "tcp.receive", "bytes": b"early"}
+    writer.transport.abort()
+
+
+async def test_bytes_go_both_ways(pair):
+    reader, writer, connection = pair
+    writer.write(b"ping")
+    assert (await connection.receive())["bytes"] == b"ping"
+    connection.handle_reply({"type": "tcp.send", "bytes": b"pong"})
+    assert await reader.readexactly(4) == b"pong"
+
+
+async def test_reading_stops_while_the_application_takes_nothing(pair):
+    _, writer, connection = pair
+    writer.write(b"x" * 20_000_000)
+    await wait_for(lambda: connection._input_bytes > INPUT_HIGH_BYTES)
+    held = connection._input_bytes
+    await asyncio.sleep(0.05)  # an absence: nothing more is read
+    assert connection._input_bytes == held < 2_000_000
+
+
+async def test_reading_goes_on_when_the_application_does(pair):
+    _, writer, connection = pair
+    writer.write(b"x" * 3_000_000)
+    total = 0
+    while total < 3_000_000:
+        total += len((await connection.receive())["bytes"])
+    assert total == 3_000_000
+
+
+async def test_output_waits_in_pieces_and_keeps_its_order(pair):
+    reader, _, connection = pair
+    pieces = [bytes([65 + number % 26]) * 300_000 for number in range(40)]
+    for piece in pieces:
+        connection.write(piece)
+    assert connection.buffered_bytes > 1_000_000
+    assert await reader.readexactly(12_000_000) == b"".join(pieces)
+    await wait_for(lambda: connection.buffered_bytes == 0)
+
+
+async def test_dropping_leaves_whole_pieces_and_what_comes_after(pair):
+    reader, _, connection = pair
+    piece = b"0123456789" * 30_000
+    for _ in range(60):
+        connection.write(piece)
+    assert connection.drop_waiting() > 0
+    connection.write(b"the end")
+    connection.close()
+    received = await reader.read(-1)
+    assert received.endswith(b"the end")
+    assert (len(received) - len(b"the end")) % len(piece) == 0
+
+
+async def test_close_waits_for_what_was_written(pair):
+    reader, _, connection = pair
+    connection.write(b"y" * 5_000_000)
+    connection.handle_reply({"type": "tcp.close"})
+    connection.write(b"late")
+    assert await reader.read(-1) == b"y" * 5_000_000
+
+
+async def test_end_of_input_is_told_and_output_still_flows(pair):
+    reader, writer, connection = pair
+    writer.write_eof()
+    assert await connection.receive() == {"type": "tcp.eof"}
+    connection.write(b"answer")
+    assert await reader.readexactly(6) == b"answer"
+
+
+async def test_the_last_message_is_a_disconnect(host, pair):
+    _, writer, connection = pair
+    writer.transport.abort()
+    assert (await connection.receive())["type"] == "tcp.eof"
+    connection.handle_reply({"type": "tcp.close"})
+    assert (await connection.receive())["type"] == "tcp.disconnect"
+    assert host.forgotten == [connection]
+
+
+async def test_abort_does_not_wait_for_the_peer(pair):
+    _, _, connection = pair
+    connection.write(b"y" * 20_000_000)
+    connection.handle_reply({"type": "tcp.close", "abort": True})
+    assert (await connection.receive())["type"] == "tcp.disconnect"
+
+
+async def test_messages_of_another_scope_are_refused(pair):
+    with pytest.raises(ValueError, match=r"http\.response\.start"):
+        pair[2].handle_reply({"type": "http.response.start"})
