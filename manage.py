@@ -43,7 +43,7 @@ def _run() -> None:
     except ProgrammingError as error:
         if "--traceback" in sys.argv or getattr(error.__cause__, "pgcode", None) not in _MISSING:
             raise
-        from streams.maintenance.advice import about_missing_relation  # noqa: PLC0415 - needs the settings
+        from streams.db.advice import about_missing_relation  # noqa: PLC0415 - needs the settings
 
         reason = str(error).strip().splitlines()[0]
         _fail(f"error: {reason}. {about_missing_relation(reason)}")

@@ -20,10 +20,10 @@ class StreamsConfig(AppConfig):
         from streams import checks  # noqa: F401, PLC0415 - importing registers the checks
         from streams.homeserver import federation_queue, typing  # noqa: F401, PLC0415 - what happens when they begin anew
         from streams.maintenance import trim_command  # noqa: PLC0415 - importing registers the checks
-        from streams.writing import writer  # noqa: PLC0415 - importing registers the checks
+        from streams.writing import process  # noqa: PLC0415 - importing registers the checks
 
         trim_command.register_subjects()
-        atexit.register(writer.retire_all)
+        atexit.register(process.retire_all)
         connection_created.connect(_watch_host, dispatch_uid="streams.watch_host")
 
 

@@ -9,12 +9,14 @@ from typing import Any
 from django.apps import AppConfig, apps
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, Warning, register
+from django.db.models import Model
 
 from migrations import MIGRATION_MODULES
 from streams import registry
 from streams.conf import StreamSettings, stream_settings
 from streams.core.names import check_name
-from streams.facts import Fact, keys_that_cascade, managers_that_write
+from streams.facts import Fact, FactQuerySet, keys_that_cascade
+from streams.models.read_only import ReadOnlyQuerySet
 from streams.replication.errors import BadAddress
 from streams.replication.protocol.access import networks_of
 from streams.replication.protocol.commands import LINE_LIMIT_BYTES
@@ -80,7 +82,7 @@ def _writers_of_shared_sequences(writers: Mapping[str, Sequence[str]]) -> list[C
             id="streams.W002",
         )
         for stream in registry.all_streams()
-        for other in registry.sharing(stream)
+        for other in stream.sharing
         if stream.name < other.name and set(writers.get(stream.name, ["*"])) != set(writers.get(other.name, ["*"]))
     ]
 
@@ -206,6 +208,12 @@ def check_facts(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[
                 obj=model,
                 id="streams.W013",
             )
-            for name in managers_that_write(model)
+            for name in _managers_that_write(model)
         ]
     return found
+
+
+def _managers_that_write(model: type[Model]) -> list[str]:
+    """The names of managers of a model of facts that would let facts be changed."""
+    safe = (FactQuerySet, ReadOnlyQuerySet)
+    return [manager.name for manager in model._meta.managers if not issubclass(type(manager.all()), safe)]

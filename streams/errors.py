@@ -19,6 +19,7 @@
     │   └── ForeignFact          a row of another stream, or under an ID that was not reserved for it
     ├── BadCacheKey              a key of a cached value that is not made of strings
     ├── UnusableFact             content that cannot travel
+    ├── BadJson                  a text that is no JSON, or a value that JSON cannot say
     ├── FactIsFixed              changing or deleting a fact, or saving one without a reservation
     ├── NotWritable              writing through a manager that only reads
     ├── SequenceBehind           a stored position lies above the stream's sequence
@@ -47,6 +48,7 @@ __all__ = [
     "BadCount",
     "BadHandler",
     "BadInstanceName",
+    "BadJson",
     "EpochChanged",
     "FactIsFixed",
     "ForeignFact",
@@ -83,6 +85,10 @@ __all__ = [
 
 class StreamError(Exception):
     """Base of all errors of the stream engine."""
+
+
+class BadJson(StreamError):
+    """A text that is no JSON, or a value that JSON cannot say."""
 
 
 class UnknownStream(StreamError):

@@ -14,9 +14,10 @@ from django.db import models
 from django.db.models.functions import Now
 from django.db.models.signals import class_prepared, pre_delete
 
-from streams.errors import FactIsFixed
+from streams.core import lookup
+from streams.errors import FactIsFixed, UnknownTable
 
-__all__ = ["Fact", "FactQuerySet", "keys_that_cascade", "managers_that_write"]
+__all__ = ["Fact", "FactQuerySet", "keys_that_cascade"]
 
 Row = TypeVar("Row", bound=models.Model)
 _APPENDS = ("create", "acreate", "bulk_create", "abulk_create", "_insert")
@@ -79,13 +80,10 @@ _KEPT = (
 
 
 def _refuse(model: type[models.Model], what: str, way_out: str) -> NoReturn:
-    from streams import registry  # noqa: PLC0415 - the registry is filled by the models
-    from streams.errors import UnknownTable  # noqa: PLC0415
-
     name = model.__name__
     stream = "NAME"
     try:
-        declaration = registry.stream_of(model).declaration
+        declaration = lookup.stream_of(model).declaration
     except UnknownTable:  # nobody has bound it yet
         pass
     else:
@@ -147,11 +145,3 @@ def keys_that_cascade(model: type[models.Model]) -> list[models.ForeignKey[Any, 
         for field in model._meta.concrete_fields
         if isinstance(field, models.ForeignKey) and field.remote_field.on_delete not in harmless
     ]
-
-
-def managers_that_write(model: type[models.Model]) -> list[str]:
-    """The names of managers of a model of facts that would let facts be changed."""
-    from streams.models.read_only import ReadOnlyQuerySet  # noqa: PLC0415 - its querysets are of models
-
-    safe = (FactQuerySet, ReadOnlyQuerySet)
-    return [manager.name for manager in model._meta.managers if not issubclass(type(manager.all()), safe)]

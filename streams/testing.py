@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 from streams.reading import cache_feed
 from streams.waiting import wait
-from streams.writing import writer as writers
+from streams.writing import process
 
 __all__ = ["as_instance", "forget_writers"]
 
@@ -23,21 +23,21 @@ def forget_writers() -> None:
     """
     wait.forget_views()
     cache_feed.forget_feeds()
-    for stop in writers.before_leaving:
+    for stop in process.before_leaving:
         stop()
-    for writer in list(writers._writers.values()):
+    for writer in list(process._writers.values()):
         writer.close()
-    writers._writers.clear()
+    process._writers.clear()
 
 
 @contextmanager
 def as_instance(pattern: str) -> Iterator[None]:
     """Write under that name or pattern inside; the names held before and after are let go."""
-    before = writers._instance
+    before = process._instance
     forget_writers()
-    writers._instance = pattern
+    process._instance = pattern
     try:
         yield
     finally:
         forget_writers()
-        writers._instance = before
+        process._instance = before

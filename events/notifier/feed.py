@@ -39,7 +39,7 @@ from streams.reading.pokes import Poke, PokeListener
 from streams.reading.possible_positions import possible_positions
 from streams.reading.rows import StoredPosition
 from streams.runtime.logs import get_logger
-from streams.writing.writer import current_writer
+from streams.writing.process import current_writer
 
 __all__ = ["HotFeed"]
 

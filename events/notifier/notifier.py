@@ -31,7 +31,7 @@ from streams.db import driver
 from streams.reading import cache_feed
 from streams.reading.pokes import Poke
 from streams.runtime.logs import get_logger
-from streams.writing import writer
+from streams.writing import process, writer
 
 __all__ = [
     "At",
@@ -219,6 +219,6 @@ def _after_fork() -> None:
 
 
 writer.when_moved.append(_own_moved)
-writer.before_leaving.append(forget_feeds)
+process.before_leaving.append(forget_feeds)
 cache_feed.observers.append(_before_advance)
 os.register_at_fork(after_in_child=_after_fork)

@@ -43,8 +43,8 @@ from streams.db.driver import Statement, send_together
 from streams.facts import Fact
 from streams.writing.append import append_facts
 from streams.writing.insert import insert_statements
+from streams.writing.process import current_writer
 from streams.writing.reservation import Reservation
-from streams.writing.writer import current_writer
 
 __all__ = ["write_rooms"]
 

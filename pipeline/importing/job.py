@@ -62,7 +62,7 @@ from pipeline.spark.site_session import site_session
 from streams.conf import stream_settings
 from streams.db.consistent_read import long_transaction
 from streams.db.driver import dsn
-from streams.writing.writer import retire_all, use_instance
+from streams.writing.process import retire_all, use_instance
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

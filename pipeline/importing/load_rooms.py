@@ -21,7 +21,7 @@ from pipeline.importing.staging_tables import OWN_COLUMNS, ROOMY, table_name
 from streams import registry
 from streams.caching import invalidate_room_states
 from streams.db.consistent_read import long_transaction
-from streams.writing.writer import current_writer
+from streams.writing.process import current_writer
 
 __all__ = ["EVENTS_PER_BATCH", "LoadedRoom", "batches", "promote", "ready_rooms"]
 

@@ -45,7 +45,7 @@ def main() -> int:
     from pipeline.source.append_staged import StagedWrite, append_staged, sweep  # noqa: PLC0415
     from streams.db.driver import DatabaseError, explain  # noqa: PLC0415
     from streams.errors import StreamError  # noqa: PLC0415
-    from streams.writing.writer import retire_all  # noqa: PLC0415
+    from streams.writing.process import retire_all  # noqa: PLC0415
 
     attempts = tuple((attempt, rows) for attempt, rows in work["attempts"])
     write = StagedWrite(work["stream"], work["write_id"], work["staging"], tuple(work["columns"]), attempts)

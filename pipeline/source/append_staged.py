@@ -19,7 +19,7 @@ from streams import registry
 from streams.core.declaration import ColumnKind
 from streams.stream import Stream
 from streams.writing.compact_by_key import keep_newest_of
-from streams.writing.writer import current_writer
+from streams.writing.process import current_writer
 
 __all__ = ["Appended", "StagedWrite", "append_staged", "sweep"]
 

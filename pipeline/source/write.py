@@ -38,7 +38,7 @@ from pipeline.source.schemas import chosen_columns, declaration_of
 from streams.core.declaration import Column, ColumnKind, FactTable, StreamDeclaration
 from streams.core.json_codec import decode_json, encode_json
 from streams.db.long_transactions import NO_LIMITS
-from streams.replication.errors import MalformedCommand, UnsendableCommand
+from streams.errors import BadJson
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -186,7 +186,7 @@ class FactWriter(DataSourceArrowWriter):
             return values
         try:
             texts = [None if text is None else encode_json(decode_json(text)).decode() for text in values.to_pylist()]
-        except (MalformedCommand, UnsendableCommand) as error:
+        except BadJson as error:
             raise FactsNotAppended(
                 f"Stream {self.options.stream}: column {column.name} must be JSON text, and a row's is not: {error}. "
                 f"Nothing was appended."

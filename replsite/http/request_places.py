@@ -27,7 +27,7 @@ from django.db import connections
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from replsite.metrics.metric_name import MetricName
+from replsite.metric_name import MetricName
 from streams.conf import stream_settings
 from streams.replication.protocol.access import address_key, is_among, networks_of
 from streams.runtime.logs import get_logger

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from replsite.metrics.metric_name import MetricName
+from replsite.metric_name import MetricName
 from streams.core.invalidation import all_stores
 
 __all__ = ["CACHES", "CacheCollector"]

@@ -26,8 +26,8 @@ from prometheus_client.registry import Collector
 
 from replsite.http.deadline import Deadline, NoAnswer
 from replsite.http.request_places import CAME
+from replsite.metric_name import MetricName
 from replsite.metrics import names, process
-from replsite.metrics.metric_name import MetricName
 from replsite.metrics.names import OWN, SYNAPSE
 from replsite.metrics.shared_rendering import SharedRendering
 from replsite.metrics.synapse import SynapseNames, add_synapse, synapse_names_are_wanted

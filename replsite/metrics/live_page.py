@@ -9,7 +9,7 @@ from enum import IntEnum
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from replsite.metrics.metric_name import MetricName
+from replsite.metric_name import MetricName
 
 __all__ = ["CLOSED", "Closing", "ViewerCollector", "closed"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from replsite.metrics.metric_name import MetricName
+from replsite.metric_name import MetricName
 
 __all__ = ["OWN", "SYNAPSE"]
 

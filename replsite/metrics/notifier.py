@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 
 from events.notifier import notifier
 from events.notifier.cache import HotFigures
-from replsite.metrics.metric_name import MetricName
+from replsite.metric_name import MetricName
 
 __all__ = ["HOT", "HotCollector"]
 

@@ -28,9 +28,9 @@ from prometheus_client.registry import Collector
 
 from events.persist import counters as event_measures
 from replsite.http.request_places import AT_WORK, REFUSED, RequestCollector
+from replsite.metric_name import MetricName, name_of
 from replsite.metrics.caches import CACHES, CacheCollector
 from replsite.metrics.live_page import CLOSED, ViewerCollector
-from replsite.metrics.metric_name import MetricName, name_of
 from replsite.metrics.notifier import HOT, HotCollector
 from replsite.metrics.port import MetricsPort
 from replsite.metrics.synapse import SynapseNames

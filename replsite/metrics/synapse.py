@@ -17,7 +17,7 @@ from django.conf import settings
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from replsite.metrics.metric_name import MetricName
+from replsite.metric_name import MetricName
 from replsite.metrics.names import (
     SYNAPSE_BACKGROUND,
     SYNAPSE_BUILD,

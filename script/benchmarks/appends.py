@@ -21,7 +21,7 @@ from streams import registry
 from streams.db import driver
 from streams.models import CacheInvalidation
 from streams.reading.pokes import CHANNEL
-from streams.writing import writer
+from streams.writing import process
 
 SECONDS = 1.0
 ROUNDS = 3
@@ -161,7 +161,7 @@ def add(
 
 def main() -> None:
     """Measure with 1, 8 and 32 threads."""
-    writer.use_instance("bench-{n}")
+    process.use_instance("bench-{n}")
     columns = ["transaction", "threads", "ours", "peer", "lock", "ratio", "over_lock", "announcements"]
     report = Report("appends", "facts appended per second", columns)
     ours()
@@ -169,5 +169,5 @@ def main() -> None:
         cursor.execute(_LOCKED_TABLE)
     single_appends(report)
     batches(report)
-    writer.retire_all()
+    process.retire_all()
     report.finish()

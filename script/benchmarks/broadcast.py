@@ -23,7 +23,7 @@ from script.benchmarks.report import Report, median_ratio, rounds
 from streams import registry
 from streams.reading.rows import rows_between
 from streams.replication.protocol.announcer import Read, encode_rows
-from streams.writing import writer
+from streams.writing import process as writer
 
 FOLLOWERS = (1, 10, 50, 200)
 FACTS = 100_000

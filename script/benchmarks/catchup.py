@@ -17,7 +17,7 @@ from script.benchmarks.memory import MemoryWatch
 from script.benchmarks.report import Report
 from streams import registry
 from streams.models import CacheInvalidation, StoredCursor
-from streams.writing import writer
+from streams.writing import process as writer
 
 FACTS = int(os.environ.get("REPLSITE_BENCH_FACTS") or 200_000)
 ROUNDS = 3

@@ -21,7 +21,7 @@ from events.sync.events_since import events_since
 from events.tokens.positions import events_token
 from pipeline.feeds.write import Stretch, drop_feeds, write_feeds
 from script.benchmarks.report import Report, median_ratio, rounds
-from streams.writing import writer
+from streams.writing import process
 
 ROOMS, CHANGED, MESSAGES = 1_000, 500, 2
 ROUNDS = 11
@@ -135,9 +135,9 @@ def analyze() -> None:
 
 def main() -> None:
     """Read, then write."""
-    writer.use_instance("bench-{n}")
+    process.use_instance("bench-{n}")
     report = Report("feeds", "per-user feeds", ["what", "unit", "ours", "peer", "ratio"])
     read(report)
     written(report)
-    writer.retire_all()
+    process.retire_all()
     report.finish()

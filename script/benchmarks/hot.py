@@ -32,7 +32,7 @@ from script.benchmarks.latency import floor, percentile
 from script.benchmarks.report import Report
 from streams import registry
 from streams.core.tokens import VectorToken
-from streams.writing import writer
+from streams.writing import process
 from tests.support.room_talker import Talker, talkers
 
 ROOMS = 1_000
@@ -201,7 +201,7 @@ def many(report: Report, room: LocalRoom, talker: Talker) -> None:
 
 def feeding(report: Report, room: LocalRoom, talker: Talker) -> None:
     """CPU of this process per event of another, less what asking the other one takes. This process writes nothing."""
-    writer.retire_all()
+    process.retire_all()
     notifier.forget_feeds()
     asking = cpu_of(room, talker)
     notifier.look(ALICE, VectorToken(0))
@@ -242,7 +242,7 @@ def memory(report: Report) -> None:
 
 def main() -> None:
     """Measure everything, in one run."""
-    writer.use_instance("bench-{n}")
+    process.use_instance("bench-{n}")
     report = Report("hot", "the hot caches", ["what", "ms", "limit", "of_limit"])
     rooms = make_rooms()
     room, other = LocalRoom(rooms[0]), create_room(BOB)
@@ -256,5 +256,5 @@ def main() -> None:
         feeding(report, room, talker)
     memory(report)
     notifier.forget_feeds()
-    writer.retire_all()
+    process.retire_all()
     report.finish()

@@ -19,7 +19,7 @@ from script.benchmarks.report import Report
 from streams import registry
 from streams.db import driver
 from streams.models import CacheInvalidation
-from streams.writing import writer
+from streams.writing import process as writer
 
 FOLLOWERS = {1: 1.0, 200: 3.0}
 """Followers -> largest median in milliseconds that is wanted."""

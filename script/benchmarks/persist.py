@@ -23,7 +23,7 @@ from events.persist.batch import Incoming, persist
 from events.sending.finish import finish_event
 from script.benchmarks.report import Report, median_ratio
 from streams.db import driver
-from streams.writing import writer
+from streams.writing import process
 
 MEMBERS = 1_000
 ROUNDS = 5
@@ -117,7 +117,7 @@ def server_seconds() -> dict[int, float]:
 
 def rows_written() -> int:
     """Rows inserted, updated and deleted since the statistics began; of every session of ours."""
-    with writer.current_writer().control_cursor() as cursor:
+    with process.current_writer().control_cursor() as cursor:
         cursor.execute("SELECT pg_stat_force_next_flush()")
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_stat_force_next_flush()")
@@ -225,7 +225,7 @@ def measure(report: Report, room: BenchRoom, peer: Peer, size: int, count: int) 
 
 def main() -> None:
     """Messages one by one and in batches."""
-    writer.use_instance("bench-{n}")
+    process.use_instance("bench-{n}")
     columns = ["transaction", "application", "server", "cpu", "limit", "peer", "ratio", "rows", "rows_limit", "ok"]
     title = f"milliseconds of CPU and rows per message in a room of {MEMBERS:,} members"
     report = Report("persist", title, columns)
@@ -238,5 +238,5 @@ def main() -> None:
         stored([room.messages(1) for _ in range(20)])()
         measure(report, room, peer, 1, ONE_BY_ONE)
         measure(report, room, peer, BATCH, BATCHES)
-    writer.retire_all()
+    process.retire_all()
     report.finish()

@@ -29,7 +29,7 @@ from script.benchmarks.report import Report
 from state.groups.filters import EVERYTHING, StateFilter
 from state.groups.store import State, full_state
 from state.models import StateGroup, StateGroupDelta
-from streams.writing import writer
+from streams.writing import process
 
 ROOM = Path(__file__).resolve().parents[2] / "tests" / "data" / "rooms" / "large_v10" / "events.jsonl.gz"
 BATCH = 100
@@ -128,9 +128,9 @@ def _quantiles(values: Sequence[float]) -> tuple[float, float]:
 
 def main() -> None:
     """Store the room, count, read."""
-    writer.use_instance("bench-{n}")
+    process.use_instance("bench-{n}")
     report = Report("state", "state groups of the largest room", ["measure", "p50", "p95", "ratio", "limit", "note"])
     count_rows(report, events_in_causal_order())
     read_states(report)
-    writer.retire_all()
+    process.retire_all()
     report.finish()

@@ -27,7 +27,7 @@ from events.sync.rooms import initial_sync, rooms_since
 from events.tokens.positions import events_token
 from script.benchmarks.report import Report
 from streams.core.tokens import VectorToken
-from streams.writing import writer
+from streams.writing import process as writer
 
 ROOMS, FIRST_ROOMS = 1_000, 100
 MESSAGES, EVENTS = 40, 20

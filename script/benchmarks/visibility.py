@@ -25,7 +25,7 @@ from events.visibility.explain import explain_visibility
 from events.visibility.predicate_sql import ACCESS_ROWS, sees
 from events.visibility.viewer import Viewer
 from script.benchmarks.report import Report
-from streams.writing import writer
+from streams.writing import process
 from tests.support.range_reader import Seen
 from tests.support.room_data import ROOM_NAMES, event_lines
 from tests.support.stored_rooms import store_room
@@ -137,7 +137,7 @@ def _members(room_id: str) -> list[str]:
 
 def main() -> None:
     """Store the rooms, count, read."""
-    writer.use_instance("bench-{n}")
+    process.use_instance("bench-{n}")
     report = Report("visibility", "who sees what", ["measure", "value", _SECOND, "limit", "note"])
     rooms = {}
     for room in (name for name in ROOM_NAMES if "walk" in name or "fork" in name or name == LARGE):
@@ -148,5 +148,5 @@ def main() -> None:
         cursor.execute("VACUUM ANALYZE")
     read_pages(report, rooms[LARGE])
     count_message(report, rooms[LARGE])
-    writer.retire_all()
+    process.retire_all()
     report.finish()

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import orjson
 
-from streams.replication.errors import MalformedCommand, UnsendableCommand
+from streams.errors import BadJson
 
 __all__ = ["decode_json", "encode_json"]
 
@@ -22,7 +22,7 @@ _OPTIONS = orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_DATACLASS | 
 
 
 def encode_json(value: Any) -> bytes:
-    """The bytes of one JSON value; raises `UnsendableCommand` for what JSON cannot say."""
+    """The bytes of one JSON value; raises `BadJson` for what JSON cannot say."""
     try:
         fast = orjson.dumps(value, option=_OPTIONS)
     except TypeError:
@@ -34,7 +34,7 @@ def encode_json(value: Any) -> bytes:
 
 
 def decode_json(text: str) -> Any:
-    """One JSON value; raises `MalformedCommand` with the reason. Integers may have any size."""
+    """One JSON value; raises `BadJson` with the reason. Integers may have any size."""
     try:
         return msgspec.json.decode(text)
     except (msgspec.MsgspecError, RecursionError):
@@ -45,7 +45,7 @@ def _encode_exactly(value: Any) -> bytes:
     try:
         return _EXACT.encode(value).encode("ascii")
     except (ValueError, TypeError, RecursionError) as error:
-        raise UnsendableCommand(f"row cannot be written as JSON: {error}") from error
+        raise BadJson(f"row cannot be written as JSON: {error}") from error
 
 
 def _decode_exactly(text: str) -> Any:
@@ -53,7 +53,7 @@ def _decode_exactly(text: str) -> Any:
     try:
         return json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
     except (ValueError, RecursionError) as error:
-        raise MalformedCommand(f"no valid JSON: {error}") from error
+        raise BadJson(f"no valid JSON: {error}") from error
 
 
 def _refuse_constant(name: str) -> None:

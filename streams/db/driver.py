@@ -21,6 +21,7 @@ from django.db import OperationalError as DjangoOperationalError
 from django.db import connections
 
 from streams.conf import stream_settings
+from streams.db import advice
 from streams.db.schema_mark import SCHEMA_MARK, marked_channel
 
 if TYPE_CHECKING:
@@ -104,8 +105,6 @@ def explain(error: BaseException) -> str:
     """The server's or the driver's words, and what to do where that is known; for the last line of a command."""
     text = " ".join(str(error).split())
     cause = error if isinstance(error, psycopg2.Error) else error.__cause__
-    from streams.maintenance import advice  # noqa: PLC0415 - it knows the streams, which know this module
-
     if isinstance(cause, BehindPooler):
         return text
     if isinstance(cause, missing):

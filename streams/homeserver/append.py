@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from streams import registry
 from streams.catalog.presence import PRESENCE_STATES
 from streams.core.json_codec import encode_json
-from streams.errors import UnusableFact
+from streams.errors import BadJson, UnusableFact
 from streams.models.catalog import (
     AccountDataChange,
     DeviceListChange,
@@ -28,7 +28,6 @@ from streams.models.catalog import (
     ToDeviceMessage,
     UserSignatureChange,
 )
-from streams.replication.errors import UnsendableCommand
 
 if TYPE_CHECKING:
     from streams.facts import Fact
@@ -128,5 +127,5 @@ def json_text(stream_name: str, value: Any) -> str:
     """The JSON text of a value as it travels: compact and ASCII."""
     try:
         return encode_json(value).decode("ascii")
-    except UnsendableCommand as error:
+    except BadJson as error:
         raise UnusableFact(f"{stream_name}: {error}. Use plain JSON values, without NaN and Infinity.") from error

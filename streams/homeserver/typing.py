@@ -21,7 +21,7 @@ from streams.db.schema_mark import marked_lock
 from streams.errors import StreamError, UnusableFact
 from streams.models.catalog import Typing
 from streams.runtime.logs import Condition, get_logger
-from streams.writing.writer import before_leaving, current_writer
+from streams.writing.process import before_leaving, current_writer
 
 __all__ = ["expire_typing", "set_typing", "stop_expiry", "typing_in"]
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from streams import registry
 from streams.db import driver
+from streams.db.sequences import move_forward
 from streams.reading.rows import stored_positions
 from streams.stream import Stream
 
@@ -70,5 +71,5 @@ def repair(cursor: Any, stream: Stream) -> int:
     """
     with driver.in_transaction(cursor):
         cursor.execute("SELECT pg_advisory_xact_lock(%s)", [driver.start_key(cursor, stream.name)])
-        stream.set_sequence(cursor, _inspect(cursor, stream).wanted_sequence)
+        move_forward(cursor, stream.declaration.sequence, _inspect(cursor, stream).wanted_sequence)
         return stream.sequence_value(cursor)

@@ -17,8 +17,10 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from streams import epochs, registry
+from streams import epochs
 from streams.conf import stream_settings
+from streams.core import lookup
+from streams.core.bound import BoundStream
 from streams.core.invalidation import all_stores, apply_drops
 from streams.core.positions import linear_position
 from streams.core.tokens import VectorToken
@@ -29,7 +31,6 @@ from streams.reading.pokes import Poke, PokeListener
 from streams.reading.possible_positions import possible_positions
 from streams.reading.rows import StoredPosition, rows_that_are_there
 from streams.runtime.logs import get_logger
-from streams.stream import Stream
 
 __all__ = [
     "CacheFeed",
@@ -58,7 +59,7 @@ class Shown(NamedTuple):
     generation: int = 0
 
 
-#: Stream -> writer -> position.
+#: BoundStream -> writer -> position.
 Positions = Mapping[str, Mapping[str, StoredPosition | Shown]]
 
 
@@ -186,7 +187,7 @@ class CacheFeed:
         for stream in streams:
             self._catch_up_with(cursor, stream, found.get(stream.name, {}))
 
-    def _catch_up_with(self, cursor: Any, stream: Stream, stored: dict[str, StoredPosition]) -> None:
+    def _catch_up_with(self, cursor: Any, stream: BoundStream, stored: dict[str, StoredPosition]) -> None:
         generation = max((at.generation for at in stored.values()), default=0)
         where = self._cursors.get(stream.name)
         if where is None:
@@ -201,7 +202,7 @@ class CacheFeed:
                 self._apply(cursor, stream, writer, after, at.position)
             where.positions[writer] = max(at.position, after)
 
-    def _apply(self, cursor: Any, stream: Stream, writer: str, after: int, upto: int) -> None:
+    def _apply(self, cursor: Any, stream: BoundStream, writer: str, after: int, upto: int) -> None:
         """All or nothing: what cannot be understood, or is gone from the table, drops everything."""
         try:
             begin, count = after, 0
@@ -226,9 +227,9 @@ class CacheFeed:
             store.drop_all()
 
 
-def _dropping() -> list[Stream]:
+def _dropping() -> list[BoundStream]:
     """The streams whose rows can drop cached values."""
-    return [stream for stream in registry.all_streams() if stream.may_drop()]
+    return [stream for stream in lookup.all_streams() if stream.may_drop()]
 
 
 _feeds: dict[str, CacheFeed] = {}

@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Mapping
 from typing import Any
 
-from streams import registry
+from streams.core import lookup
 from streams.core.tracker import PositionTracker
 from streams.runtime.logs import get_logger
 
@@ -50,4 +50,4 @@ def _replay(cursor: Any, stream: str, tracker: PositionTracker) -> None:
     first = tracker.replay_from
     if first is not None:
         upto = first + REPLAY_IDS
-        tracker.replay_done(registry.get(stream).ids_between(cursor, first - 1, upto), upto)
+        tracker.replay_done(lookup.get(stream).ids_between(cursor, first - 1, upto), upto)

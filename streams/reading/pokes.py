@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from streams import registry
+from streams.core import lookup
 from streams.db import driver
 from streams.reading.notify import NotifyListener
 from streams.reading.trust import LOOK_GAP_SECONDS, Cursor, HeardWords, WriterSessions
@@ -95,7 +95,7 @@ class PokeJudge:
             self._words.keep(self._sessions.speaks_for)
             proved = [poke or self._vouched_for(*one) for poke, one in zip(proved, heard, strict=True)]
         others = {payload.partition(" ")[0] for poke, (_, payload) in zip(proved, heard, strict=True) if poke is None}
-        unclear = self._waiting | {stream for stream in others if registry.find(stream) is not None}
+        unclear = self._waiting | {stream for stream in others if lookup.find(stream) is not None}
         given = [poke for poke in proved if poke is not None and poke.stream not in unclear]
         if not unclear or not is_due:
             self._waiting = unclear
@@ -113,7 +113,7 @@ class PokeJudge:
         if not is_own and not self._sessions.is_writers(session):
             return None
         poke = Poke.parse(payload)
-        if poke.position is None or registry.find(poke.stream) is None:
+        if poke.position is None or lookup.find(poke.stream) is None:
             return None
         if (session, poke.writer) == self.own:
             return poke
@@ -124,7 +124,7 @@ class PokeJudge:
         if not self._sessions.is_writers(session):
             return None
         poke = Poke.parse(payload)
-        if poke.position is None or registry.find(poke.stream) is None:
+        if poke.position is None or lookup.find(poke.stream) is None:
             return None
         if not self._sessions.speaks_for(session, poke.writer):
             return None
@@ -133,7 +133,7 @@ class PokeJudge:
 
     def _may_be_proved(self, session: int, payload: str) -> bool:
         """Whether it looks like a position of another writer than the caller."""
-        if payload.count(" ") not in (_SPACES, _SPACES_WITH_WORDS) or registry.find(payload.partition(" ")[0]) is None:
+        if payload.count(" ") not in (_SPACES, _SPACES_WITH_WORDS) or lookup.find(payload.partition(" ")[0]) is None:
             return False
         return self.own is None or session != self.own[0] or payload.split(" ", 2)[1] != self.own[1]
 

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
-from streams import registry
+from streams.core import lookup
 from streams.core.queries import STORED_POSITIONS
 from streams.reading.rows import StoredPosition
 from streams.runtime.logs import get_logger
@@ -49,7 +49,7 @@ def possible_positions(
     """
     sequences = {
         stream.name: stream.declaration.sequence
-        for stream in registry.all_streams()
+        for stream in lookup.all_streams()
         if not stream.declaration.in_memory and (streams is None or stream.name in streams)
     }
     cursor.execute(

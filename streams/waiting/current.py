@@ -23,10 +23,10 @@ from streams.core.positions import RETIRED, linear_position, positions_to_show
 from streams.core.tokens import VectorToken
 from streams.reading import cache_feed
 from streams.reading.possible_positions import possible_positions
-from streams.writing.writer import current_writer
+from streams.writing.process import current_writer
 
 if TYPE_CHECKING:
-    from streams.stream import Stream
+    from streams.core.bound import BoundStream
 
 __all__ = ["Current", "current"]
 
@@ -57,7 +57,7 @@ class Current:
         return VectorToken.of(self.linear, self.maxima)
 
 
-def current(stream: Stream, using: str | None = None) -> Current:
+def current(stream: BoundStream, using: str | None = None) -> Current:
     """Where the stream is, as this process sees it now."""
     alias = using or stream_settings().database
     with connections[alias].cursor() as cursor:

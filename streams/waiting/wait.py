@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 from django.db import connections
 
-from streams import epochs, registry
+from streams import epochs
 from streams.conf import stream_settings
+from streams.core import lookup
 from streams.core.positions import active_and_retired, linear_position
 from streams.core.tokens import VectorToken
 from streams.core.tracker import PositionTracker, TrackerState
@@ -31,10 +32,11 @@ from streams.reading.pokes import Poke, PokeListener
 from streams.reading.possible_positions import possible_positions
 from streams.reading.rows import StoredPosition, writer_names
 from streams.waiting.waiters import Waiter, WaitingRoom, has_reached
+from streams.writing import process
 from streams.writing import writer as writers
 
 if TYPE_CHECKING:
-    from streams.stream import Stream
+    from streams.core.bound import BoundStream
 
 __all__ = ["DEFAULT_SECONDS", "Token", "await_for", "forget_views", "timed_out", "wait_for", "waiting"]
 
@@ -43,12 +45,12 @@ Token = int | VectorToken | str
 DEFAULT_SECONDS = 5.0
 _Found = dict[str, dict[str, StoredPosition]]
 
-#: Stream -> waits that timed out in this process, for metrics.
+#: BoundStream -> waits that timed out in this process, for metrics.
 timed_out: Counter[str] = Counter()
 
 
 def wait_for(
-    stream: Stream, token: Token, timeout_seconds: float = DEFAULT_SECONDS, using: str | None = None
+    stream: BoundStream, token: Token, timeout_seconds: float = DEFAULT_SECONDS, using: str | None = None
 ) -> VectorToken:
     """Block until this process sees everything that the token covers; returns where the stream is then.
 
@@ -65,7 +67,7 @@ def wait_for(
 
 
 async def await_for(
-    stream: Stream, token: Token, timeout_seconds: float = DEFAULT_SECONDS, using: str | None = None
+    stream: BoundStream, token: Token, timeout_seconds: float = DEFAULT_SECONDS, using: str | None = None
 ) -> VectorToken:
     """``wait_for`` for async code: no thread is kept while it waits, so thousands may."""
     found = _views.get(using or stream_settings().database)
@@ -96,14 +98,14 @@ def waiting(using: str | None = None) -> int:
     return 0 if view is None else view.waiting()
 
 
-def _view_and_token(stream: Stream, token: Token, using: str | None) -> tuple[_View, VectorToken]:
+def _view_and_token(stream: BoundStream, token: Token, using: str | None) -> tuple[_View, VectorToken]:
     try:
         return _view(using), _read(stream, token, using)
     finally:
         connections.close_all()  # of a thread of the executor
 
 
-def _read(stream: Stream, token: Token, using: str | None) -> VectorToken:
+def _read(stream: BoundStream, token: Token, using: str | None) -> VectorToken:
     if isinstance(token, VectorToken):
         return token
     if isinstance(token, int) and not isinstance(token, bool) and token >= 0:
@@ -220,7 +222,7 @@ class _View:
         heard = self._trackers.get(stream)
         if heard is None:
             heard = self._trackers[stream] = PositionTracker(TrackerState(0, {}))
-        writer = writers.current_writer(self._using)
+        writer = process.current_writer(self._using)
         return _Seen(heard, writer.trackers.get(stream) if writer.has_lock else None, writer.name)
 
     # --- what is heard --------------------------------------------------------------------------------------------
@@ -245,12 +247,12 @@ class _View:
 
     def _may_start_anew(self, stream: str) -> bool:
         """Its positions must be read from the table: the first time, and always when they may fall back to 0."""
-        if stream not in self._generations or stream not in registry.names():
+        if stream not in self._generations or stream not in lookup.names():
             return True
-        return registry.get(stream).declaration.in_memory
+        return lookup.get(stream).declaration.in_memory
 
     def _look_after_crowded(self) -> None:
-        known = [(name, self._trackers[name]) for name in registry.names() if name in self._trackers]
+        known = [(name, self._trackers[name]) for name in lookup.names() if name in self._trackers]
         dropped = {name: found for name, found in known if found.known_done_cuts}
         if dropped:
             with self._connection.cursor() as cursor:

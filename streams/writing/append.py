@@ -35,19 +35,21 @@ from streams.conf import stream_settings
 from streams.db import driver
 from streams.errors import BadCount, ForeignFact
 from streams.writing.insert import PLAIN_VALUES, fields_to_fill
-from streams.writing.reservation import LARGEST_COUNT, OpenTransaction, Reservation
+from streams.writing.process import current_writer
+from streams.writing.reservation import LARGEST_COUNT, Reservation
 from streams.writing.side_effects import has_effects
-from streams.writing.writer import Tenure, WriterProcess, current_writer
+from streams.writing.transaction import Doubt, OpenTransaction
+from streams.writing.writer import Tenure, WriterProcess
 
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
     from django.db.models import Field, Model
 
+    from streams.core.bound import BoundStream
     from streams.core.tracker import Fetch, PositionTracker
     from streams.facts import Fact
-    from streams.stream import Stream
 
-__all__ = ["Doubt", "append_facts", "check_new_facts"]
+__all__ = ["append_facts", "check_new_facts"]
 
 #: More facts than this go in steps: several statements.
 MOST_FACTS = 1_000
@@ -56,20 +58,8 @@ _OPERATOR_INTERVENED = "57"  # class of SQLSTATE: an administrator's or a time l
 _LENGTHS = re.compile(r"\(\s*\d+(\s*,\s*\d+)*\s*\)")
 
 
-@dataclass(frozen=True, slots=True)
-class Doubt:
-    """A message that was its own transaction and whose answer was lost."""
-
-    stream: Stream
-    tracker: PositionTracker
-    fetch: Fetch
-    lock_key: int
-    #: The connection is whole, so the message cannot be under way any more.
-    exchange_is_over: bool
-
-
 def append_facts(
-    stream: Stream, facts: Sequence[Fact], using: str | None, beside: Sequence[driver.Statement] = ()
+    stream: BoundStream, facts: Sequence[Fact], using: str | None, beside: Sequence[driver.Statement] = ()
 ) -> list[int]:
     """Append facts of one row each, in the caller's transaction or one of their own; their IDs (positive), ascending.
 
@@ -97,7 +87,7 @@ def append_facts(
         return reservation.ids
 
 
-def check_new_facts(stream: Stream, facts: Sequence[Fact]) -> None:
+def check_new_facts(stream: BoundStream, facts: Sequence[Fact]) -> None:
     """Raise ``BadCount`` for none or too many, ``ForeignFact`` for what is no new fact of this stream."""
     if not 1 <= len(facts) <= LARGEST_COUNT:
         raise BadCount(
@@ -192,7 +182,7 @@ _NOT_LATE = " AND pg_try_advisory_xact_lock_shared(%s)"
 
 
 @cache
-def _sql(stream: Stream, model: type[Fact], columns: tuple[int, ...], count: int, *, alone: bool) -> str:
+def _sql(stream: BoundStream, model: type[Fact], columns: tuple[int, ...], count: int, *, alone: bool) -> str:
     """The statement after the lock; parameters as they stand: values, name, lease, lock of the message (``alone``).
 
     Several facts take their IDs from an array by number, so that which fact has which ID is not left to the plan.
@@ -228,7 +218,7 @@ def _sql(stream: Stream, model: type[Fact], columns: tuple[int, ...], count: int
 class _Appending:
     """One append on one connection."""
 
-    def __init__(self, stream: Stream, alias: str, beside: Sequence[driver.Statement] = ()) -> None:
+    def __init__(self, stream: BoundStream, alias: str, beside: Sequence[driver.Statement] = ()) -> None:
         self.stream = stream
         self.beside = beside
         self.connection = connections[alias]

@@ -15,8 +15,8 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
-from streams import registry
 from streams.conf import stream_settings
+from streams.core import lookup
 from streams.core.positions import ACTIVE, active_and_retired
 from streams.db import driver
 from streams.errors import StreamError
@@ -27,13 +27,12 @@ from streams.reading.trust import OneTimeWords
 from streams.runtime.logs import get_logger
 from streams.runtime.wake_up import WakeUp
 from streams.writing import dead_writers, heartbeat
+from streams.writing.transaction import Doubt, OpenTransaction
+from streams.writing.writer import Condition, WriterProcess
 
 if TYPE_CHECKING:
     from streams.core.tracker import PositionTracker
     from streams.reading.rows import StoredPosition
-    from streams.writing.append import Doubt
-    from streams.writing.reservation import OpenTransaction
-    from streams.writing.writer import WriterProcess
 
 __all__ = ["Background"]
 
@@ -160,8 +159,6 @@ class Background:
             )
 
     def _turns(self, wake_up: WakeUp) -> None:
-        from streams.writing.writer import Condition  # noqa: PLC0415 - the writer imports this module
-
         while not self._stop.is_set():
             try:
                 if self._writer.has_lock:
@@ -283,7 +280,7 @@ class Background:
 
     def _advance(self, stream: str, writer: str, position: int, came: Collection[str]) -> None:
         """``came`` are streams whose entry came back by now."""
-        for other in registry.sharing(registry.get(stream)):
+        for other in lookup.get(stream).sharing:
             if (sister := self._writer.trackers.get(other.name)) is not None:
                 sister.observe(position)
         tracker = self._writer.trackers.get(stream)
@@ -306,10 +303,10 @@ class Background:
     def _share_positions(self) -> None:
         """What this process wrote to one stream of a sequence moves the others: an ID of one is none of theirs."""
         trackers = self._writer.trackers
-        for stream in [registry.get(name) for name in list(trackers)]:
+        for stream in [lookup.get(name) for name in list(trackers)]:
             tracker = trackers[stream.name]
             top = max(tracker.announceable, tracker.last_write)
-            for other in registry.sharing(stream):
+            for other in stream.sharing:
                 if other.name in trackers and trackers[other.name].announceable < top:
                     trackers[other.name].observe(top)
 
@@ -400,7 +397,7 @@ class Background:
         for name, tracker in self._at_unknown_heads() if now >= self._idle_due else ():
             fetch, ids = tracker.begin_fetch(), []
             try:
-                cursor.execute("SELECT nextval(%s)", [registry.get(name).declaration.sequence])
+                cursor.execute("SELECT nextval(%s)", [lookup.get(name).declaration.sequence])
                 ids = [row[0] for row in cursor.fetchall()]
             finally:
                 tracker.end_fetch(fetch, ids)
@@ -410,14 +407,14 @@ class Background:
         due = self._due(idle_too=now >= self._idle_due)
         if not due:
             return
-        signs = [registry.get(stream).declaration.sign for stream in due]
+        signs = [lookup.get(stream).declaration.sign for stream in due]
         driver.execute_prepared(
             cursor,
             _ANNOUNCE,
             {
                 "streams": list(due),
                 "positions": [at * sign for (at, _), sign in zip(due.values(), signs, strict=True)],
-                "sequences": [registry.get(stream).declaration.sequence for stream in due],
+                "sequences": [lookup.get(stream).declaration.sequence for stream in due],
                 "last_writes": [last * sign for (_, last), sign in zip(due.values(), signs, strict=True)],
                 "words": [self._words.take(stream) for stream in due],
                 "name": self._writer.name,
@@ -438,7 +435,7 @@ class Background:
         What else such a tracker says cannot be right either, so the process begins anew, by what the tables say.
         """
         for stream, (position, _) in due.items():
-            given_out = registry.get(stream).sequence_value(cursor)
+            given_out = lookup.get(stream).sequence_value(cursor)
             if position > max(given_out, 1):
                 self._writer.fenced(
                     f"its position {position} on {stream} is above the sequence, which is at {given_out}"

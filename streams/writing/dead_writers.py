@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from streams import registry
 from streams.conf import stream_settings
+from streams.core import lookup
 from streams.db import driver
 from streams.reading.pokes import poke
 from streams.runtime.logs import get_logger
@@ -137,8 +137,8 @@ def retire_streams(
 
 def _retire_on(cursor: Any, name: str, stream_name: str, stored: int) -> Resolution:
     position = abs(stored)
-    if stream_name in registry.names():  # otherwise this program is not the one that knows its tables
-        position = max(position, registry.get(stream_name).table_maximum(cursor))
+    if stream_name in lookup.names():  # otherwise this program is not the one that knows its tables
+        position = max(position, lookup.get(stream_name).table_maximum(cursor))
     sign = _sign(stream_name)
     cursor.execute(_RETIRE, {"stream": stream_name, "name": name, "position": position * sign})
     poke(cursor, stream_name, name)
@@ -154,4 +154,4 @@ def leave_trace(cursor: Any, done: Resolution, trace: Trace) -> None:
 
 
 def _sign(stream_name: str) -> int:
-    return registry.get(stream_name).declaration.sign if stream_name in registry.names() else 1
+    return lookup.get(stream_name).declaration.sign if stream_name in lookup.names() else 1

@@ -10,11 +10,11 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from streams import registry
+from streams.core import lookup
+from streams.writing.transaction import OpenTransaction
 
 if TYPE_CHECKING:
     from streams.core.tracker import PositionTracker
-    from streams.writing.reservation import OpenTransaction
     from streams.writing.writer import WriterProcess
 
 __all__ = ["beat"]
@@ -76,7 +76,7 @@ def _row(stream: str, writer: WriterProcess, open_transactions: Sequence[OpenTra
     return (
         stream,
         count,
-        first * registry.get(stream).declaration.sign if first is not None else None,
+        first * lookup.get(stream).declaration.sign if first is not None else None,
         None if since is None else time.monotonic() - since,
         transaction,
         written,

@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from streams.core.bound import BoundStream
 from streams.core.names import check_name, is_pattern, numbered_name
 from streams.db import driver
 from streams.errors import WriterBusy, WriterNameTaken
 from streams.reading.pokes import CHANNEL, poke
-from streams.stream import Stream
 
 __all__ = [
     "ACTIVE_STREAMS",
@@ -152,7 +152,7 @@ def _lock_in_time(cursor: Any, key: int, seconds: float) -> bool:
     return True
 
 
-def store_entry(cursor: Any, stream: Stream, name: str, position: int) -> None:
+def store_entry(cursor: Any, stream: BoundStream, name: str, position: int) -> None:
     """Enter a writer into a stream at that (positive) position, or take its row up again; tell everybody.
 
     Called in the transaction that read the findings. The stored position never goes down.

@@ -18,12 +18,10 @@ lock was granted. In a transaction with a frozen snapshot the lease is checked o
 
 from __future__ import annotations
 
-import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 from django.db import connections, transaction
 
@@ -31,20 +29,21 @@ from streams.conf import stream_settings
 from streams.db import driver
 from streams.errors import BadCount, ForeignFact, ReservationEnded, ReservationNotOpen, WriterFenced
 from streams.writing.insert import insert_facts
+from streams.writing.process import current_writer
 from streams.writing.side_effects import has_effects, take_effect
-from streams.writing.writer import Tenure, WriterProcess, current_writer
+from streams.writing.transaction import OpenTransaction
+from streams.writing.writer import Tenure, WriterProcess
 
 if TYPE_CHECKING:
-    from django.db.backends.base.base import BaseDatabaseWrapper
     from django.db.models import Model
 
+    from streams.core.bound import BoundStream
     from streams.core.tracker import PositionTracker
     from streams.facts import Fact
-    from streams.stream import Stream
 
     Insert = Callable[[Mapping[type[Model], Sequence[Fact]]], None]
 
-__all__ = ["OpenTransaction", "Reservation"]
+__all__ = ["Reservation"]
 
 LARGEST_COUNT = 1_000_000
 
@@ -66,90 +65,10 @@ SELECT current_setting('transaction_isolation') = 'read committed',
 _LEASE = "SELECT lease FROM streams_instance WHERE name = %s"
 
 
-class OpenTransaction:
-    """An outermost transaction in which IDs were reserved, and what is to be completed when it ends."""
-
-    def __init__(self, writer: WriterProcess, number: int) -> None:
-        self.writer = writer
-        self.number = number  # PostgreSQL's
-        self.opened_at = time.monotonic()
-        #: How it ended is known, and its IDs are complete.
-        self.ended = False
-        #: The connection has left it, though perhaps nobody knows yet how it ended.
-        self.left = False
-        #: Called with "was it written?" when it ends, before its IDs are complete; quick, and never raising.
-        self.at_end: list[Callable[[bool], None]] = []
-        self._pending: list[tuple[Stream, PositionTracker, list[int]]] = []
-        self._lock = threading.Lock()
-
-    @classmethod
-    def of(cls, connection: BaseDatabaseWrapper, writer: WriterProcess, number: int) -> OpenTransaction:
-        """The record of the connection's transaction of that number; enters the hook when there is none yet.
-
-        Under manual transaction management Django keeps hooks beyond COMMIT, so hooks of other numbers belong to
-        transactions that have ended: they are taken out, and the database is asked about those.
-        """
-        hooks: list[Any] = connection.run_on_commit
-        for entry in list(hooks):
-            hook = entry[1]
-            if isinstance(hook, _CommitHook) and hook.record.writer is writer:
-                if hook.record.number == number:
-                    return hook.record
-                hooks.remove(entry)
-        record = cls(writer, number)
-        writer.watch(record)
-        hooks.insert(0, (set(), _CommitHook(record), False))
-        if not (connection.in_atomic_block and connection.commit_on_exit):
-            writer.ask(record)  # the hook may come much later than the COMMIT, so keep asking
-        return record
-
-    def own(self, stream: Stream, tracker: PositionTracker, ids: list[int]) -> None:
-        """These IDs are complete when the transaction ends."""
-        with self._lock:
-            self._pending.append((stream, tracker, ids))
-
-    def pending(self) -> dict[str, int]:
-        """Stream -> smallest ID that waits for this transaction."""
-        with self._lock:
-            lowest: dict[str, int] = {}
-            for stream, _, ids in self._pending:
-                lowest[stream.name] = min(ids[0], lowest.get(stream.name, ids[0]))
-            return lowest
-
-    def end(self, *, written: bool) -> None:
-        """The transaction has ended: complete its IDs. Later calls do nothing."""
-        with self._lock:
-            self.ended = self.left = True
-            pending, self._pending = self._pending, []
-            at_end, self.at_end = self.at_end, []
-        for effect in at_end:
-            effect(written)
-        moved = [tracker.complete(ids, written=written) for _, tracker, ids in pending]
-        if any(moved):
-            self.writer.announce_soon()
-
-
-class _CommitHook:
-    """What Django calls after COMMIT; being freed without that call is the sign of any other end."""
-
-    def __init__(self, record: OpenTransaction) -> None:
-        self.record = record
-        weakref.finalize(self, _hook_dropped, record).atexit = False
-
-    def __call__(self) -> None:
-        self.record.end(written=True)
-
-
-def _hook_dropped(record: OpenTransaction) -> None:
-    record.left = True
-    if not record.ended:
-        record.writer.ask(record)
-
-
 class Reservation:
     """IDs for facts of one stream, in the caller's transaction; made by ``Stream.reserve``."""
 
-    def __init__(self, stream: Stream, count: int, using: str | None) -> None:
+    def __init__(self, stream: BoundStream, count: int, using: str | None) -> None:
         if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= LARGEST_COUNT:
             raise BadCount(f"Stream {stream.name}: cannot reserve {count!r} IDs; ask for 1 to {LARGEST_COUNT} at once.")
         self.stream = stream
@@ -159,6 +78,7 @@ class Reservation:
         self._connection = connections[self._using]
         self._atomic: transaction.Atomic | None = None
         self._record: OpenTransaction
+        self._writer: WriterProcess
         self._tenure: Tenure
         self._reserved: frozenset[int] = frozenset()
         self._unused: Iterator[int] = iter(())
@@ -173,7 +93,7 @@ class Reservation:
     def __enter__(self) -> Self:
         if self._ids:
             raise self._not_open("it was entered before")
-        writer = current_writer(self._using)
+        writer = self._writer = current_writer(self._using)
         tenure, tracker = writer.enter(self.stream)
         if not self._connection.in_atomic_block and self._connection.get_autocommit():
             self._atomic = transaction.atomic(using=self._using)
@@ -333,6 +253,6 @@ class Reservation:
             cursor.execute(_LOCK_AGAIN, {"key": self._tenure.append_key, "name": self._tenure.name})
             fresh, lease = cursor.fetchone()
         if not fresh:
-            self._check_lease(self._record.writer)
+            self._check_lease(self._writer)
         elif lease != self._tenure.lease:
-            raise self._lost(self._record.writer, self._tenure)
+            raise self._lost(self._writer, self._tenure)

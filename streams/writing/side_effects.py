@@ -20,15 +20,15 @@ from streams.core.declaration import ColumnKind
 from streams.core.invalidation import Drop, all_stores, apply_drops, drops_nothing, spoil_begun
 from streams.reading import cache_feed
 from streams.writing.compact_by_key import keep_newest
+from streams.writing.transaction import OpenTransaction
 
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
 
+    from streams.core.bound import BoundStream
     from streams.core.cache_store import Key
     from streams.core.declaration import FactTable
     from streams.facts import Fact
-    from streams.stream import Stream
-    from streams.writing.reservation import OpenTransaction
 
 __all__ = ["has_effects", "is_changed_here", "is_changed_in_process", "take_effect"]
 
@@ -50,13 +50,13 @@ _pending: weakref.WeakKeyDictionary[BaseDatabaseWrapper, list[_Pending]] = weakr
 _all_pending: dict[int, _Pending] = {}
 
 
-def has_effects(stream: Stream, facts: Sequence[Fact]) -> bool:
+def has_effects(stream: BoundStream, facts: Sequence[Fact]) -> bool:
     """Whether inserting these facts has to be followed by something."""
     return _may_drop_here(stream, facts) or any(table.newest_per for table in stream.declaration.tables)
 
 
 def take_effect(
-    stream: Stream, connection: BaseDatabaseWrapper, record: OpenTransaction, facts: Sequence[Fact]
+    stream: BoundStream, connection: BaseDatabaseWrapper, record: OpenTransaction, facts: Sequence[Fact]
 ) -> None:
     """What follows from these facts, in the transaction that has just inserted them."""
     by_table = {table.name: [f for f in facts if f._meta.db_table == table.name] for table in stream.declaration.tables}
@@ -94,7 +94,7 @@ def _open(waiting: Sequence[_Pending]) -> list[_Pending]:
     return [pending for pending in waiting if not pending.record.left]
 
 
-def _may_drop_here(stream: Stream, facts: Sequence[Fact]) -> bool:
+def _may_drop_here(stream: BoundStream, facts: Sequence[Fact]) -> bool:
     """Whether these facts may make values of this process old; most events change no room's state."""
     if not (all_stores() and stream.drops_now()):
         return False
@@ -120,7 +120,9 @@ def _values(table: FactTable, fact: Fact) -> list[Any]:
     return values
 
 
-def _drops(stream: Stream, connection: BaseDatabaseWrapper, by_table: Mapping[str, Sequence[Fact]]) -> frozenset[Drop]:
+def _drops(
+    stream: BoundStream, connection: BaseDatabaseWrapper, by_table: Mapping[str, Sequence[Fact]]
+) -> frozenset[Drop]:
     drops: set[Drop] = set()
     rows: list[Sequence[Any]] = []
     for table in stream.declaration.tables:
@@ -136,7 +138,11 @@ def _drops(stream: Stream, connection: BaseDatabaseWrapper, by_table: Mapping[st
 
 
 def _drop_at_end(
-    stream: Stream, connection: BaseDatabaseWrapper, record: OpenTransaction, drops: frozenset[Drop], ids: list[int]
+    stream: BoundStream,
+    connection: BaseDatabaseWrapper,
+    record: OpenTransaction,
+    drops: frozenset[Drop],
+    ids: list[int],
 ) -> None:
     alias, owner = connection.alias, connection
     pending = _Pending(record, drops)

@@ -21,20 +21,22 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Protocol
 
 from django.db import connections
 
-from streams import epochs, registry
+from streams import epochs
 from streams.conf import stream_settings
-from streams.core.names import check_name, matches_pattern
+from streams.core import lookup
+from streams.core.bound import BoundStream
+from streams.core.names import matches_pattern
 from streams.core.positions import RETIRED
 from streams.core.recovery import StreamFindings, start
 from streams.core.tracker import PositionTracker
 from streams.db import driver
+from streams.db.sequences import move_forward
 from streams.errors import (
     SequenceBehind,
-    StreamError,
     UnknownStream,
     WriterBusy,
     WriterDraining,
@@ -47,11 +49,12 @@ from streams.reading.rows import stored_positions
 from streams.runtime.logs import get_logger
 from streams.runtime.masking import masked_command
 from streams.runtime.version import program_version
-from streams.stream import Stream
 from streams.writing import dead_writers
 from streams.writing import lease as leases
+from streams.writing.new_life import begin_anew
+from streams.writing.transaction import Doubt, OpenTransaction
 
-__all__ = ["Condition", "WriterProcess", "before_leaving", "current_writer", "use_instance", "when_moved"]
+__all__ = ["Condition", "ControlLoop", "Tenure", "WriterProcess", "when_moved"]
 
 log = get_logger(__name__)
 
@@ -61,6 +64,10 @@ log = get_logger(__name__)
 _ANNOUNCEMENTS_WAIT_LESS = """
 SELECT set_config('synchronous_commit', CASE current_setting('synchronous_commit') WHEN 'off' THEN 'on' ELSE 'off' END, false)
 """
+
+
+#: Told the database alias when facts of this process are complete, in the thread that learned it; must be quick.
+when_moved: list[Callable[[str], None]] = []
 
 
 class Condition(StrEnum):
@@ -91,12 +98,35 @@ class Tenure:
     entering: set[str] = field(default_factory=set)
 
 
+class ControlLoop(Protocol):
+    """The thread that works on the control connection, as far as the writer needs it."""
+
+    def start(self) -> None:
+        """Start the thread if it does not run."""
+
+    def wake(self) -> None:
+        """Look at everything now."""
+
+    def watch(self, record: OpenTransaction) -> None:
+        """Look after a transaction until its end is known."""
+
+    def ask(self, record: OpenTransaction) -> None:
+        """Ask the database how it ended, at once."""
+
+    def doubt(self, doubt: Doubt) -> None:
+        """Find out what a message did whose answer was lost."""
+
+    def drain(self, timeout_seconds: float) -> bool:
+        """Wait until nothing is pending and everything is announced."""
+
+    def stop(self) -> None:
+        """End the thread and wait for it."""
+
+
 class WriterProcess:
     """This process as a writer on one database."""
 
-    def __init__(self, using: str, pattern: str) -> None:
-        from streams.writing.control_loop import Background  # noqa: PLC0415 - the thread knows the writer, not the other way round
-
+    def __init__(self, using: str, pattern: str, control_loop: Callable[[WriterProcess], ControlLoop]) -> None:
         self.using = using
         self.pattern = pattern
         self.tenure = Tenure("", 0)
@@ -106,7 +136,7 @@ class WriterProcess:
         self.shown_pending: dict[str, tuple[Any, ...]] = {}
         self._left: set[str] = set()
         self._lock = threading.RLock()
-        self._background = Background(self)
+        self._background = control_loop(self)
 
     @property
     def name(self) -> str:
@@ -222,7 +252,7 @@ class WriterProcess:
             names = [row[0] for row in cursor.fetchall()]
         for name in sorted({*names, *left}):
             try:
-                self.enter(registry.get(name))
+                self.enter(lookup.get(name))
             except (UnknownStream, WriterNotAllowed) as error:
                 log.warning("writer.leaves_stream", writer=self.name, stream=name, reason=str(error))
                 with self.control_cursor() as cursor:
@@ -251,11 +281,11 @@ class WriterProcess:
 
     # --- streams --------------------------------------------------------------------------------------------------
 
-    def tracker(self, stream: Stream) -> PositionTracker:
+    def tracker(self, stream: BoundStream) -> PositionTracker:
         """The tracker of a stream that this process writes; enters the stream on first use."""
         return self.enter(stream)[1]
 
-    def enter(self, stream: Stream) -> tuple[Tenure, PositionTracker]:
+    def enter(self, stream: BoundStream) -> tuple[Tenure, PositionTracker]:
         """The present tenure and its tracker of a stream; enters the stream on first use."""
         self.hold()
         tenure = self.tenure
@@ -266,19 +296,17 @@ class WriterProcess:
                 tracker = tenure.trackers.get(stream.name) or self._enter(stream)
         return tenure, tracker
 
-    def _enter(self, stream: Stream) -> PositionTracker:
+    def _enter(self, stream: BoundStream) -> PositionTracker:
         """Start on a stream, as ``streams.core.recovery`` tells. The writer's row is committed before its first reservation."""
         self._check_allowed(stream)
         tracker = self._start(stream)
-        for other in registry.sharing(
-            stream
-        ):  # an ID taken here moves the other's position, too, so that it does not lag
+        for other in stream.sharing:  # an ID taken here moves the other's position, too, so that it does not lag
             if other.name not in self.trackers and self._is_allowed(other):
                 self._start(other)
         self._background.wake()
         return tracker
 
-    def _start(self, stream: Stream) -> PositionTracker:
+    def _start(self, stream: BoundStream) -> PositionTracker:
         with self.control_cursor() as cursor:
             if stream.declaration.in_memory:
                 self._resolve_the_dead(cursor, stream)
@@ -288,17 +316,17 @@ class WriterProcess:
         self.trackers[stream.name] = tracker
         return tracker
 
-    def _resolve_the_dead(self, cursor: Any, stream: Stream) -> None:
+    def _resolve_the_dead(self, cursor: Any, stream: BoundStream) -> None:
         """A stream in memory begins anew unless somebody else lives, so see who does."""
         stored = stored_positions(cursor, [stream.name]).get(stream.name, {})
         for writer in sorted(w for w, at in stored.items() if at.state != RETIRED and w != self.name):
             dead_writers.resolve_writer(cursor, writer, self.name)
 
-    def _start_on(self, cursor: Any, stream: Stream) -> PositionTracker:
+    def _start_on(self, cursor: Any, stream: BoundStream) -> PositionTracker:
         cursor.execute("SELECT pg_advisory_xact_lock(%s)", [driver.start_key(cursor, stream.name)])
         stored = stored_positions(cursor, [stream.name]).get(stream.name, {})
         if stream.declaration.in_memory and all(w == self.name or at.state == RETIRED for w, at in stored.items()):
-            stream.begin_anew(cursor)
+            begin_anew(cursor, stream)
             stored = stored_positions(cursor, [stream.name]).get(stream.name, {})
             log.info("stream.begun_anew", stream=stream.name, writer=self.name)
         findings = StreamFindings(
@@ -314,7 +342,7 @@ class WriterProcess:
             log.warning(
                 "stream.sequence_moved", stream=stream.name, was=findings.sequence_value, to=outcome.set_sequence_to
             )
-            stream.set_sequence(cursor, outcome.set_sequence_to)
+            move_forward(cursor, stream.declaration.sequence, outcome.set_sequence_to)
         tracker = outcome.tracker(stream.ids_from(cursor, outcome.linear), findings)
         held = [row for row in leases.hold_positions(cursor, stream.name) if row[0] != self.name]
         tracker.learn(
@@ -324,7 +352,7 @@ class WriterProcess:
         leases.store_entry(cursor, stream, self.name, tracker.announceable)
         return tracker
 
-    def _check_allowed(self, stream: Stream) -> None:
+    def _check_allowed(self, stream: BoundStream) -> None:
         if not self._is_allowed(stream):
             allowed = stream_settings().writers[stream.name]
             raise WriterNotAllowed(
@@ -332,7 +360,7 @@ class WriterProcess:
                 f"{', '.join(allowed)} write it. Add the name there, or append in one of those processes."
             )
 
-    def _is_allowed(self, stream: Stream) -> bool:
+    def _is_allowed(self, stream: BoundStream) -> bool:
         allowed = stream_settings().writers.get(stream.name)
         return allowed is None or any(matches_pattern(self.name, pattern) for pattern in allowed)
 
@@ -358,15 +386,15 @@ class WriterProcess:
         for tell in when_moved:
             tell(self.using)
 
-    def watch(self, transaction: Any) -> None:
+    def watch(self, transaction: OpenTransaction) -> None:
         """Have an open transaction looked after until its end is known."""
         self._background.watch(transaction)
 
-    def doubt(self, doubt: Any) -> None:
+    def doubt(self, doubt: Doubt) -> None:
         """An append's answer was lost: find out by evidence what it did."""
         self._background.doubt(doubt)
 
-    def ask(self, transaction: Any) -> None:
+    def ask(self, transaction: OpenTransaction) -> None:
         """The transaction seems to have ended without its hook: ask the database now. Safe to call from anywhere."""
         self._background.ask(transaction)
 
@@ -444,64 +472,3 @@ def _close_quietly(connection: Any) -> None:
 
 def _identity() -> leases.Identity:
     return leases.Identity(socket.gethostname(), os.getpid(), masked_command(sys.argv)[:200], program_version())
-
-
-#: Told the database alias when facts of this process are complete, in the thread that learned it; must be quick.
-when_moved: list[Callable[[str], None]] = []
-#: What appends by itself in this process, to be stopped before its writers leave.
-before_leaving: list[Callable[[], None]] = []
-_writers: dict[str, WriterProcess] = {}
-_instance: str | None = None
-_guard = threading.Lock()
-
-
-def use_instance(pattern: str) -> None:
-    """Write under this name or pattern in this process, instead of ``REPLSITE_INSTANCE``; before the first append.
-
-    Raises ``BadInstanceName`` for what cannot be a name.
-    """
-    global _instance  # noqa: PLW0603 - one name for the process
-    check_name(pattern)
-    _instance = pattern
-
-
-def current_writer(using: str | None = None) -> WriterProcess:
-    """This process as a writer on that database; takes its name at the first reservation."""
-    alias = using or stream_settings().database
-    writer = _writers.get(alias)
-    if writer is None or writer.condition is Condition.CLOSED:
-        with _guard:
-            writer = _writers.get(alias)
-            if writer is None or writer.condition is Condition.CLOSED:
-                writer = _writers[alias] = WriterProcess(alias, _instance or stream_settings().instance)
-    return writer
-
-
-def retire_all() -> bool:
-    """Retire this process's writers; for commands that end, and at an orderly exit.
-
-    A database that is away is said in the log and by False: whoever finds the writers gone resolves them by evidence.
-    """
-    for stop in before_leaving:
-        stop()
-    results = [_retire_quietly(writer) for writer in list(_writers.values()) if writer.has_lock]
-    return all(results)
-
-
-def _retire_quietly(writer: WriterProcess) -> bool:
-    try:
-        return writer.retire()
-    except (StreamError, driver.DatabaseError) as error:
-        log.warning("writer.not_retired", writer=writer.name, reason=driver.explain(error))
-        writer.close()
-        return False
-
-
-def _after_fork() -> None:
-    """A child must not use its parent's connection, thread or name."""
-    global _guard  # noqa: PLW0603
-    _writers.clear()
-    _guard = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_after_fork)

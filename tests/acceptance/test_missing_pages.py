@@ -9,7 +9,7 @@ import pytest
 from django.utils import timezone
 
 from streams.models import CacheInvalidation, ParkedFact, StoredCursor, StreamPosition
-from streams.writing.writer import retire_all
+from streams.writing.process import retire_all
 from tests.support.browsing import BROWSER, Site, keep, log_in
 from tests.support.writing import append, ids, wait_for_linear
 

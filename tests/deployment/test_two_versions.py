@@ -30,7 +30,7 @@ from django.core.management import call_command
 from streams import registry
 from streams.models import CacheInvalidation
 try:
-    from streams.writing.writer import retire_all
+    from streams.writing.process import retire_all
     from tests.support.made_rooms import MadeRoom
     from tests.support.persisted_rooms import incoming, persist
 except ImportError:  # the version before has them elsewhere

@@ -24,7 +24,7 @@ from django.db import connection  # noqa: E402
 from events.reading.pages import timeline  # noqa: E402
 from pipeline.importing.plan import create_staging, drop_staging  # noqa: E402
 from streams import epochs  # noqa: E402
-from streams.writing import writer  # noqa: E402
+from streams.writing import process  # noqa: E402
 from tests.support.made_rooms import ALICE, MadeRoom  # noqa: E402
 from tests.support.persisted_rooms import incoming, persist  # noqa: E402
 
@@ -77,7 +77,7 @@ def main() -> None:
         create_staging(cursor, _A_JOB)  # what an import puts its lines into
         drop_staging(cursor, [_A_JOB])
         epochs.begin_epoch(cursor, "said by a test")
-    writer.retire_all()
+    process.retire_all()
     sys.stdout.write("all done\n")
 
 

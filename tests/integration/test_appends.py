@@ -16,7 +16,8 @@ from streams import registry
 from streams.errors import BadCount, ForeignFact, WriterFenced
 from streams.models import CacheInvalidation, Instance, Reader
 from streams.writing import append as appends
-from streams.writing.writer import Condition, current_writer
+from streams.writing.process import current_writer
+from streams.writing.writer import Condition
 from tests.support.cutting_proxy import Cut, CuttingProxy
 from tests.support.waiting import wait_until
 from tests.support.writing import append, fact, ids, in_thread, linear, session, stored, stream, wait_for_linear

@@ -13,7 +13,8 @@ from django.db import transaction
 from streams.models import StreamPosition
 from streams.runtime.wake_up import WakeUp
 from streams.testing import forget_writers
-from streams.writing.writer import Condition, WriterProcess, current_writer
+from streams.writing.process import current_writer
+from streams.writing.writer import Condition, WriterProcess
 from tests.support.left_open import OPEN
 from tests.support.waiting import wait_until
 from tests.support.writing import append, in_thread, linear, other_writer, session, stored, stream, wait_for_linear

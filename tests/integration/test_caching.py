@@ -266,7 +266,7 @@ def test_change_in_another_process_is_heard_here(other):
 
 
 def test_writing_process_drops_before_its_tracker_advances(other):
-    from streams.writing.writer import current_writer
+    from streams.writing.process import current_writer
 
     set_word("a", "0")
     assert word("a") == "0"
@@ -402,7 +402,7 @@ def test_waiting_drops_first(deaf, other):
 
 def test_tracker_of_a_writer_drops_first(deaf, other):
     token = change_elsewhere(other)
-    from streams.writing.writer import current_writer
+    from streams.writing.process import current_writer
 
     tracker = current_writer().tracker(registry.get("caches"))
     wait_until(lambda: tracker.position_of("other") >= token, 20.0)

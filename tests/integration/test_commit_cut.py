@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from django.db import DatabaseError, InterfaceError, connection, transaction
 
-from streams.writing.writer import current_writer
+from streams.writing.process import current_writer
 from tests.support.cutting_proxy import Cut, CuttingProxy
 from tests.support.waiting import wait_until
 from tests.support.writing import append, ids, wait_for_linear

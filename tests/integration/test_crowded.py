@@ -9,7 +9,7 @@ from streams.core import tracker
 from streams.models import StreamPosition
 from streams.reading import overflow_replay
 from streams.writing import lease
-from streams.writing.writer import current_writer
+from streams.writing.process import current_writer
 from tests.support.waiting import wait_until
 from tests.support.writing import append, fact, linear, session, stored, stream
 

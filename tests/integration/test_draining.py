@@ -11,7 +11,8 @@ from streams.errors import WriterDraining, WriterRetired
 from streams.models import Instance, StreamPosition, WriterResolution
 from streams.testing import forget_writers
 from streams.writing import lease
-from streams.writing.writer import Condition, current_writer, retire_all
+from streams.writing.process import current_writer, retire_all
+from streams.writing.writer import Condition
 from tests.support.waiting import wait_until
 from tests.support.writing import append, ids, in_thread, linear, session, stored, terminate, wait_for_linear
 

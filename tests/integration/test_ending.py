@@ -18,7 +18,7 @@ from replsite.terminal.writer_actions import WriterActions
 from streams.errors import UnknownWriter
 from streams.models import WriterResolution
 from streams.writing import terminate
-from streams.writing.writer import current_writer
+from streams.writing.process import current_writer
 from tests.support.waiting import wait_until
 from tests.support.writing import append, ids, in_thread, linear, session, stored, wait_for_linear
 

@@ -17,7 +17,7 @@ from streams.db import driver as database
 from streams.errors import StreamError
 from streams.follow import Begin, Handler, Reader, View
 from streams.models import StoredCursor
-from streams.writing.writer import retire_all
+from streams.writing.process import retire_all
 from tests.support.effects import effects, effects_table, take
 from tests.support.waiting import wait_until
 from tests.support.writing import append, ids

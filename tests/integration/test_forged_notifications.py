@@ -14,7 +14,8 @@ from streams.reading.trust import OneTimeWords
 from streams.replication.server.relay import parts_of
 from streams.testing import as_instance
 from streams.waiting import wait
-from streams.writing.writer import WriterProcess, current_writer
+from streams.writing.process import current_writer
+from streams.writing.writer import WriterProcess
 from tests.support.forging import forge, forger
 from tests.support.waiting import wait_until
 from tests.support.wire_client import positioned, start_replication

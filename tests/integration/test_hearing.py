@@ -6,7 +6,7 @@ import pytest
 
 from streams.reading import cache_feed
 from streams.reading.pokes import poke
-from streams.writing.writer import current_writer
+from streams.writing.process import current_writer
 from tests.support.waiting import wait_until
 from tests.support.writing import append, other_writer
 

@@ -14,7 +14,7 @@ from streams.models.catalog import TypingUser
 from streams.replication.common import worker_sql
 from streams.testing import as_instance, forget_writers
 from streams.workers import federation_acknowledged
-from streams.writing.writer import current_writer, retire_all
+from streams.writing.process import current_writer, retire_all
 from tests.integration.test_catalog import _sequences_as_after_migrate, rows
 from tests.support.waiting import wait_until
 from tests.support.writing import linear, session, stored

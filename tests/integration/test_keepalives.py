@@ -9,7 +9,7 @@ import pytest
 from django.db import connection
 
 from streams.db import driver
-from streams.writing.writer import current_writer
+from streams.writing.process import current_writer
 from tests.support.writing import append, session
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -12,7 +12,7 @@ from django.db.utils import InterfaceError, OperationalError
 
 from streams.errors import BadCount, FactIsFixed, ForeignFact, ReservationEnded, ReservationNotOpen
 from streams.models import CacheInvalidation, Reader
-from streams.writing.writer import current_writer
+from streams.writing.process import current_writer
 from tests.support.waiting import wait_until
 from tests.support.writing import (
     append,

@@ -18,7 +18,7 @@ from streams.core import invalidation
 from streams.core.invalidation import any_depends_on_room_state
 from streams.models import CacheInvalidation
 from streams.reading import cache_feed
-from streams.writing.writer import current_writer
+from streams.writing.process import current_writer
 from tests.integration.cached_topics import membership_of, reason_of, topic_of
 from tests.integration.test_given_states import told
 from tests.integration.test_purging import purge

@@ -19,7 +19,8 @@ from replsite.status.verdicts import Severity, Verdict
 from streams.db import driver
 from streams.models import Instance, Sample, StatusChange
 from streams.writing import dead_writers
-from streams.writing.writer import Condition, current_writer, retire_all
+from streams.writing.process import current_writer, retire_all
+from streams.writing.writer import Condition
 from tests.support.snapshots import NOW, STUCK, a_reader, a_snapshot, a_stream, a_writer, on_stream
 from tests.support.waiting import wait_until
 from tests.support.writing import append, session, terminate

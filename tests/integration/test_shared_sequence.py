@@ -10,7 +10,7 @@ from streams import registry
 from streams.homeserver import append
 from streams.maintenance import check
 from streams.testing import as_instance, forget_writers
-from streams.writing.writer import current_writer
+from streams.writing.process import current_writer
 from tests.support.waiting import wait_until
 from tests.support.writing import in_thread, linear, session, stored
 

@@ -21,7 +21,7 @@ from replsite.status.verdicts import HealthWord
 from streams import registry
 from streams.core.declaration import FactTable, StreamDeclaration
 from streams.models import CacheInvalidation, Instance, Reader, Sample, StreamPosition
-from streams.writing.writer import retire_all
+from streams.writing.process import retire_all
 from tests.support.writing import ids
 
 pytestmark = pytest.mark.django_db(transaction=True)

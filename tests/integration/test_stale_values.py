@@ -19,7 +19,7 @@ from streams.follow import Begin, Chunk, Handler, Reader
 from streams.reading import cache_feed, pokes
 from streams.testing import forget_writers
 from streams.writing import side_effects
-from streams.writing.writer import current_writer
+from streams.writing.process import current_writer
 from tests.integration import cached_words
 from tests.integration.cached_words import set_word, word
 from tests.integration.test_caching import Other

@@ -258,7 +258,7 @@ def test_start_up_and_check_streams_are_right_on_a_trimmed_table(run_manage):
 
 
 def test_all_writers_retired_and_an_empty_table_do_not_set_the_stream_back():
-    from streams.writing.writer import retire_all
+    from streams.writing.process import retire_all
 
     last = written(3)[-1]
     retire_all()

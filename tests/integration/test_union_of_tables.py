@@ -11,7 +11,7 @@ from streams.maintenance import check
 from streams.reading.rows import rows_between
 from streams.replication.client.table_catch_up import TableCatchUp
 from streams.testing import forget_writers
-from streams.writing.writer import current_writer
+from streams.writing.process import current_writer
 from tests.support.writing import session
 
 pytestmark = pytest.mark.django_db(transaction=True)

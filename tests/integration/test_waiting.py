@@ -17,7 +17,7 @@ from streams.errors import EpochChanged, TokenError, WaitTimedOut
 from streams.models import StreamPosition
 from streams.waiting import wait
 from streams.writing import lease
-from streams.writing.writer import current_writer, retire_all
+from streams.writing.process import current_writer, retire_all
 from tests.support.waiting import wait_until
 from tests.support.writing import append, give_out, ids, in_thread, session, stream, terminate, wait_for_linear
 

@@ -25,7 +25,8 @@ from streams.models import Instance, StreamPosition
 from streams.reading.rows import stored_positions
 from streams.testing import as_instance, forget_writers
 from streams.writing import dead_writers
-from streams.writing.writer import Condition, WriterProcess, current_writer, retire_all, use_instance
+from streams.writing.process import current_writer, retire_all, use_instance
+from streams.writing.writer import Condition, WriterProcess
 from tests.support.waiting import wait_until
 from tests.support.writing import (
     append,

@@ -26,8 +26,9 @@ from streams.reading.pokes import CHANNEL, Poke, poke
 from streams.stream import Stream
 from streams.testing import forget_writers
 from streams.writing import append as appends
-from streams.writing.reservation import OpenTransaction
-from streams.writing.writer import WriterProcess, current_writer
+from streams.writing.process import current_writer
+from streams.writing.transaction import OpenTransaction
+from streams.writing.writer import WriterProcess
 from tests.integration.test_catalog import _sequences_as_after_migrate
 from tests.support.waiting import wait_until
 from tests.support.writing import (

@@ -17,7 +17,7 @@ from django.db import connection
 from pipeline.conf import pipeline_settings
 from pipeline.errors import JavaMissing
 from pipeline.spark.session import LIGHT_DRIVER, PRIVATE_FILES, find_java, spark_session
-from streams.writing import writer as writers
+from streams.writing import process as writers
 from tests.support.emptying import empty_tables
 from tests.support.warm_start import WARM
 

@@ -99,7 +99,7 @@ class Joining(threading.Thread):
 
         from streams import registry
         from streams.models import CacheInvalidation
-        from streams.writing import writer
+        from streams.writing import process as writer
 
         while not self._ended.is_set():
             writer.use_instance(f"w{self.joined % NAMES}")

@@ -10,7 +10,7 @@ from pipeline.source.schemas import fact_columns
 from streams import registry
 from streams.db.driver import dsn
 from streams.load_generator import generator
-from streams.writing import writer as writers
+from streams.writing import process
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("own_writer")]
 WRITERS = ["one", "two", "three"]
@@ -21,7 +21,7 @@ def test_every_stream_can_be_read(spark):
     register(spark)
     streams = [stream for stream in registry.all_streams() if "/" not in stream.name]
     ids = {stream.name: generator(stream.name, 0).append(3) for stream in streams}
-    assert writers.current_writer().retire(20.0)
+    assert process.current_writer().retire(20.0)
     for stream in streams:
         facts = spark.read.format("replsite").options(dsn=dsn(), stream=stream.name).load()
         found = facts.orderBy("token").collect()
@@ -32,10 +32,10 @@ def test_every_stream_can_be_read(spark):
 
 def append(stream, writer, count):
     """Facts of a writer that stays in the vector."""
-    writers.retire_all()
-    writers.use_instance(writer)
+    process.retire_all()
+    process.use_instance(writer)
     ids = generator(stream, WRITERS.index(writer)).append(count)  # of its own users: of some only the newest fact stays
-    assert writers.current_writer().retire(20.0)
+    assert process.current_writer().retire(20.0)
     return ids
 
 

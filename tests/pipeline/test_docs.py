@@ -10,7 +10,7 @@ import pytest
 from streams import registry
 from streams.db.driver import dsn
 from streams.models import CacheInvalidation, Reader
-from streams.writing import writer
+from streams.writing import process
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "follow-with-spark.md"
 
@@ -23,7 +23,7 @@ def test_the_examples_run_and_run_again(tmp_path, capsys):
     for expected in ("3 facts so far", "1006 facts so far"):
         facts = [CacheInvalidation(cache_name="c", keys=["k"]) for _ in range(3)]
         registry.get("caches").append(*facts)
-        assert writer.retire_all()
+        assert process.retire_all()
         exec(compile(follow, str(PAGE), "exec"), names)
         assert expected in capsys.readouterr().out
         exec(compile(append, str(PAGE), "exec"), names)

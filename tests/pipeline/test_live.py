@@ -25,7 +25,7 @@ from pipeline.source.data_source import register
 from streams import registry
 from streams.db.driver import dsn
 from streams.models import Reader, StoredCursor
-from streams.writing import writer
+from streams.writing import process as writer
 from tests.support.syncing import talk
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("own_writer"), pytest.mark.spark]

@@ -22,7 +22,7 @@ from events.models import Event, FeedEntry
 from pipeline.live.process import LiveOptions, run
 from pipeline.models import RoomStatistics, ServerStatistics
 from streams.errors import StreamError
-from streams.writing.writer import retire_all
+from streams.writing.process import retire_all
 from tests.support.waiting import wait_until
 
 call_command("migrate", verbosity=0)

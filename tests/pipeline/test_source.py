@@ -36,13 +36,13 @@ def append(stream, count, name="c"):
 
 def write(as_writer, stream, count, name="c"):
     """Append in the name of another writer, which stays in the table of positions."""
-    from streams.writing import writer as writers
+    from streams.writing import process
 
-    writers.retire_all()
-    writers.use_instance(as_writer)
+    process.retire_all()
+    process.use_instance(as_writer)
     ids = append(stream, count, name)
-    assert writers.current_writer().name == as_writer
-    writers.retire_all()
+    assert process.current_writer().name == as_writer
+    process.retire_all()
     return ids
 
 

@@ -9,7 +9,7 @@ from pipeline.source.data_source import register
 from streams import registry
 from streams.db.driver import dsn
 from streams.models import CacheInvalidation
-from streams.writing import writer
+from streams.writing import process
 from tests.pipeline.killed_query import KilledQuery
 from tests.pipeline.query_driver import facts_to_parquet
 from tests.support.waiting import wait_until
@@ -29,7 +29,7 @@ def append(count):
 
 
 def test_a_query_that_is_killed_in_a_batch_loses_and_doubles_nothing(query, spark):
-    writer.use_instance("first")
+    process.use_instance("first")
     ids = append(25)
     query.start()
     wait_until(lambda: len(query.numbers("commits")) >= 3, 240)
@@ -39,10 +39,10 @@ def test_a_query_that_is_killed_in_a_batch_loses_and_doubles_nothing(query, spar
         wait_until(query.is_in_a_batch, 240)
         query.kill()
     blocking.close()
-    writer.retire_all()
-    writer.use_instance("joined")
+    process.retire_all()
+    process.use_instance("joined")
     ids += append(25)
-    writer.retire_all()
+    process.retire_all()
     register(spark)
     facts_to_parquet(spark, dsn(), query.folder).trigger(availableNow=True).start().awaitTermination(240)
     stored = spark.read.parquet(str(query.folder / "facts"))

@@ -17,16 +17,16 @@ _ROWS_OF_WRITERS = ("streams_streamposition", "streams_instance", "streams_write
 @contextmanager
 def everything_let_go(request: pytest.FixtureRequest) -> Iterator[None]:
     """Around one test."""
-    from streams.writing import writer  # needs Django's apps, which are loaded by now
+    from streams.writing import process  # needs Django's apps, which are loaded by now
 
     marker = request.node.get_closest_marker("django_db")
     commits = "transactional_db" in request.fixturenames or bool(marker and marker.kwargs.get("transaction"))
     if commits:
         request.getfixturevalue("transactional_db")  # so that it is torn down after this one
-    instance = writer._instance
+    instance = process._instance
     yield
-    _let_go(rows_stay=not commits and bool(writer._writers))
-    writer._instance = instance  # a command of the test may have set its own
+    _let_go(rows_stay=not commits and bool(process._writers))
+    process._instance = instance  # a command of the test may have set its own
 
 
 def _let_go(*, rows_stay: bool) -> None:

@@ -137,7 +137,7 @@ def main() -> None:
 
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "replsite.settings")
     django.setup()
-    from streams.writing import writer
+    from streams.writing import process as writer
 
     writer.use_instance(sys.argv[1])
     acts = _acts()

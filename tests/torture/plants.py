@@ -18,7 +18,7 @@ __all__ = ["PLANTS", "plant"]
 
 def _announce_before_commit() -> None:
     """Complete what the transaction reserved, let everybody hear of it, and only then commit."""
-    from streams.writing.reservation import OpenTransaction
+    from streams.writing.transaction import OpenTransaction
     from tests.torture import writer
 
     records: dict[int, list[OpenTransaction]] = {}

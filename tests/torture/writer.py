@@ -61,25 +61,25 @@ class Writer:
 
     def run(self) -> None:
         """Until `stopping` is set."""
-        from streams.writing import writer as writers
+        from streams.writing import process
 
-        writers.use_instance(self.orders.names[0])
+        process.use_instance(self.orders.names[0])
         threads = [threading.Thread(target=self._work, args=(n,)) for n in range(self.orders.threads)]
         for thread in threads:
             thread.start()
         self._rename_now_and_then()
         for thread in threads:
             thread.join()
-        self._guarded(writers.retire_all)
+        self._guarded(process.retire_all)
 
     def _rename_now_and_then(self) -> None:
         """Leave under the threads' feet: appends that meet it are refused, and begin again under the new name."""
-        from streams.writing import writer as writers
+        from streams.writing import process
 
         rng = random.Random(f"{self.orders.seed} names")
         while not self.stopping.wait(rng.expovariate(1 / self.orders.rename_seconds)):
-            writers.use_instance(rng.choice(self.orders.names))
-            self._guarded(writers.retire_all)
+            process.use_instance(rng.choice(self.orders.names))
+            self._guarded(process.retire_all)
 
     def _work(self, number: int) -> None:
         from django.db import connections

@@ -17,7 +17,7 @@ from streams.db import driver
 from streams.errors import StreamError
 from streams.runtime.amounts import duration
 from streams.runtime.command_line import SiteCommand
-from streams.writing import writer
+from streams.writing import process
 
 __all__ = ["Command"]
 
@@ -87,7 +87,7 @@ class Command(SiteCommand):
             )
 
     def _censor(self, age: timedelta, wanted: int, using: str) -> Censored:
-        writer.use_instance("censor-{n}")
+        process.use_instance("censor-{n}")
         done, begun = Censored(), time.monotonic()
         told = begun
         for done in censor(age, using, wanted):
@@ -96,7 +96,7 @@ class Command(SiteCommand):
                 told, rate = now, done.events / (now - begun)
                 left = (wanted - done.events) / max(rate, 1e-9)
                 self.stderr.write(f"censor: {done.events} of {wanted} events, {rate:.0f}/s, {left:.0f} s left")
-        writer.retire_all()
+        process.retire_all()
         return done
 
 

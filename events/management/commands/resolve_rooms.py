@@ -16,7 +16,7 @@ from streams.conf import stream_settings
 from streams.db import driver
 from streams.errors import StreamError
 from streams.runtime.command_line import SiteCommand
-from streams.writing import writer
+from streams.writing import process
 
 __all__ = ["Command"]
 
@@ -60,7 +60,7 @@ class Command(SiteCommand):
         except StreamError as error:
             raise CommandError(str(error), returncode=1) from error
         finally:
-            writer.retire_all()
+            process.retire_all()
         if left:
             raise CommandError(
                 f"{left} events still lie above gaps: backfill what is below them, or give their state with them "
@@ -69,7 +69,7 @@ class Command(SiteCommand):
             )
 
     def _tell(self, room_id: str, using: str, *, as_json: bool) -> int:
-        writer.use_instance("resolve_rooms-{n}")
+        process.use_instance("resolve_rooms-{n}")
         resolved = resolve_room(room_id, using)
         left = Event.objects.using(using).filter(room_id=room_id, state_unresolved=True).count()
         outcome = {"room_id": room_id, "resolved": resolved, "left": left}

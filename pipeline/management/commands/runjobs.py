@@ -20,7 +20,7 @@ from streams.conf import stream_settings
 from streams.db import driver
 from streams.errors import StreamError
 from streams.runtime.command_line import SiteCommand
-from streams.writing import writer
+from streams.writing import process
 
 __all__ = ["Command"]
 
@@ -44,13 +44,13 @@ class Command(SiteCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Serve, and give the writer's name back at the end."""
-        writer.use_instance("runjobs-{n}")
+        process.use_instance("runjobs-{n}")
         server = JobServer(stream_settings().database, sys.stderr, self.stdout.write)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: server.stop())
         try:
             server.run(once=options["once"])
-            writer.retire_all()
+            process.retire_all()
         except (DatabaseError, driver.DatabaseError) as error:
             raise CommandError(driver.explain(error), returncode=1) from error
         except StreamError as error:

@@ -44,7 +44,7 @@ class Command(SiteCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         from replsite.asgi import application  # noqa: PLC0415 - loads the reactor
         from replsite.history.sampler import Sampler  # noqa: PLC0415
-        from streams.replication.server.serve import Endpoints, serve  # noqa: PLC0415
+        from streams.replication.serve import Endpoints, serve  # noqa: PLC0415
 
         if options["redis"] and needs_redis():
             raise CommandError(f"--redis: {needs_redis()}", returncode=2)

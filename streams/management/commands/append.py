@@ -15,7 +15,7 @@ from streams.core.names import check_name
 from streams.db import driver
 from streams.errors import StreamError, WriterBusy, WriterFenced
 from streams.runtime.command_line import SiteCommand
-from streams.writing import reservation, writer
+from streams.writing import process, reservation
 
 __all__ = ["Command"]
 
@@ -53,16 +53,16 @@ class Command(SiteCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         """Run the load and print one line."""
         self._check(options)
-        writer.use_instance(options["instance"])
+        process.use_instance(options["instance"])
         run = _Run(
             options["stream"], options["count"], options["batch"], options["rate"], is_patient=options["patient"]
         )
         begun = time.perf_counter()
         try:
-            writer.current_writer().tracker(registry.get(options["stream"]))
+            process.current_writer().tracker(registry.get(options["stream"]))
             run.in_threads(options["threads"])
             seconds = time.perf_counter() - begun
-            is_clean = writer.retire_all()
+            is_clean = process.retire_all()
         except (DatabaseError, driver.DatabaseError) as error:
             raise CommandError(driver.explain(error), returncode=1) from error
         except StreamError as error:

@@ -36,8 +36,8 @@ class Command(SiteCommand):
         return True
 
     def handle(self, *args: Any, **options: Any) -> None:
+        from streams.replication.serve import Endpoints, serve  # noqa: PLC0415
         from streams.replication.server.consumer import ReplicationConsumer  # noqa: PLC0415 - loads the reactor
-        from streams.replication.server.serve import Endpoints, serve  # noqa: PLC0415
 
         try:
             wanted = Endpoints(replication=Address.parse(options["bind"]))

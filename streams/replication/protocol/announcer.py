@@ -22,6 +22,7 @@ from typing import Any, Protocol
 
 from streams.core.json_codec import encode_json
 from streams.core.positions import Stored, linear_position, positions_to_show
+from streams.errors import BadJson
 from streams.replication.errors import UnsendableCommand
 from streams.replication.protocol.commands import LINE_LIMIT_BYTES
 
@@ -274,7 +275,10 @@ def encode_rows(step: Read, rows: Sequence[Row], reached: int, limit: int = LINE
 
 
 def _fact_lines(prefix: bytes, token: int, fact: Sequence[Row], limit: int) -> list[bytes]:
-    *others, last = [encode_json(row.row) for row in fact]
+    try:
+        *others, last = [encode_json(row.row) for row in fact]
+    except BadJson as error:
+        raise UnsendableCommand(f"token {token}: {error}") from error
     lines = [b"%sbatch %s\n" % (prefix, text) for text in others]
     lines.append(b"%s%d %s\n" % (prefix, token, last))
     if max(map(len, lines)) > limit + 1:

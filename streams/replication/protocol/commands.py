@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from streams.core.json_codec import decode_json, encode_json
+from streams.errors import BadJson
 from streams.replication.errors import MalformedCommand, UnknownCommand, UnsendableCommand
 
 __all__ = [
@@ -213,12 +214,18 @@ def parse_line(line: str) -> Command:
     grammar = COMMANDS.get(word)
     if grammar is None:
         raise UnknownCommand(f"unknown command {_short(word)}")
-    return grammar.read(arguments)
+    try:
+        return grammar.read(arguments)
+    except BadJson as error:
+        raise MalformedCommand(str(error)) from error
 
 
 def format_line(command: Command, limit: int = LINE_LIMIT_BYTES) -> bytes:
     """The line of a command, with its line feed; raises `UnsendableCommand`. Its first blank is always there."""
-    arguments = COMMANDS[command.WORD].write(command)
+    try:
+        arguments = COMMANDS[command.WORD].write(command)
+    except BadJson as error:
+        raise UnsendableCommand(str(error)) from error
     line = b"%s %s" % (command.WORD.encode("ascii"), arguments)
     if b"\n" in line:
         raise UnsendableCommand(f"{command.WORD} holds a line feed")

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from streams.core.json_codec import decode_json, encode_json
-from streams.replication.errors import MalformedCommand, UnsendableCommand
+from streams.errors import BadJson
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ def test_value_is_written(value, text):
 
 @pytest.mark.parametrize("value", [math.nan, [math.inf], {"a": [None, -math.inf]}, object(), {1, 2}])
 def test_what_json_cannot_say_is_refused(value):
-    with pytest.raises(UnsendableCommand):
+    with pytest.raises(BadJson):
         encode_json(value)
 
 
@@ -41,7 +41,7 @@ def test_text_is_read(text, value):
 
 @pytest.mark.parametrize("text", ["", "NaN", "-Infinity", "[1,]", "{'a':1}", "1e999", "[" * 5000, '"a', "nul"])
 def test_other_text_is_refused(text):
-    with pytest.raises(MalformedCommand):
+    with pytest.raises(BadJson):
         decode_json(text)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from streams.core.names import LONGEST_NAME, check_name, is_pattern, matches_pattern, numbered_name
 from streams.errors import BadInstanceName
-from streams.writing import writer
+from streams.writing import process
 
 
 @pytest.mark.parametrize("name", ["master", "web-{n}", "event_persister.1", "ñandú", "x" * LONGEST_NAME])
@@ -30,10 +30,10 @@ def test_names_are_texts(name):
 
 @pytest.mark.parametrize("name", ["a b", "", None])
 def test_a_process_refuses_such_a_name_when_it_is_given(name):
-    before = writer._instance
+    before = process._instance
     with pytest.raises(BadInstanceName):
-        writer.use_instance(name)
-    assert writer._instance == before
+        process.use_instance(name)
+    assert process._instance == before
 
 
 def test_patterns_have_a_place_for_a_number():

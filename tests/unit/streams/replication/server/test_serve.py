@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from streams.db import driver
-from streams.replication.server import serve
+from streams.replication import serve
 from streams.replication.transport.addresses import Address
 
 

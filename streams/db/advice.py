@@ -19,8 +19,8 @@ from django.db.migrations.exceptions import (
 )
 from django.db.migrations.executor import MigrationExecutor
 
-from streams import registry
 from streams.conf import stream_settings
+from streams.core import lookup
 from streams.core.declaration import StreamDeclaration
 
 __all__ = ["about_missing_database", "about_missing_relation"]
@@ -66,4 +66,4 @@ def about_missing_relation(text: str) -> str:
 
 
 def _declarations() -> list[StreamDeclaration]:
-    return [stream.declaration for stream in registry.all_streams()]
+    return [stream.declaration for stream in lookup.all_streams()]

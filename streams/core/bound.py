@@ -1,0 +1,120 @@
+"""A stream bound to the models of its tables: what the engine holds in its hands (no Django).
+
+``streams.stream.Stream`` adds what users call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from streams.core.declaration import StreamDeclaration
+from streams.core.invalidation import (
+    Drop,
+    Drops,
+    KeyRule,
+    StateChanges,
+    any_depends_on_room_state,
+    drops_nothing,
+    drops_of_caches_row,
+    drops_of_columns,
+    drops_of_room_state,
+)
+from streams.core.queries import ids_between_sql, ids_sql, maximum_sql, sequence_sql
+from streams.errors import ForeignFact
+
+if TYPE_CHECKING:
+    from django.db.models import Model
+
+__all__ = ["BoundStream", "Sample"]
+
+#: ``sample(number, thread) -> field values`` of one made-up fact, for the load generator.
+Sample = Callable[[int, int], Mapping[str, Any]]
+
+
+class BoundStream:
+    """A declared stream with the models of its tables; one object per stream and process."""
+
+    def __init__(self, declaration: StreamDeclaration) -> None:
+        self.declaration = declaration
+        self.models: list[type[Model]] = []
+        self.sample: Sample | None = None
+        #: The other streams that take their IDs from the same sequence: their positions move when this one is written.
+        self.sharing: list[BoundStream] = []
+        #: Which cached values a row makes old, and the caches that it may concern.
+        self.drops: Drops = drops_of_caches_row if declaration.name == "caches" else drops_nothing
+        self.dropped_caches: frozenset[str] = frozenset()
+        #: Which rooms' current state the rows change.
+        self.state_changes: StateChanges | None = None
+        #: Called with the cursor when a stream in memory begins anew, in the same transaction.
+        self.when_begun_anew: list[Callable[[Any], None]] = []
+
+    def __repr__(self) -> str:
+        return f"<Stream {self.name}>"
+
+    @property
+    def name(self) -> str:
+        """The stream's name, as on the wire."""
+        return self.declaration.name
+
+    def add_model(self, model: type[Model], sample: Sample | None) -> None:
+        """Bind one more table; used by ``streams.registry.bind``."""
+        self.models.append(model)
+        self.sample = sample or self.sample
+
+    def add_caches(self, table: str, caches: Mapping[str, KeyRule]) -> None:
+        """Rows make values of these caches old; used by ``streams.registry.bind``."""
+        declared = next(found for found in self.declaration.tables if found.name == table)
+        names = [column.name for column in declared.columns] if declared.row is list else []
+        self.drops = drops_of_columns(names, caches)
+        self.dropped_caches = frozenset(caches)
+
+    def may_drop(self) -> bool:
+        """Whether rows of the stream can make cached values old, those of functions that are declared later included."""
+        return self.drops is not drops_nothing or self.state_changes is not None
+
+    def drops_now(self) -> bool:
+        """Whether rows of the stream can make values of the functions of this process old."""
+        return self.drops is not drops_nothing or (self.state_changes is not None and any_depends_on_room_state())
+
+    def drops_of(self, cursor: Any, rows: Sequence[Sequence[Any]]) -> set[Drop]:
+        """The cached values that these rows make old."""
+        found = {drop for row in rows for drop in self.drops(row)}
+        if self.state_changes is not None and any_depends_on_room_state():
+            telling = [row for row in rows if self.state_changes.may_change(row)]
+            for room_id, users in self.state_changes.changed(cursor, telling) if telling else ():
+                found.update(drops_of_room_state(room_id, users))
+        return found
+
+    def check_model(self, fact: Model) -> None:
+        """Raise ``ForeignFact`` for a row of a table that is none of the stream's."""
+        if type(fact) not in self.models:
+            raise ForeignFact(
+                f"{type(fact).__name__} holds no facts of stream {self.name!r}; "
+                f"it is made of {', '.join(model.__name__ for model in self.models)}."
+            )
+
+    # --- what the database says (cursors of any connection) -------------------------------------------------------
+
+    def sequence_value(self, cursor: Any) -> int:
+        """The last ID that the sequence gave out; 0 if it never did."""
+        cursor.execute(sequence_sql(self.declaration))
+        return int(cursor.fetchone()[0])
+
+    def table_maximum(self, cursor: Any) -> int:
+        """The largest ID in the tables of the stream, and of those that share its sequence; 0 when they are empty."""
+        found = 0
+        for stream in (self, *self.sharing):
+            cursor.execute(maximum_sql(stream.declaration))
+            found = max(found, int(cursor.fetchone()[0]))
+        return found
+
+    def ids_between(self, cursor: Any, after: int, upto: int) -> list[int]:
+        """IDs of committed facts with ``after`` < ID <= ``upto``, ascending."""
+        cursor.execute(ids_between_sql(self.declaration), {"after": after, "upto": upto})
+        return [row[0] for row in cursor.fetchall()]
+
+    def ids_from(self, cursor: Any, linear: int) -> Iterator[tuple[str, int]]:
+        """(writer, ID) of all rows at or above a position, ascending."""
+        cursor.execute(ids_sql(self.declaration), {"linear": linear})
+        yield from cursor

@@ -1,0 +1,71 @@
+"""Which streams exist, for the engine (no Django): filled by ``streams.registry.bind``, read-only afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from streams.core.bound import BoundStream
+from streams.core.declaration import StreamDeclaration
+from streams.errors import UnknownStream, UnknownTable
+
+if TYPE_CHECKING:
+    from django.db.models import Model
+
+__all__ = ["add", "all_streams", "find", "get", "names", "stream_of"]
+
+#: Order in which streams are announced, as by Synapse 1.43; streams that are not named here follow by age.
+_WIRE_ORDER = (
+    "events", "backfill", "presence", "presence_federation", "typing", "receipts", "push_rules", "pushers", "caches",
+    "device_lists", "to_device", "federation", "tag_account_data", "account_data", "groups", "user_signature",
+)  # fmt: skip
+
+_streams: dict[str, BoundStream] = {}
+_by_table: dict[str, BoundStream] = {}
+
+
+def add(declaration: StreamDeclaration, table: str, make: Callable[[StreamDeclaration], BoundStream]) -> BoundStream:
+    """The stream of that declaration, made when it is not there yet, as the one that holds the table's facts."""
+    stream = _streams.get(declaration.name)
+    if stream is None:
+        stream = make(declaration)
+        stream.sharing = [other for other in _streams.values() if other.declaration.sequence == declaration.sequence]
+        for other in stream.sharing:
+            other.sharing.append(stream)
+        _streams[declaration.name] = stream
+    _by_table.setdefault(table, stream)
+    return stream
+
+
+def get(name: str) -> BoundStream:
+    """The stream of that name; raises ``UnknownStream`` with the names that exist."""
+    try:
+        return _streams[name]
+    except KeyError:
+        raise UnknownStream(f"There is no stream {name!r}. Known streams: {', '.join(names())}.") from None
+
+
+def find(name: str) -> BoundStream | None:
+    """The stream of that name, None when this program does not know it."""
+    return _streams.get(name)
+
+
+def stream_of(model: type[Model] | Model) -> BoundStream:
+    """The stream that a model's rows are facts of; for a table shared by several streams the first one bound."""
+    try:
+        return _by_table[model._meta.db_table]
+    except KeyError:
+        raise UnknownTable(
+            f"{model._meta.label} holds no facts: no stream is bound to it. Decorate the model with streams.registry.bind."
+        ) from None
+
+
+def all_streams() -> list[BoundStream]:
+    """All streams in the order in which they are announced."""
+    rank = {name: number for number, name in enumerate(_WIRE_ORDER)}
+    return sorted(_streams.values(), key=lambda stream: rank.get(stream.name, len(rank)))
+
+
+def names() -> list[str]:
+    """The names of all streams, in the same order."""
+    return [stream.name for stream in all_streams()]

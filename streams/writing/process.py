@@ -1,0 +1,76 @@
+"""The writers of this process, one for each database alias, and their end."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+
+from streams.conf import stream_settings
+from streams.core.names import check_name
+from streams.db import driver
+from streams.errors import StreamError
+from streams.runtime.logs import get_logger
+from streams.writing.control_loop import Background
+from streams.writing.writer import Condition, WriterProcess
+
+__all__ = ["before_leaving", "current_writer", "retire_all", "use_instance"]
+
+log = get_logger(__name__)
+#: What appends by itself in this process, to be stopped before its writers leave.
+before_leaving: list[Callable[[], None]] = []
+_writers: dict[str, WriterProcess] = {}
+_instance: str | None = None
+_guard = threading.Lock()
+
+
+def use_instance(pattern: str) -> None:
+    """Write under this name or pattern in this process, instead of ``REPLSITE_INSTANCE``; before the first append.
+
+    Raises ``BadInstanceName`` for what cannot be a name.
+    """
+    global _instance  # noqa: PLW0603 - one name for the process
+    check_name(pattern)
+    _instance = pattern
+
+
+def current_writer(using: str | None = None) -> WriterProcess:
+    """This process as a writer on that database; takes its name at the first reservation."""
+    alias = using or stream_settings().database
+    writer = _writers.get(alias)
+    if writer is None or writer.condition is Condition.CLOSED:
+        with _guard:
+            writer = _writers.get(alias)
+            if writer is None or writer.condition is Condition.CLOSED:
+                writer = _writers[alias] = WriterProcess(alias, _instance or stream_settings().instance, Background)
+    return writer
+
+
+def retire_all() -> bool:
+    """Retire this process's writers; for commands that end, and at an orderly exit.
+
+    A database that is away is said in the log and by False: whoever finds the writers gone resolves them by evidence.
+    """
+    for stop in before_leaving:
+        stop()
+    results = [_retire_quietly(writer) for writer in list(_writers.values()) if writer.has_lock]
+    return all(results)
+
+
+def _retire_quietly(writer: WriterProcess) -> bool:
+    try:
+        return writer.retire()
+    except (StreamError, driver.DatabaseError) as error:
+        log.warning("writer.not_retired", writer=writer.name, reason=driver.explain(error))
+        writer.close()
+        return False
+
+
+def _after_fork() -> None:
+    """A child must not use its parent's connection, thread or name."""
+    global _guard  # noqa: PLW0603
+    _writers.clear()
+    _guard = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
