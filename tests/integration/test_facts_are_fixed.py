@@ -16,6 +16,7 @@ from django.db.models.manager import BaseManager
 from events.models import CurrentStateDelta, Event
 from streams import registry
 from streams.checks import check_facts
+from streams.core import lookup
 from streams.declare import sequence_of, stream
 from streams.errors import FactIsFixed
 from streams.facts import Fact, FactQuerySet
@@ -170,7 +171,7 @@ def made_shop(
     django_db_setup: None, django_db_blocker: Any
 ) -> Iterator[tuple[type[models.Model], type[Fact], type[Fact]]]:
     """A model, and facts that point to it: one that would be deleted with it, one that would be changed."""
-    known = {name: dict(getattr(registry, name)) for name in ("_streams", "_by_table", "_by_sequence")}
+    known = {name: dict(getattr(lookup, name)) for name in ("_streams", "_by_table")}
 
     class Basket(models.Model):  # noqa: DJ008
         class Meta:
@@ -227,8 +228,8 @@ def made_shop(
             for table in ("test_paid", "test_noted"):
                 cursor.execute(f"DROP SEQUENCE {sequence_of(table)}")
     for name, before in known.items():
-        getattr(registry, name).clear()
-        getattr(registry, name).update(before)
+        getattr(lookup, name).clear()
+        getattr(lookup, name).update(before)
     for name in ("basket", "paid", "noted", "open", "proxied"):
         del apps.all_models["streams"][name]
     apps.clear_cache()

@@ -18,6 +18,7 @@ from pipeline.source.offsets import pieces
 from pipeline.source.read_rows import Reading, read_piece
 from streams import registry
 from streams.caching import CachedFunction
+from streams.core import lookup
 from streams.core.invalidation import _stores
 from streams.core.json_codec import decode_json, encode_json
 from streams.core.recorded import recorded_declaration
@@ -55,7 +56,7 @@ ROWS: list[list[Any]] = [
 @pytest.fixture(scope="module")
 def model(django_db_setup: None, django_db_blocker: Any) -> Iterator[type[Fact]]:
     """A stream with a column of every kind."""
-    known = {name: dict(getattr(registry, name)) for name in ("_streams", "_by_table", "_by_sequence")}
+    known = {name: dict(getattr(lookup, name)) for name in ("_streams", "_by_table")}
 
     class OneForm(Fact):
         word = models.TextField(null=True)
@@ -89,7 +90,7 @@ def model(django_db_setup: None, django_db_blocker: Any) -> Iterator[type[Fact]]
         with connection.cursor() as cursor:
             cursor.execute(f"DROP SEQUENCE {sequence}")
     for name, before in known.items():
-        found = getattr(registry, name)
+        found = getattr(lookup, name)
         found.clear()
         found.update(before)
     del apps.all_models["streams"]["oneform"]

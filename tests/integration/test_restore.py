@@ -43,6 +43,7 @@ from state.models import StateGroup
 from state.rules.room_versions import room_version
 from streams import registry
 from streams.core.tokens import VectorToken
+from streams.db.sequences import move_forward
 from streams.models import CacheInvalidation
 from tests.integration.test_archive import purge
 from tests.integration.test_purging import check_groups, middle, states, talked_room, visible
@@ -74,7 +75,7 @@ def stored(name):
     room_id = store_room(parsed(name)).room_id
     with connection.cursor() as cursor:
         for stream in ("events", "backfill"):
-            registry.get(stream).set_sequence(cursor, 100_000)
+            move_forward(cursor, registry.get(stream).declaration.sequence, 100_000)
     return room_id
 
 
@@ -89,7 +90,7 @@ def test_a_leaf_comes_back_whose_state_is_not_known(tmp_path):
     room_id = store_room(made.events).room_id
     with connection.cursor() as cursor:
         for stream in ("events", "backfill"):
-            registry.get(stream).set_sequence(cursor, 100_000)
+            move_forward(cursor, registry.get(stream).declaration.sequence, 100_000)
     outcome = purge("history", room_id, "--before", cut.event_id, "--archive", str(tmp_path / "a"))
     assert outcome["leaves_removed"] == 1 and CurrentState.objects.count() == 4 and check_room(room_id).clean
     restore(outcome["archive"]["folder"])

@@ -11,6 +11,7 @@ from django.db import connection, transaction
 from django.utils import timezone
 
 from streams import registry
+from streams.db.sequences import move_forward
 from streams.models import CacheInvalidation, Instance, Reader, StoredCursor, StreamPosition, WriterResolution
 from tests.support.writing import ids, wait_for_linear
 
@@ -30,7 +31,7 @@ def ghost():
         [CacheInvalidation(stream_id=9, instance_name="ghost", cache_name="c")]
     )
     with connection.cursor() as cursor:
-        registry.get("caches").set_sequence(cursor, 9)
+        move_forward(cursor, registry.get("caches").declaration.sequence, 9)
 
 
 def test_plain_lines_without_a_terminal(run_manage):

@@ -28,6 +28,7 @@ from streams.homeserver import append
 from streams.homeserver import typing as typing_users
 from streams.models.catalog import Presence
 from streams.reading.pokes import Poke
+from streams.writing.new_life import begin_anew
 from tests.support.async_waiting import wait_for
 from tests.support.room_talker import USERS, chatter, talkers
 from tests.support.sync_client import SyncClient, check_matches
@@ -287,7 +288,7 @@ def test_a_stream_in_memory_that_began_anew_is_told_whole(room):
     client = SyncClient(ALICE)
     assert client.streams["typing"]
     with session() as cursor:
-        registry.get("typing").begin_anew(cursor)
+        begin_anew(cursor, registry.get("typing"))
         cursor.execute("SELECT pg_notify('replsite_streams', 'typing master')")
     wait_until(lambda: notifier.now("typing").base == 0, 20)
     answer = client.sync()

@@ -20,6 +20,7 @@ from pipeline.jobs.rows import hold_lock
 from pipeline.models import ComparedRooms, Job, MendedRoom
 from streams import registry
 from streams.db.driver import DatabaseError as DriverError
+from streams.db.sequences import move_forward
 from streams.errors import StreamError
 from streams.testing import forget_writers
 from tests.integration import test_room_repair as damage
@@ -174,7 +175,7 @@ def killed_and_repeated(name: str, victim: str, at: int, clean: Mapping[str, Any
     work = WORK[name]()
     with connection.cursor() as cursor:
         for stream in ("events", "backfill"):
-            registry.get(stream).set_sequence(cursor, 100_000)
+            move_forward(cursor, registry.get(stream).declaration.sequence, 100_000)
     live = Live()
     live.start()
     try:

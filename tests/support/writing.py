@@ -11,6 +11,7 @@ from django.db import connection, connections
 
 from streams import registry
 from streams.db import driver
+from streams.db.sequences import move_forward
 from streams.models import CacheInvalidation
 from streams.reading.rows import StoredPosition, linear_position, stored_positions
 from streams.writing import lease
@@ -64,7 +65,7 @@ def session() -> Iterator[Any]:
 def give_out(upto: int) -> None:
     """Have the sequence give out IDs up to there, as it has where positions and facts are put into the tables by hand."""
     with session() as cursor:
-        stream().set_sequence(cursor, upto)
+        move_forward(cursor, stream().declaration.sequence, upto)
 
 
 @contextmanager
