@@ -25,7 +25,7 @@ def at(name: str, token: int) -> None:
 
 
 def test_pairs_are_those_of_the_protocol():
-    sharing = {name: [other.name for other in registry.sharing(registry.get(name))] for name in registry.names()}
+    sharing = {name: [other.name for other in registry.get(name).sharing] for name in registry.names()}
     assert {name: others for name, others in sharing.items() if others} == {
         one: [other] for pair in PAIRS for one, other in (pair, pair[::-1])
     }

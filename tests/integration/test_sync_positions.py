@@ -11,6 +11,7 @@ from events.tokens.positions import current_token, events_token, read_events_tok
 from events.tokens.sync_token import SyncToken
 from streams import registry
 from streams.core.tokens import VectorToken
+from streams.db.sequences import move_forward
 from streams.epochs import begin_epoch, current_epoch
 from streams.errors import EpochChanged, TokenError
 from streams.models import StreamPosition
@@ -32,7 +33,7 @@ def ahead():
     """Two writers, one ahead of the other."""
     make, events = StreamPosition.objects.create, registry.get("events")
     with session() as cursor:
-        events.set_sequence(cursor, max(9, events.sequence_value(cursor)))
+        move_forward(cursor, events.declaration.sequence, max(9, events.sequence_value(cursor)))
     slow = make(stream="events", instance_name="slow", position=5)
     fast = make(stream="events", instance_name="fast", position=9)
     return slow, fast

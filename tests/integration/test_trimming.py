@@ -15,6 +15,7 @@ from streams import registry
 from streams.conf import stream_settings
 from streams.core.tokens import VectorToken
 from streams.core.watermarks import check_not_trimmed, trim_mark
+from streams.db.sequences import move_forward
 from streams.errors import NotTrimmable, ResyncNeeded, TrimBusy
 from streams.follow import Begin, Handler, Reader
 from streams.maintenance.trim import Keep, TrimRequest, plan_trim, reader_limit, trim
@@ -58,7 +59,7 @@ def stored_cursor(base: int, **more: Any) -> StoredCursor:
 def given_out(stream: Stream, upto: int) -> None:
     """The IDs up to there were given out, as they are where a writer's position is there."""
     with session() as cursor:
-        stream.set_sequence(cursor, max(upto, stream.sequence_value(cursor)))
+        move_forward(cursor, stream.declaration.sequence, max(upto, stream.sequence_value(cursor)))
 
 
 def writer_at(name: str, position: int) -> None:
