@@ -29,7 +29,7 @@ from streams.models.catalog import (
     UserSignatureChange,
 )
 from streams.models.epochs import Epoch
-from streams.models.querysets import StreamPositionQuerySet
+from streams.models.read_only import ReadOnlyQuerySet
 from streams.models.readers import LowWaterMark, ParkedFact, ReaderResync, StoredCursor
 from streams.models.recorded import RecordedFact, RecordedGap, RecordedPosition, RecordedServer
 from streams.models.samples import Sample, StatusChange
@@ -86,6 +86,26 @@ class WriterState(models.TextChoices):
     ACTIVE = "active", "active"
     DRAINING = "draining", "draining"
     RETIRED = "retired", "retired"
+
+
+class StreamPositionQuerySet(ReadOnlyQuerySet["StreamPosition"]):
+    """How far the writers of streams are; indexed by (stream, instance_name)."""
+
+    def of_stream(self, stream: str) -> StreamPositionQuerySet:
+        """The stream's writers that are not retired."""
+        return self.filter(stream=stream).exclude(state="retired")
+
+    def vector(self, stream: str) -> dict[str, int]:
+        """Writer -> position: everything of the writer up to there can be read. Retired writers are left out."""
+        return dict(self.of_stream(stream).values_list("instance_name", "position"))
+
+    def linear(self, stream: str) -> int | None:
+        """The position up to which everything of all writers can be read; null: the stream has no writer."""
+        return min(self.vector(stream).values(), default=None)
+
+    def pending(self) -> StreamPositionQuerySet:
+        """Writers with IDs that are reserved and not complete, the one that waits longest first."""
+        return self.filter(pending_facts__gt=0).order_by("oldest_pending_at")
 
 
 class StreamPosition(models.Model):
