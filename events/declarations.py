@@ -10,7 +10,7 @@ from __future__ import annotations
 from streams.core.declaration import Column, ColumnKind, FactTable, StreamDeclaration
 from streams.core.row_format import IsSet, Literal, Shape
 
-__all__ = ["BACKFILL", "BACKFILL_SEQUENCE", "EVENTS", "EVENTS_SEQUENCE", "declarations"]
+__all__ = ["BACKFILL", "BACKFILL_SEQUENCE", "CACHE_NAME", "EVENTS", "EVENTS_SEQUENCE", "declarations"]
 
 EVENTS_SEQUENCE = "events_event_stream_seq"
 BACKFILL_SEQUENCE = "events_event_backfill_seq"
@@ -83,6 +83,10 @@ BACKFILL = StreamDeclaration(
         ),
     ),
 )
+
+
+CACHE_NAME = "stored_event"
+"""Cached functions of events' content have this name, and the event ID as their key."""
 
 
 def declarations() -> tuple[StreamDeclaration, ...]:

@@ -16,6 +16,7 @@ from typing import Any
 
 from django.db import connections, transaction
 
+from events.declarations import CACHE_NAME
 from events.errors import EventRefused, NotCanonical
 from events.format.canonical_json import encode
 from events.format.parsing import parse_event
@@ -25,10 +26,8 @@ from state.rules.room_versions import room_version
 from streams import registry
 from streams.models import CacheInvalidation
 
-__all__ = ["CACHE_NAME", "Censored", "censor", "censored_json", "due"]
+__all__ = ["Censored", "censor", "censored_json", "due"]
 
-CACHE_NAME = "stored_event"
-"""Cached functions of events' content have this name, and the event ID as their key."""
 _EVENTS_PER_TRANSACTION = 100
 _LONGEST = timedelta(days=36_500)
 

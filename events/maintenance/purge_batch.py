@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from events.declarations import CACHE_NAME
 from events.errors import PurgeRefused
-from events.maintenance.censor import CACHE_NAME
 from events.persist.lock_and_read import lock_and_read
 from events.persist.room_batch import RoomBatch
 from events.persist.write_rows import write_rooms

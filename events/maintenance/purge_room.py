@@ -19,8 +19,8 @@ from django.db import connections, transaction
 from django.db.models.functions import Now
 
 from events.arguments import can_be_stored
+from events.declarations import CACHE_NAME
 from events.errors import PurgeRefused, UnknownRoom
-from events.maintenance.censor import CACHE_NAME
 from events.maintenance.purge_history import room_figures
 from events.models.purged_rooms import PurgedRoom
 from streams import registry

@@ -20,10 +20,10 @@ from typing import Any
 
 from django.db import connections
 
+from events.declarations import CACHE_NAME
 from events.errors import EventRefused, PositionsTaken
 from events.format.parsing import Verdict, parse_stored
 from events.format.redaction import may_redact
-from events.maintenance.censor import CACHE_NAME
 from events.maintenance.purge_batch import settle_state
 from events.models import Event, EventVisibility
 from events.persist.state_changes import users_of

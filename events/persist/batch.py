@@ -16,12 +16,12 @@ from typing import Any
 from django.db import transaction
 from msgspec.structs import replace
 
+from events.declarations import CACHE_NAME
 from events.errors import EventRefused, Reason, SignaturesUnchecked
 from events.format import hashes
 from events.format.field_checks import storable
 from events.format.parsing import LINE_LIMIT_BYTES, ParsedEvent, parse_event
 from events.format.strict_json import decode_event
-from events.maintenance.censor import CACHE_NAME
 from events.models import Event, EventJson, Room
 from events.persist.counters import count_stored
 from events.persist.lock_and_read import RoomReading, lock_and_read

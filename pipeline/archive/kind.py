@@ -14,6 +14,7 @@ from pipeline.archive.folders import folder_of_archives
 from pipeline.archive.format import Manifest
 from pipeline.archive.write import ArchiveRequest, archive_room
 from pipeline.errors import UnusableArguments
+from pipeline.jobs.fields import CUT_FIELDS, DELETE_LOCAL_FIELD, ROOM_FIELD, SPARK_FIELDS, Entry, JobField
 from pipeline.jobs.kinds import flag, only
 from pipeline.jobs.run import JobRun
 from pipeline.spark.masters import check_master
@@ -69,6 +70,13 @@ class ArchiveKind:
     """Writes the archive of a room."""
 
     help = "Write a room, or its history below an event, a time or a token, to Parquet files that restore takes back."
+    fields = (
+        ROOM_FIELD,
+        JobField("folder", Entry.TEXT, "where the archive is written, below the folder of archives", required=True),
+        *CUT_FIELDS,
+        DELETE_LOCAL_FIELD,
+        *SPARK_FIELDS,
+    )
 
     def check(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         """``room``, ``folder``; a cut as in ``purge history``, none: the whole room; ``delete_local``, ``spark``, ``master``."""

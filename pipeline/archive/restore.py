@@ -36,6 +36,7 @@ from pipeline.archive.format import MANIFEST, ArchivedFile, Manifest
 from pipeline.archive.parts import read_batches
 from pipeline.archive.read_parts import open_archive
 from pipeline.errors import ArchiveElsewhere
+from pipeline.jobs.fields import Entry, JobField
 from pipeline.jobs.kinds import only
 from pipeline.jobs.run import Count, JobRun
 from pipeline.jobs.throttle import resting
@@ -59,6 +60,7 @@ class RestoreKind:
     """Puts an archive back."""
 
     help = "Put an archive of a room back: its events, their states and who sees them. What is here stays as it is."
+    fields = (JobField("archive", Entry.TEXT, "the folder of one archive", required=True),)
 
     def check(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         """``archive``: the folder of one archive."""

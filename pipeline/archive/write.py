@@ -26,9 +26,9 @@ from pipeline.archive.format import PARTIAL, ArchivedFile, Manifest, write_manif
 from pipeline.archive.parts import ArchivePart, in_snapshot, write_part
 from pipeline.disk_full import disk_full
 from pipeline.errors import DiskFull
-from pipeline.importing.spark_tasks import run_tasks
 from pipeline.jobs.run import JobRun
 from pipeline.private_files import settle
+from pipeline.spark.run_tasks import run_tasks
 from pipeline.spark.site_session import site_session
 from streams.conf import stream_settings
 from streams.db import driver

@@ -25,9 +25,9 @@ from pipeline.disk_full import disk_full
 from pipeline.errors import DiskFull, ExportDiffers, ExportRunning, SparkFailed, UnusableArguments
 from pipeline.export.executor import Exporting, ExportPiece, arrow_schema, read_export
 from pipeline.export.tables import TABLES, ExportedTable, buckets_for
-from pipeline.importing.spark_tasks import last_words
 from pipeline.jobs.run import JobRun
 from pipeline.private_files import make_folder, open_new
+from pipeline.spark.run_tasks import last_words
 from pipeline.spark.site_session import site_session
 from streams.core.queries import STORED_POSITIONS
 from streams.db import driver

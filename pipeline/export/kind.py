@@ -18,6 +18,7 @@ from events.arguments import can_be_stored
 from pipeline.conf import pipeline_settings
 from pipeline.errors import UnusableArguments
 from pipeline.export.tables import MOST_BUCKETS, TABLES
+from pipeline.jobs.fields import ROOMS_FIELD, Entry, JobField
 from pipeline.jobs.kinds import only
 from pipeline.jobs.rows import begin_job, hold_lock
 from pipeline.jobs.run import JobRun, carry_out, register
@@ -37,6 +38,15 @@ class ExportKind:
     """Writes tables to Parquet."""
 
     help = "Write rooms, events, state and memberships to Parquet files, all of one moment, in a folder below exports."
+    fields = (
+        JobField("to", Entry.TEXT, "the name of a folder, which is made below exports", required=True),
+        JobField("tables", Entry.CHOICES, "none: all", choices=tuple(TABLES)),
+        ROOMS_FIELD,
+        JobField("since", Entry.DAY, "events of this day and later ones"),
+        JobField("until", Entry.DAY, "events before this day"),
+        JobField("buckets", Entry.NUMBER, "parts that rooms are divided into; none: as many as fit"),
+        JobField("overwrite", Entry.FLAG, "what is there already goes"),
+    )
 
     def check(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         """``to``: the folder's name; and, if they are given, what ``checked_export`` knows."""

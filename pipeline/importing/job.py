@@ -52,12 +52,13 @@ from pipeline.importing.sources.inputs import (
     unchanged,
 )
 from pipeline.importing.sources.parts import Part
-from pipeline.importing.spark_tasks import finished_tasks, pack_rooms, scan_parts, stage_parts, stage_rooms
+from pipeline.importing.spark_tasks import pack_rooms, scan_parts, stage_parts, stage_rooms
 from pipeline.importing.staging_tables import STEPS, WORKING, table_name
 from pipeline.importing.work_out_rooms import RoomWork
 from pipeline.jobs.rows import JobLock, abandoned_jobs, begin_job, hold_lock, resumable_job
 from pipeline.jobs.run import JobRun, Keeper, carry_out
 from pipeline.models import ImportedRoom, ImportSource, Job
+from pipeline.spark.run_tasks import finished_tasks
 from pipeline.spark.site_session import site_session
 from streams.conf import stream_settings
 from streams.db.consistent_read import long_transaction

@@ -15,6 +15,8 @@ from typing import Any
 
 from pipeline.conf import pipeline_settings
 from pipeline.errors import UnusableArguments
+from pipeline.importing.staging_tables import PREFIX
+from pipeline.jobs.fields import Entry, JobField
 from pipeline.jobs.kinds import only
 from pipeline.jobs.run import JobRun, register
 from streams.runtime.masking import masked
@@ -31,6 +33,12 @@ class ImportKind:
     help = (
         "Import room histories: sources are files below the import folder, folders of Parquet files there, or a Synapse database "
         "as postgresql:///?service=NAME."
+    )
+    staging_prefix = PREFIX
+    fields = (
+        JobField("sources", Entry.LINES, "files and folders below the import folder, one a line", required=True),
+        JobField("as_history", Entry.FLAG, "on the backward stream, below everything that is there"),
+        JobField("keys", Entry.TEXT, "file with the keys of servers, which verify signatures; none: they are trusted"),
     )
 
     def check(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:

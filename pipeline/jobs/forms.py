@@ -1,7 +1,7 @@
 """Forms for the arguments of jobs: one for each kind, so that nobody has to write JSON to queue a purge.
 
-Empty fields are left out: the kind's own check fills in defaults and says what is unusable. A kind that is not listed here may
-have ``fields`` of its own, in the same form; without them its arguments are written as JSON. ``dry_run`` is no field: whether a
+Empty fields are left out: the kind's own check fills in defaults and says what is unusable. A kind
+says its ``fields``; without them its arguments are written as JSON. ``dry_run`` is no field: whether a
 job is a dry run is decided where it is queued.
 """
 
@@ -9,113 +9,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from enum import Enum, auto
 from typing import Any
 
 from django import forms
 
-from pipeline.export.tables import TABLES
+from pipeline.jobs.fields import Entry, JobField
 from pipeline.jobs.run import job_kinds
-from pipeline.maintenance.resync import WHAT
 
-__all__ = ["ARGUMENTS", "FIELDS", "Entry", "JobField", "JobForm", "job_form"]
+__all__ = ["ARGUMENTS", "JobForm", "job_form"]
 
 #: The field of a kind that has none.
 ARGUMENTS = "arguments"
 _MOST_OF_TEXT = 10_000
 _LONGEST_NAME = 1_000
-
-
-class Entry(Enum):
-    """How an argument is entered, and so what it becomes."""
-
-    TEXT = auto()
-    LINES = auto()
-    """A list of texts, one a line."""
-    NUMBER = auto()
-    FLAG = auto()
-    CHOICE = auto()
-    CHOICES = auto()
-    MOMENT = auto()
-    """Milliseconds since 1970, entered as date and time in UTC."""
-    DAY = auto()
-    WHETHER = auto()
-    """True, false, or left to the job."""
-
-
-@dataclass(frozen=True, slots=True)
-class JobField:
-    """One argument of a kind."""
-
-    name: str
-    entry: Entry
-    help: str
-    required: bool = False
-    choices: tuple[str, ...] = ()
-
-
-_ROOM = JobField("room", Entry.TEXT, "its ID, such as !abc:example.org", required=True)
-_ROOMS = JobField("rooms", Entry.LINES, "their IDs, one a line; none: all rooms")
-_CUTS = (
-    JobField("before", Entry.TEXT, "the ID of an event: what lies below it; one of the three"),
-    JobField("before_time", Entry.MOMENT, "a time in UTC: what is older"),
-    JobField("before_token", Entry.TEXT, "a token of the room's timeline: what lies below it"),
-)
-_DELETE_LOCAL = JobField("delete_local", Entry.FLAG, "messages of this server go, too")
-_SPARK = (
-    JobField("spark", Entry.WHETHER, "whether Spark writes the archive"),
-    JobField("master", Entry.TEXT, "URL of a Spark master for it; none: the site's"),
-)
-_ARCHIVE = (
-    JobField("archive", Entry.TEXT, "folder of an archive that is written first; none: what is deleted is gone"),
-    *_SPARK,
-)
-FIELDS: Mapping[str, tuple[JobField, ...]] = {
-    "archive": (
-        _ROOM,
-        JobField("folder", Entry.TEXT, "where the archive is written, below the folder of archives", required=True),
-        *_CUTS,
-        _DELETE_LOCAL,
-        *_SPARK,
-    ),
-    "censor": (JobField("days", Entry.NUMBER, "redacted for at least so many days; none: as the site is set"),),
-    "check streams": (),
-    "compress state": (
-        _ROOMS,
-        JobField("least_saving", Entry.NUMBER, "percent of a room's rows; rooms that would save less stay as they are"),
-    ),
-    "export": (
-        JobField("to", Entry.TEXT, "the name of a folder, which is made below exports", required=True),
-        JobField("tables", Entry.CHOICES, "none: all", choices=tuple(TABLES)),
-        _ROOMS,
-        JobField("since", Entry.DAY, "events of this day and later ones"),
-        JobField("until", Entry.DAY, "events before this day"),
-        JobField("buckets", Entry.NUMBER, "parts that rooms are divided into; none: as many as fit"),
-        JobField("overwrite", Entry.FLAG, "what is there already goes"),
-    ),
-    "import_events": (
-        JobField("sources", Entry.LINES, "files and folders below the import folder, one a line", required=True),
-        JobField("as_history", Entry.FLAG, "on the backward stream, below everything that is there"),
-        JobField("keys", Entry.TEXT, "file with the keys of servers, which verify signatures; none: they are trusted"),
-    ),
-    "purge history": (_ROOM, *_CUTS, _DELETE_LOCAL, *_ARCHIVE),
-    "purge orphans": (JobField("room", Entry.TEXT, "its ID; none: all rooms"),),
-    "purge retention": _ARCHIVE,
-    "purge room": (
-        _ROOM,
-        JobField("force", Entry.FLAG, "even while users of this server are joined"),
-        JobField("block", Entry.FLAG, "the room is not made again"),
-        *_ARCHIVE,
-    ),
-    "restore": (JobField("archive", Entry.TEXT, "the folder of one archive", required=True),),
-    "resync": (
-        JobField("what", Entry.CHOICE, "what is compared, and mended afterwards", required=True, choices=tuple(WHAT)),
-        _ROOMS,
-        JobField("master", Entry.TEXT, "URL of a Spark master; none: the database alone"),
-    ),
-}
 
 
 class JobForm(forms.Form):
@@ -138,7 +45,7 @@ class JobForm(forms.Form):
 
 def job_form(kind: str) -> type[JobForm]:
     """The form of a kind; raises ``KeyError`` when there is no such kind."""
-    fields: tuple[JobField, ...] | None = getattr(job_kinds()[kind], "fields", FIELDS.get(kind))
+    fields: tuple[JobField, ...] | None = getattr(job_kinds()[kind], "fields", None)
     if fields is None:
         area = forms.Textarea(attrs={"rows": 4, "spellcheck": "false"})
         text = 'as JSON, such as {"dry_run": true}; empty: the defaults'

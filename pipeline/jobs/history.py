@@ -15,8 +15,8 @@ from django.db import connections
 from django.db.models.functions import Now
 
 from pipeline.conf import pipeline_settings
-from pipeline.importing.staging_tables import PREFIX
 from pipeline.jobs.rows import JobLock, close_killed
+from pipeline.jobs.run import job_kinds
 from pipeline.models import Job
 
 __all__ = ["remove_old_jobs"]
@@ -25,13 +25,14 @@ _JOBS_AT_ONCE = 100
 _ROWS_AT_ONCE = 10_000
 _KILLED_FOR = timedelta(days=1)
 _OVER = "state IN ('done', 'failed', 'cancelled')"
-#: An import's row stays while there are staging tables that tell its number: the next import removes them.
+#: A job's row stays while there are tables that tell its number: the next job of the kind removes them.
 _DUE = f"""
 SELECT id FROM pipeline_job job WHERE {_OVER} AND id > %(after)s AND (
     coalesce(finished_at, updated_at) < clock_timestamp() - %(days)s * interval '1 day'
     OR id <= (SELECT id FROM pipeline_job WHERE {_OVER} ORDER BY id DESC OFFSET %(count)s LIMIT 1)
 ) AND NOT EXISTS (
-    SELECT FROM pg_tables WHERE schemaname = current_schema() AND starts_with(tablename, '{PREFIX}' || job.id || '_')
+    SELECT FROM pg_tables, unnest(%(prefixes)s::text[]) AS prefix
+    WHERE schemaname = current_schema() AND starts_with(tablename, prefix || job.id || '_')
 ) ORDER BY id LIMIT {_JOBS_AT_ONCE}
 """
 _ROWS = f"DELETE FROM {{table}} WHERE ctid = ANY(ARRAY(SELECT ctid FROM {{table}} WHERE {{column}} = %s LIMIT {_ROWS_AT_ONCE}))"
@@ -57,9 +58,12 @@ def remove_old_jobs(lock: JobLock, using: str, stopping: Callable[[], bool] = la
 
 def _due(cursor: Any) -> Iterator[int]:
     settings = pipeline_settings()
+    prefixes = [kind.staging_prefix for kind in job_kinds().values() if hasattr(kind, "staging_prefix")]
     after = 0
     while True:
-        names = {"after": after, "days": settings.job_history_days, "count": settings.job_history_count}
+        names = {
+            "after": after, "days": settings.job_history_days, "count": settings.job_history_count, "prefixes": prefixes,
+        }  # fmt: skip
         cursor.execute(_DUE, names)
         found = [job for (job,) in cursor.fetchall()]
         if not found:

@@ -11,6 +11,7 @@ from typing import Any
 
 from events.maintenance.censor import Censored, censor, due
 from pipeline.errors import UnusableArguments
+from pipeline.jobs.fields import Entry, JobField
 from pipeline.jobs.run import JobRun, register
 from streams.conf import stream_settings
 from streams.db import driver
@@ -41,6 +42,7 @@ class CheckStreamsKind:
     """Whether sequences, tables and stored positions agree; changes nothing."""
 
     help = "Compare sequences, tables and stored positions of all streams; changes nothing."
+    fields = ()
     changes_nothing = True
 
     def check(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -65,6 +67,7 @@ class CensorKind:
     """Replaces the JSON of events that were redacted long enough ago."""
 
     help = "Replace the stored JSON of events that were redacted long enough ago by their pruned form."
+    fields = (JobField("days", Entry.NUMBER, "redacted for at least so many days; none: as the site is set"),)
 
     def check(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         """``days``: redacted for at least so long (the setting, if left out); ``dry_run``: only count."""

@@ -15,6 +15,7 @@ from events.maintenance.group_compaction import RoomCompression, group_rows
 from events.maintenance.group_gc import rooms_with_groups
 from events.maintenance.purge_history import only_purge
 from pipeline.errors import JobCancelled, UnusableArguments
+from pipeline.jobs.fields import ROOMS_FIELD, Entry, JobField
 from pipeline.jobs.kinds import flag, only
 from pipeline.jobs.run import Count, JobRun, register
 from pipeline.jobs.throttle import resting
@@ -33,6 +34,10 @@ class CompressStateKind:
 
     help = (
         "Rewrite the state groups of rooms to as few rows as they need; rooms that would not shrink stay as they are."
+    )
+    fields = (
+        ROOMS_FIELD,
+        JobField("least_saving", Entry.NUMBER, "percent of a room's rows; rooms that would save less stay as they are"),
     )
 
     def check(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -20,11 +20,11 @@ from events.integrity.repair import resync_room
 from events.maintenance.restore import tell_of_restored
 from events.persist.room_cache import forget_kept
 from pipeline.errors import JavaMissing, SparkFailed
-from pipeline.importing.spark_tasks import last_words
 from pipeline.jobs.room_progress import RoomProgress
 from pipeline.jobs.run import JobRun
 from pipeline.maintenance import resync_executor as on_executors
 from pipeline.maintenance.resync_executor import RoomAnswer, RoomsWork
+from pipeline.spark.run_tasks import last_words
 from pipeline.spark.site_session import site_session
 from streams.caching import invalidate_room_state
 from streams.db.driver import dsn

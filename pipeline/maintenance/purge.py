@@ -25,6 +25,7 @@ from events.maintenance.retention import retention_cuts
 from pipeline.archive.cut import CUTS, check_cut, depth_of_cut
 from pipeline.archive.kind import ARCHIVE_NAMES, archive_first, check_archive
 from pipeline.errors import UnusableArguments
+from pipeline.jobs.fields import ARCHIVE_FIELDS, CUT_FIELDS, DELETE_LOCAL_FIELD, ROOM_FIELD, Entry, JobField
 from pipeline.jobs.kinds import flag, only
 from pipeline.jobs.run import JobRun
 from pipeline.jobs.throttle import resting
@@ -51,6 +52,7 @@ class PurgeHistoryKind:
     """Purges a room's history below an event, a time or a token."""
 
     help = "Delete a room's messages below an event, a time or a token, and the state groups that nothing needs then."
+    fields = (ROOM_FIELD, *CUT_FIELDS, DELETE_LOCAL_FIELD, *ARCHIVE_FIELDS)
 
     def check(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         """``room``; one of ``before`` (event), ``before_time``, ``before_token``; ``delete_local``, ``dry_run``.
@@ -153,6 +155,7 @@ class PurgeOrphansKind:
     """Deletes state groups that nothing needs."""
 
     help = "Delete the state groups that no event needs, of one room or of all; never stores more rows than before."
+    fields = (JobField("room", Entry.TEXT, "its ID; none: all rooms"),)
 
     def check(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         """``room``: this one only; ``dry_run``: only count."""
@@ -193,6 +196,7 @@ class PurgeRetentionKind:
     """Purges what rooms have kept for long enough."""
 
     help = "Delete the messages that rooms have kept for long enough, by m.room.retention and the site's settings."
+    fields = ARCHIVE_FIELDS
 
     def check(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         """``dry_run``: only count; ``archive``: a folder for what is going to be deleted; ``spark`` and ``master`` for that."""

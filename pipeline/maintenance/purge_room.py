@@ -13,6 +13,7 @@ from events.maintenance.purge_room import RoomPurge, is_purging
 from pipeline.archive.kind import ARCHIVE_NAMES, archive_facts, check_archive
 from pipeline.archive.write import ArchiveRequest, archive_room
 from pipeline.errors import UnusableArguments
+from pipeline.jobs.fields import ARCHIVE_FIELDS, ROOM_FIELD, Entry, JobField
 from pipeline.jobs.kinds import flag, only
 from pipeline.jobs.run import JobRun
 from pipeline.jobs.throttle import resting
@@ -30,6 +31,12 @@ class PurgeRoomKind:
     """Deletes a room whole."""
 
     help = "Delete a room whole, from every table; refused while users of this server are joined, unless by force."
+    fields = (
+        ROOM_FIELD,
+        JobField("force", Entry.FLAG, "even while users of this server are joined"),
+        JobField("block", Entry.FLAG, "the room is not made again"),
+        *ARCHIVE_FIELDS,
+    )
 
     def check(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         """``room``; ``force``: with local users in it; ``block``: not made again; ``dry_run``; ``archive`` and its options."""

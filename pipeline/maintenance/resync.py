@@ -22,6 +22,7 @@ from events.models import CurrentState, Room
 from events.persist.room_cache import forget_kept
 from pipeline.errors import UnusableArguments
 from pipeline.feeds.check import check_feeds
+from pipeline.jobs.fields import ROOMS_FIELD, Entry, JobField
 from pipeline.jobs.kinds import flag, only
 from pipeline.jobs.room_progress import RoomProgress
 from pipeline.jobs.run import JobRun
@@ -47,6 +48,11 @@ class ResyncKind:
     """Compares and mends one subject, of some rooms or of all."""
 
     help = "Compare what is stored of rooms with what follows from their events, and mend what differs."
+    fields = (
+        JobField("what", Entry.CHOICE, "what is compared, and mended afterwards", required=True, choices=tuple(WHAT)),
+        ROOMS_FIELD,
+        JobField("master", Entry.TEXT, "URL of a Spark master; none: the database alone"),
+    )
 
     def check(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         """``what``; ``rooms``: these only (all, if left out); ``dry_run``: only compare; ``master``: on Spark, at this master."""

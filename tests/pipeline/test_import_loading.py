@@ -10,9 +10,10 @@ import pytest
 
 from events.models import Event
 from pipeline.importing import load_rooms
-from pipeline.importing.spark_tasks import run_tasks, stage_rooms
+from pipeline.importing.spark_tasks import stage_rooms
 from pipeline.importing.work_out_rooms import RoomWork
 from pipeline.models import Job, JobState
+from pipeline.spark.run_tasks import run_tasks
 from streams import registry
 from streams.models import CacheInvalidation
 from tests.integration.cached_topics import membership_of, topic_of

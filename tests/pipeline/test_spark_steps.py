@@ -8,9 +8,9 @@ import time
 import pytest
 
 from pipeline.errors import JobCancelled, SparkFailed
-from pipeline.importing.spark_tasks import run_tasks
 from pipeline.spark import cancellation as module
 from pipeline.spark.cancellation import spark_steps
+from pipeline.spark.run_tasks import run_tasks
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.importing.plan import PlannedRoom
-from pipeline.importing.spark_tasks import last_words, pack_rooms
+from pipeline.importing.spark_tasks import pack_rooms
+from pipeline.spark.run_tasks import last_words
 
 
 def sizes(packs):
