@@ -171,7 +171,7 @@ import os, sys, time
 import django
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "replsite.settings")
 django.setup()
-from events.persist.batch import counters as measures
+from events.persist import counters as measures
 from replsite.metrics.cluster import process as process_metrics
 from streams.waiting.wait import wait as waiting
 from streams.caching import cached

@@ -64,7 +64,7 @@ class Shop:
 
     def script(self, code: str) -> str:
         return self.run(
-            "-c", f"import django; django.setup()\n{code}\nfrom streams.writing.writer import retire_all; retire_all()"
+            "-c", f"import django; django.setup()\n{code}\nfrom streams.writing.process import retire_all; retire_all()"
         )
 
 

@@ -59,7 +59,7 @@ class Site:
     def python(self, script: str) -> str:
         return self.run(
             "-c",
-            f"import django; django.setup()\n{script}\nfrom streams.writing.writer import retire_all; retire_all()",
+            f"import django; django.setup()\n{script}\nfrom streams.writing.process import retire_all; retire_all()",
         )
 
 

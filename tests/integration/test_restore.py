@@ -338,7 +338,7 @@ _KILLED = """
 import os, signal, sys
 import django
 django.setup()
-from pipeline.archive.write import parts as archive_parts, restore as restore_kind
+from pipeline.archive import parts as archive_parts, restore as restore_kind
 from pipeline.archive.folders import any_folder
 from pipeline.jobs.run import run_job
 kind, room_id, folder = sys.argv[1:]

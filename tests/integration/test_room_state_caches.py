@@ -236,7 +236,7 @@ def test_writing_process_drops_what_another_one_changed(made, database_url):
     events = made.topic("from afar")
     code = (
         "import sys, django; django.setup(); from events.persist.batch import Incoming, persist;"
-        "from streams.writing.writer import retire_all;"
+        "from streams.writing.process import retire_all;"
         "found = persist([Incoming(sys.stdin.buffer.read())], verified=True);"
         "print(found.stored[0].stream_ordering); retire_all()"
     )

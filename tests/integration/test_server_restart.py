@@ -17,9 +17,9 @@ from django.db import DatabaseError, InterfaceError, connection, transaction
 from replsite.snapshot.take import take_snapshot
 from streams.db import driver as database
 from streams import epochs
-from streams.maintenance.subjects import check as inspection
+from streams.maintenance import check as inspection
 from streams.errors import StreamError
-from streams.writing.writer import current_writer, retire_all
+from streams.writing.process import current_writer, retire_all
 from tests.support.waiting import wait_until
 from tests.support.writing import append, ids, linear, session
 

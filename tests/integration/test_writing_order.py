@@ -77,7 +77,7 @@ def test_word_of_another_writer_after_the_beginning_is_believed():
 
 def test_a_new_life_does_not_wait_for_ever_for_a_transaction_that_waits_for_it(monkeypatch):
     """The process lost its name between two steps of a transaction, which keeps a row that the new life is to delete."""
-    monkeypatch.setattr("streams.stream.LOCK_SECONDS", 1)
+    monkeypatch.setattr("streams.writing.new_life.LOCK_SECONDS", 1)
     typing.set_typing("!r:x", "@a:x", True)
     writer = current_writer()
 

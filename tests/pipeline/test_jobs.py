@@ -483,7 +483,7 @@ _KILLED_AT_WORK = textwrap.dedent("""
     import io, sys
     import django
     django.setup()
-    from pipeline.jobs.rows import run as job_runs
+    from pipeline.jobs import run as job_runs
     from pipeline.jobs.queue import JobServer
 
     class Sleep:

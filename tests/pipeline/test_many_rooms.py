@@ -196,7 +196,7 @@ def test_spark_is_taken_for_many_events_and_done_without_where_there_is_no_java(
 
 DIES = """
 from pipeline.maintenance import many_rooms
-from pipeline.jobs.rows import room_progress
+from pipeline.jobs import room_progress
 from pipeline.jobs.run import run_job
 
 work = many_rooms.resync_room
