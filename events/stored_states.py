@@ -12,7 +12,7 @@ from events.format.parsing import ParsedEvent, parse_event
 from events.format.strict_json import decode_stored
 from events.models import Event, EventJson
 from state.groups.deltas import StateKey
-from state.groups.store import entries
+from state.store import entries
 
 __all__ = ["StoredStates", "groups_of_events", "parsed_events"]
 

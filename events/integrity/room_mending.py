@@ -18,7 +18,7 @@ from events.integrity.expected_rows import Computed, compute, stored_before
 from events.integrity.stored_rows import Mark, read_mark, read_room
 from events.visibility.open_ranges import check_open_ranges
 from state.groups.deltas import GroupBuilder, StoredGroup
-from state.groups.ids import reserve_group_ids
+from state.group_ids import reserve_group_ids
 
 __all__ = ["Found", "Mended", "find_damage", "left_as_it_is", "mend_room"]
 

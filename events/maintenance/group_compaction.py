@@ -26,7 +26,7 @@ from events.maintenance.group_gc import GroupPurge, needed_groups, plan_groups
 from state.errors import StateError
 from state.groups.collection import GroupPlace
 from state.groups.compaction import Compression, Need, WrittenRows
-from state.groups.store import full_states, reserve_group_ids
+from state.store import full_states, reserve_group_ids
 from streams.db.consistent_read import one_view
 
 __all__ = ["RoomCompression", "group_rows"]

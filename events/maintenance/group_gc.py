@@ -16,7 +16,7 @@ from django.db import connections, transaction
 
 from events.errors import PurgeWentWrong
 from state.groups.collection import GroupCollection, GroupPlace, Run, collection_of
-from state.groups.store import StateDigest, state_digest
+from state.store import StateDigest, state_digest
 
 __all__ = ["GroupPurge", "GroupsPurged", "needed_groups", "plan_groups", "rooms_with_groups"]
 

@@ -22,7 +22,7 @@ from events.room.graph import Leaves, Node
 from events.room.state_assignment import Stored
 from events.stored_states import parsed_events
 from state.groups.deltas import GroupBuilder, StateKey, StoredGroup
-from state.groups.store import full_state
+from state.store import full_state
 
 __all__ = ["StoredEvents", "StoredRoom", "forget_kept"]
 

@@ -17,7 +17,7 @@ from events.errors import StateUnresolved, UnknownEvent
 from state.errors import UnknownStateGroup
 from state.groups.deltas import StateKey
 from state.groups.filters import EVERYTHING, StateFilter
-from state.groups.store import full_states
+from state.store import full_states
 
 __all__ = ["State", "StateAt", "state_at", "states_at"]
 

@@ -13,7 +13,7 @@ from events.reading.event_json import ServedEvent, served
 from events.sync import sql
 from events.sync.prepared import rows
 from events.visibility.access import Access, access_parameters, read_access
-from state.groups.store import entries
+from state.store import entries
 from streams.core.tokens import VectorToken
 
 __all__ = ["LOWEST", "Span", "StateChanges", "Timeline", "Window", "Windows", "looked_at"]

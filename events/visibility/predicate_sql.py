@@ -20,7 +20,7 @@ from __future__ import annotations
 
 __all__ = ["ACCESS", "ACCESS_ROWS", "MEMBERSHIP_AT", "ROOM_ACCESS", "VISIBLE_EVENT", "is_accepted", "pruned", "sees"]
 
-#: A user's membership in a state group: the walk of ``state.groups.store.FULL_STATE`` for one key.
+#: A user's membership in a state group: the walk of ``state.store.FULL_STATE`` for one key.
 MEMBERSHIP_AT = """
 CREATE FUNCTION events_membership_at(state_group bigint, user_id text) RETURNS text
 LANGUAGE sql STABLE STRICT PARALLEL SAFE AS $$

@@ -1,6 +1,6 @@
 """A function for the state of a group: PostgreSQL plans it once in each session, not at every call: a fifth less time.
 
-Its body is ``state.groups.store.FULL_STATE``; a test holds the two together.
+Its body is ``state.store.FULL_STATE``; a test holds the two together.
 """
 
 from django.db import migrations

@@ -27,7 +27,7 @@ from events.persist.batch import Incoming, persist
 from events.room.graph import causal_order
 from script.benchmarks.report import Report
 from state.groups.filters import EVERYTHING, StateFilter
-from state.groups.store import State, full_state
+from state.store import State, full_state
 from state.models import StateGroup, StateGroupDelta
 from streams.writing import process
 

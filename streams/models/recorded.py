@@ -1,7 +1,8 @@
 """What ``manage.py follow … --record NAME`` keeps of a foreign server: where its writers are, their rows, and what was missed.
 
-Written by ``streams.recording.recorder`` only. A writer of a stream that lives in memory begins anew with its process; each
-such life counts as a writer of its own here (``master``, then ``master~2``), so that tokens ascend and never come twice.
+Written by ``streams.replication.recording.recorder`` only. A writer of a stream that lives in memory begins anew with its
+process; each such life counts as a writer of its own here (``master``, then ``master~2``), so that tokens ascend and never come
+twice.
 """
 
 from __future__ import annotations

@@ -22,8 +22,6 @@ from streams.core.tokens import VectorToken
 from streams.db import driver
 from streams.epochs import unstamp
 from streams.errors import TokenError
-from streams.recording.follow import RecordedCatchUp, Recording
-from streams.recording.recorder import Recorder
 from streams.replication.client.connection import Connector
 from streams.replication.client.follower import Follower, FollowerOptions
 from streams.replication.client.http_catch_up import HttpCatchUp, HttpServers
@@ -31,6 +29,8 @@ from streams.replication.client.table_catch_up import CatchUp, NoCatchUp, TableC
 from streams.replication.common.reader_rows import ReaderRows
 from streams.replication.protocol.connection import CloseReason
 from streams.replication.protocol.ordering import FollowedRow, View
+from streams.replication.recording.follow import RecordedCatchUp, Recording
+from streams.replication.recording.recorder import Recorder
 from streams.runtime.logs import Condition, get_logger
 
 __all__ = ["CATCH_UP_CHOICES", "FollowRequest", "Following"]

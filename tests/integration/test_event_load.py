@@ -17,7 +17,7 @@ from events.models import (
     ForwardExtremity,
     Room,
 )
-from state.groups.store import full_state
+from state.store import full_state
 from tests.unit.events.history.test_rows import expanded
 
 

@@ -9,7 +9,7 @@ from events.persist.receiving import with_state
 from events.persist.resolving import resolve_room
 from events.persist.room_cache import forget_kept
 from events.sending.send import LocalRoom
-from state.groups.store import full_state
+from state.store import full_state
 from tests.support.made_rooms import ALICE, BOB, EVE, MadeRoom, public_room
 from tests.support.persisted_rooms import current_state, gaps, incoming, leaves, persist
 

@@ -52,7 +52,7 @@ from pipeline.jobs import throttle
 from pipeline.jobs.rows import killed_jobs
 from pipeline.jobs.run import queue_job
 from pipeline.models import Job
-from state.groups.store import StateDigest, full_states
+from state.store import StateDigest, full_states
 from state.models import StateGroup, StateGroupDelta
 from streams.core.tokens import VectorToken
 from streams.models import CacheInvalidation

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from streams.models import RecordedFact, RecordedGap, RecordedPosition, RecordedServer
-from streams.recording.recorder import Batch, Recorder, RecorderBusy
 from streams.replication.protocol.cursors import Gap, Reset
 from streams.replication.protocol.ordering import FollowedRow
+from streams.replication.recording.recorder import Batch, Recorder, RecorderBusy
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -168,6 +168,6 @@ def test_old_rows_and_gaps_are_trimmed(recorder):
 
 
 def test_trimming_is_bounded_at_a_time(recorder, monkeypatch):
-    monkeypatch.setattr("streams.recording.recorder.TRIM_ROWS", 10)
+    monkeypatch.setattr("streams.replication.recording.recorder.TRIM_ROWS", 10)
     recorder.store(Batch(rows=rows(*range(1, 101))))
     assert [recorder.trim(7, 80) for _ in range(3)] == [10, 10, 0]

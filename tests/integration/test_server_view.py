@@ -7,7 +7,7 @@ from django.test.utils import CaptureQueriesContext
 from events.federation.visibility import _memberships, as_seen_by, server_verdicts
 from events.models import Event, EventJson
 from events.reading.event_json import load_events
-from state.groups.store import full_state
+from state.store import full_state
 from tests.oracle.answers import parsed
 from tests.support.made_rooms import ALICE, BOB, MadeRoom
 from tests.support.stored_rooms import store_room

@@ -11,9 +11,9 @@ from django.test import Client
 
 from replsite.snapshot.take import take_snapshot
 from streams.models import RecordedPosition
-from streams.recording.recorder import Batch, Recorder
 from streams.replication.protocol.cursors import Gap
 from streams.replication.protocol.ordering import FollowedRow
+from streams.replication.recording.recorder import Batch, Recorder
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

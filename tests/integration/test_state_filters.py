@@ -13,7 +13,7 @@ from events.history.rows import room_history
 from state.errors import UnknownStateGroup
 from state.groups.deltas import GroupBuilder
 from state.groups.filters import EVERYTHING, MEMBER, StateFilter
-from state.groups.store import _AT_KEYS, _FILTERED, FULL_STATE, ONE_BY_ONE, _condition, entries, full_state, full_states
+from state.store import _AT_KEYS, _FILTERED, FULL_STATE, ONE_BY_ONE, _condition, entries, full_state, full_states
 from tests.support.effort import examples
 from tests.support.room_data import ROOM_NAMES, event_lines
 from tests.support.stored_rooms import store_groups

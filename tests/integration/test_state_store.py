@@ -7,7 +7,7 @@ from django.db import connection
 
 from state.errors import UnknownStateGroup
 from state.groups.deltas import HOPS_LIMIT, GroupBuilder
-from state.groups.store import FULL_STATE, entries, full_state, reserve_group_ids, state_digest
+from state.store import FULL_STATE, entries, full_state, reserve_group_ids, state_digest
 from tests.support.room_data import oracle
 from tests.support.stored_rooms import store_groups
 

@@ -4,7 +4,7 @@ import pytest
 
 from events.models import Event
 from events.stored_states import groups_of_events
-from state.groups.store import full_states
+from state.store import full_states
 from state.models import StateGroupDelta
 from tests.oracle.answers import TheirStates
 from tests.oracle.test_live_path import arriving

@@ -8,9 +8,9 @@ import pytest
 
 from pipeline.source.data_source import register
 from streams.db.driver import dsn
-from streams.recording.recorder import Batch, Recorder
 from streams.replication.protocol.cursors import Reset
 from streams.replication.protocol.ordering import FollowedRow
+from streams.replication.recording.recorder import Batch, Recorder
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.spark]
 

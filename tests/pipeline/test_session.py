@@ -34,7 +34,12 @@ def test_executors_have_our_rules_and_never_django(spark):
     def question():
         import importlib
 
-        for name in ("source", "spark_tasks", "stage_lines", "stage_rooms"):
+        for name in (
+            "source.data_source",
+            "importing.spark_tasks",
+            "importing.parse_lines",
+            "importing.work_out_rooms",
+        ):
             importlib.import_module(f"pipeline.{name}")
         return [name for name in sys.modules if name.split(".")[0] in ("django", "replsite")]
 

@@ -50,7 +50,7 @@ def store_as(room_id, layout):
     from django.db import connection
 
     from events.models import Event
-    from state.groups.store import reserve_group_ids
+    from state.store import reserve_group_ids
     from state.models import StateGroup, StateGroupDelta
 
     olds = StateGroup.objects.filter(room_id=room_id).order_by("id")

@@ -26,7 +26,7 @@ from events.models import (
     ForwardExtremity,
     Room,
 )
-from state.groups.store import reserve_group_ids
+from state.store import reserve_group_ids
 from state.models import StateGroup, StateGroupDelta
 
 WRITER = "test"

@@ -15,7 +15,7 @@ from django.db import connections
 from state.errors import UnknownStateGroup
 from state.groups.deltas import StateKey
 from state.groups.filters import EVERYTHING, StateFilter
-from state.groups.ids import reserve_group_ids
+from state.group_ids import reserve_group_ids
 from state.models import StateGroup
 
 __all__ = [

@@ -16,11 +16,11 @@ from typing import Any, TypeVar
 from streams.conf import stream_settings
 from streams.db import driver
 from streams.errors import ResyncNeeded
-from streams.recording.recorder import TRIM_ROWS, Batch, Recorder
 from streams.replication.client.table_catch_up import CatchUp, Writers
 from streams.replication.errors import CatchUpError, GapError
 from streams.replication.protocol.cursors import Gap, Reset
 from streams.replication.protocol.ordering import FollowedRow
+from streams.replication.recording.recorder import TRIM_ROWS, Batch, Recorder
 from streams.runtime.logs import get_logger
 
 __all__ = ["RecordedCatchUp", "Recording"]
