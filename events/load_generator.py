@@ -27,8 +27,8 @@ from events.models import (
     Room,
 )
 from events.sending.finish import finish_event
-from state.store import reserve_group_ids
 from state.models import StateGroup, StateGroupDelta
+from state.store import reserve_group_ids
 from streams.conf import stream_settings
 from streams.writing.insert import insert_facts
 

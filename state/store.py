@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 from django.db import connections
 
 from state.errors import UnknownStateGroup
+from state.group_ids import reserve_group_ids
 from state.groups.deltas import StateKey
 from state.groups.filters import EVERYTHING, StateFilter
-from state.group_ids import reserve_group_ids
 from state.models import StateGroup
 
 __all__ = [

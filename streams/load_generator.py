@@ -40,7 +40,7 @@ class SampleLoad:
             )
         facts = [model(**sample(self._number + n, self._thread)) for n in range(count)]
         self._number += count
-        return self._stream.append(*facts)  # type: ignore[arg-type]  # models of a stream are facts
+        return self._stream.append(*facts)  # models of a stream are facts
 
 
 _factories: dict[str, Callable[[Stream, int], LoadGenerator]] = {}

@@ -17,8 +17,8 @@ from events.integrity.compare import COLUMNS_OF_THE_EVENT, Difference, RoomRepor
 from events.integrity.expected_rows import Computed, compute, stored_before
 from events.integrity.stored_rows import Mark, read_mark, read_room
 from events.visibility.open_ranges import check_open_ranges
-from state.groups.deltas import GroupBuilder, StoredGroup
 from state.group_ids import reserve_group_ids
+from state.groups.deltas import GroupBuilder, StoredGroup
 
 __all__ = ["Found", "Mended", "find_damage", "left_as_it_is", "mend_room"]
 

@@ -1,4 +1,4 @@
-"""Purging the history of a room below a depth, beside live writers and readers (``events.purge_rules`` is the rule).
+"""Purging the history of a room below a depth, beside live writers and readers.
 
 Messages go; state events stay as outliers, because they are needed to judge by and as state, and so do messages of this server
 unless asked for; depth equal to the cut stays. Events go from the lowest depth on, some thousand in each transaction, with the

@@ -35,8 +35,8 @@ from events.persist.room_cache import StoredRoom
 from events.persist.state_changes import users_of
 from events.room.graph import is_accepted
 from events.visibility.rebuild import rebuild_visibility
-from state.store import reserve_group_ids
 from state.models import StateGroup, StateGroupDelta
+from state.store import reserve_group_ids
 from streams import registry
 from streams.caching import invalidate_room_states
 from streams.db.driver import Statement, send_together

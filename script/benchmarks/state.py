@@ -27,8 +27,8 @@ from events.persist.batch import Incoming, persist
 from events.room.graph import causal_order
 from script.benchmarks.report import Report
 from state.groups.filters import EVERYTHING, StateFilter
-from state.store import State, full_state
 from state.models import StateGroup, StateGroupDelta
+from state.store import State, full_state
 from streams.writing import process
 
 ROOM = Path(__file__).resolve().parents[2] / "tests" / "data" / "rooms" / "large_v10" / "events.jsonl.gz"

@@ -1,4 +1,4 @@
-"""A stream bound to the models of its tables: what the engine holds in its hands (no Django).
+"""A stream bound to the models of its tables: what the engine holds in its hands (pure).
 
 ``streams.stream.Stream`` adds what users call.
 """
@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from streams.core.declaration import StreamDeclaration
 from streams.core.invalidation import (
@@ -23,9 +23,6 @@ from streams.core.invalidation import (
 from streams.core.queries import ids_between_sql, ids_sql, maximum_sql, sequence_sql
 from streams.errors import ForeignFact
 
-if TYPE_CHECKING:
-    from django.db.models import Model
-
 __all__ = ["BoundStream", "Sample"]
 
 #: ``sample(number, thread) -> field values`` of one made-up fact, for the load generator.
@@ -37,7 +34,7 @@ class BoundStream:
 
     def __init__(self, declaration: StreamDeclaration) -> None:
         self.declaration = declaration
-        self.models: list[type[Model]] = []
+        self.models: list[type[Any]] = []
         self.sample: Sample | None = None
         #: The other streams that take their IDs from the same sequence: their positions move when this one is written.
         self.sharing: list[BoundStream] = []
@@ -57,7 +54,7 @@ class BoundStream:
         """The stream's name, as on the wire."""
         return self.declaration.name
 
-    def add_model(self, model: type[Model], sample: Sample | None) -> None:
+    def add_model(self, model: type[Any], sample: Sample | None) -> None:
         """Bind one more table; used by ``streams.registry.bind``."""
         self.models.append(model)
         self.sample = sample or self.sample
@@ -86,7 +83,7 @@ class BoundStream:
                 found.update(drops_of_room_state(room_id, users))
         return found
 
-    def check_model(self, fact: Model) -> None:
+    def check_model(self, fact: Any) -> None:
         """Raise ``ForeignFact`` for a row of a table that is none of the stream's."""
         if type(fact) not in self.models:
             raise ForeignFact(

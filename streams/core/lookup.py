@@ -1,16 +1,13 @@
-"""Which streams exist, for the engine (no Django): filled by ``streams.registry.bind``, read-only afterwards."""
+"""Which streams exist, for the engine (pure): filled by ``streams.registry.bind``, read-only afterwards."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Any
 
 from streams.core.bound import BoundStream
 from streams.core.declaration import StreamDeclaration
 from streams.errors import UnknownStream, UnknownTable
-
-if TYPE_CHECKING:
-    from django.db.models import Model
 
 __all__ = ["add", "all_streams", "find", "get", "names", "stream_of"]
 
@@ -50,7 +47,7 @@ def find(name: str) -> BoundStream | None:
     return _streams.get(name)
 
 
-def stream_of(model: type[Model] | Model) -> BoundStream:
+def stream_of(model: Any) -> BoundStream:
     """The stream that a model's rows are facts of; for a table shared by several streams the first one bound."""
     try:
         return _by_table[model._meta.db_table]

@@ -41,7 +41,6 @@ from events.models import (
 )
 from events.persist.receiving import with_state
 from events.persist.room_cache import forget_kept
-from events.purge_rules import PurgedEvent, purge_plan
 from events.reading import pages
 from events.reading.state_at import states_at
 from events.reading.timeline import timeline
@@ -52,11 +51,12 @@ from pipeline.jobs import throttle
 from pipeline.jobs.rows import killed_jobs
 from pipeline.jobs.run import queue_job
 from pipeline.models import Job
-from state.store import StateDigest, full_states
 from state.models import StateGroup, StateGroupDelta
+from state.store import StateDigest, full_states
 from streams.core.tokens import VectorToken
 from streams.models import CacheInvalidation
 from tests.oracle.answers import parsed
+from tests.oracles.purge_plan import PurgedEvent, purge_plan
 from tests.support.effort import examples
 from tests.support.generated_rooms import forked_rooms
 from tests.support.made_rooms import ALICE, BOB, MadeRoom, public_room

@@ -50,8 +50,8 @@ def store_as(room_id, layout):
     from django.db import connection
 
     from events.models import Event
-    from state.store import reserve_group_ids
     from state.models import StateGroup, StateGroupDelta
+    from state.store import reserve_group_ids
 
     olds = StateGroup.objects.filter(room_id=room_id).order_by("id")
     numbers = {group: number for number, group in enumerate(olds.values_list("id", flat=True))}

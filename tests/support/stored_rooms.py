@@ -26,8 +26,8 @@ from events.models import (
     ForwardExtremity,
     Room,
 )
-from state.store import reserve_group_ids
 from state.models import StateGroup, StateGroupDelta
+from state.store import reserve_group_ids
 
 WRITER = "test"
 _KEPT_RESULTS = 20

@@ -1,19 +1,18 @@
-"""Pure modules need no Django, no database driver, no network library: they are imported with all of that blocked."""
+"""What `pyproject.toml` calls pure needs no Django, no driver, no network library: it is imported with all of that blocked."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+import tomllib
+from fnmatch import fnmatch
+from pathlib import Path
 
 import pytest
 
-from tests.support.scripts import load_script
 from tests.support.session import PROJECT
 
-pure = load_script("pure_modules")
-
-THIRD_PARTY = [name for name in pure.FORBIDDEN if name not in sys.stdlib_module_names]
 IMPORT_BLOCKED = """
 import importlib, sys
 
@@ -32,6 +31,25 @@ for module in modules:
         failed.append(f"{module}: {error}")
 sys.exit("\\n".join(failed))
 """
+CONTRACT = next(
+    contract
+    for contract in tomllib.loads((PROJECT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    if contract["name"] == "what is pure touches no edge"
+)
+THIRD_PARTY = [name for name in CONTRACT["forbidden_modules"] if name not in sys.stdlib_module_names]
+
+
+def name_of(path: Path) -> str:
+    parts = path.relative_to(PROJECT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = sorted(
+    name
+    for room in ("streams", "state", "events", "pipeline", "replsite")
+    for path in (PROJECT / room).rglob("*.py")
+    if any(fnmatch(name := name_of(path), pattern) for pattern in CONTRACT["source_modules"])
+)
 
 
 def import_blocked(modules: list[str], blocked: list[str]) -> str:
@@ -41,38 +59,21 @@ def import_blocked(modules: list[str], blocked: list[str]) -> str:
     return done.stderr.strip()
 
 
-@pytest.fixture(scope="module")
-def pure_modules() -> list[str]:
-    return pure.pure_modules()
-
-
-def test_pure_modules_import_with_django_and_the_edges_blocked(pure_modules):
-    assert import_blocked(pure_modules, THIRD_PARTY) == ""
+def test_pure_modules_import_with_django_and_the_edges_blocked():
+    assert import_blocked(MODULES, THIRD_PARTY) == ""
 
 
 def test_the_blocker_blocks():
     assert "streams.models: django" in import_blocked(["streams.models"], ["django"])
 
 
-def test_every_room_of_rules_has_pure_modules(pure_modules):
-    assert {name.partition(".")[0] for name in pure_modules} >= {"streams", "state", "events"}
+@pytest.mark.parametrize("pattern", CONTRACT["source_modules"])
+def test_every_pattern_names_something(pattern):
+    assert [name for name in MODULES if fnmatch(name, pattern)]
 
 
-def test_lists_in_pyproject_are_up_to_date(pure_modules):
-    text = (PROJECT / "pyproject.toml").read_text()
-    assert pure.replaced(text, pure_modules) == text, "run script/pure_modules.py"
-
-
-@pytest.mark.parametrize(
-    ("docstring", "expected"),
-    [("A rule (pure).", ["streams.rule"]), ("An edge (pure but for the clock).", []), ("", [])],
-)
-def test_a_module_is_pure_when_its_docstring_says_so(tmp_path, docstring, expected):
-    (tmp_path / "streams").mkdir()
-    (tmp_path / "streams" / "rule.py").write_text(f'"""{docstring}"""\n')
-    assert pure.pure_modules(tmp_path) == expected
-
-
-def test_rewriting_twice_changes_nothing_more():
-    once = pure.replaced("[tool.other]\n", ["streams.core.tokens"])
-    assert pure.replaced(once, ["streams.core.tokens"]) == once
+@pytest.mark.parametrize("name", MODULES)
+def test_what_says_that_it_has_an_edge_is_not_among_them(name):
+    path = PROJECT / f"{name.replace('.', '/')}.py"
+    opening = (path if path.exists() else PROJECT / name.replace(".", "/") / "__init__.py").read_text()[:1_000]
+    assert "(no Django" not in opening and "(driver" not in opening

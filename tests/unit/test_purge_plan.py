@@ -2,7 +2,7 @@
 
 import pytest
 
-from events.purge_rules import PurgedEvent, purge_plan
+from tests.oracles.purge_plan import PurgedEvent, purge_plan
 from tests.support.room_data import vectors
 
 CASES = vectors("purge/purge_history")

@@ -1,0 +1,73 @@
+"""No modules import each other in a circle, counted with imports inside functions and for types; and these are few."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+
+from tests.support.session import PROJECT
+
+ROOMS = ("streams", "state", "events", "pipeline", "replsite")
+#: Modules that import a module of ours inside a function, and why. ``AppConfig.ready`` of each room does it too: Django's way.
+INSIDE_FUNCTIONS = {
+    # The extra may not be installed.
+    "pipeline.export.kind": "Spark",
+    "pipeline.importing.kind": "Spark",
+    "pipeline.management.commands.import_events": "Spark",
+    "pipeline.management.commands.pipeline": "Spark",
+    "replsite.checks": "Spark",
+    "streams.management.commands.follow": "Redis",
+    "streams.replication.serve": "Redis",
+    # The process has to be set up before: Django's apps, a forked worker of Spark, an event loop of another kind.
+    "events.sync.sync": "Django's apps are loaded later",
+    "streams.caching": "Django's apps are loaded later",
+    "streams.follow.dead_letters": "Django's apps are loaded later",
+    "pipeline.source.append_process": "it sets Django up itself",
+    "pipeline.source.data_source": "in an executor",
+    "pipeline.spark.run_tasks": "in an executor",
+    "replsite.management.commands.serve": "only when it serves",
+    "streams.management.commands.runreplication": "only when it serves",
+    "streams.workers": "only where a relay is wanted",
+}
+FOUND = {
+    ".".join((path.parent if path.name == "__init__.py" else path.with_suffix("")).relative_to(PROJECT).parts): path
+    for room in ROOMS
+    for path in (PROJECT / room).rglob("*.py")
+}
+
+
+def imports_of(tree: ast.AST, *, inside: bool = False) -> Iterator[tuple[str, bool]]:
+    """(module, whether inside a function) of each import of ours."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            names = []
+        for name in names:
+            module = next((found for found in (name, name.rpartition(".")[0]) if found in FOUND), None)
+            if module is not None:
+                yield module, inside
+        is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        yield from imports_of(node, inside=inside or is_function)
+
+
+IMPORTS = {name: list(imports_of(ast.parse(path.read_text()))) for name, path in FOUND.items()}
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    graph: defaultdict[str, set[str]] = defaultdict(set)
+    for name, found in IMPORTS.items():
+        graph[name].update(module for module, _ in found if module != name)
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        raise AssertionError(" -> ".join(error.args[1])) from None
+
+
+def test_imports_inside_functions_are_known():
+    found = {name for name, imports in IMPORTS.items() if any(inside for _, inside in imports)}
+    assert found - {f"{room}.apps" for room in ROOMS} == set(INSIDE_FUNCTIONS)
