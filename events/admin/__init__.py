@@ -17,7 +17,7 @@ from django.urls import path
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
-from events.admin.event_page import event_page
+from events.admin.event_page import event_page as context_of_event
 from events.admin.pretty_json import json_for_people
 from events.admin.room_page import room_page
 from events.models import (
@@ -99,7 +99,7 @@ class EventAdmin(_PageAdmin, FactAdmin):
 
     def page_context(self, request: HttpRequest, row: Any) -> dict[str, Any]:
         """See ``events.admin.event_page``."""
-        return event_page(row, request.GET.dict(), stream_settings().database)
+        return context_of_event(row, request.GET.dict(), stream_settings().database)
 
     def get_urls(self) -> list[Any]:
         """The exact bytes beside the pages."""

@@ -263,9 +263,9 @@ def test_the_secret_is_not_shown_in_the_settings_object(settings):
 
 def test_a_database_that_is_away_is_no_empty_answer(monkeypatch):
     def away(*_: object, **__: object) -> None:
-        raise http_catch_up.database.OperationalError("gone")
+        raise http_catch_up.driver.OperationalError("gone")
 
-    monkeypatch.setattr(stream_updates.database, "direct_connection", away)
+    monkeypatch.setattr(stream_updates.driver, "direct_connection", away)
     response = ask("caches", 0, 1)
     assert response.status_code == 503
     assert "updates" not in json.loads(response.content)

@@ -112,7 +112,7 @@ def generation() -> int:
 def interrupted_append(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The next message is answered, but the answer does not come to who waits for it."""
     append()
-    real, done = appends.database.send_together, threading.Event()
+    real, done = appends.driver.send_together, threading.Event()
 
     def send(*arguments: object) -> object:
         answer = real(*arguments)
@@ -121,7 +121,7 @@ def interrupted_append(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             raise Interrupted
         return answer
 
-    monkeypatch.setattr(appends.database, "send_together", send)
+    monkeypatch.setattr(appends.driver, "send_together", send)
     yield
 
 
