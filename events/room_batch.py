@@ -15,6 +15,7 @@ from django.db import connections
 from msgspec import structs
 
 from events.arrivals import EventArrivals
+from events.closing_cycles import closing_a_cycle
 from events.errors import EventRefused, Reason
 from events.gap_filling import Filled, judge_again, unresolved_above
 from events.given_states import given_state
@@ -112,6 +113,7 @@ class RoomBatch:
         """Everything that the batch changes."""
         self.stored.read(self._batch)
         given = self._read_given()
+        self._refuse_what_closes_a_cycle(given)
         self._refuse_what_has_no_place(given)
         self.states = self._room_states(given)
         self.states.assign(self._batch)
@@ -197,6 +199,17 @@ class RoomBatch:
         return found
 
     # --- what cannot be stored ----------------------------------------------------------------------------------
+    def _refuse_what_closes_a_cycle(self, given: dict[str, dict[StateKey, str]]) -> None:
+        """Events that stored ones lead to, and that lead to these; what stands on them finds nothing there."""
+        if not self._batch or room_version(self._row.room_version).ids_are_hashes:
+            return
+        found = closing_a_cycle(self._row.room_id, self._batch, self._reading.above, self.stored.events, self._using)
+        for event in self._batch:
+            if event.event_id in found:
+                self.changes.refused.append((event, EventRefused(Reason.CYCLE, CYCLE)))
+                given.pop(event.event_id, None)
+        self._batch = [event for event in self._batch if event.event_id not in found]
+
     def _refuse_what_has_no_place(self, given: Collection[str]) -> None:
         """Live events need their prev events; a backfilled one may have gaps below it."""
         order, left = causal_order(self._batch)
