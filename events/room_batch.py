@@ -100,6 +100,8 @@ class RoomBatch:
         self._given = given or {}
         self.again: Sequence[str] = ()
         """Stored events without state that may have one by now."""
+        self.freed: Sequence[str] | None = None
+        """Given when stored events have left the graph or come back into it: what the former referred to."""
         self._using = using
         events_here = StoredEvents(using, room.room_id, room.content_generation, reading)
         self.stored = StoredRoom(room.room_id, using, events_here, reading)
@@ -291,7 +293,7 @@ class RoomBatch:
     ) -> list[Step]:
         """Number the events: backfilled, live, outliers; returns the steps of accepted ones."""
         changes, states = self.changes, self.states
-        leaves = self.stored.leaves_below([*old, *live], changes.filled.rejected)
+        leaves = self.stored.leaves_below([*old, *live], changes.filled.rejected, self.freed)
         arrivals = EventArrivals(states, leaves, here=[prev for event in live for prev in event.prev_event_ids])
         known = arrivals.current if not self._row.current_state_unresolved else None
         steps: list[Step] = []
