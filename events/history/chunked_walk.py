@@ -27,7 +27,7 @@ from events.format.parsing import ParsedEvent
 from events.format.redaction import REDACTION, may_redact
 from events.history.event_numbers import EventNumbers, Links
 from events.room.event_auth import is_asked_by_sender
-from events.room.graph import numbers_in_order, on_cycles
+from events.room.graph import numbers_in_order, on_cycles, refers_to
 from events.room.state_assignment import CYCLE, RoomStates, Stored, is_create
 from state.groups.deltas import GroupBuilder
 from state.rules.room_versions import RoomVersion
@@ -196,8 +196,7 @@ class RoomWalk:
         named = {other for event in events for other in (*event.prev_event_ids, *event.auth_event_ids)}
         at |= self._find(named - at.keys())
         for number, event in zip(numbers, events, strict=True):
-            others = (*event.prev_event_ids, *event.auth_event_ids)
-            below.put(number, [at[other] for other in others if other in at])
+            below.put(number, [at[other] for other in refers_to(event) if other in at])
 
     # --- one chunk ----------------------------------------------------------------------------------------------
     def _read(self, numbers: Sequence[int]) -> _Chunk:
@@ -409,11 +408,12 @@ def _look_behind(chunk: _Chunk) -> None:
     last = chunk.numbers[-1]
     later = set(chunk.at)  # the event itself and those that come later
     for event in chunk.events:
-        if not (later.isdisjoint(event.prev_event_ids) and later.isdisjoint(event.auth_event_ids)):
+        prevs = later.isdisjoint(event.prev_event_ids) or event.outlier
+        if not (prevs and later.isdisjoint(event.auth_event_ids)):
             raise _OutOfOrder
         later.discard(event.event_id)
     beyond = {event_id for event_id, number in chunk.elsewhere.items() if number > last}
-    if beyond and any(not beyond.isdisjoint((*e.prev_event_ids, *e.auth_event_ids)) for e in chunk.events):
+    if beyond and any(not beyond.isdisjoint(refers_to(event)) for event in chunk.events):
         raise _OutOfOrder
 
 

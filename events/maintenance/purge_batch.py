@@ -6,7 +6,7 @@ database and here. All parts of it see the room as it was under the lock before 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,6 +79,9 @@ WITH next AS MATERIALIZED (
 ), old_holes AS (
     DELETE FROM events_timelinegap WHERE room_id = %(room)s
       AND stream_ordering = ANY(ARRAY(SELECT stream_ordering FROM hole JOIN next USING (stream_ordering)))
+), freed AS MATERIALIZED (
+    SELECT DISTINCT e.event_id FROM events_event e JOIN edges ON edges.prev_event_id = e.event_id
+    WHERE e.event_id = ANY(ARRAY(SELECT prev_event_id FROM edges)) AND e.room_id = %(room)s AND NOT e.outlier AND NOT ({PURGED})
 ), gap AS MATERIALIZED (
     SELECT event_id FROM events_backwardextremity WHERE room_id = %(room)s
 ), loose AS MATERIALIZED (
@@ -93,7 +96,7 @@ WITH next AS MATERIALIZED (
     )
 )
 SELECT (SELECT count(*) FILTER (WHERE goes) FROM next), (SELECT count(*) FILTER (WHERE NOT goes) FROM next),
-    (SELECT count(*) FROM leaves), last.topological_ordering, last.stream_ordering
+    (SELECT count(*) FROM leaves), ARRAY(SELECT event_id FROM freed), last.topological_ordering, last.stream_ordering
 FROM (SELECT * FROM next ORDER BY topological_ordering DESC, stream_ordering DESC LIMIT 1) AS last
 """
 _DROP_STATE = (
@@ -162,9 +165,9 @@ def purge_batch(
     found = cursor.fetchone()
     if found is None:
         return None
-    deleted, outliers, leaves, *last = found
-    if leaves:
-        settle_state(cursor, request.room_id, request.using)
+    deleted, outliers, leaves, freed, *last = found
+    if leaves or freed:
+        settle_state(cursor, request.room_id, request.using, freed)
     registry.get("caches").append(CacheInvalidation(cache_name=CACHE_NAME, keys=None))
     done.deleted += deleted
     done.became_outliers += outliers
@@ -172,12 +175,16 @@ def purge_batch(
     return int(last[0]), int(last[1])
 
 
-def settle_state(cursor: Any, room_id: str, using: str) -> None:
-    """Other leaves may make another current state: worked out and told as when a gap is filled. The room is locked."""
+def settle_state(cursor: Any, room_id: str, using: str, freed: Sequence[str] = ()) -> None:
+    """Other leaves may make another current state: worked out and told as when a gap is filled. The room is locked.
+
+    Events have left the graph or come back into it; ``freed`` are those that the former referred to.
+    """
     cursor.execute(_STATE_OPEN, [room_id])
     reading = lock_and_read([], using, rooms=[room_id])
     room = reading.rooms[room_id]
     batch = RoomBatch(reading, room, [], using)
+    batch.freed = freed
     changes = batch.work_out()
     write_rooms([(room, batch.stored, changes)], set(), using)
     if changes.current_unresolved:  # a leaf whose state is not known came back

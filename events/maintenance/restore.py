@@ -184,6 +184,13 @@ WHERE NOT EXISTS (
       AND e.rejected_reason IS NULL)
 ON CONFLICT (event_id) DO NOTHING
 """
+#: An event that came back may stand on a leaf, if it said to be less deep than that.
+_LEAF_BELOW = """
+SELECT EXISTS (
+    SELECT FROM events_forwardextremity leaf JOIN events_eventedge edge ON edge.prev_event_id = leaf.event_id
+    JOIN events_event e ON e.event_id = edge.event_id
+    WHERE leaf.room_id = %(room)s AND e.room_id = %(room)s AND NOT e.outlier)
+"""
 #: Where the state at a live event is not known, nobody can tell who sees the room.
 _NO_RANGES = """
 WITH room AS (
@@ -300,7 +307,8 @@ def restore_events(room_id: str, mapping: str, using: str, done: EventsRestored,
         new, placed = cursor.fetchone()
         if not whole:
             cursor.execute(_NO_RANGES, names)
-        if leaves and not whole:
+        cursor.execute(_LEAF_BELOW, names)
+        if (leaves or cursor.fetchone()[0]) and not whole:
             settle_state(cursor, room_id, using)
         cursor.execute("DROP TABLE restored_fate, restored_below; TRUNCATE restored_event")
     if not whole:

@@ -18,6 +18,7 @@ from events.errors import EventRefused, Reason
 from events.format.parsing import ParsedEvent
 from events.format.redaction import REDACTION, may_redact
 from events.models import CurrentState, Room
+from events.persist.closing_cycles import closing_a_cycle
 from events.persist.gap_filling import Filled, judge_again, unresolved_above
 from events.persist.given_state import given_state
 from events.persist.lock_and_read import RoomReading
@@ -99,6 +100,8 @@ class RoomBatch:
         self._given = given or {}
         self.again: Sequence[str] = ()
         """Stored events without state that may have one by now."""
+        self.freed: Sequence[str] | None = None
+        """Given when stored events have left the graph or come back into it: what the former referred to."""
         self._using = using
         events_here = StoredEvents(using, room.room_id, room.content_generation, reading)
         self.stored = StoredRoom(room.room_id, using, events_here, reading)
@@ -112,6 +115,7 @@ class RoomBatch:
         """Everything that the batch changes."""
         self.stored.read(self._batch)
         given = self._read_given()
+        self._refuse_what_closes_a_cycle(given)
         self._refuse_what_has_no_place(given)
         self.states = self._room_states(given)
         self.states.assign(self._batch)
@@ -197,6 +201,17 @@ class RoomBatch:
         return found
 
     # --- what cannot be stored ----------------------------------------------------------------------------------
+    def _refuse_what_closes_a_cycle(self, given: dict[str, dict[StateKey, str]]) -> None:
+        """Events that stored ones lead to, and that lead to these; what stands on them finds nothing there."""
+        if not self._batch or room_version(self._row.room_version).ids_are_hashes:
+            return
+        found = closing_a_cycle(self._row.room_id, self._batch, self._reading.above, self.stored.events, self._using)
+        for event in self._batch:
+            if event.event_id in found:
+                self.changes.refused.append((event, EventRefused(Reason.CYCLE, CYCLE)))
+                given.pop(event.event_id, None)
+        self._batch = [event for event in self._batch if event.event_id not in found]
+
     def _refuse_what_has_no_place(self, given: Collection[str]) -> None:
         """Live events need their prev events; a backfilled one may have gaps below it."""
         order, left = causal_order(self._batch)
@@ -278,7 +293,7 @@ class RoomBatch:
     ) -> list[Step]:
         """Number the events: backfilled, live, outliers; returns the steps of accepted ones."""
         changes, states = self.changes, self.states
-        leaves = self.stored.leaves_below([*old, *live], changes.filled.rejected)
+        leaves = self.stored.leaves_below([*old, *live], changes.filled.rejected, self.freed)
         arrivals = EventArrivals(states, leaves, here=[prev for event in live for prev in event.prev_event_ids])
         known = arrivals.current if not self._row.current_state_unresolved else None
         steps: list[Step] = []

@@ -347,10 +347,16 @@ class StoredRoom:
             return {event_id for (event_id,) in cursor.fetchall()}
 
     # --- leaves -------------------------------------------------------------------------------------------------
-    def leaves_below(self, batch: Sequence[ParsedEvent], rejected: Collection[str] = ()) -> Leaves[str]:
-        """The leaves that a batch of events of the graph arrives at; ``rejected`` are stored events that turn out to be."""
+    def leaves_below(
+        self, batch: Sequence[ParsedEvent], rejected: Collection[str] = (), freed: Collection[str] | None = None
+    ) -> Leaves[str]:
+        """The leaves that a batch of events of the graph arrives at.
+
+        ``rejected`` are stored events that turn out to be. ``freed`` is given when stored events have left the graph or come
+        back into it: those that the former referred to, which may be leaves now; and a stored leaf may be none any more.
+        """
         found = _StoredLeaves(self, {event.event_id for event in batch}, set(rejected))
-        found.give_way()
+        found.give_way(freed)
         return found.leaves
 
 
@@ -368,20 +374,29 @@ class _StoredLeaves:
         if not own.isdisjoint(prev for prev, _ in room.reading.above) or not own <= room.reading.own:
             reached |= self._reached(own)
 
-    def give_way(self) -> None:
+    def give_way(self, freed: Collection[str] | None) -> None:
         """Leaves that turn out to be rejected give way to what they stand on, unless that is reached by others."""
         leaves = self.leaves
         below = [event_id for event_id in leaves.current if event_id in self._rejected]
-        for event_id in below:
+        covered = set[str]() if freed is None else self._reached(leaves.current)
+        for event_id in {*below, *covered.intersection(leaves.current)}:
             del leaves.current[event_id]
         seen = set(below)
-        while below:
-            prevs = {prev for event_id in below for prev in self._room.events[event_id].prev_event_ids} - seen
+        prevs = {*(freed or ()), *self._below(below)} - seen
+        while prevs:
             seen |= prevs
             reached = self._reached(prevs)
             free = {event_id: counts for event_id, counts in self._verdicts(prevs) if event_id not in reached}
-            leaves.current.update((event_id, None) for event_id, counts in free.items() if counts)
-            below = [event_id for event_id, counts in free.items() if not counts]
+            new = [event_id for event_id, counts in free.items() if counts]
+            self._room.adopt_after(new)
+            leaves.current.update(dict.fromkeys(new))
+            prevs = self._below(event_id for event_id, counts in free.items() if not counts) - seen
+
+    def _below(self, event_ids: Iterable[str]) -> set[str]:
+        """What these stored events refer to."""
+        found = list(event_ids)
+        self._room.events.load(found)
+        return {prev for event_id in found for prev in self._room.events[event_id].prev_event_ids}
 
     def _verdicts(self, event_ids: Collection[str]) -> list[tuple[str, bool]]:
         """Those of these that have a place in the graph, and whether they count."""

@@ -165,7 +165,7 @@ def write_rooms(
     """
     if len(rooms) == 1 and _needs_no_position(rooms[0][2]):
         return _write_lone(*rooms[0], stored_outliers, using)
-    if not any(changes.events or changes.own_place or changes.filled.events for _, _, changes in rooms):
+    if not any(_is_something(changes) for _, _, changes in rooms):
         return {}
     with ExitStack() as stack:
         groups = [_Groups(using, stored, changes) for _, stored, changes in rooms]
@@ -182,6 +182,12 @@ def write_rooms(
     if told:  # late: readers of the stream ``caches`` wait for its position until the transaction ends
         invalidate_room_states(told, using)
     return positions
+
+
+def _is_something(changes: RoomChanges) -> bool:
+    return bool(
+        changes.events or changes.own_place or changes.filled.events or changes.new_leaves or changes.gone_leaves
+    )
 
 
 def _shares(

@@ -23,6 +23,7 @@ __all__ = [
     "is_accepted",
     "numbers_in_order",
     "on_cycles",
+    "refers_to",
 ]
 
 Id = TypeVar("Id", bound=Hashable)
@@ -68,13 +69,18 @@ def is_accepted(node: Verdict) -> bool:
     return not (node.outlier or node.soft_failed or node.rejected_reason is not None)
 
 
+def refers_to(node: NodeWithAuth[Id]) -> tuple[Id, ...]:
+    """What has to come before an event: its prev and auth events. An outlier has no place in the graph: only the latter."""
+    return node.auth_event_ids if node.outlier else (*node.prev_event_ids, *node.auth_event_ids)
+
+
 def causal_order(
     nodes: Sequence[NodeWithAuth[str]], *, auth: bool = False, also: Mapping[str, Iterable[str]] | None = None
 ) -> tuple[list[int], list[int]]:
     """Indexes so that prev events come first, else as given; and the indexes that lie on or above a cycle.
 
     With ``auth`` the auth events of an event come first too, and so do those that ``also`` names for it. Events that are not
-    among ``nodes`` do not matter.
+    among ``nodes`` do not matter, nor do the prev events of outliers, which have no place in the graph.
     """
     if len(nodes) == 1 and not also:  # an event does not name itself (``events.format.field_checks``)
         return [0], []
@@ -88,7 +94,9 @@ def _in_causal_order(nodes: Sequence[NodeWithAuth[str]], auth: bool, also: Mappi
     """True when every event stands behind all that it refers to, as in most histories: that takes a look and no heap."""
     inside = {node.event_id for node in nodes}
     for node in nodes:  # ``inside`` has the event itself and those that come later
-        if not inside.isdisjoint(node.prev_event_ids) or (auth and not inside.isdisjoint(node.auth_event_ids)):
+        if not inside.isdisjoint(node.prev_event_ids) and not node.outlier:
+            return False
+        if auth and not inside.isdisjoint(node.auth_event_ids):
             return False
         if also and not inside.isdisjoint(also.get(node.event_id, ())):
             return False
@@ -112,7 +120,7 @@ def _below(nodes: Sequence[NodeWithAuth[str]], auth: bool, also: Mapping[str, It
     index = {node.event_id: number for number, node in enumerate(nodes)}
     found = []
     for node in nodes:
-        below = (*node.prev_event_ids, *node.auth_event_ids) if auth else node.prev_event_ids
+        below = refers_to(node) if auth else () if node.outlier else node.prev_event_ids
         found.append([index[other] for other in (*below, *also.get(node.event_id, ())) if other in index])
     return found
 

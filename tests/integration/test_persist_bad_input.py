@@ -227,18 +227,18 @@ def test_event_that_names_itself():
 
 
 def test_cycle_that_closes_over_what_is_stored():
-    """The stored event came first, as an old one with a gap below; what fills the gap stands on it."""
+    """The stored event came first, as an old one with a gap below; what would fill the gap stands on it, and is refused."""
     made = public_room("2")
     base = made.events[-1].event_id
     persist_all(made.events, 100)
     lower = chosen(made, "$lower:a", ["$upper:a"])
     upper = chosen(made, "$upper:a", ["$lower:a", base])
     assert persist([incoming(lower, backfilled=True)]).refused == []
-    persist([incoming(upper, backfilled=True)])
+    assert reasons(persist([incoming(upper, backfilled=True)])) == [Reason.CYCLE]
     fine = made.message(prev=[made.events[3]])
     assert persist([incoming(fine)]).refused == []
     assert leaves(made.room_id) == [fine.event_id]
-    assert Event.objects.filter(state_unresolved=True).count() == 2
+    assert Event.objects.filter(state_unresolved=True).count() == 1
 
 
 def test_auth_events_of_another_room_and_other_strange_ones():

@@ -18,6 +18,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from events.errors import EventsError, PurgeRefused, PurgeWentWrong, UnknownEvent, UnknownRoom
+from events.integrity.repair import check_room
 from events.maintenance import group_gc, purge_batch, purge_history
 from events.maintenance.group_gc import GroupPurge, plan_groups
 from events.maintenance.purge_history import (
@@ -47,6 +48,7 @@ from events.reading.timeline import timeline
 from events.reading.user_timeline import timeline_of
 from events.visibility.access import readable_room
 from events.visibility.explain import explain_visibility
+from events.visibility.rebuild import rebuild_visibility
 from pipeline.jobs import throttle
 from pipeline.jobs.rows import killed_jobs
 from pipeline.jobs.run import queue_job
@@ -59,7 +61,7 @@ from tests.oracle.answers import parsed
 from tests.oracles.purge_plan import PurgedEvent, purge_plan
 from tests.support.effort import examples
 from tests.support.generated_rooms import forked_rooms
-from tests.support.made_rooms import ALICE, BOB, MadeRoom, public_room
+from tests.support.made_rooms import ALICE, BOB, EVE, MadeRoom, public_room
 from tests.support.persisted_rooms import current_state, gaps, incoming, leaves, persist, persist_all, replayed_state
 from tests.support.room_data import ROOM_NAMES
 from tests.support.stored_rooms import store_room
@@ -256,6 +258,59 @@ def talked_room(count, room_id="!made:a.test", after=()):
         made.message()
     persist([incoming(event) for event in made.events])
     return made
+
+
+# --- depths that are not above those of prev events ---------------------------------------------------------------------
+
+
+def under_a_low_one(kind):
+    """Bob's leave and a message on it, a fork; an event above it that says to be at depth 1; an event on both forks."""
+    made = MadeRoom("10", ruled=True)
+    made.state("m.room.power_levels", "", {"users": {ALICE: 100}})
+    made.state("m.room.join_rules", "", {"join_rule": "public"})
+    fork = made.member(BOB, "join")
+    left = made.message(prev=[made.member(BOB, "leave", prev=[fork])])
+    for _ in range(3):
+        left = made.message(prev=[left])
+    sender = EVE if kind == "rejected" else ALICE
+    low = made.send({"type": "m.room.message", "depth": 1, "sender": sender}, prev=[left])
+    other = made.message(prev=[made.message(prev=[fork])])
+    made.send({"type": "m.room.message", "depth": 30}, prev=[low, other])
+    persist_all(made.events, 1)
+    return made, left
+
+
+def assert_it_is_well(made):
+    report = check_room(made.room_id)
+    assert report.clean, report.differences
+    assert current_state(made.room_id) == replayed_state(made.room_id)
+    rebuild_visibility(made.room_id)
+    assert check_room(made.room_id).clean
+
+
+@pytest.mark.parametrize("batch", [1, 1000])
+@pytest.mark.parametrize("kind", ["accepted", "rejected"])
+def test_event_under_a_purged_one_that_said_to_be_below_it_is_a_leaf_again(kind, batch, monkeypatch):
+    """Other servers choose the depths of their events."""
+    monkeypatch.setattr(purge_history, "_EVENTS_PER_TRANSACTION", batch)
+    made, left = under_a_low_one(kind)
+    before = leaves(made.room_id)
+    assert_it_is_well(made)
+    purge(made.room_id, 7)
+    assert leaves(made.room_id) == sorted([*before, left.event_id])
+    assert_it_is_well(made)
+    assert persist([incoming(made.message(prev=[left, made.events[-1]]))]).stored[0].rejected_reason is None
+    assert len(leaves(made.room_id)) == 1
+    assert_it_is_well(made)
+
+
+def test_event_that_others_reach_stays_no_leaf():
+    made, left = under_a_low_one("accepted")
+    persist([incoming(made.message(prev=[left, made.events[-1]]))])
+    before = leaves(made.room_id)
+    purge(made.room_id, 7)
+    assert leaves(made.room_id) == before
+    assert_it_is_well(made)
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------

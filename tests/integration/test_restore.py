@@ -46,10 +46,18 @@ from streams.core.tokens import VectorToken
 from streams.db.sequences import move_forward
 from streams.models import CacheInvalidation
 from tests.integration.test_archive import purge
-from tests.integration.test_purging import check_groups, middle, states, talked_room, visible
+from tests.integration.test_purging import (
+    assert_it_is_well,
+    check_groups,
+    middle,
+    states,
+    talked_room,
+    under_a_low_one,
+    visible,
+)
 from tests.oracle.answers import parsed
 from tests.support.made_rooms import ALICE, BOB, public_room
-from tests.support.persisted_rooms import incoming, persist
+from tests.support.persisted_rooms import incoming, leaves, persist
 from tests.support.stored_rooms import store_room
 from tests.support.syncing import ids, only, since
 from tests.support.waiting import wait_until
@@ -172,9 +180,9 @@ def test_history_comes_back_as_it_was(name, tmp_path, small_steps):
 
 
 @pytest.mark.parametrize("backwards", [False, True])
-@pytest.mark.parametrize("name, holes", [("v12_power_fork", 0), ("v10_gap", 1)])
+@pytest.mark.parametrize("name, holes", [("v12_power_fork", 0), ("v10_gap", 2)])
 def test_two_archives_of_a_room_come_back_in_any_order(name, holes, backwards, tmp_path, small_steps):
-    """A hole stays right above the first cut where the event below has the later position: it may be one of a backfill."""
+    """A hole stays right above a cut where the event below came by backfill."""
     room_id = stored(name)
     before = everything(room_id)
     first = purge("history", room_id, "--before-token", f"t{middle(room_id, 0.3)}-0", "--archive", str(tmp_path))
@@ -233,6 +241,18 @@ def test_a_shallow_leaf_comes_back_and_the_state_is_that_of_all(tmp_path):
 
 
 # --- what happened since ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["accepted", "rejected"])
+def test_leaf_below_what_comes_back_is_none_any_more(kind, tmp_path):
+    """An event on top of it said to be less deep, and was purged."""
+    made, left = under_a_low_one(kind)
+    before = leaves(made.room_id)
+    outcome = purge("history", made.room_id, "--before-token", "t7-0", "--delete-local", "--archive", str(tmp_path))
+    assert leaves(made.room_id) == sorted([*before, left.event_id])
+    restore(outcome["archive"]["folder"])
+    assert leaves(made.room_id) == before
+    assert_it_is_well(made)
 
 
 def test_what_was_redacted_and_censored_since_stays_so(tmp_path):

@@ -75,10 +75,17 @@ def store_groups(room_id: str, groups, deltas) -> list[int]:
     return list(ids)
 
 
-def store_room(events: Sequence[ParsedEvent], first_position: int = 2) -> RoomResult:
-    """Store a room; its events get consecutive stream orderings from ``first_position`` on, leaving out 0."""
+def store_room(events: Sequence[ParsedEvent], first_position: int | None = None) -> RoomResult:
+    """Store a room; its events get consecutive stream orderings from ``first_position`` on, leaving out 0.
+
+    Without it backfilled events get those below 0 and live ones those from 1 on, or from 2 on where there are live ones only.
+    """
     result = computed(events)
-    positions = [n for n in range(first_position, first_position + len(events) + 1) if n != 0]
+    first = first_position if first_position is not None else -sum(event.backfilled for event in events) or 2
+    positions = [n for n in range(first, first + len(events) + 1) if n != 0]
+    moved = [event.event_id for event, at in zip(events, positions, strict=False) if event.backfilled and at > 0]
+    if moved:
+        raise ValueError(f"backfilled events come first, at positions below 0: not so {moved[0]}; {len(moved)} in all")
     room = result.room_id
     Room.objects.create(
         room_id=room,

@@ -13,10 +13,10 @@ from events.visibility.rule import Answer, for_client, for_server
 from events.visibility.viewer import Viewer, sight_of
 from state.rules.room_versions import room_version
 from tests.support.rule_cases import auth_allowed, auth_keys, resolve_state, state_after
-from tests.unit.test_purge_plan import plan_of
 from tests.unit.events.visibility.test_rule import SPECIAL, sight
 from tests.unit.events.visibility.test_viewer import steps
 from tests.unit.streams.core.test_tokens import OPERATIONS
+from tests.unit.test_purge_plan import plan_of
 
 __all__ = [
     "auth_allowed",
