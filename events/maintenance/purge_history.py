@@ -12,7 +12,7 @@ Other processes are told in the same transaction, by ``Room.content_generation``
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from typing import Any
 
 from django.db import connections, transaction
@@ -55,7 +55,9 @@ _ROOM = "SELECT FROM events_room WHERE room_id = %s"
 _DEEPEST_LEAF = """
 SELECT max(topological_ordering) FROM events_forwardextremity leaf JOIN events_event e USING (event_id) WHERE leaf.room_id = %s
 """
-_ONLY_ONE = "SELECT pg_try_advisory_lock(" + marked_lock("'replsite.purge:' || %s") + ")"
+_LOCK = marked_lock("'replsite.purge:' || %s")
+_ONLY_ONE = f"SELECT pg_try_advisory_lock({_LOCK})"
+_GIVE_BACK = f"SELECT pg_advisory_unlock({_LOCK})"
 
 #: Counting a large room may take its time, but not the cores of others.
 _ON_ONE_CORE = "SET LOCAL max_parallel_workers_per_gather = 0"
@@ -147,12 +149,20 @@ def _first(using: str, statement: str, values: Any) -> Sequence[Any] | None:
 @contextmanager
 def only_purge(room_id: str, using: str) -> Iterator[None]:
     """Nobody else purges the room within the block; raises ``PurgeRefused`` when somebody does."""
-    with closing(driver.direct_connection(using, application_name="replsite purge")) as connection:
-        with connection.cursor() as cursor:
-            cursor.execute(_ONLY_ONE, [room_id])
-            if not cursor.fetchone()[0]:
-                raise PurgeRefused(f"{room_id} is being purged already; see manage.py jobs.")
-        yield
+    with (
+        closing(driver.direct_connection(using, application_name="replsite purge")) as connection,
+        connection.cursor() as cursor,
+    ):
+        cursor.execute(_ONLY_ONE, [room_id])
+        if not cursor.fetchone()[0]:
+            raise PurgeRefused(f"{room_id} is being purged already; see manage.py jobs.")
+        try:
+            yield
+        finally:
+            # A purges and closes the connection, B restores at once: the server may end A's session after B has asked for the
+            # lock. So A gives it back itself. If the connection is gone, so is the lock.
+            with suppress(driver.DatabaseError):
+                cursor.execute(_GIVE_BACK, [room_id])
 
 
 def deepest_leaf(room_id: str, using: str) -> int | None:

@@ -130,8 +130,12 @@ def _snapshot(folder: Path, using: str) -> Iterator[tuple[Any, str]]:
         cursor.execute(_ONLY_ONE, [str(folder.resolve())])
         if not cursor.fetchone()[0]:
             raise ExportRunning(f"Another export to {folder} is at work; see manage.py jobs.")
-        cursor.execute(_SNAPSHOT)
-        yield cursor, cursor.fetchone()[0]
+        try:
+            cursor.execute(_SNAPSHOT)
+            yield cursor, cursor.fetchone()[0]
+        finally:  # by itself: the server may end the session after the next export has asked for the lock
+            with suppress(driver.DatabaseError):
+                cursor.execute("ROLLBACK; SELECT pg_advisory_unlock_all()")
 
 
 class _Export:

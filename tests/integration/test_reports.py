@@ -94,7 +94,7 @@ async def test_the_end_writes_what_waits_and_forgets_who_synced(reports):
         dropped = WireCount.objects.get(kind="dropped", name="USER_SYNC").total
         return SyncingUser.objects.count(), WorkerConnection.objects.count(), dropped
 
-    assert await asyncio.to_thread(in_thread(left)) == (0, 0, 4)
+    assert await asyncio.to_thread(in_thread(left)) == (0, 0, 6)  # one client has at most what is still free
 
 
 def in_thread(work):
