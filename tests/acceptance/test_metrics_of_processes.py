@@ -172,8 +172,8 @@ import django
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "replsite.settings")
 django.setup()
 from events.persist import counters as measures
-from replsite.metrics.cluster import process as process_metrics
-from streams.waiting.wait import wait as waiting
+from replsite.metrics import process as process_metrics
+from streams.waiting import wait as waiting
 from streams.caching import cached
 number = int(sys.argv[1])
 measures.HOPS.observe(number)

@@ -36,7 +36,7 @@ _WRITER = """
 import sys, time
 from django.db import transaction
 from streams import registry
-from streams.writing import writer as writers
+from streams.writing import process as writers
 from streams.models import CacheInvalidation
 writers.use_instance(NAME)
 with transaction.atomic():

@@ -29,7 +29,7 @@ _APPEND_AND_HANG = """
 import time
 from django.db import transaction
 from streams import registry
-from streams.writing import writer as writers
+from streams.writing import process as writers
 from streams.models import CacheInvalidation
 writers.use_instance("victim")
 with transaction.atomic():

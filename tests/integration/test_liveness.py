@@ -27,7 +27,7 @@ _APPEND_AND_STAY = """
 import sys, time
 from django.db import transaction
 from streams import registry
-from streams.writing import writer as writers
+from streams.writing import process as writers
 from streams.models import CacheInvalidation
 writers.use_instance("victim")
 fact = lambda: CacheInvalidation(cache_name="victim", keys=None)

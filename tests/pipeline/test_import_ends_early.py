@@ -211,7 +211,7 @@ from django.conf import settings
 settings.REPLSITE_IMPORT_FOLDER = Path(sys.argv[1])
 from pipeline.importing import job as import_history
 from pipeline.jobs.queue import JobServer
-from streams.writing import writer as writers
+from streams.writing import process as writers
 
 def die(*_):
     os.kill(os.getpid(), signal.SIGKILL)
