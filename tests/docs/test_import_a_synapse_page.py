@@ -20,7 +20,7 @@ def test_the_role_may_read_what_is_read() -> None:
 
 
 def test_the_tables_of_the_page_are_those_of_the_queries() -> None:
-    source = (PROJECT / "pipeline" / "synapse_rows.py").read_text()
+    source = (PROJECT / "pipeline" / "importing" / "sources" / "synapse_db.py").read_text()
     used = set(re.findall(r"\b(?:FROM|JOIN) ([a-z_]+)\b", source)) - {"information_schema", "sqlite_master"}
     assert used == READ
 

@@ -79,6 +79,7 @@ class Node:
     event_id: str
     prev_event_ids: tuple[str, ...]
     auth_event_ids: tuple[str, ...]
+    outlier: bool = False
 
 
 @st.composite
@@ -87,7 +88,10 @@ def histories(draw):
     count = draw(st.integers(2, 7))
     highest = [draw(st.sampled_from([number - 1, number - 1, number, count - 1])) for number in range(count)]
     below = [st.lists(st.integers(-1, top).map("e{}".format), max_size=3) for top in highest]
-    nodes = [Node(f"e{number}", tuple(draw(below[number])), tuple(draw(below[number]))) for number in range(count)]
+    nodes = [
+        Node(f"e{number}", tuple(draw(below[number])), tuple(draw(below[number])), draw(st.booleans()))
+        for number in range(count)
+    ]
     return nodes, {f"e{number}": draw(below[number]) for number in range(0, count, 3)}
 
 
