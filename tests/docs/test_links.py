@@ -1,5 +1,6 @@
-"""Every link between our pages leads somewhere, and the repository names no machine."""
+"""Every link between our pages leads somewhere, every page is listed, and the repository names no machine."""
 
+import ast
 import re
 import subprocess
 from pathlib import Path
@@ -16,9 +17,39 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert [link for link in links if not (page.parent / link).exists()] == []
 
 
-def test_readme_names_every_page() -> None:
-    named = set(re.findall(r"\]\((docs/[^)#]+\.md)", PAGES[0].read_text()))
-    assert named == {str(page.relative_to(PROJECT)) for page in PAGES[1:]}
+def test_the_index_names_every_page() -> None:
+    docs = PROJECT / "docs"
+    named = re.findall(r"\]\(([^)#:]+\.md)", (docs / "index.md").read_text())
+    pages = {str(page.relative_to(docs)) for page in PAGES[1:]} - {"index.md"}
+    assert set(named) == pages
+    assert len(named) == len(pages)  # each of them once
+
+
+def test_the_readme_leads_to_the_index_and_is_short() -> None:
+    text = PAGES[0].read_text()
+    assert "](docs/index.md)" in text
+    assert len(text.splitlines()) <= 80
+    (sample,) = re.findall(r"```python\n(.*?)```", text, re.S)
+    assert [type(node).__name__ for node in ast.parse(sample).body] == ["ClassDef", "With", "FunctionDef"]
+
+
+@pytest.mark.parametrize(
+    "name", ["README.md", "docs/index.md", "docs/reference/glossary.md", "docs/explanation/coming-from.md"]
+)
+def test_lines_and_cells_are_short(name: str) -> None:
+    lines = (PROJECT / name).read_text().splitlines()
+    assert [line for line in lines if len(line) > 120 and not line.startswith("![")] == []
+    cells = [cell for line in lines if line.startswith("|") for cell in line.strip("|").split("|")]
+    assert [cell for cell in cells if len(cell.strip()) > 200] == []
+
+
+def test_the_glossary_has_each_word_once_with_a_page_that_explains_it() -> None:
+    text = (PROJECT / "docs" / "reference" / "glossary.md").read_text()
+    entries = re.findall(r"^\* \*\*(.+?)\*\*:(.+?)(?=^\* |^#|\Z)", text, re.M | re.S)
+    words = [word.lower() for word, _ in entries]
+    assert len(words) > 60
+    assert sorted(words) == sorted(set(words))
+    assert [word for word, meaning in entries if "](" not in meaning] == []
 
 
 def test_no_page_or_module_names_a_path_of_somebodys_machine() -> None:
