@@ -30,7 +30,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 QUICK = settings(
     deadline=None,
-    max_examples=examples(25),
+    max_examples=examples(15),  # each looks at a whole room after each of its events
     phases=(Phase.explicit, Phase.reuse, Phase.generate),  # shrinking would take an hour, and the rooms are small
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large],
 )
@@ -90,7 +90,7 @@ def assert_an_import_is_the_same(made):
 
 
 @QUICK
-@given(data=st.data(), made=forked_rooms(most_events=20, verdicts=False, backfill=False))
+@given(data=st.data(), made=forked_rooms(most_events=15, verdicts=False, backfill=False))
 def test_rooms_with_gaps_told_states_and_backfill(data, made):
     with transaction.atomic():
         room = Arriving(made)
