@@ -54,8 +54,8 @@ class Cost:
 class BenchRoom:
     """A public room whose members talk in turn, one line of events."""
 
-    def __init__(self) -> None:
-        self._users = [f"@user-{number}:localhost" for number in range(MEMBERS)]
+    def __init__(self, members: int = MEMBERS) -> None:
+        self._users = [f"@user-{number}:localhost" for number in range(members)]
         self._depth, self._last = 0, ""
         self._state: dict[tuple[str, str], str] = {}
 
@@ -71,7 +71,7 @@ class BenchRoom:
 
     def messages(self, count: int) -> list[ParsedEvent]:
         """The next messages, each on top of the one before."""
-        return [self._message(self._users[(7 * (self._depth + n)) % MEMBERS]) for n in range(count)]
+        return [self._message(self._users[(7 * (self._depth + n)) % len(self._users)]) for n in range(count)]
 
     def _state_event(self, sender: str, event_type: str, state_key: str, content: dict[str, Any]) -> ParsedEvent:
         needed = ["m.room.create", "m.room.power_levels"]

@@ -1,0 +1,255 @@
+#!/usr/bin/env python
+"""Writes ``docs/images/architecture.svg`` and the tables of packages in ``docs/explanation/architecture.md``.
+
+The picture shows what import-linter holds: the layers of ``pyproject.toml``. A line of the tables is the first line of the
+package's docstring. Without arguments this writes both; ``--check`` only compares, as ``tests/docs/test_architecture.py`` does.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import tomllib
+from collections.abc import Iterator
+from html import escape
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+PROJECT = Path(__file__).resolve().parent.parent
+PICTURE = PROJECT / "docs" / "images" / "architecture.svg"
+PAGE = PROJECT / "docs" / "explanation" / "architecture.md"
+
+_MARGIN, _GAP, _TOP = 16, 26, 62
+_PAD, _LINE, _BAND_GAP = 10, 24, 18
+_BOX_GAP, _LETTER = 8, 7.8
+_WIDTHS = {"replsite": 186, "pipeline": 250, "events": 232, "state": 150, "streams": 250}
+_SAYS = {
+    "replsite": "the site",
+    "pipeline": "Spark and jobs",
+    "events": "Matrix events",
+    "state": "state of rooms",
+    "streams": "the log engine",
+}
+_STYLE = """
+:root { --back: #ffffff; --room: #f4f6fa; --edge: #c3cad8; --box: #ffffff; --pure: #dcefe3;
+  --ink: #1c2433; --faint: #5c6880; --arrow: #3f51b5; }
+@media (prefers-color-scheme: dark) {
+  :root { --back: #14171f; --room: #1d222d; --edge: #465067; --box: #2a3140; --pure: #1f4432;
+    --ink: #edf0f6; --faint: #a5afc2; --arrow: #9fa8ff; }
+}
+text { font-family: ui-sans-serif, system-ui, "Segoe UI", "DejaVu Sans", sans-serif; fill: var(--ink); font-size: 13px; }
+.title { font-size: 17px; font-weight: 600; }
+.faint { fill: var(--faint); font-size: 11.5px; }
+.room { fill: var(--room); stroke: var(--edge); }
+.box { fill: var(--box); stroke: var(--edge); }
+.pure { fill: var(--pure); }
+.arrow { stroke: var(--arrow); stroke-width: 1.6; fill: none; marker-end: url(#head); }
+"""
+
+
+# --- what there is ----------------------------------------------------------------------------------------------------
+
+
+def contracts() -> list[dict[str, Any]]:
+    """The contracts of import-linter."""
+    found = tomllib.loads((PROJECT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    return list(found)
+
+
+def rooms() -> list[str]:
+    """The rooms, the one that imports all others first."""
+    return next(list(one["layers"]) for one in contracts() if one["type"] == "layers" and "containers" not in one)
+
+
+def layers(container: str) -> list[list[str]]:
+    """The layers of a room or package, the highest first."""
+    found = [one["layers"] for one in contracts() if one.get("containers") == [container]]
+    return [line.split(" | ") for line in found[0]] if found else []
+
+
+def pure() -> set[str]:
+    """The packages that are pure by place."""
+    found = next(
+        one["source_modules"]
+        for one in contracts()
+        if one["type"] == "forbidden" and "*" in "".join(one["source_modules"])
+    )
+    return {name.removesuffix(".*") for name in found if name.endswith(".*")}
+
+
+def is_package(dotted: str) -> bool:
+    """Whether that is a folder of modules."""
+    return (PROJECT / dotted.replace(".", "/") / "__init__.py").exists()
+
+
+def packages(room: str) -> list[str]:
+    """The packages of a room from the highest layer to the lowest, each followed by its own."""
+    found: list[str] = []
+    for name in (f"{room}.{name}" for layer in layers(room) for name in layer):
+        if is_package(name):
+            found += [name, *_inner(name)]
+    return found
+
+
+def _inner(package: str) -> list[str]:
+    ordered = [f"{package}.{name}" for layer in layers(package) for name in layer]
+    there = [
+        f"{package}.{path.parent.name}" for path in sorted((PROJECT / package.replace(".", "/")).glob("*/__init__.py"))
+    ]
+    return sorted(there, key=lambda name: (ordered.index(name) if name in ordered else len(ordered), name))
+
+
+def words_of(package: str) -> str:
+    """The first line of a package's docstring, in Markdown."""
+    tree = ast.parse((PROJECT / package.replace(".", "/") / "__init__.py").read_text())
+    return (ast.get_docstring(tree) or "").partition("\n")[0].replace("``", "`")
+
+
+# --- the picture ------------------------------------------------------------------------------------------------------
+
+
+def picture() -> str:
+    """The drawing: a column a room, its layers from top to bottom."""
+    columns, x, low = [], _MARGIN, 0
+    ends: list[tuple[int, int]] = []
+    for room in rooms():
+        drawn, height = _room(room, x)
+        columns.append(drawn)
+        ends.append((x, x + _WIDTHS[room]))
+        x, low = x + _WIDTHS[room] + _GAP, max(low, height)
+    width, height = x - _GAP + _MARGIN, low + 44
+    arrows = [_arrow(left[1] + 3, 38, right[0] - 4, 38) for left, right in pairwise(ends)]
+    legend = (
+        f'<rect class="box pure" x="{_MARGIN}" y="{height - 28}" width="22" height="14" rx="3"/>'
+        f'<text class="faint" x="{_MARGIN + 30}" y="{height - 16}">pure: no database, socket or clock</text>'
+        f'<text class="faint" x="{_MARGIN + 260}" y="{height - 16}">An arrow reads &#8220;imports&#8221;: a room imports'
+        " those to its right, a package those below it. Small text: single modules, or packages inside.</text>"
+    )
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img"'
+            ' aria-labelledby="t d">',
+            '<title id="t">Rooms and packages of replsite</title>',
+            f'<desc id="d">{escape("; ".join(f"{room}: {_described(room)}" for room in rooms()))}</desc>',
+            f"<style>{_STYLE}</style>",
+            '<defs><marker id="head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
+            '<path d="M0 0 L8 4 L0 8 z" style="fill: var(--arrow)"/></marker></defs>',
+            f'<rect width="{width}" height="{height}" style="fill: var(--back)"/>',
+            *columns,
+            *arrows,
+            legend,
+            "</svg>",
+            "",
+        ]
+    )
+
+
+def _described(room: str) -> str:
+    return ", ".join(name for layer in layers(room) for name in layer if is_package(f"{room}.{name}"))
+
+
+def _room(room: str, x: int) -> tuple[str, int]:
+    """A room's column, and where it ends."""
+    parts: list[str] = []
+    width = _WIDTHS[room]
+    y, middle, before = _TOP + 8, x + width // 2, None
+    for layer in layers(room):
+        if before is not None:
+            parts.append(_arrow(middle, before + 2, middle, y - 2))
+        names = [name for name in layer if is_package(f"{room}.{name}")]
+        modules = [name for name in layer if name not in names]
+        for row in _rows(names, width - 2 * _PAD):
+            parts += _boxes(room, row, x, y, width)
+            y += _LINE + 4
+        small = [f"{name}: {', '.join(inner)}" for name in names if (inner := _inside(f"{room}.{name}"))]
+        for text in [*(part for one in small for part in _wrapped(one, width)), *_wrapped(", ".join(modules), width)]:
+            parts.append(f'<text class="faint" text-anchor="middle" x="{middle}" y="{y + 11}">{escape(text)}</text>')
+            y += 16
+        before = y
+        y += _BAND_GAP
+    head = (
+        f'<rect class="room" x="{x}" y="8" width="{width}" height="{y - 8 - _BAND_GAP + 10}" rx="8"/>'
+        f'<text class="title" text-anchor="middle" x="{middle}" y="34">{room}</text>'
+        f'<text class="faint" text-anchor="middle" x="{middle}" y="52">{_SAYS[room]}</text>'
+    )
+    return "\n".join([head, *parts]), y
+
+
+def _inside(package: str) -> list[str]:
+    return [name.rpartition(".")[2] for name in _inner(package) if not package.endswith("management")]
+
+
+def _rows(names: list[str], width: float) -> Iterator[list[str]]:
+    """The names in rows that fit."""
+    row: list[str] = []
+    for name in names:
+        if row and sum(_wide(one) + _BOX_GAP for one in [*row, name]) - _BOX_GAP > width:
+            yield row
+            row = []
+        row.append(name)
+    if row:
+        yield row
+
+
+def _wide(name: str) -> float:
+    return len(name) * _LETTER + 16
+
+
+def _boxes(room: str, names: list[str], x: float, y: float, width: float) -> Iterator[str]:
+    at = x + (width - sum(map(_wide, names)) - _BOX_GAP * (len(names) - 1)) / 2
+    for name in names:
+        kind = "box pure" if f"{room}.{name}" in pure() else "box"
+        yield (
+            f'<rect class="{kind}" x="{at:.1f}" y="{y}" width="{_wide(name):.1f}" height="{_LINE}" rx="5"/>'
+            f'<text text-anchor="middle" x="{at + _wide(name) / 2:.1f}" y="{y + 16.5}">{name}</text>'
+        )
+        at += _wide(name) + _BOX_GAP
+
+
+def _wrapped(text: str, width: float) -> Iterator[str]:
+    """The words in lines that fit; nothing of an empty text."""
+    line = ""
+    for word in text.split():
+        if line and (len(line) + 1 + len(word)) * 6.2 > width - 2 * _PAD:
+            yield line
+            line = ""
+        line = f"{line} {word}".strip()
+    if line:
+        yield line
+
+
+def _arrow(x: float, y: float, to_x: float, to_y: float) -> str:
+    return f'<path class="arrow" d="M{x} {y} L{to_x} {to_y}"/>'
+
+
+# --- the page ---------------------------------------------------------------------------------------------------------
+
+
+def page(text: str) -> str:
+    """The page with its tables as they should be."""
+    for room in rooms():
+        begin, end = f"<!-- packages of {room} -->", f"<!-- end of packages of {room} -->"
+        lines = "\n".join(
+            f"| `{name.replace('.', '/')}` | {words_of(name)} |" for name in packages(room) if "management" not in name
+        )
+        table = f"{begin}\n\n| package | holds |\n|---|---|\n{lines}\n\n{end}"
+        text = re.sub(f"{re.escape(begin)}.*?{re.escape(end)}", lambda _, table=table: table, text, flags=re.DOTALL)
+    return text
+
+
+def main() -> int:
+    """Write or compare; 1 if they differ."""
+    made = {PICTURE: picture(), PAGE: page(PAGE.read_text())}
+    if "--check" in sys.argv:
+        if old := [path.name for path, text in made.items() if not path.exists() or path.read_text() != text]:
+            print(f"{', '.join(old)}: not what the code says: run script/architecture_picture.py", file=sys.stderr)
+        return int(bool(old))
+    for path, text in made.items():
+        path.write_text(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

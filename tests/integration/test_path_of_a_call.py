@@ -1,0 +1,69 @@
+"""``script/path_of_a_call.py`` counts what a call runs through, and its figures stay where a reader can follow the path."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from streams.core.tracker import PositionTracker, TrackerState
+from streams.runtime import text
+from tests.support.scripts import load_script
+from tests.support.session import PROJECT
+
+script = load_script("path_of_a_call")
+PROGRAM = PROJECT / "script" / "path_of_a_call.py"
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, PROGRAM, *arguments], capture_output=True, text=True, check=False)
+
+
+def test_calls_of_the_rooms_are_counted_in_order() -> None:
+    def work() -> None:
+        tracker = PositionTracker(TrackerState(linear=1, positions={"main": 1}, own_name="main", own_position=1))
+        text.shown("a")
+        tracker.end_fetch(tracker.begin_fetch(), [2])
+
+    path = script.path_of(work)
+    assert path.files[0] == "streams/core/tracker.py" and set(path.files) >= {"streams/runtime/text.py"}
+    functions = [function for _, function in path.calls]
+    assert functions.index("PositionTracker.begin_fetch") < functions.index("PositionTracker.end_fetch")
+    assert path.changes >= 2
+    assert sys.getprofile() is None
+
+
+@pytest.fixture(scope="module")
+def figures() -> dict[str, dict[str, object]]:
+    done = run("--json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize(
+    ("call", "begin", "through", "most"),
+    [
+        ("append", "streams/stream.py", "streams/writing/append.py", (20, 45, 65)),
+        ("persist", "events/persist/batch.py", "streams/writing/append.py", (55, 400, 600)),
+    ],
+)
+def test_a_path_begins_at_the_call_and_is_not_long(figures, call, begin, through, most) -> None:
+    found = figures[call]
+    assert found["files"][0] == begin and through in found["files"]
+    counted = len(found["files"]), found["changes"], found["calls"]
+    assert all(1 < number <= limit for number, limit in zip(counted, most, strict=True)), counted
+
+
+def test_text_names_the_functions_of_each_file() -> None:
+    done = run("append")
+    assert done.returncode == 0, done.stderr
+    first, *files = done.stdout.splitlines()
+    assert first.startswith("append: ") and first.endswith(" calls") and "changes of file" in first
+    assert files[0].startswith("  streams/stream.py: Stream.append")
+
+
+def test_an_unknown_call_is_refused() -> None:
+    done = run("fly")
+    assert done.returncode == 2 and "there are append, persist" in done.stderr
