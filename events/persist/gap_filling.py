@@ -112,8 +112,6 @@ def judge_again(states: RoomStates, found: Sequence[ParsedEvent], waiting: Seque
 
 def write_filled(filled: Filled, groups: Mapping[str, int], using: str) -> None:
     """The groups and verdicts of the filled events."""
-    if not filled.events:
-        return
     rows = [(event.event_id, groups[event.event_id], event.rejected_reason) for event in filled.events]
     with connections[using].cursor() as cursor:
         cursor.execute(_WRITE, [list(column) for column in zip(*rows, strict=True)])

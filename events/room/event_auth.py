@@ -112,8 +112,12 @@ class Judge:
         """What the listed auth events say; nothing where some of them are not here."""
         if self._trusting and not event.auth_event_ids and event.type != CREATE[0]:
             return None
-        find = self._events.get
-        here = [found for other in event.auth_event_ids if (found := find(other)) is not None]
+        here = []
+        for other in event.auth_event_ids:
+            try:
+                here.append(self._events[other])
+            except KeyError:  # not here
+                continue
         return self._as_before(event, here) if is_asked_by_sender(event) else self._by_these(event, here)
 
     def _as_before(self, event: ParsedEvent, here: list[ParsedEvent]) -> str | None:

@@ -11,7 +11,7 @@ from typing import Generic, Protocol, TypeVar, cast
 from msgspec.structs import replace
 
 from events.format.parsing import ParsedEvent
-from events.room.graph import Id, Leaves, Node
+from events.room.graph import Id, Leaves, Node, is_accepted
 from events.room.state_assignment import RoomStates
 from state.rules.auth_selection import State
 
@@ -59,7 +59,7 @@ class Arrivals(Generic[Id]):
         self._fails = fails
         self._groups = _LeafGroups[Id]()
         self._groups.change(after, leaves.current, ())
-        self.current = states.merged(self._groups.counts)
+        self.current = self._merged()
 
     def take(self, event: Arriving[Id]) -> None:
         """An event of the graph, with its verdict."""
@@ -67,7 +67,7 @@ class Arrivals(Generic[Id]):
         is_leaf, gone = self.leaves.add(event)
         self._groups.change(self._after, [event.event_id] if is_leaf else [], gone)
         if len(self._groups.counts) <= _MOST_STATES_ON_THE_WAY:
-            self.current = self._states.merged(self._groups.counts)
+            self.current = self._merged()
 
     def take_on_leaves(self, event_id: Id, prev_event_ids: Collection[Id]) -> bool:
         """The short way of ``soft_fails`` and ``take`` for an accepted event that builds on just the current leaves.
@@ -83,8 +83,12 @@ class Arrivals(Generic[Id]):
 
     def finish(self) -> int | None:
         """The group of the current state, worked out in any case."""
-        self.current = self._states.merged(self._groups.counts)
+        self.current = self._merged()
         return self.current
+
+    def _merged(self) -> int | None:
+        counts = self._groups.counts
+        return next(iter(counts)) if len(counts) == 1 else self._states.merged(counts)
 
     def soft_fails(self, event: Arriving[Id], before: int | None = None) -> bool:
         """Whether an event does that arrives now.
@@ -94,7 +98,7 @@ class Arrivals(Generic[Id]):
         """
         if event.soft_failure_given or event.soft_failed or event.rejected_reason is not None or self.current is None:
             return event.soft_failed
-        if event.backfilled or self.leaves.current.keys() == set(event.prev_event_ids):
+        if self.leaves.current.keys() == set(event.prev_event_ids) or event.backfilled:
             return False
         ground: int | None = self.current
         if before is not None:
@@ -111,7 +115,9 @@ class EventArrivals(Arrivals[str]):
         super().__init__(states, leaves, set(here), states.after, self._judged)
 
     def add(self, event: ParsedEvent) -> ParsedEvent:
-        """An event of the graph; returns it with its verdict, which ``RoomStates.events`` has too."""
+        """A live event of the graph; returns it with its verdict, which ``RoomStates.events`` has too."""
+        if self.leaves.live and is_accepted(event) and self.take_on_leaves(event.event_id, event.prev_event_ids):
+            return event
         told = event.event_id in self._states.on_given
         if self.soft_fails(event, self._states.before[event.event_id] if told else None):
             event = self._states.events[event.event_id] = replace(event, soft_failed=True)
