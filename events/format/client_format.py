@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from events.format import canonical_json
-from events.format.field_checks import optional_identifier
+from events.format.parsing import optional_identifier
 from events.format.redaction import prune
 from state.rules.room_versions import room_version
 

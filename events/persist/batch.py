@@ -19,8 +19,7 @@ from msgspec.structs import replace
 from events.declarations import CACHE_NAME
 from events.errors import EventRefused, Reason, SignaturesUnchecked
 from events.format import hashes
-from events.format.field_checks import storable
-from events.format.parsing import LINE_LIMIT_BYTES, ParsedEvent, parse_event
+from events.format.parsing import LINE_LIMIT_BYTES, ParsedEvent, parse_event, storable
 from events.format.strict_json import decode_event
 from events.models import Event, EventJson, Room
 from events.persist.counters import count_stored

@@ -82,7 +82,7 @@ def causal_order(
     With ``auth`` the auth events of an event come first too, and so do those that ``also`` names for it. Events that are not
     among ``nodes`` do not matter, nor do the prev events of outliers, which have no place in the graph.
     """
-    if len(nodes) == 1 and not also:  # an event does not name itself (``events.format.field_checks``)
+    if len(nodes) == 1 and not also:  # an event does not name itself (``events.format.parsing``)
         return [0], []
     if _in_causal_order(nodes, auth, also or {}):
         return list(range(len(nodes))), []
