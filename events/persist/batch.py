@@ -35,7 +35,7 @@ from streams import registry
 from streams.conf import stream_settings
 from streams.models import CacheInvalidation
 
-__all__ = ["Incoming", "PersistOutcome", "Persisted", "RefusedEvent", "persist"]
+__all__ = ["Incoming", "PersistOutcome", "Persisted", "RefusedEvent", "persist", "with_state"]
 
 _MOST_PREV_EVENTS, _MOST_AUTH_EVENTS = 20, 10
 """As servers take them; of each choice of prev events the states are resolved, under the room's lock."""
@@ -126,6 +126,27 @@ def persist(
             _store(parsed, outcome, alias)
     outcome.refused.sort(key=lambda refused: refused.place)
     return outcome
+
+
+def with_state(event: Incoming, state: Iterable[bytes], auth_chain: Iterable[bytes] = ()) -> list[Incoming]:
+    """The batch that stores ``event`` on top of the given state; ``event.room_version`` must be told.
+
+    What cannot be read is still in the batch, so ``persist`` refuses it by name, but it counts for nothing in the state.
+    """
+    if event.room_version is None:
+        raise ValueError("The room version has to be told: nothing else tells how to read the state.")
+    version = event.room_version
+    texts = list(state)
+    known = [event_id for text in texts if (event_id := _event_id(text, version)) is not None]
+    outliers = [Incoming(text, version, outlier=True) for text in dict.fromkeys([*auth_chain, *texts])]
+    return [*outliers, replace_field(event, state_before=tuple(dict.fromkeys(known)))]
+
+
+def _event_id(text: bytes, version: str) -> str | None:
+    try:
+        return parse_event(text, decode_event(text), version).event_id
+    except EventRefused:
+        return None
 
 
 # --- parsing ----------------------------------------------------------------------------------------------------------

@@ -19,14 +19,12 @@ from events.format.parsing import ParsedEvent
 from events.format.redaction import REDACTION, may_redact
 from events.models import CurrentState, Room
 from events.persist.closing_cycles import closing_a_cycle
-from events.persist.gap_filling import Filled, judge_again, unresolved_above
-from events.persist.given_state import given_state
 from events.persist.lock_and_read import RoomReading
 from events.persist.room_cache import StoredEvents, StoredRoom
 from events.room.event_auth import PRUNED_TYPES
 from events.room.extremities import EventArrivals
 from events.room.graph import causal_order, is_accepted
-from events.room.state_assignment import CYCLE, RoomStates
+from events.room.state_assignment import CYCLE, RoomStates, is_create
 from events.visibility.ranges import Step, StoredRanges, VisibilityRanges, VisibilityRow, open_ranges, wide_ranges
 from events.visibility.rule import known_visibility
 from events.visibility.viewer import HISTORY_VISIBILITY, history_visibility, membership
@@ -34,15 +32,48 @@ from state.groups.deltas import StateKey
 from state.rules.auth_selection import CREATE, POWER_LEVELS
 from state.rules.room_versions import room_version
 
-__all__ = ["RoomBatch", "RoomChanges"]
+__all__ = ["MOST_FILLED", "Filled", "RoomBatch", "RoomChanges"]
 
 _EARLIER_REDACTIONS = """
 SELECT event_id, redacts FROM events_event WHERE redacts = ANY(%s) AND room_id = %s ORDER BY stream_ordering
 """
+MOST_FILLED = 2_000
+"""Stored events that get their state with one batch; ``events.persist.gap_filling`` has the rest."""
+#: Events without state on top of these, nearest first. Found by the edges' index, so it costs what it finds.
+_ABOVE = """
+WITH RECURSIVE above AS (
+    SELECT e.event_id, e.stream_ordering FROM events_eventedge edge JOIN events_event e USING (event_id)
+    WHERE edge.prev_event_id = ANY(%(below)s) AND e.state_unresolved AND e.room_id = %(room)s
+    UNION
+    SELECT e.event_id, e.stream_ordering
+    FROM above JOIN events_eventedge edge ON edge.prev_event_id = above.event_id
+    JOIN events_event e ON e.event_id = edge.event_id
+    WHERE e.state_unresolved AND e.room_id = %(room)s
+) SELECT event_id, stream_ordering FROM above LIMIT %(most)s
+"""
+_PLACES = "SELECT event_id, stream_ordering FROM events_event WHERE event_id = ANY(%s) AND state_unresolved"
 _JUDGED_BY_PRUNED = ("m.room.member", *PRUNED_TYPES)
 """What asks the rules for something that a redaction takes away."""
 _BASES = 3
 """Groups of leaves that a given state is compared with, so that it takes few rows."""
+
+
+@dataclass(slots=True)
+class Filled:
+    """Stored events that have a state now, judged again, with their places in the stream.
+
+    ``rejected`` are those that were accepted before; ``more`` says that there are events left.
+    """
+
+    events: list[ParsedEvent] = field(default_factory=list)
+    places: dict[str, int] = field(default_factory=dict)
+    rejected: list[str] = field(default_factory=list)
+    more: bool = False
+
+    @property
+    def live(self) -> bool:
+        """Whether some of them are live ones: then ranges of the room's line have to be made anew."""
+        return any(place > 0 for place in self.places.values())
 
 
 @dataclass(slots=True)
@@ -148,7 +179,7 @@ class RoomBatch:
         found = {}
         for event_id, ids in self._given.items():
             try:
-                found[event_id] = given_state(events[event_id], ids, events)
+                found[event_id] = _given_state(events[event_id], ids, events)
             except EventRefused as error:
                 self.changes.refused.append((events[event_id], error))
         bad = self._given.keys() - found.keys()
@@ -186,12 +217,12 @@ class RoomBatch:
         seeds = [*self.again, *(event_id for event_id in states.given if event_id not in new)]
         referred_to = {prev for prev, _ in self._reading.above}
         filling = any(e in states.after for e in new) and not referred_to.isdisjoint(new)
-        places = unresolved_above(self._row.room_id, new, seeds, self._using) if filling or seeds else {}
+        places = _unresolved_above(self._row.room_id, new, seeds, self._using) if filling or seeds else {}
         if places:
             found = self._found_again(places, new)
             self._note_redacted(states, found)
             waiting = [event for event in self._batch if event.event_id not in states.after]
-            self.changes.filled = judge_again(states, found, waiting)
+            self.changes.filled = _judge_again(states, found, waiting)
 
     def _found_again(self, places: Mapping[str, int], new: Collection[str]) -> list[ParsedEvent]:
         """Stored events with their places, and what judging them takes read."""
@@ -455,3 +486,66 @@ class RoomBatch:
         group = self.states.before.get(redaction.event_id, self.stored.after.get(redaction.event_id))
         levels = self.states.rules.levels(self.states.state(group), self.states.create) if group is not None else None
         return may_redact(redaction, target, self._version, levels)
+
+
+# --- states told from outside ------------------------------------------------------------------------------------------
+
+
+def _given_state(event: ParsedEvent, named: Sequence[str], events: Mapping[str, ParsedEvent]) -> dict[StateKey, str]:
+    """The state as a map; raises ``EventRefused`` (``bad-state``) for what is no state of the event's room.
+
+    ``events`` finds stored events and those of the batch. Rejected events in it are left out by whoever uses the map, once
+    all are judged.
+    """
+    found: dict[StateKey, str] = {}
+    for event_id in dict.fromkeys(named):
+        entry = events.get(event_id)
+        if entry is None:
+            raise _bad_state(f"{event_id} is neither stored nor in the batch")
+        if entry.room_id != event.room_id:
+            raise _bad_state(f"{event_id} is of the room {entry.room_id}")
+        if entry.state_key is None:
+            raise _bad_state(f"{event_id} is no state event")
+        key = entry.type, entry.state_key
+        if found.setdefault(key, event_id) != event_id:
+            raise _bad_state(f"{found[key]} and {event_id} are both for {key}")
+    if CREATE not in found:
+        raise _bad_state("the create event is missing")
+    if not is_create(events[found[CREATE]]):
+        raise _bad_state(f"the create event {found[CREATE]} may not begin the room")
+    return found
+
+
+def _bad_state(detail: str) -> EventRefused:
+    return EventRefused(Reason.BAD_STATE, f"the state given with it cannot be: {detail}")
+
+
+# --- gaps that are filled ------------------------------------------------------------------------------------------
+
+
+def _unresolved_above(room_id: str, below: Collection[str], seeds: Collection[str], using: str) -> dict[str, int]:
+    """Stored events without state that lead down to ``below``, and ``seeds`` if they have none: event -> place."""
+    with connections[using].cursor() as cursor:
+        cursor.execute(_ABOVE, {"below": [*below, *seeds], "room": room_id, "most": MOST_FILLED})
+        found: dict[str, int] = dict(cursor.fetchall())
+        if seeds:
+            cursor.execute(_PLACES, [list(seeds)])
+            found |= dict(cursor.fetchall())
+    return found
+
+
+def _judge_again(states: RoomStates, found: Sequence[ParsedEvent], waiting: Sequence[ParsedEvent]) -> Filled:
+    """Judge stored events, whose places are told, with the states of the events below, and new ones that wait for theirs."""
+    again = [structs.replace(event, rejection_given=event.rejected_reason is not None) for event in found]
+    states.events.update((event.event_id, event) for event in again)
+    states.assign([*again, *waiting])
+    judged = [states.events[event.event_id] for event in again if event.event_id in states.after]
+    for event in found:  # auth events that have come since may tell more, but what has no state yet keeps its verdict
+        if event.event_id not in states.after:
+            states.events[event.event_id] = event
+    return Filled(
+        judged,
+        {event.event_id: event.stream_ordering for event in judged if event.stream_ordering is not None},
+        [e.event_id for e in found if e.rejected_reason is None and states.events[e.event_id].rejected_reason],
+        more=len(found) >= MOST_FILLED,
+    )

@@ -28,7 +28,6 @@ from events.models import (
     Room,
 )
 from events.persist.backfill_ranges import write_old_ranges
-from events.persist.gap_filling import write_filled
 from events.persist.room_batch import RoomChanges
 from events.persist.room_cache import StoredRoom
 from events.persist.state_changes import users_of
@@ -64,6 +63,11 @@ ON CONFLICT (room_id, event_id) DO NOTHING RETURNING event_id
 _MARK_GAPS = """
 INSERT INTO events_timelinegap (room_id, stream_ordering, instance_name)
 SELECT %s, position, %s FROM unnest(%s::bigint[]) AS position
+"""
+_WRITE_FILLED = """
+UPDATE events_event e SET state_group = filled.state_group, state_unresolved = false, rejected_reason = filled.reason
+FROM unnest(%s::text[], %s::bigint[], %s::text[]) AS filled (event_id, state_group, reason)
+WHERE e.event_id = filled.event_id
 """
 _DROP_ALL_STATE = "DELETE FROM events_currentstate WHERE room_id = %s"
 _DROP_RANGES = "DELETE FROM events_eventvisibility WHERE room_id = %s"
@@ -388,7 +392,7 @@ class _Room:
         """The events, their JSON, edges and auth events."""
         writing, groups, redacted = self._writing, self._groups.of_events(), self._changes.redacted
         if self._changes.filled.events:
-            write_filled(self._changes.filled, groups, self._stored.using)
+            self._fill(groups)
         for event in self._changes.events:
             row = event_row(event, redacted.get(event.event_id), groups.get(event.event_id))
             place = self._positions.get(event.event_id)  # null: given when it is inserted
@@ -400,6 +404,14 @@ class _Room:
         for event in self._graph:
             for prev in event.prev_event_ids:
                 writing.add(EventEdge, event.event_id, prev)
+
+    def _fill(self, groups: Mapping[str, int]) -> None:
+        """The groups and verdicts of stored events whose state has become known."""
+        rows = [
+            (event.event_id, groups[event.event_id], event.rejected_reason) for event in self._changes.filled.events
+        ]
+        with connections[self._stored.using].cursor() as cursor:
+            cursor.execute(_WRITE_FILLED, [list(column) for column in zip(*rows, strict=True)])
 
     def _state_changes(self) -> None:
         """The changes of the current state as facts."""
