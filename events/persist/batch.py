@@ -470,7 +470,12 @@ def _of_no_room(event: ParsedEvent, room: Room | None) -> EventRefused | None:
 def _may_build(placed: _Placed) -> bool:
     """Whether the event may need a state group of its own; at most the usual message on one event does not."""
     event = placed.event
-    return event.is_state or len(event.prev_event_ids) != 1 or event.backfilled or placed.state_before is not None
+    return (
+        event.state_key is not None
+        or len(event.prev_event_ids) != 1
+        or event.backfilled
+        or placed.state_before is not None
+    )
 
 
 def _keep(worked_out: Sequence[tuple[Room, StoredRoom, RoomChanges]]) -> None:

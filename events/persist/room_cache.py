@@ -18,7 +18,8 @@ from msgspec.structs import replace
 
 from events.format.parsing import ParsedEvent
 from events.persist.lock_and_read import EventFacts, GroupFacts, RoomReading
-from events.room.graph import Leaves, Node
+from events.room.extremities import Leaves
+from events.room.graph import Node
 from events.room.state_assignment import Stored
 from events.stored_states import parsed_events
 from state.groups.deltas import GroupBuilder, StateKey, StoredGroup

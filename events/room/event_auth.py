@@ -19,7 +19,7 @@ from events.format.parsing import ParsedEvent
 from events.format.redaction import may_redact, prune_content
 from state.groups.deltas import StateKey
 from state.rules.auth_rules import AuthRules
-from state.rules.auth_selection import CREATE, POWER_LEVELS, AuthEvent, State, state_key_of
+from state.rules.auth_selection import CREATE, POWER_LEVELS, AuthEvent, State
 from state.rules.room_versions import RoomVersion
 
 __all__ = [
@@ -134,7 +134,7 @@ class Judge:
     def _by_these(self, event: ParsedEvent, here: Sequence[ParsedEvent]) -> str | None:
         if reason := self._rules.auth_events_refusal(event, here):
             return reason
-        state = {state_key_of(other): other for other in here}
+        state = {(other.type, other.state_key or ""): other for other in here}
         if self._rules.version.room_id_is_create_hash and self._create is not None:
             state[CREATE] = self._create
         complete = len(here) == len(event.auth_event_ids) and (CREATE in state or event.type == "m.room.create")

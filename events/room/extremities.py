@@ -1,6 +1,9 @@
-"""Events come in one by one: leaves, the current state, and what soft-fails by it (pure).
+"""Events come in one by one: forward extremities, the current state, and what soft-fails by it (pure).
 
-Used for a whole history and for the next batch alike; the latter begins with the leaves that a room has.
+Forward extremities are called leaves here. Rejected, soft-failed and backfilled events are *looked through*: they never become
+leaves, and what they refer to stays a leaf until an accepted live event reaches it. Nothing is reached through an outlier.
+``Leaves`` is the one rule for events that come in, imports, rebuilding and checking. A batch begins with the leaves that the
+room has, a whole history with none.
 """
 
 from __future__ import annotations
@@ -11,11 +14,11 @@ from typing import Generic, Protocol, TypeVar, cast
 from msgspec.structs import replace
 
 from events.format.parsing import ParsedEvent
-from events.room.graph import Id, Leaves, Node, is_accepted
+from events.room.graph import Id, Node, is_accepted
 from events.room.state_assignment import RoomStates
 from state.rules.auth_selection import State
 
-__all__ = ["Arrivals", "Arriving", "EventArrivals", "GroupsAfter"]
+__all__ = ["Arrivals", "Arriving", "EventArrivals", "GroupsAfter", "Leaves"]
 
 _MOST_STATES_ON_THE_WAY = 50
 """While leaves have more different states than that, the current state is left as it was: resolving it anew with every event
@@ -35,6 +38,104 @@ class GroupsAfter(Protocol[_Id_contra]):
     """The group after an event, or null."""
 
     def get(self, event_id: _Id_contra, /) -> int | None: ...
+
+
+class Leaves(Generic[Id]):
+    """The forward extremities of a room while its events arrive one by one.
+
+    An event *counts* when it is accepted and live. In a room without such an event accepted backfilled ones count; the first live
+    one ends that, and their leaves with it. The leaves are the events that count and that no other one reaches: from an event
+    that counts its prev events are reached, and from reached events that do not count theirs. So the order of arrival decides
+    nothing, nor does whether an event came by itself or in a batch.
+    """
+
+    def __init__(
+        self,
+        current: Iterable[Id] = (),
+        reached: MutableSet[Id] | None = None,
+        find: Callable[[Collection[Id]], Iterable[Node[Id]]] | None = None,
+        *,
+        live: bool = False,
+    ) -> None:
+        """To go on with a stored room: its leaves, and events to come that are reached.
+
+        ``find`` finds, among some events, those of the graph that do not count, as far as anything that matters is reached
+        through them; without it those that have arrived are remembered. ``reached`` is added to. ``live``: an accepted live
+        event is here, or is going to be.
+        """
+        self.live = live
+        self._reached: MutableSet[Id] = set() if reached is None else reached
+        self._find = self._of_here if find is None else find
+        self._here: dict[Id, Node[Id]] | None = {} if find is None else None
+        """Events that have arrived and may be looked through."""
+        self.current: dict[Id, None] = dict.fromkeys(current)
+
+    def counts(self, node: Node[Id]) -> bool:
+        """Whether it may be a leaf, and reaches others."""
+        return is_accepted(node) and not (node.backfilled and self.live)
+
+    def add(self, node: Node[Id]) -> tuple[bool, list[Id]]:
+        """An event of the graph arrives; returns whether it is a leaf now, and the leaves that are none any more.
+
+        One that does not count changes nothing until it is reached.
+        """
+        gone = self._begin() if not self.live and not node.backfilled and is_accepted(node) else []
+        if self._here is not None and (node.backfilled or not is_accepted(node)):
+            self._here[node.event_id] = node
+        counts, reached = self.counts(node), node.event_id in self._reached
+        if counts or reached:
+            gone += self._reach_below(node)
+        is_leaf = counts and not reached
+        if is_leaf:
+            self.current[node.event_id] = None
+        return is_leaf, gone
+
+    def replace_all(self, event_id: Id, prev_event_ids: Collection[Id]) -> bool:
+        """The short way of ``add`` for an event that counts and builds on just the current leaves: it is the only one then.
+
+        False: it does not, or is no leaf itself; nothing is done.
+        """
+        if not self._are_current(prev_event_ids) or event_id in self._reached:
+            return False
+        for prev in prev_event_ids:
+            self._reached.add(prev)
+        self.current.clear()
+        self.current[event_id] = None
+        return True
+
+    def _are_current(self, event_ids: Collection[Id]) -> bool:
+        """Whether just these are the leaves."""
+        current = self.current
+        if len(event_ids) != len(current):
+            return False
+        return all(map(current.__contains__, event_ids))
+
+    def _begin(self) -> list[Id]:
+        """The first accepted live event: backfilled ones count no more, and what they reached is not reached."""
+        self.live = True
+        gone = list(self.current)
+        self.current.clear()
+        self._reached.clear()
+        return gone
+
+    def _reach_below(self, node: Node[Id]) -> list[Id]:
+        """It counts, or is reached: its prev events are leaves no more, nor are those below what is looked through."""
+        gone = []
+        below = [node]
+        while below:
+            new = [prev for prev in below.pop().prev_event_ids if prev not in self._reached]
+            for prev in new:
+                self._reached.add(prev)
+                if prev in self.current:
+                    del self.current[prev]
+                    gone.append(prev)
+            if new:
+                below += [found for found in self._find(new) if not self.counts(found)]
+        return gone
+
+    def _of_here(self, event_ids: Collection[Id]) -> Iterable[Node[Id]]:
+        here = self._here or {}
+        return [here[event_id] for event_id in event_ids if event_id in here]
 
 
 class Arrivals(Generic[Id]):
