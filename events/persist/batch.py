@@ -242,9 +242,9 @@ def _versions(
 ) -> dict[str, str]:
     """Room version by room ID: of stored rooms, and as told in the batch."""
     untold = [event for _, incoming, event in decoded if incoming.room_version is None]
-    rooms = {event["room_id"] for event in untold if _is_room_id(event.get("room_id"))}
     if not untold:
         return {}
+    rooms = {event["room_id"] for event in untold if _is_room_id(event.get("room_id"))}
     versions = dict(Room.objects.using(using).filter(room_id__in=rooms).values_list("room_id", "room_version"))
     creates: list[ParsedEvent] = []
     for _, incoming, event in decoded:
@@ -389,14 +389,11 @@ def _with_stored_content(
     """
     known = reading.events
     moved = [p for p in parsed if not p.event.outlier and (f := known.get(p.event.event_id)) and f.outlier]
-    stored = parsed_events([p.event.event_id for p in moved], using) if moved else {}
-    censored = set(
-        Event.objects.using(using)
-        .filter(event_id__in=stored, redacted_by__isnull=False)
-        .values_list("event_id", flat=True)
-        if stored
-        else ()
-    )
+    if not moved:
+        return list(parsed), []
+    stored = parsed_events([p.event.event_id for p in moved], using)
+    redacted = Event.objects.using(using).filter(event_id__in=stored, redacted_by__isnull=False)
+    censored = set(redacted.values_list("event_id", flat=True))
     found: list[_Placed] = []
     whole: list[ParsedEvent] = []
     for placed in parsed:
@@ -482,5 +479,5 @@ def _keep(worked_out: Sequence[tuple[Room, StoredRoom, RoomChanges]]) -> None:
     server_name = stream_settings().server_name
     for _, stored, changes in worked_out:
         for event in changes.events:
-            stored.keep_event(event)
+            stored.events.keep_new(event)
         count_stored(changes, server_name)

@@ -163,7 +163,7 @@ def lock_and_read(
 
 
 def _reading(text: str, own: set[str], asked: set[str]) -> RoomReading:
-    rooms, leaves, latest, events, groups, above, redactions, gaps = (found or () for found in orjson.loads(text))
+    rooms, leaves, latest, events, groups, above, redactions, gaps = [found or () for found in orjson.loads(text)]
     found = RoomReading(own=frozenset(own), gaps=frozenset(gaps), asked=asked)
     for values in rooms:
         found.rooms[values[0]] = Room.from_db(None, _ROOM_COLUMNS, values)

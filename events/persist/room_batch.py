@@ -195,8 +195,9 @@ class RoomBatch:
         states = RoomStates(self._version, self._batch, stored)
         states.given.update(given)
         self._note_redacted(states, self._batch)
-        groups = {self.stored.after[leaf] for leaf in self.stored.leaves if leaf in self.stored.after}
-        states.bases = sorted(groups)[-_BASES:] if given else ()
+        if given:
+            groups = {self.stored.after[leaf] for leaf in self.stored.leaves if leaf in self.stored.after}
+            states.bases = sorted(groups)[-_BASES:]
         return states
 
     def _note_redacted(self, states: RoomStates, events: Sequence[ParsedEvent]) -> None:
@@ -215,6 +216,8 @@ class RoomBatch:
         states = self.states
         new = [event.event_id for event in self._batch if not event.outlier]
         seeds = [*self.again, *(event_id for event_id in states.given if event_id not in new)]
+        if not seeds and not self._reading.above:
+            return
         referred_to = {prev for prev, _ in self._reading.above}
         filling = any(e in states.after for e in new) and not referred_to.isdisjoint(new)
         places = _unresolved_above(self._row.room_id, new, seeds, self._using) if filling or seeds else {}

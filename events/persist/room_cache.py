@@ -182,7 +182,7 @@ class StoredEvents(dict[str, ParsedEvent]):
             self._keep(event)
 
     def keep_new(self, event: ParsedEvent) -> None:
-        """As ``StoredRoom.keep_event``."""
+        """A new event is likely to be referred to next; called when it is committed."""
         self._keep(replace(event, json=b"", stream_ordering=None, rejection_given=True, soft_failure_given=True))
 
     def _keep(self, event: ParsedEvent) -> None:
@@ -291,10 +291,6 @@ class StoredRoom:
             kept = full_state(group, self.using)
             _states.put((self.using, group), kept, len(kept))
         return kept
-
-    def keep_event(self, event: ParsedEvent) -> None:
-        """A new event is likely to be referred to next; called when it is committed."""
-        self.events.keep_new(event)
 
     def keep_state(self, group: int, number: int) -> None:
         """The state of a new group is likely to be asked for next."""

@@ -433,8 +433,8 @@ class _Room:
 
     # --- what changes in place ----------------------------------------------------------------------------------
     def _close_gaps(self) -> None:
-        closed = sorted(self._stored.reading.gaps.intersection(event.event_id for event in self._graph))
-        if closed:
+        gaps = self._stored.reading.gaps
+        if gaps and (closed := sorted(gaps.intersection(event.event_id for event in self._graph))):
             self._say_after(_CLOSE_GAPS, self._room.room_id, closed)
 
     def finish(self, using: str) -> None:
@@ -442,7 +442,7 @@ class _Room:
         self._open_gaps(using)
         if self._changes.visibility_to_rebuild:
             rebuild_visibility(self._room.room_id, using)
-        elif self._changes.old_states is not None:
+        elif self._changes.old_states is not None and (self._changes.backfilled or self._changes.filled.events):
             filled = self._changes.filled
             new = [self._positions[e.event_id] for e in self._graph[: self._changes.backfilled] if is_accepted(e)]
             again = [e for e in filled.events if is_accepted(e) or e.event_id in filled.rejected]
@@ -473,6 +473,8 @@ class _Room:
         if self._changes.current_unresolved:
             if not self._room.current_state_unresolved:
                 self._say_after(_DROP_ALL_STATE, self._room.room_id)
+            return
+        if not self._changes.state_changes:
             return
         final = {(kind, key): event_id for _, kind, key, event_id, _ in self._changes.state_changes}
         gone = [key for key, event_id in final.items() if event_id is None]
