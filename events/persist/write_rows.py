@@ -209,7 +209,7 @@ def _needs_no_position(changes: RoomChanges) -> bool:
     """Whether it is one live event whose position nothing but its own row tells, as with most messages."""
     told = (changes.state_changes, changes.ranges, changes.closed, changes.own_place)
     again = (changes.filled.events, changes.visibility_to_rebuild)
-    return len(changes.events) == 1 and not changes.backfilled and not any((*told, *again))
+    return len(changes.events) == 1 and not changes.events[0].backfilled and not any((*told, *again))
 
 
 def _write_lone(
@@ -230,7 +230,7 @@ def _reserve(
     stack: ExitStack, rooms: Sequence[RoomChanges], using: str
 ) -> tuple[Reservation | None, Reservation | None]:
     """Positions for live and for backfilled events, as many as there are, and for states that change by themselves."""
-    backward = sum(changes.backfilled for changes in rooms)
+    backward = sum(event.backfilled for changes in rooms for event in changes.events)
     forward = sum(len(changes.events) + changes.own_place for changes in rooms) - backward
     lives = stack.enter_context(registry.get(EVENTS.name).reserve(forward, using)) if forward else None
     olds = stack.enter_context(registry.get(BACKFILL.name).reserve(backward, using)) if backward else None
@@ -248,10 +248,10 @@ def _all_positions(
 
 def _positions(room_id: str, changes: RoomChanges, ids: Iterator[int], old_ids: list[int]) -> dict[str, int]:
     """Live events in their order; backfilled ones so that the oldest is furthest from zero."""
-    old, others = changes.events[: changes.backfilled], changes.events[changes.backfilled :]
+    old = [event for event in changes.events if event.backfilled]
     taken = [old_ids.pop(0) for _ in old]
     found = {event.event_id: -number for event, number in zip(reversed(old), taken, strict=True)}
-    found |= {event.event_id: next(ids) for event in others}
+    found |= {event.event_id: next(ids) for event in changes.events if not event.backfilled}
     return found | {room_id: next(ids)} if changes.own_place else found
 
 
