@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from django.db import connections
 from msgspec.structs import replace
 
-from events.history.rows import EVENT_COLUMNS, event_row
+from events.columns import EVENT_COLUMNS, event_row
 from events.models import Event, EventJson
 from events.persist.batch import Incoming, persist
 from events.sending.finish import finish_event
