@@ -10,7 +10,7 @@ from operator import attrgetter
 
 from events.format.parsing import ParsedEvent
 
-__all__ = ["COLUMNS", "EVENT_COLUMNS", "event_row", "insert_into", "is_unresolved", "own_columns"]
+__all__ = ["EVENT_COLUMNS", "INSERT_INTO", "event_row", "is_unresolved", "own_columns"]
 
 _OWN = (
     "event_id", "room_id", "type", "state_key", "sender", "topological_ordering", "origin_server_ts", "membership", "redacts",
@@ -20,7 +20,7 @@ EVENT_COLUMNS = (*_OWN, "redacted_by", "state_unresolved", "state_group")
 """Columns of ``events_event`` but for its position, writer and time."""
 own_columns = attrgetter(*("depth" if name == "topological_ordering" else name for name in _OWN))
 """The first of these columns: those that an event tells by itself."""
-COLUMNS: dict[str, tuple[str, ...]] = {
+_COLUMNS: dict[str, tuple[str, ...]] = {
     "events_backwardextremity": ("room_id", "event_id"),
     "events_currentstate": ("room_id", "type", "state_key", "event_id", "membership"),
     "events_eventauth": ("event_id", "auth_event_ids"),
@@ -35,6 +35,8 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "state_stategroup": ("id", "room_id", "prev_group", "chain", "hops", "keys", "rows_to_read"),
     "state_stategroupdelta": ("chain", "state_group", "type", "state_key", "event_id"),
 }  # fmt: skip
+INSERT_INTO = {table: f"INSERT INTO {table} ({', '.join(columns)})" for table, columns in _COLUMNS.items()}
+"""Table -> the beginning of a statement that inserts its rows."""
 
 
 def event_row(event: ParsedEvent, redacted_by: str | None, state_group: int | None) -> tuple[object, ...]:
@@ -45,8 +47,3 @@ def event_row(event: ParsedEvent, redacted_by: str | None, state_group: int | No
 def is_unresolved(event: ParsedEvent, state_group: int | None) -> bool:
     """Returns whether the event should have a state that is not known."""
     return state_group is None and not event.outlier
-
-
-def insert_into(table: str) -> str:
-    """Returns the beginning of a statement that inserts rows of ``COLUMNS``."""
-    return f"INSERT INTO {table} ({', '.join(COLUMNS[table])})"

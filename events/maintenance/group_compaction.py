@@ -21,7 +21,7 @@ from typing import Any
 
 from django.db import connections, transaction
 
-from events.columns import insert_into
+from events.columns import INSERT_INTO
 from events.errors import CompressionRefused, CompressionWentWrong
 from events.maintenance.group_gc import GroupPurge, needed_groups, plan_groups
 from state.errors import StateError
@@ -52,13 +52,13 @@ LEFT JOIN state_stategroupdelta d ON d.chain = g.chain AND d.state_group = g.id 
 """
 _COUNT_EVENTS = "SELECT count(*) FROM events_event WHERE room_id = %s AND state_group IS NOT NULL"
 _WRITE_GROUPS = f"""
-{insert_into("state_stategroup")}
+{INSERT_INTO["state_stategroup"]}
 SELECT id, %s, prev_group, chain, hops, keys, rows_to_read
 FROM unnest(%s::bigint[], %s::bigint[], %s::bigint[], %s::smallint[], %s::integer[], %s::integer[])
     AS new (id, prev_group, chain, hops, keys, rows_to_read)
 """
 _WRITE_DELTAS = f"""
-{insert_into("state_stategroupdelta")}
+{INSERT_INTO["state_stategroupdelta"]}
 SELECT * FROM unnest(%s::bigint[], %s::bigint[], %s::text[], %s::text[], %s::text[])
 """
 _LOCK_ROOM = "SELECT FROM events_room WHERE room_id = %s FOR UPDATE"

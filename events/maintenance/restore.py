@@ -20,7 +20,7 @@ from typing import Any
 
 from django.db import connections
 
-from events.columns import EVENT_COLUMNS, insert_into
+from events.columns import EVENT_COLUMNS, INSERT_INTO
 from events.declarations import CACHE_NAME
 from events.errors import EventRefused, PositionsTaken
 from events.format.parsing import Verdict, parse_stored
@@ -78,13 +78,13 @@ INSERT INTO {mapping} (archived, id)
 SELECT id, nextval(pg_get_serial_sequence('state_stategroup', 'id')) FROM (SELECT id FROM restored_group ORDER BY id) AS ordered
 """
 _GROUPS = f"""
-{insert_into("state_stategroup")}
+{INSERT_INTO["state_stategroup"]}
 SELECT own.id, %s, prev.id, chain.id, g.hops, g.keys, g.rows_to_read
 FROM restored_group g JOIN {{mapping}} own ON own.archived = g.id JOIN {{mapping}} chain ON chain.archived = g.chain
 LEFT JOIN {{mapping}} prev ON prev.archived = g.prev_group
 """
 _DELTAS = f"""
-{insert_into("state_stategroupdelta")}
+{INSERT_INTO["state_stategroupdelta"]}
 SELECT chain.id, own.id, d.type, d.state_key, d.event_id
 FROM restored_delta d JOIN {{mapping}} own ON own.archived = d.state_group JOIN {{mapping}} chain ON chain.archived = d.chain
 """
@@ -114,12 +114,12 @@ FROM restored_event r JOIN restored_fate fate USING (event_id) LEFT JOIN {{mappi
 WHERE fate.is_new
 """
 _JSON = f"""
-{insert_into("events_eventjson")}
+{INSERT_INTO["events_eventjson"]}
 SELECT r.event_id, r.room_version, r.json FROM restored_event r JOIN restored_fate fate USING (event_id)
 WHERE fate.is_new AND r.json IS NOT NULL ON CONFLICT (event_id) DO NOTHING
 """
 _AUTH = f"""
-{insert_into("events_eventauth")}
+{INSERT_INTO["events_eventauth"]}
 SELECT r.event_id, r.auth_event_ids FROM restored_event r JOIN restored_fate fate USING (event_id)
 WHERE fate.is_new AND r.auth_event_ids IS NOT NULL ON CONFLICT (event_id) DO NOTHING
 """
@@ -130,7 +130,7 @@ FROM restored_event r JOIN restored_fate fate USING (event_id) LEFT JOIN {mappin
 WHERE NOT fate.is_new AND e.stream_ordering = fate.stored_at
 """
 _EDGES = f"""
-{insert_into("events_eventedge")}
+{INSERT_INTO["events_eventedge"]}
 SELECT r.event_id, prev FROM restored_event r JOIN restored_fate fate USING (event_id) CROSS JOIN unnest(r.prev_event_ids) AS prev
 WHERE NOT r.outlier ON CONFLICT (event_id, prev_event_id) DO NOTHING
 """
@@ -147,11 +147,11 @@ WHERE NOT r.outlier
   AND NOT EXISTS (SELECT FROM events_event e WHERE e.event_id = prev AND e.room_id = %(room)s AND NOT e.outlier)
 """
 _NEW_GAPS = f"""
-{insert_into("events_backwardextremity")} SELECT DISTINCT %(room)s, prev FROM restored_below
+{INSERT_INTO["events_backwardextremity"]} SELECT DISTINCT %(room)s, prev FROM restored_below
 ON CONFLICT (room_id, event_id) DO NOTHING
 """
 _NEW_HOLES = f"""
-{insert_into("events_timelinegap")}
+{INSERT_INTO["events_timelinegap"]}
 SELECT DISTINCT %(room)s, stream_ordering, instance_name FROM restored_below WHERE stream_ordering > 0
 UNION
 SELECT %(room)s, hole.stream_ordering, hole.instance_name FROM restored_hole hole JOIN restored_event r USING (stream_ordering)
@@ -173,7 +173,7 @@ WHERE hole.room_id = %(room)s AND hole.stream_ordering = above.stream_ordering A
       AND (e.outlier IS NOT FALSE OR e.stream_ordering < 0 OR e.stream_ordering > above.stream_ordering))
 """
 _LEAVES = f"""
-{insert_into("events_forwardextremity")}
+{INSERT_INTO["events_forwardextremity"]}
 SELECT leaf.event_id, %(room)s FROM restored_leaf leaf JOIN restored_fate fate USING (event_id)
 JOIN events_event own ON own.event_id = leaf.event_id AND NOT own.outlier
 WHERE NOT EXISTS (
@@ -222,7 +222,7 @@ _ROOM = (
         (extract(epoch FROM clock_timestamp()) * 1000000)::bigint FROM restored_room
     """,
     f"""
-    {insert_into("events_currentstate")}
+    {INSERT_INTO["events_currentstate"]}
     SELECT %(room)s, type, state_key, event_id, membership FROM restored_current
     """,
     f"""
@@ -232,7 +232,7 @@ _ROOM = (
     FROM restored_change ORDER BY stream_ordering
     """,
     f"""
-    {insert_into("events_eventvisibility")}
+    {INSERT_INTO["events_eventvisibility"]}
     SELECT %(room)s, user_id, kind, first, last FROM restored_visibility
     """,
 )

@@ -14,7 +14,7 @@ from typing import Any
 from django.db import connections
 from django.db.models import Model
 
-from events.columns import EVENT_COLUMNS, event_row, insert_into
+from events.columns import EVENT_COLUMNS, INSERT_INTO, event_row
 from events.declarations import BACKFILL, EVENTS
 from events.models import (
     CurrentState,
@@ -55,13 +55,13 @@ FROM unnest(%s::text[], %s::text[]) AS moved (old, new) WHERE leaf.event_id = mo
 _DROP_LEAVES = "DELETE FROM events_forwardextremity WHERE event_id = ANY(%s::text[])"
 _CLOSE_GAPS = "DELETE FROM events_backwardextremity WHERE room_id = %s AND event_id = ANY(%s::text[])"
 _OPEN_GAPS = f"""
-{insert_into("events_backwardextremity")}
+{INSERT_INTO["events_backwardextremity"]}
 SELECT %(room)s, prev FROM unnest(%(prevs)s::text[]) AS prev
 WHERE NOT EXISTS (SELECT FROM events_event e WHERE e.event_id = prev AND e.room_id = %(room)s AND NOT e.outlier)
 ON CONFLICT (room_id, event_id) DO NOTHING RETURNING event_id
 """
 _MARK_GAPS = f"""
-{insert_into("events_timelinegap")}
+{INSERT_INTO["events_timelinegap"]}
 SELECT %s, position, %s FROM unnest(%s::bigint[]) AS position
 """
 _WRITE_FILLED = """
@@ -76,7 +76,7 @@ DELETE FROM events_currentstate c USING unnest(%s::text[], %s::text[]) AS gone (
 WHERE c.room_id = %s::text AND c.type = gone.type AND c.state_key = gone.state_key
 """
 _PUT_STATE = f"""
-{insert_into("events_currentstate")}
+{INSERT_INTO["events_currentstate"]}
 SELECT * FROM unnest(%s::text[], %s::text[], %s::text[], %s::text[], %s::text[])
 ON CONFLICT (room_id, type, state_key) DO UPDATE SET event_id = excluded.event_id, membership = excluded.membership
 """
@@ -141,7 +141,7 @@ class _Writing:
     def _inserts(self) -> Iterator[Statement]:
         for model, rows in self.rows.items():
             place = f"({', '.join(['%s'] * len(rows[0]))})"
-            head = f"{insert_into(model._meta.db_table)} VALUES "
+            head = f"{INSERT_INTO[model._meta.db_table]} VALUES "
             for first in range(0, len(rows), _MOST_ROWS):
                 part = rows[first : first + _MOST_ROWS]
                 values = [value for row in part for value in row]
