@@ -66,7 +66,7 @@ class ParsedEvent(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
     ``prev_event_ids`` and ``auth_event_ids`` are in the event's order without repetitions. ``content`` is kept only
     where rules look at it later (``events.format.parsing.ruled_content``), else it is empty. ``json`` is what is stored: the
-    bytes that came, or the redacted form where ``content_hash_matches`` is false. It may be emptied for ``room_history``, which
+    bytes that came, or the redacted form where ``content_hash_matches`` is false. It may be emptied for ``events.history``, which
     does not read it. ``rejection_given`` and ``soft_failure_given`` say that it was told whether the event was rejected or
     soft-failed, so that the rules are not asked.
     """

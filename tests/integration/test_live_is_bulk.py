@@ -5,7 +5,6 @@ import random
 import pytest
 
 from events.columns import EVENT_COLUMNS
-from events.history.rows import room_history
 from events.models import Event
 from events.persist.batch import with_state
 from events.reading.timeline import state_at
@@ -25,6 +24,7 @@ from tests.support.persisted_rooms import (
     replayed_state,
     verdicts,
 )
+from tests.support.room_results import room_history
 
 pytestmark = pytest.mark.django_db
 

@@ -8,7 +8,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from events.format.parsing import ParsedEvent
-from events.history.rows import room_history
 from events.models import Event, EventVisibility, Room
 from events.persist.room_cache import forget_kept
 from events.visibility.ranges import in_order
@@ -18,6 +17,7 @@ from tests.support.effort import examples
 from tests.support.generated_rooms import USERS, forked_rooms
 from tests.support.made_rooms import ALICE, BOB, MadeRoom
 from tests.support.persisted_rooms import incoming, persist, persist_all
+from tests.support.room_results import room_history
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

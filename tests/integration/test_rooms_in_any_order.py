@@ -10,7 +10,6 @@ from django.db import transaction
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from events.history.rows import room_history
 from events.integrity.repair import check_room
 from events.models import Event, Room
 from events.persist.room_cache import forget_kept
@@ -25,6 +24,7 @@ from tests.properties.test_room_graph import slow_leaves
 from tests.support.effort import examples
 from tests.support.generated_rooms import USERS, forked_rooms
 from tests.support.persisted_rooms import current_state, incoming, leaves, persist, replayed_state
+from tests.support.room_results import room_history
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

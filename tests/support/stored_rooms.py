@@ -14,7 +14,6 @@ from psycopg2.extras import execute_values
 
 from events.columns import EVENT_COLUMNS
 from events.format.parsing import ParsedEvent
-from events.history.rows import RoomResult, room_history
 from events.models import (
     BackwardExtremity,
     CurrentState,
@@ -29,6 +28,7 @@ from events.models import (
 )
 from state.models import StateGroup, StateGroupDelta
 from state.store import reserve_group_ids
+from tests.support.room_results import RoomResult, room_history
 
 WRITER = "test"
 _KEPT_RESULTS = 20
