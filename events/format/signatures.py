@@ -22,7 +22,6 @@ from state.rules.room_versions import RoomVersion
 
 __all__ = [
     "SigningKey",
-    "event_is_signed",
     "is_public_key",
     "is_signed",
     "signatures_of",
@@ -79,11 +78,6 @@ def verify_keys(value: Mapping[str, Any], signatures: Sequence[tuple[str, str]])
     """Whether one of these signatures, each with its public key before it, is of the object."""
     message = _message(value) if signatures else None
     return message is not None and any(_verifies(key, signature, message) for key, signature in signatures)
-
-
-def event_is_signed(event: Mapping[str, Any], version: RoomVersion, server: str, keys: Mapping[str, str]) -> bool:
-    """The same for an event: what is signed is its pruned form, so that it survives a redaction."""
-    return is_signed(prune(event, version), server, keys)
 
 
 def signed_by(value: Mapping[str, Any], public_keys: Sequence[str]) -> bool:

@@ -47,7 +47,6 @@ __all__ = [
     "ignored_users_in",
     "max_lifetime_ms",
     "read_access",
-    "readable_room",
     "set_ignored_users",
     "unerase_user",
     "unforget_room",
@@ -152,11 +151,6 @@ def checked(access: Access | None, user_id: str, room_id: str) -> Access:
     if not access.readable:
         raise NotReadable(f"{user_id} may not read {room_id}: not a member, and the room is not world readable.")
     return access
-
-
-def readable_room(user_id: str, room_id: str, using: str = "default", now_ms: int | None = None) -> Access:
-    """How the user may read the room; raises ``UnknownRoom``, and ``NotReadable`` where they may not."""
-    return checked(read_access(user_id, [room_id], using, now_ms).get(room_id), user_id, room_id)
 
 
 def access_parameters(user_id: str, accesses: Iterable[Access]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import pytest
 
 from events.errors import Reason
 from events.format.redaction import prune
-from events.format.signatures import SigningKey, event_is_signed
+from events.format.signatures import SigningKey
 from events.integrity.repair import check_room, resync_room
 from events.maintenance.censor import censor
 from events.models import Event, EventJson
@@ -21,6 +21,7 @@ from tests.integration.test_archive import purge
 from tests.integration.test_restore import restore
 from tests.support.made_rooms import ALICE, BOB, public_room
 from tests.support.persisted_rooms import incoming, persist
+from tests.support.signed_events import event_is_signed
 
 pytestmark = pytest.mark.django_db(transaction=True)
 LIE = "I owe you 1000000"

@@ -16,7 +16,6 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.db import connection
 
-from events.format.signatures import event_is_signed
 from events.integrity.repair import check_room
 from events.maintenance.censor import censor
 from events.models import (
@@ -58,6 +57,7 @@ from tests.integration.test_purging import (
 from tests.oracle.answers import parsed
 from tests.support.made_rooms import ALICE, BOB, public_room
 from tests.support.persisted_rooms import incoming, leaves, persist
+from tests.support.signed_events import event_is_signed
 from tests.support.stored_rooms import store_room
 from tests.support.syncing import ids, only, since
 from tests.support.waiting import wait_until

@@ -5,7 +5,7 @@ Many tests store the same few rooms, whose rows are worked out once in a process
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import fields, replace
 
 from django.db import connection
@@ -131,3 +131,9 @@ def store_room(events: Sequence[ParsedEvent], first_position: int | None = None)
         for row in result.visibility
     )
     return result
+
+
+def groups_of_events(event_ids: Collection[str]) -> dict[str, int]:
+    """Event -> the group after it; events without one (outliers, unknown state) are left out."""
+    found = Event.objects.filter(event_id__in=event_ids, state_group__isnull=False)
+    return {event_id: group for event_id, group in found.values_list("event_id", "state_group") if group is not None}
