@@ -23,7 +23,6 @@ from state.rules.room_versions import RoomVersion
 __all__ = [
     "SigningKey",
     "is_public_key",
-    "is_signed",
     "signatures_of",
     "signed_by",
     "verify_keys",
@@ -67,11 +66,6 @@ class SigningKey:
         signatures = {server: dict(found) for server, found in event.get("signatures", {}).items()}
         signatures.setdefault(self.server, {})[self.key_id] = self.signature(prune(event, version))
         return {**event, "signatures": signatures}
-
-
-def is_signed(value: Mapping[str, Any], server: str, keys: Mapping[str, str]) -> bool:
-    """Whether ``server`` signed the object with one of its keys (key ID -> public key in base64)."""
-    return verify_keys(value, [(keys[key_id], text) for key_id, text in signatures_of(value, server) if key_id in keys])
 
 
 def verify_keys(value: Mapping[str, Any], signatures: Sequence[tuple[str, str]]) -> bool:
