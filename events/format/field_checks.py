@@ -1,4 +1,4 @@
-"""Checks of single fields of an event, each with a reason that names the field (pure)."""
+"""Checks single fields of an event. Each error names the field (pure)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _KINDS: dict[type, str] = {str: "a string", int: "an integer", dict: "an object"
 
 
 def required(event: Mapping[str, Any], name: str, kind: type) -> Any:
-    """The field, which must be there and of that very type."""
+    """Returns a field that must be present and of exactly that type."""
     try:
         value = event[name]
     except KeyError:
@@ -38,7 +38,7 @@ def required(event: Mapping[str, Any], name: str, kind: type) -> Any:
 
 
 def storable(value: Any, name: str, limit_bytes: int | None = IDENTIFIER_LIMIT_BYTES) -> str:
-    """A string that a text column can hold: no NUL, nothing that UTF-8 cannot say, and not too long for an index."""
+    """Returns a string that a text column can hold: without NUL, valid Unicode, and short enough for an index."""
     if type(value) is not str:
         raise EventRefused(Reason.WRONG_TYPE, f"{name} is {shown(value)} and should be a string")
     if "\0" in value:
@@ -57,7 +57,7 @@ def _encoded_size(value: str, name: str) -> int:
 
 
 def identifier(event: Mapping[str, Any], name: str, sigil: str = "") -> str:
-    """A required Matrix identifier that begins with its sigil."""
+    """Returns a required Matrix identifier that begins with its sigil."""
     found = event.get(name)
     if _is_plain(found, sigil):
         return found
@@ -68,7 +68,7 @@ def identifier(event: Mapping[str, Any], name: str, sigil: str = "") -> str:
 
 
 def _is_plain(value: Any, sigil: str) -> TypeGuard[str]:
-    """True for most identifiers that a column can hold; the others take a closer look."""
+    """Returns true for most storable identifiers. The others need a closer look."""
     return (
         type(value) is str
         and len(value) <= IDENTIFIER_LIMIT_BYTES
@@ -79,7 +79,7 @@ def _is_plain(value: Any, sigil: str) -> TypeGuard[str]:
 
 
 def optional_identifier(value: Any) -> str | None:
-    """An identifier that content names, or null where it is nothing a column can hold: content may be anything."""
+    """Returns an identifier named in content, or null if a column cannot hold it. Content may be anything."""
     if value is None:
         return None
     if type(value) is not str or "\0" in value or len(value.encode()) > IDENTIFIER_LIMIT_BYTES:
@@ -88,7 +88,7 @@ def optional_identifier(value: Any) -> str | None:
 
 
 def integer(event: Mapping[str, Any], name: str, least: int) -> int:
-    """A required integer between ``least`` and 2^63 - 1."""
+    """Returns a required integer between ``least`` and 2^63 - 1."""
     value = event.get(name)
     if type(value) is int and least <= value <= _LARGEST_BIGINT:
         return value
@@ -100,7 +100,7 @@ def integer(event: Mapping[str, Any], name: str, least: int) -> int:
 
 
 def boolean(value: Any, name: str) -> bool:
-    """A flag of the wrapper; absent and null mean false."""
+    """Returns a flag of the wrapper. Absent and null mean false."""
     if value is None:
         return False
     if type(value) is not bool:
@@ -109,7 +109,7 @@ def boolean(value: Any, name: str) -> bool:
 
 
 def references(event: Mapping[str, Any], name: str, version: RoomVersion, own_id: str) -> tuple[str, ...]:
-    """``prev_events`` or ``auth_events``: the IDs in the event's order, each once."""
+    """Returns the IDs in ``prev_events`` or ``auth_events``, in the event's order and without repetitions."""
     found: dict[str, None] = {}
     hashed = version.ids_are_hashes
     for entry in required(event, name, list):
@@ -130,13 +130,13 @@ def _reference(value: Any, name: str) -> str:
 
 
 def _old_reference(entry: Any, name: str) -> Any:
-    """The ID in ``[id, {"sha256": hash}]``, the form of room versions 1 and 2."""
+    """Returns the ID in ``[id, {"sha256": hash}]``, the form of room versions 1 and 2."""
     if type(entry) is not list or len(entry) != 2:
         raise EventRefused(Reason.BAD_REFERENCE, f"{name} holds {shown(entry)}; it should hold pairs of ID and hashes")
     return entry[0]
 
 
 def shown(value: Any) -> str:
-    """A value for a message: plain ones shortened, of others only what they are, however deep they go."""
+    """Returns a value for an error message. Strings and numbers are shortened; of other values only the type is given."""
     text = repr(value) if type(value) in (str, int, float, bool, type(None)) else _KINDS.get(type(value), "a value")
     return text if len(text) <= 100 else text[:100] + "…"
