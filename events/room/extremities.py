@@ -1,6 +1,6 @@
-"""Events come in one by one: leaves, the current state, and what soft-fails by it (pure).
+"""Forward extremities, current state and soft failure, while events arrive one by one (pure).
 
-Used for a whole history and for the next batch alike; the latter begins with the leaves that a room has.
+A whole history and the next batch of a stored room use the same code. A batch begins with the room's forward extremities.
 """
 
 from __future__ import annotations
@@ -18,27 +18,30 @@ from state.rules.auth_selection import State
 __all__ = ["Arrivals", "Arriving", "EventArrivals", "GroupsAfter"]
 
 _MOST_STATES_ON_THE_WAY = 50
-"""While leaves have more different states than that, the current state is left as it was: resolving it anew with every event
-would take time in proportion to the square of their number. The final one is always worked out."""
+"""While forward extremities have more different states than that, the current state is not updated. Resolving it with every
+event would take time in proportion to the square of their number. The final one is always computed."""
 _Id_co = TypeVar("_Id_co", covariant=True)
 _Id_contra = TypeVar("_Id_contra", contravariant=True)
 
 
 class Arriving(Node[_Id_co], Protocol[_Id_co]):
-    """What arriving depends on in an event."""
+    """The fields of an event that matter when it arrives."""
 
     @property
     def soft_failure_given(self) -> bool: ...
 
 
 class GroupsAfter(Protocol[_Id_contra]):
-    """The group after an event, or null."""
+    """A map from an event to the state group after it."""
 
     def get(self, event_id: _Id_contra, /) -> int | None: ...
 
 
 class Arrivals(Generic[Id]):
-    """The leaves of a room and the group of its current state (``current``; null: not known) while events come in."""
+    """The forward extremities of a room and the group of its current state while events arrive.
+
+    ``current`` is that group, or null if it is not known.
+    """
 
     def __init__(
         self,
@@ -48,9 +51,9 @@ class Arrivals(Generic[Id]):
         after: GroupsAfter[Id],
         fails: Callable[[Arriving[Id], State], bool],
     ) -> None:
-        """``leaves`` may have some already; ``here`` are events that came before and are referred to, and is added to.
+        """``here`` holds earlier events that are referred to, and is extended. ``after`` maps events to the groups after them.
 
-        ``after`` are the groups after events. ``fails`` tells whether an event may not stand on a state.
+        ``fails`` returns true if a state does not allow an event.
         """
         self.leaves = leaves
         self._states = states
@@ -62,7 +65,7 @@ class Arrivals(Generic[Id]):
         self.current = states.merged(self._groups.counts)
 
     def take(self, event: Arriving[Id]) -> None:
-        """An event of the graph, with its verdict."""
+        """Adds an event of the graph with its verdict."""
         self._here.add(event.event_id)
         is_leaf, gone = self.leaves.add(event)
         self._groups.change(self._after, [event.event_id] if is_leaf else [], gone)
@@ -70,9 +73,9 @@ class Arrivals(Generic[Id]):
             self.current = self._states.merged(self._groups.counts)
 
     def take_on_leaves(self, event_id: Id, prev_event_ids: Collection[Id]) -> bool:
-        """The short way of ``soft_fails`` and ``take`` for an accepted event that builds on just the current leaves.
+        """Takes the fast path of ``soft_fails`` and ``take`` for an accepted event on exactly the current forward extremities.
 
-        Most do. False: this one does not, and nothing is done.
+        Most events are of that kind. Returns false, and does nothing, for others.
         """
         if not self.leaves.replace_all(event_id, prev_event_ids):
             return False
@@ -82,15 +85,15 @@ class Arrivals(Generic[Id]):
         return True
 
     def finish(self) -> int | None:
-        """The group of the current state, worked out in any case."""
+        """Returns the group of the current state, even if there were too many forward extremities to follow it."""
         self.current = self._states.merged(self._groups.counts)
         return self.current
 
     def soft_fails(self, event: Arriving[Id], before: int | None = None) -> bool:
-        """Whether an event does that arrives now.
+        """Returns true if an event that arrives now is soft-failed.
 
-        Asked of accepted events that do not build on just the current leaves and come after their prev events; ``before`` is
-        the group before one above a gap, as told from outside: it counts as well.
+        It is called for accepted events that come after their prev events and do not build on exactly the current forward
+        extremities. ``before`` is the given group before an event above a gap. That state is resolved with the current one.
         """
         if event.soft_failure_given or event.soft_failed or event.rejected_reason is not None or self.current is None:
             return event.soft_failed
@@ -111,7 +114,7 @@ class EventArrivals(Arrivals[str]):
         super().__init__(states, leaves, set(here), states.after, self._judged)
 
     def add(self, event: ParsedEvent) -> ParsedEvent:
-        """An event of the graph; returns it with its verdict, which ``RoomStates.events`` has too."""
+        """Adds an event of the graph. Returns it with its verdict, which is stored in ``RoomStates.events`` as well."""
         told = event.event_id in self._states.on_given
         if self.soft_fails(event, self._states.before[event.event_id] if told else None):
             event = self._states.events[event.event_id] = replace(event, soft_failed=True)
@@ -123,13 +126,16 @@ class EventArrivals(Arrivals[str]):
 
 
 class _LeafGroups(Generic[Id]):
-    """How many leaves have which group (null: not known), so that a room of many leaves takes no search."""
+    """The number of forward extremities in each group (null: unknown group).
+
+    A room with many forward extremities needs no search this way.
+    """
 
     def __init__(self) -> None:
         self.counts: dict[int | None, int] = {}
 
     def change(self, after: GroupsAfter[Id], new: Iterable[Id], gone: Iterable[Id]) -> None:
-        """Leaves come and go."""
+        """Counts the forward extremities that were added and removed."""
         for events, change in ((new, 1), (gone, -1)):
             for event_id in events:
                 group = after.get(event_id)

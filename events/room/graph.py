@@ -1,9 +1,9 @@
-"""The graph of a room: causal order, leaves and gaps (pure).
+"""The event graph of a room: causal order, forward extremities and gaps (pure).
 
-Edges lead from an event to its prev events. Rejected, soft-failed and backfilled events are *looked through*: they never become
-leaves, and what they refer to stays a leaf until an accepted live event reaches it. Outliers have no place in the graph: nothing
-is reached through one. ``Leaves`` is the one rule for all that asks: events that come in, imports, rebuilding and checking.
-Everything is linear in events and edges.
+Edges lead from an event to its prev events. Rejected, soft-failed and backfilled events are *transparent*: they never
+become forward extremities, and the events they refer to stay forward extremities until an accepted live event reaches
+them. Outliers are not in the graph, so nothing is reached through them. ``Leaves`` is the only implementation
+of that rule. Live events, imports, rebuilds and checks all use it. Everything here is linear in events and edges.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ __all__ = [
 ]
 
 Id = TypeVar("Id", bound=Hashable)
-"""What events are called: their IDs, or numbers."""
+"""Events are named by their IDs, or by numbers."""
 _Id_co = TypeVar("_Id_co", bound=Hashable, covariant=True)
 
 
 class Verdict(Protocol):
-    """What became of an event."""
+    """The outcome for an event: outlier, rejected or soft-failed."""
 
     @property
     def outlier(self) -> bool: ...
@@ -43,7 +43,7 @@ class Verdict(Protocol):
 
 
 class Node(Verdict, Protocol[_Id_co]):
-    """What the graph knows of an event."""
+    """The fields of an event that the graph needs."""
 
     @property
     def event_id(self) -> _Id_co: ...
@@ -54,7 +54,7 @@ class Node(Verdict, Protocol[_Id_co]):
 
 
 class NodeWithAuth(Verdict, Protocol[_Id_co]):
-    """An event with all that it refers to."""
+    """An event with all references: prev events and auth events."""
 
     @property
     def event_id(self) -> _Id_co: ...
@@ -65,22 +65,22 @@ class NodeWithAuth(Verdict, Protocol[_Id_co]):
 
 
 def is_accepted(node: Verdict) -> bool:
-    """True for an event that counts in timelines and as a leaf."""
+    """Returns true for an event that is shown in timelines and may be a forward extremity."""
     return not (node.outlier or node.soft_failed or node.rejected_reason is not None)
 
 
 def refers_to(node: NodeWithAuth[Id]) -> tuple[Id, ...]:
-    """What has to come before an event: its prev and auth events. An outlier has no place in the graph: only the latter."""
+    """Returns the events that must come before this one: prev and auth events. An outlier has only auth events."""
     return node.auth_event_ids if node.outlier else (*node.prev_event_ids, *node.auth_event_ids)
 
 
 def causal_order(
     nodes: Sequence[NodeWithAuth[str]], *, auth: bool = False, also: Mapping[str, Iterable[str]] | None = None
 ) -> tuple[list[int], list[int]]:
-    """Indexes so that prev events come first, else as given; and the indexes that lie on or above a cycle.
+    """Returns the indexes in causal order, else as given, and the indexes that lie on or above a cycle.
 
-    With ``auth`` the auth events of an event come first too, and so do those that ``also`` names for it. Events that are not
-    among ``nodes`` do not matter, nor do the prev events of outliers, which have no place in the graph.
+    With ``auth`` the auth events of an event come before it too, and so do the events that ``also`` lists for it.
+    References to events outside ``nodes`` are ignored, and so are the prev events of outliers.
     """
     if len(nodes) == 1 and not also:  # an event does not name itself (``events.format.field_checks``)
         return [0], []
@@ -91,7 +91,7 @@ def causal_order(
 
 
 def _in_causal_order(nodes: Sequence[NodeWithAuth[str]], auth: bool, also: Mapping[str, Iterable[str]]) -> bool:
-    """True when every event stands behind all that it refers to, as in most histories: that takes a look and no heap."""
+    """Returns true if every event comes after all its references, as in most histories. This is cheaper than sorting."""
     inside = {node.event_id for node in nodes}
     for node in nodes:  # ``inside`` has the event itself and those that come later
         if not inside.isdisjoint(node.prev_event_ids) and not node.outlier:
@@ -111,12 +111,12 @@ def cycles(
     auth: bool = False,
     also: Mapping[str, Iterable[str]] | None = None,
 ) -> list[int]:
-    """Of the indexes that ``causal_order`` has left over, those on a cycle or between two; the others lie above."""
+    """Returns those of the indexes left over by ``causal_order`` that lie on a cycle or between two. The others lie above."""
     return on_cycles(left, _below(nodes, auth, also or {}).__getitem__) if left else []
 
 
 def _below(nodes: Sequence[NodeWithAuth[str]], auth: bool, also: Mapping[str, Iterable[str]]) -> list[list[int]]:
-    """Per index the indexes of the events that it refers to."""
+    """Returns for each index the indexes that its event refers to."""
     index = {node.event_id: number for number, node in enumerate(nodes)}
     found = []
     for node in nodes:
@@ -126,13 +126,14 @@ def _below(nodes: Sequence[NodeWithAuth[str]], auth: bool, also: Mapping[str, It
 
 
 Below = Callable[[int], Iterable[int]]
-"""The numbers that a number refers to; one may be named twice."""
+"""Returns the numbers that a number refers to, possibly with repetitions."""
 
 
 def numbers_in_order(count: int, below: Below, members: Iterable[int] | None = None) -> tuple[array[int], array[int]]:
-    """The numbers 0 to ``count`` - 1 so that those below come first, else ascending; and those on or above a cycle.
+    """Returns 0 to ``count`` - 1 in causal order, else ascending, and the numbers on or above a cycle.
 
-    ``members``: only these (ascending); what they refer to besides does not matter. Takes some bytes for each number and edge.
+    With ``members`` (ascending) only these are ordered, and references to others are ignored. Takes some bytes for each
+    number and edge.
     """
     numbers = range(count) if members is None else array("q", members)
     inside = _Marked(count, numbers)
@@ -150,7 +151,7 @@ def numbers_in_order(count: int, below: Below, members: Iterable[int] | None = N
 
 
 def _turned(count: int, below: Below, inside: _Marked) -> tuple[array[int], Callable[[int], Iterable[int]]]:
-    """How many members each member refers to, and the members that refer to a number, one behind the other in one array."""
+    """Returns the number of members that each member refers to, and a function for the reverse edges, kept in one array."""
     waiting, ends = array("i", bytes(4 * count)), array("q", bytes(8 * (count + 1)))
     for number in inside:
         for other in below(number):
@@ -168,7 +169,7 @@ def _turned(count: int, below: Below, inside: _Marked) -> tuple[array[int], Call
 
 
 class _Marked:
-    """Some of the numbers below a limit, in a byte each."""
+    """A set of numbers below a limit, one byte each."""
 
     def __init__(self, count: int, numbers: Iterable[int]) -> None:
         self._numbers = numbers
@@ -184,7 +185,7 @@ class _Marked:
 
 
 def on_cycles(left: Collection[int], below: Below) -> list[int]:
-    """Of the numbers that ``numbers_in_order`` has left over, those on a cycle or between two; the others lie above."""
+    """Returns those of the numbers left over by ``numbers_in_order`` that lie on a cycle or between two. The others lie above."""
     staying = set(left)
     above = dict.fromkeys(staying, 0)
     for number in staying:
@@ -204,7 +205,7 @@ def on_cycles(left: Collection[int], below: Below) -> list[int]:
 
 
 def backward_extremities(nodes: Iterable[Node[str]]) -> list[str]:
-    """The gaps: prev events of events in the graph that are not in the graph themselves, each once."""
+    """Returns the missing prev events of events in the graph, each once."""
     inside = {node.event_id for node in nodes if not node.outlier}
     gaps = {prev: None for node in nodes if not node.outlier for prev in node.prev_event_ids if prev not in inside}
     return list(gaps)
@@ -213,10 +214,10 @@ def backward_extremities(nodes: Iterable[Node[str]]) -> list[str]:
 class Leaves(Generic[Id]):
     """The forward extremities of a room while its events arrive one by one.
 
-    An event *counts* when it is accepted and live. In a room without such an event accepted backfilled ones count; the first live
-    one ends that, and their leaves with it. The leaves are the events that count and that no other one reaches: from an event
-    that counts its prev events are reached, and from reached events that do not count theirs. So the order of arrival decides
-    nothing, nor does whether an event came by itself or in a batch.
+    An event *counts* if it is accepted and live. While a room has no such event, accepted backfilled events count. The
+    first live one ends that, and removes their forward extremities. Forward extremities are the events that count and are
+    not reached. An event that counts reaches its prev events. A reached event that does not count passes this on to its
+    own prev events. So the result does not depend on the order of arrival, or on how events are divided into batches.
     """
 
     def __init__(
@@ -227,27 +228,27 @@ class Leaves(Generic[Id]):
         *,
         live: bool = False,
     ) -> None:
-        """To go on with a stored room: its leaves, and events to come that are reached.
+        """Continues a stored room: its forward extremities, and IDs of events still to come that are reached already.
 
-        ``find`` finds, among some events, those of the graph that do not count, as far as anything that matters is reached
-        through them; without it those that have arrived are remembered. ``reached`` is added to. ``live``: an accepted live
-        event is here, or is going to be.
+        ``find`` returns, of some events, those in the graph that do not count, as far as anything relevant is reached
+        through them. Without it the events that have arrived are remembered. ``reached`` is extended. ``live``: an
+        accepted live event is stored, or is part of this batch.
         """
         self.live = live
         self._reached: MutableSet[Id] = set() if reached is None else reached
         self._find = self._of_here if find is None else find
         self._here: dict[Id, Node[Id]] | None = {} if find is None else None
-        """Events that have arrived and may be looked through."""
+        """Transparent events that have arrived."""
         self.current: dict[Id, None] = dict.fromkeys(current)
 
     def counts(self, node: Node[Id]) -> bool:
-        """Whether it may be a leaf, and reaches others."""
+        """Returns true if the event may be a forward extremity, and reaches others."""
         return is_accepted(node) and not (node.backfilled and self.live)
 
     def add(self, node: Node[Id]) -> tuple[bool, list[Id]]:
-        """An event of the graph arrives; returns whether it is a leaf now, and the leaves that are none any more.
+        """Adds an event of the graph. Returns whether it is a forward extremity now, and the events that no longer are.
 
-        One that does not count changes nothing until it is reached.
+        An event that does not count changes nothing until it is reached.
         """
         gone = self._begin() if not self.live and not node.backfilled and is_accepted(node) else []
         if self._here is not None and (node.backfilled or not is_accepted(node)):
@@ -261,9 +262,9 @@ class Leaves(Generic[Id]):
         return is_leaf, gone
 
     def replace_all(self, event_id: Id, prev_event_ids: Collection[Id]) -> bool:
-        """The short way of ``add`` for an event that counts and builds on just the current leaves: it is the only one then.
+        """Takes the fast path of ``add`` for an event that counts and builds on exactly the current forward extremities.
 
-        False: it does not, or is no leaf itself; nothing is done.
+        The event becomes the only one. Returns false, and does nothing, if the event builds on others or is reached itself.
         """
         if not self._are_current(prev_event_ids) or event_id in self._reached:
             return False
@@ -274,14 +275,14 @@ class Leaves(Generic[Id]):
         return True
 
     def _are_current(self, event_ids: Collection[Id]) -> bool:
-        """Whether just these are the leaves."""
+        """Returns true if these are exactly the forward extremities."""
         current = self.current
         if len(event_ids) != len(current):
             return False
         return all(map(current.__contains__, event_ids))
 
     def _begin(self) -> list[Id]:
-        """The first accepted live event: backfilled ones count no more, and what they reached is not reached."""
+        """Starts over with the first accepted live event: backfilled events no longer count, so they reach nothing."""
         self.live = True
         gone = list(self.current)
         self.current.clear()
@@ -289,7 +290,7 @@ class Leaves(Generic[Id]):
         return gone
 
     def _reach_below(self, node: Node[Id]) -> list[Id]:
-        """It counts, or is reached: its prev events are leaves no more, nor are those below what is looked through."""
+        """Removes the prev events of an event that counts or is reached, and continues below events that do not count."""
         gone = []
         below = [node]
         while below:
