@@ -20,7 +20,7 @@ from streams.core.invalidation import (
     drops_of_columns,
     drops_of_room_state,
 )
-from streams.core.queries import ids_between_sql, ids_sql, maximum_sql, sequence_sql
+from streams.core.queries import ids_sql, maximum_sql, sequence_sql
 from streams.errors import ForeignFact
 
 __all__ = ["BoundStream", "Sample"]
@@ -105,11 +105,6 @@ class BoundStream:
             cursor.execute(maximum_sql(stream.declaration))
             found = max(found, int(cursor.fetchone()[0]))
         return found
-
-    def ids_between(self, cursor: Any, after: int, upto: int) -> list[int]:
-        """IDs of committed facts with ``after`` < ID <= ``upto``, ascending."""
-        cursor.execute(ids_between_sql(self.declaration), {"after": after, "upto": upto})
-        return [row[0] for row in cursor.fetchall()]
 
     def ids_from(self, cursor: Any, linear: int) -> Iterator[tuple[str, int]]:
         """(writer, ID) of all rows at or above a position, ascending."""

@@ -20,7 +20,7 @@ from streams.core import lookup
 from streams.core.positions import ACTIVE, active_and_retired
 from streams.db import driver
 from streams.errors import StreamError
-from streams.reading import cache_feed, overflow_replay
+from streams.reading import cache_feed
 from streams.reading.pokes import CHANNEL, Poke, PokeJudge
 from streams.reading.possible_positions import possible_positions
 from streams.reading.trust import OneTimeWords
@@ -193,7 +193,6 @@ class Background:
                 self._forget_ended()
                 heartbeat.beat(cursor, self._writer, list(self._open.values()))
                 dead_writers.resolve_dead_writers(cursor, self._writer.name)
-            overflow_replay.look_after(cursor, self._writer.trackers)
             self._finish_drain()
 
     def _finish_drain(self) -> None:
