@@ -133,7 +133,8 @@ class PositionTracker:
             self._lost_ids = not done
             if done:
                 self._max_allocated_seen = max(self._max_allocated_seen, *done)
-                self._take_unfinished(done)
+                if self._unfinished:
+                    self._take_unfinished(done)
                 self._finish(done, written=True)
             self._raise_own_position()
             self._note_done(done)

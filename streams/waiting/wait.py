@@ -303,6 +303,9 @@ def _view(using: str | None) -> _View:
             if view is None:
                 view = _View(alias)
                 view.start()
+                writers.when_moved.add(
+                    _own_moved
+                )  # first: whoever finds the view waits for commits of this process, too
                 _views[alias] = view
     return view
 
@@ -311,9 +314,6 @@ def _own_moved(using: str) -> None:
     view = _views.get(using)
     if view is not None:
         view.own_moved()
-
-
-writers.when_moved.append(_own_moved)
 
 
 def forget_views() -> None:

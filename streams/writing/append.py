@@ -76,7 +76,7 @@ def append_facts(
         appending = _Appending(stream, alias, beside)
         ids = appending.run(message)
         if ids:
-            sign, name = stream.declaration.sign, appending.tenure.name
+            sign, name = stream.sign, appending.tenure.name
             for fact, number in zip(facts, ids, strict=True):
                 setattr(fact, fact.id_field, number * sign)
                 fact.instance_name = name
@@ -95,7 +95,8 @@ def check_new_facts(stream: BoundStream, facts: Sequence[Fact]) -> None:
             f"when there is nothing to append."
         )
     for fact in facts:
-        stream.check_model(fact)
+        if type(fact) not in stream.models:
+            raise stream.foreign(fact)
         if getattr(fact, fact.id_field) is not None:
             raise ForeignFact(
                 f"Stream {stream.name}: a {type(fact).__name__} given to append() has ID {getattr(fact, fact.id_field)} "

@@ -406,7 +406,7 @@ class Background:
         due = self._due(idle_too=now >= self._idle_due)
         if not due:
             return
-        signs = [lookup.get(stream).declaration.sign for stream in due]
+        signs = [lookup.get(stream).sign for stream in due]
         driver.execute_prepared(
             cursor,
             _ANNOUNCE,

@@ -73,7 +73,7 @@ def _row(stream: str, writer: WriterProcess, open_transactions: Sequence[OpenTra
     return (
         stream,
         count,
-        first * lookup.get(stream).declaration.sign if first is not None else None,
+        first * lookup.get(stream).sign if first is not None else None,
         None if since is None else time.monotonic() - since,
         transaction,
         written,

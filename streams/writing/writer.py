@@ -66,8 +66,8 @@ SELECT set_config('synchronous_commit', CASE current_setting('synchronous_commit
 """
 
 
-#: Told the database alias when facts of this process are complete, in the thread that learned it; must be quick.
-when_moved: list[Callable[[str], None]] = []
+#: Called with the database alias when facts of this process are complete, in the thread that learned it; must be quick.
+when_moved: set[Callable[[str], None]] = set()
 
 
 class Condition(StrEnum):
@@ -383,8 +383,8 @@ class WriterProcess:
     def announce_soon(self) -> None:
         """A position rose: let the background thread store and announce it, together with others that rose meanwhile."""
         self._background.wake()
-        for tell in when_moved:
-            tell(self.using)
+        for call in list(when_moved):  # another thread may add the first waiter's
+            call(self.using)
 
     def watch(self, transaction: OpenTransaction) -> None:
         """Have an open transaction looked after until its end is known."""
