@@ -148,7 +148,7 @@ def _insert(cursor: Any, write: StagedWrite, stream: Stream, ids: Sequence[int],
         ORDER BY i.n
         """,
         {
-            "sign": stream.declaration.sign,
+            "sign": stream.sign,
             "writer": writer,
             "attempts": [attempt for attempt, _ in write.attempts],
             "bases": _bases(write.attempts),

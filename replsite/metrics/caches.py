@@ -11,7 +11,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from replsite.metric_name import MetricName
-from streams.core.invalidation import all_stores
+from streams.core.invalidation import stores
 
 __all__ = ["CACHES", "CacheCollector"]
 
@@ -39,7 +39,7 @@ class CacheCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """The counts as they are now."""
         families = {name: name.family() for name in CACHES}
-        for cache, store in sorted(all_stores().items()):
+        for cache, store in sorted(stores.items()):
             counts = store.counts
             families[LOOKUPS].add_metric([cache, "hit"], counts.hits)
             families[LOOKUPS].add_metric([cache, "miss"], counts.misses)

@@ -100,7 +100,6 @@ def _add_stream(page: _Page, stream: StreamView) -> None:
         page.add(names.COMPLETED, writer.facts_written, *who, "written")
         page.add(names.COMPLETED, writer.facts_rolled_back, *who, "rolled_back")
         page.add(names.COMPLETED, writer.facts_resolved, *who, "resolved")
-        page.add(names.KNOWN_DONE, writer.known_done_ids, *who)
         page.add(names.LAST_ADVANCE, writer.last_advance_at.timestamp(), *who)
         for word in WriterWord:
             page.add(names.WRITER_STATUS, float(word == writer.status.word), *who, word)

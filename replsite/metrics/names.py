@@ -31,11 +31,6 @@ COMPLETED = MetricName(
     "Facts completed: written, rolled_back, or resolved (pending when their writer was proven dead)",
     counter=True,
 )
-KNOWN_DONE = MetricName(
-    "replsite_stream_known_done_ids",
-    ("stream", "writer"),
-    "Single complete IDs that the writer's process keeps above a linear position that is stuck",
-)
 LAST_ADVANCE = MetricName(
     "replsite_stream_last_advance_timestamp_seconds", ("stream", "writer"), "When the writer's position last rose"
 )
@@ -146,7 +141,7 @@ QUERY_LAST = MetricName(
     "replsite_pipeline_last_batch_timestamp_seconds", ("query",), "When a query of the live pipeline last took a batch"
 )
 OWN = (
-    UP, DURATION, AS_OF, BUILD, POSITION, LINEAR, SEQUENCE, PENDING, OLDEST_PENDING, COMPLETED, KNOWN_DONE, LAST_ADVANCE,
+    UP, DURATION, AS_OF, BUILD, POSITION, LINEAR, SEQUENCE, PENDING, OLDEST_PENDING, COMPLETED, LAST_ADVANCE,
     UPDATES_SENT, HEARTBEAT, WRITER_STATUS, EXPECTED_WELL, READER_POSITION, READER_LAG_FACTS, READER_LAG_SECONDS, READER_STATUS,
     READER_PARKED,
     CONNECTIONS, CLOSED, REFUSED, RECEIVED, SENT, RDATA_RECEIVED, QUEUE, PENDING_COMMANDS, SEND_BUFFER, KERNEL_BUFFER,

@@ -118,7 +118,7 @@ def append_rows(stream_name: str, rows: Sequence[Fact]) -> int:
     with registry.get(stream_name).reserve() as reservation:
         token = reservation.ids[0]
         for row in rows:
-            setattr(row, row.id_field, token * reservation.stream.declaration.sign)
+            setattr(row, row.id_field, token * reservation.stream.sign)
         reservation.write_directly(*rows)
         return token
 

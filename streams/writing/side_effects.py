@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from django.db.models.expressions import BaseExpression
 
 from streams.core.declaration import ColumnKind
-from streams.core.invalidation import Drop, all_stores, apply_drops, drops_nothing, spoil_begun
+from streams.core.invalidation import Drop, apply_drops, drops_nothing, spoil_begun, stores
 from streams.reading import cache_feed
 from streams.writing.compact_by_key import keep_newest
 from streams.writing.transaction import OpenTransaction
@@ -52,7 +52,7 @@ _all_pending: dict[int, _Pending] = {}
 
 def has_effects(stream: BoundStream, facts: Sequence[Fact]) -> bool:
     """Whether inserting these facts has to be followed by something."""
-    return _may_drop_here(stream, facts) or any(table.newest_per for table in stream.declaration.tables)
+    return stream.keeps_newest or _may_drop_here(stream, facts)
 
 
 def take_effect(
@@ -96,7 +96,7 @@ def _open(waiting: Sequence[_Pending]) -> list[_Pending]:
 
 def _may_drop_here(stream: BoundStream, facts: Sequence[Fact]) -> bool:
     """Whether these facts may make values of this process old; most events change no room's state."""
-    if not (all_stores() and stream.drops_now()):
+    if not (stores and stream.drops_now()):
         return False
     if stream.drops is not drops_nothing or stream.state_changes is None:
         return True

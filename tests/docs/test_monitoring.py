@@ -200,7 +200,6 @@ SCENES: dict[str, Scene] = {
     "ReplsiteJobsWait": lambda minute: a_snapshot(
         jobs=JobsView((a_job(status=Verdict("waiting", Severity.WARNING, "")),))
     ),
-    "ReplsiteManyKnownDone": with_writer(known_done_ids=60_000),
     "ReplsiteJobOverdue": lambda minute: a_snapshot(
         as_of=ago(-60 * minute), jobs=JobsView((), (JobFigures("censor", ago(7_000), None),))
     ),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from unittest.mock import patch
+
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
@@ -11,11 +14,11 @@ from streams.core.cache_store import CacheStore
 
 
 @pytest.fixture
-def store(monkeypatch) -> CacheStore:
-    monkeypatch.setattr(invalidation, "_stores", {})
-    made = CacheStore(1)
-    invalidation.register("words", made)
-    return made
+def store() -> Iterator[CacheStore]:
+    with patch.dict(invalidation.stores, clear=True):
+        made = CacheStore(1)
+        invalidation.register("words", made)
+        yield made
 
 
 def scrape() -> set[str]:
@@ -42,8 +45,8 @@ def test_counts_are_exported(store):
     }
 
 
-def test_nothing_is_said_where_nothing_is_cached(store, monkeypatch):
-    monkeypatch.setattr(invalidation, "_stores", {})
+def test_nothing_is_said_where_nothing_is_cached(store):
+    invalidation.stores.clear()
     assert scrape() == set()
 
 

@@ -187,11 +187,6 @@ def test_waits_that_timed_out_are_counted_per_stream_under_both_names(monkeypatc
     assert value(found, theirs, stream_key="events", server_name="localhost") == 3
 
 
-def test_ids_kept_above_a_stuck_position_are_told():
-    found = scrape(a_stream(a_writer(known_done_ids=5_000)))
-    assert value(found, "replsite_stream_known_done_ids", stream="events", writer="master") == 5_000
-
-
 def test_every_name_is_exported_by_a_full_snapshot(settings):
     settings.REPLSITE_JOB_PERIODS = {"censor": 86_400}
     jobs = JobsView((a_job(),), (JobFigures("censor", ago(5), ago(9)),), (QueryFigures("feeds", 7, ago(3)),))
