@@ -1,11 +1,11 @@
 """Canonical JSON: the single byte form of a value, over which hashes and signatures are computed (pure).
 
-Keys are sorted by code point. There are no spaces, the text is UTF-8, and escapes are the shortest. Under the strict rules
-(room version 6 and later) numbers are integers within ±(2^53 - 1). Before that any integer and any finite float is accepted,
-as servers of that time did.
+Keys are sorted by code point. There are no spaces, the text is UTF-8, and escapes are the shortest. Under the strict
+rules (room version 6 and later) numbers are integers within ±(2^53 - 1). Before that any integer and any finite float is
+accepted, as servers of that time did.
 
-``orjson`` writes this form if its input is *plain*: no numbers but integers, and no deeper than it goes. Everything else goes
-through the slower encoder of the standard library.
+``orjson`` writes this form if its input is *plain*: no numbers but integers, and no deeper than it goes. Everything else
+goes through the slower encoder of the standard library.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 Clients get the fields meant for them (type, content, sender …), the event ID and the room ID. Content is copied byte for
 byte, including its numbers. ``events.format.redaction`` decides what a redaction leaves.
 
-Any server on the way may have written into ``unsigned``. So only two parts of it are given out: what this server adds itself,
-and the room state that comes with an invite or a knock, unless that event is redacted.
+Any server on the way may have written into ``unsigned``. So only two parts of it are given out: what this server adds
+itself, and the room state that comes with an invite or a knock, unless that event is redacted.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from events.format import canonical_json
-from events.format.field_checks import optional_identifier
+from events.format.parsing import optional_identifier
 from events.format.redaction import prune
 from state.rules.room_versions import room_version
 

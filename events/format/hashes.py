@@ -36,8 +36,8 @@ def content_hash(event: Mapping[str, Any], version: RoomVersion, *, plain: bool 
 def content_hash_matches(event: Mapping[str, Any], version: RoomVersion, *, plain: bool | None = None) -> bool:
     """Returns true if ``hashes.sha256`` is the content hash. It is false for events that were redacted or tampered with.
 
-    The decoded bytes are compared, because servers accept padded and URL-safe base64 as well. A missing or unreadable hash never
-    matches. Hashes by other algorithms do not count.
+    The decoded bytes are compared, because servers accept padded and URL-safe base64 as well. A missing or unreadable
+    hash never matches. Hashes by other algorithms do not count.
     """
     hashes = event.get("hashes")
     told = hashes.get("sha256") if isinstance(hashes, dict) else None

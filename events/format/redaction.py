@@ -94,8 +94,8 @@ class _Party(Protocol):
 def may_redact(redaction: _Party, target: _Party, version: RoomVersion, levels: PowerLevels | None) -> bool:
     """Returns true if an accepted redaction that names this target applies to it.
 
-    ``levels`` are the power levels before the redaction. If they are null, only the rules that need no state are applied. Create
-    events and events of other rooms are never redacted.
+    ``levels`` are the power levels before the redaction. If they are null, only the rules that need no state are applied.
+    Create events and events of other rooms are never redacted.
     """
     if target.type == "m.room.create" or target.room_id != redaction.room_id:
         return False

@@ -35,8 +35,8 @@ _PLAIN_DECODER = msgspec.json.Decoder(float_hook=_no_float)
 def decode_plain(text: bytes) -> dict[str, Any] | None:
     """Returns the event if its text is as short as possible and all its numbers are integers within ±(2^53 - 1), else null.
 
-    On null, ``decode_event`` and ``canonical_json.examine`` find out whether the text is good. Most events are plain, and need no
-    other check: the event written again has the same length, so no key occurred twice.
+    On null, ``decode_event`` and ``canonical_json.examine`` find out whether the text is good. Most events are plain, and
+    need no other check: the event written again has the same length, so no key occurred twice.
     """
     try:
         event = _PLAIN_DECODER.decode(text)
@@ -73,8 +73,8 @@ def decode_stored(text: bytes) -> dict[str, Any]:
 def _surely_unique_keys(text: bytes, event: dict[str, Any]) -> bool:
     """Returns true if the event, written as short as possible, is as long as its text: then no duplicate key was dropped.
 
-    Any other difference (spaces, longer escapes, duplicate keys) makes the text longer. A float may be shorter in the text than
-    when written again, so texts with floats take the slow path.
+    Any other difference (spaces, longer escapes, duplicate keys) makes the text longer. A float may be shorter in the
+    text than when written again, so texts with floats take the slow path.
     """
     try:
         shortest = orjson.dumps(event)
@@ -99,7 +99,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> None:
 
 
 def _no_number(_: str) -> None:
-    """Stands in for every number. Only keys matter here, and converting long numbers would be slow."""
+    """Returns zero for any number. Only keys matter here, and converting long numbers would be slow."""
 
 
 def _why_unreadable(text: bytes, error: ValueError) -> EventRefused:

@@ -36,8 +36,8 @@ from events.history.chunked_walk import (
     walk_room,
 )
 from events.history.event_numbers import NumberSet
-from events.room.extremities import Arrivals, Arriving
-from events.room.graph import Leaves, numbers_in_order
+from events.room.extremities import Arrivals, Arriving, Leaves
+from events.room.graph import numbers_in_order
 from events.visibility.ranges import Step, VisibilityRow, in_order, visibility_rows
 from state.rules.auth_selection import State
 from state.rules.room_versions import room_version

@@ -61,9 +61,7 @@ class _Placed(NamedTuple):
 
 
 def write_old_ranges(room: StoredRoom, states: RoomStates, places: Collection[int]) -> None:
-    """Write what follows from events at these places, which are new, or whose state or verdict has become known."""
-    if not places:
-        return
+    """Write what follows from events at these places (at least one), which are new, or now have a state or another verdict."""
     changed = sorted(places)
     with connections[room.using].cursor() as cursor:
         cursor.execute(_AROUND, {"room": room.room_id, "first": changed[0], "last": changed[-1]})

@@ -15,7 +15,6 @@ from django.db import connections
 from django.db.models import Model
 
 from events.declarations import BACKFILL, EVENTS
-from events.format.parsing import ParsedEvent
 from events.history.rows import EVENT_COLUMNS, event_row
 from events.models import (
     CurrentState,
@@ -29,7 +28,6 @@ from events.models import (
     Room,
 )
 from events.persist.backfill_ranges import write_old_ranges
-from events.persist.gap_filling import write_filled
 from events.persist.room_batch import RoomChanges
 from events.persist.room_cache import StoredRoom
 from events.persist.state_changes import users_of
@@ -65,6 +63,11 @@ ON CONFLICT (room_id, event_id) DO NOTHING RETURNING event_id
 _MARK_GAPS = """
 INSERT INTO events_timelinegap (room_id, stream_ordering, instance_name)
 SELECT %s, position, %s FROM unnest(%s::bigint[]) AS position
+"""
+_WRITE_FILLED = """
+UPDATE events_event e SET state_group = filled.state_group, state_unresolved = false, rejected_reason = filled.reason
+FROM unnest(%s::text[], %s::bigint[], %s::text[]) AS filled (event_id, state_group, reason)
+WHERE e.event_id = filled.event_id
 """
 _DROP_ALL_STATE = "DELETE FROM events_currentstate WHERE room_id = %s"
 _DROP_RANGES = "DELETE FROM events_eventvisibility WHERE room_id = %s"
@@ -206,7 +209,7 @@ def _needs_no_position(changes: RoomChanges) -> bool:
     """Whether it is one live event whose position nothing but its own row tells, as with most messages."""
     told = (changes.state_changes, changes.ranges, changes.closed, changes.own_place)
     again = (changes.filled.events, changes.visibility_to_rebuild)
-    return len(changes.events) == 1 and not changes.events[0].backfilled and not any((*told, *again))
+    return len(changes.events) == 1 and not changes.backfilled and not any((*told, *again))
 
 
 def _write_lone(
@@ -227,7 +230,7 @@ def _reserve(
     stack: ExitStack, rooms: Sequence[RoomChanges], using: str
 ) -> tuple[Reservation | None, Reservation | None]:
     """Positions for live and for backfilled events, as many as there are, and for states that change by themselves."""
-    backward = sum(event.backfilled for changes in rooms for event in changes.events)
+    backward = sum(changes.backfilled for changes in rooms)
     forward = sum(len(changes.events) + changes.own_place for changes in rooms) - backward
     lives = stack.enter_context(registry.get(EVENTS.name).reserve(forward, using)) if forward else None
     olds = stack.enter_context(registry.get(BACKFILL.name).reserve(backward, using)) if backward else None
@@ -245,10 +248,10 @@ def _all_positions(
 
 def _positions(room_id: str, changes: RoomChanges, ids: Iterator[int], old_ids: list[int]) -> dict[str, int]:
     """Live events in their order; backfilled ones so that the oldest is furthest from zero."""
-    old = [event for event in changes.events if event.backfilled]
+    old, others = changes.events[: changes.backfilled], changes.events[changes.backfilled :]
     taken = [old_ids.pop(0) for _ in old]
     found = {event.event_id: -number for event, number in zip(reversed(old), taken, strict=True)}
-    found |= {event.event_id: next(ids) for event in changes.events if not event.backfilled}
+    found |= {event.event_id: next(ids) for event in others}
     return found | {room_id: next(ids)} if changes.own_place else found
 
 
@@ -269,7 +272,8 @@ class _Groups:
         events = (*(event for event in changes.events if not event.outlier), *changes.filled.events)
         self._stored = stored
         self._after = {e.event_id: stored.after[e.event_id] for e in events if e.event_id in stored.after}
-        self._new = sorted(stored.builder.kept(set(self._after.values())) - stored.ids.keys())
+        needed = set(self._after.values()) - stored.ids.keys()
+        self._new = sorted(stored.builder.kept(needed) - stored.ids.keys()) if needed else []
         changes.reused_groups = len(self._after) - len(set(self._after.values()).intersection(self._new))
         self._ids = dict(stored.ids)
         if self._new:
@@ -282,6 +286,9 @@ class _Groups:
 
     def add_rows(self, writing: _Writing, room_id: str) -> list[tuple[bool, int]]:
         """The rows of the new groups; of each, whether it is in full, and its hops. The state of the last is kept at hand."""
+        self._stored.keep_resolved(self._ids)
+        if not self._new:
+            return []
         builder, ids = self._stored.builder, self._ids
         written: list[tuple[bool, int]] = []
         for number, prev, chain, hops, keys, to_read in builder.group_rows(self._new):
@@ -290,9 +297,7 @@ class _Groups:
             writing.add(StateGroup, ids[number], room_id, below, self._chain(chain), hops, keys, to_read)
         for chain, group, event_type, state_key, event_id in builder.delta_rows(self._new):
             writing.add(StateGroupDelta, self._chain(chain), ids[group], event_type, state_key, event_id)
-        if self._new:
-            self._stored.keep_state(ids[self._new[-1]], self._new[-1])
-        self._stored.keep_resolved(ids)
+        self._stored.keep_state(ids[self._new[-1]], self._new[-1])
         return written
 
     def _chain(self, number: int) -> int:
@@ -386,18 +391,27 @@ class _Room:
     def _events(self, stored_outliers: Collection[str]) -> None:
         """The events, their JSON, edges and auth events."""
         writing, groups, redacted = self._writing, self._groups.of_events(), self._changes.redacted
-        write_filled(self._changes.filled, groups, self._stored.using)
+        if self._changes.filled.events:
+            self._fill(groups)
         for event in self._changes.events:
             row = event_row(event, redacted.get(event.event_id), groups.get(event.event_id))
             place = self._positions.get(event.event_id)  # null: given when it is inserted
             writing.facts.append(_fact(place, row))
             if event.event_id not in stored_outliers:
                 writing.add(EventJson, event.event_id, event.room_version, event.json)
-                if event.is_state:
+                if event.state_key is not None:
                     writing.add(EventAuth, event.event_id, list(event.auth_event_ids))
         for event in self._graph:
             for prev in event.prev_event_ids:
                 writing.add(EventEdge, event.event_id, prev)
+
+    def _fill(self, groups: Mapping[str, int]) -> None:
+        """The groups and verdicts of stored events whose state has become known."""
+        rows = [
+            (event.event_id, groups[event.event_id], event.rejected_reason) for event in self._changes.filled.events
+        ]
+        with connections[self._stored.using].cursor() as cursor:
+            cursor.execute(_WRITE_FILLED, [list(column) for column in zip(*rows, strict=True)])
 
     def _state_changes(self) -> None:
         """The changes of the current state as facts."""
@@ -419,8 +433,8 @@ class _Room:
 
     # --- what changes in place ----------------------------------------------------------------------------------
     def _close_gaps(self) -> None:
-        closed = sorted(self._stored.reading.gaps.intersection(event.event_id for event in self._graph))
-        if closed:
+        gaps = self._stored.reading.gaps
+        if gaps and (closed := sorted(gaps.intersection(event.event_id for event in self._graph))):
             self._say_after(_CLOSE_GAPS, self._room.room_id, closed)
 
     def finish(self, using: str) -> None:
@@ -428,16 +442,17 @@ class _Room:
         self._open_gaps(using)
         if self._changes.visibility_to_rebuild:
             rebuild_visibility(self._room.room_id, using)
-        elif self._changes.old_states is not None:
+        elif self._changes.old_states is not None and (self._changes.backfilled or self._changes.filled.events):
             filled = self._changes.filled
-            new = [self._positions[e.event_id] for e in self._graph if e.backfilled and is_accepted(e)]
+            new = [self._positions[e.event_id] for e in self._graph[: self._changes.backfilled] if is_accepted(e)]
             again = [e for e in filled.events if is_accepted(e) or e.event_id in filled.rejected]
             old = [place for e in again if (place := filled.places[e.event_id]) < 0]
-            write_old_ranges(self._stored, self._changes.old_states, [*new, *old])
+            if new or old:
+                write_old_ranges(self._stored, self._changes.old_states, [*new, *old])
 
     def _open_gaps(self, using: str) -> None:
         """What the events refer to and is not here."""
-        missing = {prev for event in self._graph for prev in event.prev_event_ids if not self._in_graph(prev)}
+        missing = {prev for event in self._graph for prev in event.prev_event_ids if not self._stored.in_graph(prev)}
         if missing:
             with connections[using].cursor() as cursor:
                 cursor.execute(_OPEN_GAPS, {"room": self._room.room_id, "prevs": sorted(missing)})
@@ -446,23 +461,20 @@ class _Room:
     def _mark_gaps(self, cursor: Any, new: set[str]) -> None:
         """Where a sync from below meets a gap: at the first live event above it."""
         above: set[int] = set()
-        for event in self._graph:
-            below = new.intersection(event.prev_event_ids) if not event.backfilled else set()
-            if below:
+        for event in self._graph[self._changes.backfilled :]:
+            if below := new.intersection(event.prev_event_ids):
                 above.add(self._positions[event.event_id])
                 new -= below
         if above:
             writer = current_writer(self._stored.using).name
             cursor.execute(_MARK_GAPS, [self._room.room_id, writer, sorted(above)])
 
-    def _in_graph(self, event_id: str) -> bool:
-        found: ParsedEvent | None = self._stored.events.get(event_id)
-        return found is not None and not found.outlier and found.room_id == self._room.room_id
-
     def _current_state(self) -> None:
         if self._changes.current_unresolved:
             if not self._room.current_state_unresolved:
                 self._say_after(_DROP_ALL_STATE, self._room.room_id)
+            return
+        if not self._changes.state_changes:
             return
         final = {(kind, key): event_id for _, kind, key, event_id, _ in self._changes.state_changes}
         gone = [key for key, event_id in final.items() if event_id is None]

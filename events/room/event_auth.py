@@ -20,7 +20,7 @@ from events.format.parsing import ParsedEvent
 from events.format.redaction import may_redact, prune_content
 from state.groups.deltas import StateKey
 from state.rules.auth_rules import AuthRules
-from state.rules.auth_selection import CREATE, POWER_LEVELS, AuthEvent, State, state_key_of
+from state.rules.auth_selection import CREATE, POWER_LEVELS, AuthEvent, State
 from state.rules.room_versions import RoomVersion
 
 __all__ = [
@@ -113,8 +113,12 @@ class Judge:
         """Returns why the listed auth events do not allow the event, or null, also if not all of them are known."""
         if self._trusting and not event.auth_event_ids and event.type != CREATE[0]:
             return None
-        find = self._events.get
-        here = [found for other in event.auth_event_ids if (found := find(other)) is not None]
+        here = []
+        for other in event.auth_event_ids:
+            try:
+                here.append(self._events[other])
+            except KeyError:  # not here
+                continue
         return self._as_before(event, here) if is_asked_by_sender(event) else self._by_these(event, here)
 
     def _as_before(self, event: ParsedEvent, here: list[ParsedEvent]) -> str | None:
@@ -131,7 +135,7 @@ class Judge:
     def _by_these(self, event: ParsedEvent, here: Sequence[ParsedEvent]) -> str | None:
         if reason := self._rules.auth_events_refusal(event, here):
             return reason
-        state = {state_key_of(other): other for other in here}
+        state = {(other.type, other.state_key or ""): other for other in here}
         if self._rules.version.room_id_is_create_hash and self._create is not None:
             state[CREATE] = self._create
         complete = len(here) == len(event.auth_event_ids) and (CREATE in state or event.type == "m.room.create")

@@ -1,21 +1,18 @@
-"""The event graph of a room: causal order, forward extremities and gaps (pure).
+"""The event graph of a room: causal order, cycles and gaps (pure).
 
-Edges lead from an event to its prev events. Rejected, soft-failed and backfilled events are *transparent*: they never
-become forward extremities, and the events they refer to stay forward extremities until an accepted live event reaches
-them. Outliers are not in the graph, so nothing is reached through them. ``Leaves`` is the only implementation
-of that rule. Live events, imports, rebuilds and checks all use it. Everything here is linear in events and edges.
+Edges lead from an event to its prev events, and where the order matters to its auth events. Outliers are not in the graph.
+Everything here is linear in events and edges.
 """
 
 from __future__ import annotations
 
 import heapq
 from array import array
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, MutableSet, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
-from typing import Generic, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 __all__ = [
-    "Leaves",
     "Node",
     "backward_extremities",
     "causal_order",
@@ -27,7 +24,7 @@ __all__ = [
 ]
 
 Id = TypeVar("Id", bound=Hashable)
-"""Events are named by their IDs, or by numbers."""
+"""What events are called: their IDs, or numbers."""
 _Id_co = TypeVar("_Id_co", bound=Hashable, covariant=True)
 
 
@@ -82,7 +79,7 @@ def causal_order(
     With ``auth`` the auth events of an event come before it too, and so do the events that ``also`` lists for it.
     References to events outside ``nodes`` are ignored, and so are the prev events of outliers.
     """
-    if len(nodes) == 1 and not also:  # an event does not name itself (``events.format.field_checks``)
+    if len(nodes) == 1 and not also:  # an event does not name itself (``events.format.parsing``)
         return [0], []
     if _in_causal_order(nodes, auth, also or {}):
         return list(range(len(nodes))), []
@@ -126,7 +123,7 @@ def _below(nodes: Sequence[NodeWithAuth[str]], auth: bool, also: Mapping[str, It
 
 
 Below = Callable[[int], Iterable[int]]
-"""Returns the numbers that a number refers to, possibly with repetitions."""
+"""The numbers that a number refers to; one may be named twice."""
 
 
 def numbers_in_order(count: int, below: Below, members: Iterable[int] | None = None) -> tuple[array[int], array[int]]:
@@ -209,101 +206,3 @@ def backward_extremities(nodes: Iterable[Node[str]]) -> list[str]:
     inside = {node.event_id for node in nodes if not node.outlier}
     gaps = {prev: None for node in nodes if not node.outlier for prev in node.prev_event_ids if prev not in inside}
     return list(gaps)
-
-
-class Leaves(Generic[Id]):
-    """The forward extremities of a room while its events arrive one by one.
-
-    An event *counts* if it is accepted and live. While a room has no such event, accepted backfilled events count. The
-    first live one ends that, and removes their forward extremities. Forward extremities are the events that count and are
-    not reached. An event that counts reaches its prev events. A reached event that does not count passes this on to its
-    own prev events. So the result does not depend on the order of arrival, or on how events are divided into batches.
-    """
-
-    def __init__(
-        self,
-        current: Iterable[Id] = (),
-        reached: MutableSet[Id] | None = None,
-        find: Callable[[Collection[Id]], Iterable[Node[Id]]] | None = None,
-        *,
-        live: bool = False,
-    ) -> None:
-        """Continues a stored room: its forward extremities, and IDs of events still to come that are reached already.
-
-        ``find`` returns, of some events, those in the graph that do not count, as far as anything relevant is reached
-        through them. Without it the events that have arrived are remembered. ``reached`` is extended. ``live``: an
-        accepted live event is stored, or is part of this batch.
-        """
-        self.live = live
-        self._reached: MutableSet[Id] = set() if reached is None else reached
-        self._find = self._of_here if find is None else find
-        self._here: dict[Id, Node[Id]] | None = {} if find is None else None
-        """Transparent events that have arrived."""
-        self.current: dict[Id, None] = dict.fromkeys(current)
-
-    def counts(self, node: Node[Id]) -> bool:
-        """Returns true if the event may be a forward extremity, and reaches others."""
-        return is_accepted(node) and not (node.backfilled and self.live)
-
-    def add(self, node: Node[Id]) -> tuple[bool, list[Id]]:
-        """Adds an event of the graph. Returns whether it is a forward extremity now, and the events that no longer are.
-
-        An event that does not count changes nothing until it is reached.
-        """
-        gone = self._begin() if not self.live and not node.backfilled and is_accepted(node) else []
-        if self._here is not None and (node.backfilled or not is_accepted(node)):
-            self._here[node.event_id] = node
-        counts, reached = self.counts(node), node.event_id in self._reached
-        if counts or reached:
-            gone += self._reach_below(node)
-        is_leaf = counts and not reached
-        if is_leaf:
-            self.current[node.event_id] = None
-        return is_leaf, gone
-
-    def replace_all(self, event_id: Id, prev_event_ids: Collection[Id]) -> bool:
-        """Takes the fast path of ``add`` for an event that counts and builds on exactly the current forward extremities.
-
-        The event becomes the only one. Returns false, and does nothing, if the event builds on others or is reached itself.
-        """
-        if not self._are_current(prev_event_ids) or event_id in self._reached:
-            return False
-        for prev in prev_event_ids:
-            self._reached.add(prev)
-        self.current.clear()
-        self.current[event_id] = None
-        return True
-
-    def _are_current(self, event_ids: Collection[Id]) -> bool:
-        """Returns true if these are exactly the forward extremities."""
-        current = self.current
-        if len(event_ids) != len(current):
-            return False
-        return all(map(current.__contains__, event_ids))
-
-    def _begin(self) -> list[Id]:
-        """Starts over with the first accepted live event: backfilled events no longer count, so they reach nothing."""
-        self.live = True
-        gone = list(self.current)
-        self.current.clear()
-        self._reached.clear()
-        return gone
-
-    def _reach_below(self, node: Node[Id]) -> list[Id]:
-        """Removes the prev events of an event that counts or is reached, and continues below events that do not count."""
-        gone = []
-        below = [node]
-        while below:
-            new = [prev for prev in below.pop().prev_event_ids if prev not in self._reached]
-            for prev in new:
-                self._reached.add(prev)
-                if prev in self.current:
-                    del self.current[prev]
-                    gone.append(prev)
-            if new:
-                below += [found for found in self._find(new) if not self.counts(found)]
-        return gone
-
-    def _of_here(self, event_ids: Collection[Id]) -> Iterable[Node[Id]]:
-        here = self._here or {}
-        return [here[event_id] for event_id in event_ids if event_id in here]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from msgspec.structs import replace
 
@@ -54,7 +55,10 @@ class GroupState:
             event_id = self._found[key]
         except KeyError:
             event_id = self._found[key] = self._builder.lookup(self.group, key)
-        return None if event_id is None else self._events.get(event_id)
+        try:
+            return None if event_id is None else self._events[event_id]
+        except KeyError:
+            return None
 
     def at(self, group: int) -> GroupState:
         """Returns the state of another group. If that builds on this one, it takes over the entries found so far."""
@@ -103,8 +107,6 @@ class RoomStates:
         self.before: dict[str, int] = {}
         self.after: dict[str, int] = stored.after if stored is not None else {}
         self.rules = AuthRules(version, signed_by)
-        create_id = self.create.event_id if self.create is not None else None
-        self.auth_graph = AuthGraph(self.events, version, create_id)
         self.judge = Judge(self.rules, self.events, self.create, trusting=stored is None or stored.trusting)
         self.given: dict[str, Mapping[StateKey, str]] = {}
         """States before events as told from outside: used where prev events, or their states, are not here."""
@@ -116,16 +118,21 @@ class RoomStates:
         self._whole = stored is None or stored.whole
         self._last_state: GroupState | None = None
 
+    @cached_property
+    def auth_graph(self) -> AuthGraph:
+        """The auth events of the room's state, as resolution asks for them."""
+        return AuthGraph(self.events, self.version, self.create.event_id if self.create is not None else None)
+
     def assign(self, events: Sequence[ParsedEvent]) -> None:
         """Authorises all events, and assigns state groups to those in the graph. Events on a cycle are rejected."""
         also = {event_id: state.values() for event_id, state in self.given.items()}
         order, left = causal_order(events, auth=True, also=also)
-        for number in cycles(events, left, auth=True, also=also):
-            self.reject(events[number], CYCLE)
-        remaining = [events[number] for number in left if self.events[events[number].event_id].rejected_reason != CYCLE]
-        above, _ = causal_order(remaining, auth=True, also=also)
         self.walk(events[number] for number in order)
-        self.walk(remaining[number] for number in above)
+        if left:
+            for number in cycles(events, left, auth=True, also=also):
+                self.reject(events[number], CYCLE)
+            above = [events[number] for number in left if self.events[events[number].event_id].rejected_reason != CYCLE]
+            self.walk(above[number] for number in causal_order(above, auth=True, also=also)[0])
 
     def walk(self, events: Iterable[ParsedEvent]) -> None:
         """Does the same for events that are in causal order already."""

@@ -103,9 +103,9 @@ def tells_version(create: ParsedEvent) -> bool:
 def signing_servers(event: ParsedEvent) -> tuple[str, ...]:
     """Returns the servers that must have signed an event. An empty name is one that no server can have.
 
-    These are: the sender's server, except for an invite from a third-party invite, which another server may have sent (the auth
-    rules check the identity server's signature); in versions 1 and 2 the server of the event ID; from version 8 on the server of
-    the user who authorised a restricted join.
+    These are: the sender's server, except for an invite from a third-party invite, which another server may have sent
+    (the auth rules check the identity server's signature); in versions 1 and 2 the server of the event ID; from version 8
+    on the server of the user who authorised a restricted join.
     """
     version = room_version(event.room_version)
     found: list[str] = []

@@ -27,7 +27,7 @@ from django.db import connections, transaction
 
 from events.arguments import can_be_stored, checked_ids
 from events.errors import CannotForget, NotReadable, UnknownRoom
-from events.format.field_checks import storable
+from events.format.parsing import storable
 from events.models import CurrentState, ErasedUser, ForgottenRoom, IgnoredUser
 from streams import registry
 from streams.conf import StreamSettings, stream_settings

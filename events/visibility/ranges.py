@@ -73,6 +73,10 @@ class Step(msgspec.Struct, frozen=True, gc=False):
     after: int
     line: int
 
+    def changes_nothing(self, group: int | None, line: int | None) -> bool:
+        """True for an event on the line that has the state of the one before: every range goes on."""
+        return self.after == group == self.line == line and self.event.type not in _JUDGED_TYPES
+
 
 @dataclass(slots=True)
 class OpenRanges:
@@ -164,13 +168,9 @@ class VisibilityRanges:
 
     def add(self, step: Step) -> None:
         """Adds the next event in the order of places."""
-        if not self._changes_nothing(step):
+        if not step.changes_nothing(self._group, self._line):
             self._add(step)
         self._group, self._last = step.after, step.index
-
-    def _changes_nothing(self, step: Step) -> bool:
-        """Returns true for an event on the line that has the same state as the event before: every range continues."""
-        return step.after == self._group == step.line == self._line and step.event.type not in _JUDGED_TYPES
 
     def _add(self, step: Step) -> None:
         after = GroupState(self._builder, step.after, self._events)

@@ -13,8 +13,8 @@ from msgspec.structs import replace
 
 from events.format.parsing import ParsedEvent
 from events.format.redaction import REDACTION, may_redact
-from events.room.extremities import EventArrivals
-from events.room.graph import Leaves, causal_order, is_accepted
+from events.room.extremities import EventArrivals, Leaves
+from events.room.graph import causal_order, is_accepted
 from events.room.state_assignment import RoomStates
 from events.visibility.ranges import Step, VisibilityRanges, VisibilityRow, in_order
 from state.groups.deltas import GroupBuilder

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from state.rules.auth_selection import CREATE, POWER_LEVELS, AuthEvent, State, auth_keys, state_key_of
+from state.rules.auth_selection import CREATE, POWER_LEVELS, AuthEvent, State, auth_keys
 from state.rules.membership import MemberChange, SignedBy, membership_refusal
 from state.rules.power_level_changes import level_change_refusal
 from state.rules.power_levels import PowerLevels, creators_of
@@ -103,7 +103,7 @@ class AuthRules:
         wanted = set(auth_keys(event, self.version))
         seen = set()
         for other in auth_events:
-            key = state_key_of(other)
+            key = other.type, other.state_key or ""
             if other.state_key is None or key not in wanted or (key == CREATE and self.version.room_id_is_create_hash):
                 return f"auth event {other.event_id} has no say about it"
             if key in seen:

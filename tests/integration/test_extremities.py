@@ -6,7 +6,7 @@ from django.core.management import call_command
 from events.errors import RangesDisagree
 from events.integrity.repair import check_room, resync_room
 from events.models import CurrentState, Event, EventVisibility
-from events.persist.receiving import with_state
+from events.persist.batch import with_state
 from events.reading.user_timeline import timeline_of
 from events.visibility.rebuild import accepted_places, ranges_anew, rebuild_visibility, stored_ranges, tell_the_same
 from tests.integration.test_gap_filling import closed_room
