@@ -111,9 +111,7 @@ class Leaves(Generic[Id]):
         return all(map(current.__contains__, event_ids))
 
     def _begin(self) -> list[Id]:
-        """Starts over with the first accepted live event. Backfilled events no longer count, so nothing is reached through
-        them.
-        """
+        """Starts over with the first accepted live event: backfilled events no longer count, so they reach nothing."""
         self.live = True
         gone = list(self.current)
         self.current.clear()
