@@ -1,4 +1,4 @@
-"""Writes ``docs/reference/figures.md`` and the figures of ``README.md`` from results of benchmarks that are kept in ``docs/figures``.
+"""Writes ``docs/reference/figures.md`` and the figures of ``README.md`` from the results kept in ``docs/figures``.
 
 ``script/bench --page`` first takes over what ``build/bench`` has of newer results, with figures rounded to four digits.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import json
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,9 +24,9 @@ README = PROJECT / "README.md"
 BEGIN, END = "<!-- figures: script/bench --page -->", "<!-- end of figures -->"
 HEAD = """# Figures
 
-What the benchmarks measured. `script/bench --page` writes this page from `docs/figures`, where the last result of each is kept;
-other pages link here. Each benchmark compares with a limit or with a *peer*, simpler code in the same run. Times depend on the
-machine and on its load; ratios less. `script/bench NAME` measures yours.
+What the benchmarks measured. `script/bench --page` writes this page from `docs/figures`, which keeps the last result of
+each; other pages link here. A benchmark compares with a limit or with a *peer*, simpler code in the same run. Times
+depend on the machine and its load; ratios less. `script/bench NAME` measures yours.
 """
 Result = Mapping[str, Any]
 
@@ -153,7 +154,7 @@ def _glance(results: Mapping[str, Result]) -> Iterator[str]:
 def _section(result: Result) -> Iterator[str]:
     machine = result["machine"]
     load = f", load {machine['load']}" if "load" in machine else ""
-    yield f"*{result['title']}*: {machine['cores']} cores{load}, Python {machine['python']}, {machine['at'][:10]}.\n\n"
+    yield f"*{result['title']}*\n\n{machine['cores']} cores{load}, Python {machine['python']}, {machine['at'][:10]}.\n\n"
     columns = list(dict.fromkeys(column for row in result["rows"] for column in row))
     yield from _table(columns, [[_shown(row.get(column)) for column in columns] for row in result["rows"]])
 
@@ -177,4 +178,4 @@ def _shown(value: Any) -> str:
 def _docstring(name: str) -> str:
     """The first paragraph of a benchmark's docstring: what it measures."""
     text = ast.get_docstring(ast.parse((Path(__file__).parent / f"{name}.py").read_text())) or ""
-    return text.split("\n\n")[0]
+    return textwrap.fill(text.split("\n\n")[0], 118, break_on_hyphens=False)
