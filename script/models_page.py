@@ -24,8 +24,8 @@ Every table of the rooms `events`, `state`, `streams` and `pipeline`, as other D
 ([how to](../how-to/use-the-models-from-another-service.md)). Written by `script/models_page.py` from the code.
 
 Models with *questions* have a manager `read` beside Django's `objects`. It answers each question by an index and
-refuses to write; `Model.read.writable()` gives the same rows for writing. Text columns are ordered by code point. *Identifier*:
-a Matrix identifier of at most 255 bytes, without NUL.
+refuses to write; `Model.read.writable()` gives the same rows for writing. Text columns are ordered by code point.
+*Identifier*: a Matrix identifier of at most 255 bytes, without NUL.
 """
 _KINDS = {
     "AutoField": "integer",
