@@ -31,7 +31,7 @@ from streams.admin.base import ReadOnlyAdmin
 from streams.conf import stream_settings
 from streams.db.clock import database_now
 from streams.runtime.moments import moment_text
-from streams.runtime.terminal import printable
+from streams.runtime.text import printable
 
 __all__ = ["FRESH_SECONDS", "JobAdmin"]
 

@@ -30,7 +30,7 @@ from pipeline.jobs.kinds import flag, only
 from pipeline.jobs.run import JobRun
 from pipeline.jobs.throttle import resting
 from pipeline.maintenance.purge_words import history_words
-from streams.runtime.terminal import printable
+from streams.runtime.text import printable
 
 __all__ = [
     "HISTORY",

@@ -28,7 +28,7 @@ from pipeline.maintenance.purge import (
 from pipeline.maintenance.purge_room import ROOM, PurgeRoomKind
 from streams.conf import stream_settings
 from streams.maintenance.subjects import register
-from streams.runtime.terminal import printable
+from streams.runtime.text import printable
 
 __all__ = ["PurgeHistory", "PurgeOrphans", "PurgeRetention", "PurgeRoom", "register_purges"]
 

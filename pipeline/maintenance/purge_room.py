@@ -19,7 +19,7 @@ from pipeline.jobs.run import JobRun
 from pipeline.jobs.throttle import resting
 from pipeline.maintenance.purge_words import room_words
 from pipeline.models import Job
-from streams.runtime.terminal import printable
+from streams.runtime.text import printable
 
 __all__ = ["ROOM", "PurgeRoomKind"]
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from streams import registry
-from streams.catalog.presence import PRESENCE_STATES
+from streams.catalog.declarations import PRESENCE_STATES
 from streams.core.json_codec import encode_json
 from streams.errors import BadJson, UnusableFact
 from streams.models.catalog import (

@@ -10,7 +10,7 @@ from django.contrib.postgres.fields import ArrayField
 from django.db import models
 from django.db.models.functions import Now
 
-from streams.catalog import CACHES
+from streams.catalog.declarations import CACHES
 from streams.facts import Fact
 from streams.models.catalog import (
     AccountDataChange,

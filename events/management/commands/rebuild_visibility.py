@@ -16,7 +16,7 @@ from events.visibility.rebuild import accepted_places, ranges_anew, rebuild_visi
 from streams.conf import stream_settings
 from streams.db.consistent_read import long_transaction
 from streams.runtime.command_line import SiteCommand
-from streams.runtime.terminal import printable
+from streams.runtime.text import printable
 
 __all__ = ["Command"]
 
