@@ -17,11 +17,11 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from operator import attrgetter
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from events.columns import EVENT_COLUMNS, is_unresolved, own_columns
 from events.errors import HistoryError
 from events.format.parsing import ParsedEvent
 from events.history.chunked_walk import (
@@ -43,51 +43,14 @@ from state.rules.room_versions import room_version
 
 __all__ = [
     "EVENTS_PER_CHUNK",
-    "EVENT_COLUMNS",
     "EventPart",
     "GivenEvents",
     "RoomHistory",
     "RoomResult",
-    "event_row",
     "room_history",
 ]
 
 EVENTS_PER_CHUNK = 20_000
-EVENT_COLUMNS = (
-    "event_id",
-    "room_id",
-    "type",
-    "state_key",
-    "sender",
-    "topological_ordering",
-    "origin_server_ts",
-    "membership",
-    "redacts",
-    "relates_to",
-    "outlier",
-    "rejected_reason",
-    "soft_failed",
-    "redacted_by",
-    "state_unresolved",
-    "state_group",
-)
-"""Columns of ``RoomResult.events``; ``stream_ordering`` and ``instance_name`` are added by the loader."""
-_of_event = attrgetter(
-    *(
-        "event_id",
-        "room_id",
-        "type",
-        "state_key",
-        "sender",
-        "depth",
-        "origin_server_ts",
-        "membership",
-        "redacts",
-        "relates_to",
-    ),
-    *("outlier", "rejected_reason", "soft_failed"),
-)
-"""The first of these columns: those that an event tells by itself."""
 _EVENTS_PER_PART = 5_000
 _EVENT_ID, _STATE_GROUP = EVENT_COLUMNS.index("event_id"), EVENT_COLUMNS.index("state_group")
 _STATE_UNRESOLVED = EVENT_COLUMNS.index("state_unresolved")
@@ -176,16 +139,6 @@ def room_history(events: Sequence[ParsedEvent], chunk: int = EVENTS_PER_CHUNK) -
     result.current_state, result.state_deltas = list(history.current_state()), list(history.state_deltas())
     result.visibility = in_order(history.visibility())
     return result
-
-
-def event_row(event: ParsedEvent, redacted_by: str | None, state_group: int | None) -> tuple[object, ...]:
-    """Returns a row of ``EVENT_COLUMNS``. An event in the graph without a group has an unknown state."""
-    return (*_of_event(event), redacted_by, _is_unresolved(event, state_group), state_group)
-
-
-def _is_unresolved(event: ParsedEvent, state_group: int | None) -> bool:
-    """Returns true for an event that should have a state, but whose state is unknown."""
-    return state_group is None and not event.outlier
 
 
 class GivenEvents:
@@ -420,8 +373,8 @@ class RoomHistory:
         redactions = sorted({by for by in redacted_by if by >= 0})
         names = dict(zip(redactions, self._source.names(redactions), strict=True))
         groups = [None if group < 0 else new[group] for group in self._walk.after[first:end]]
-        unresolved = [*map(_is_unresolved, events, groups)]
-        own = zip(*map(_of_event, events), strict=True)
+        unresolved = [*map(is_unresolved, events, groups)]
+        own = zip(*map(own_columns, events), strict=True)
         return EventPart(first, events, [*own, [names.get(by) for by in redacted_by], unresolved, groups])
 
     def forward_extremities(self) -> Iterator[str]:

@@ -82,7 +82,7 @@ class RoomChanges:
 
     events: list[ParsedEvent] = field(default_factory=list)
     backfilled: int = 0
-    """How many of the events are; these come first."""
+    """How many events of the graph are; these come first. Outliers may be, too."""
     refused: list[tuple[ParsedEvent, EventRefused]] = field(default_factory=list)
     create: ParsedEvent | None = None
     new_leaves: list[str] = field(default_factory=list)

@@ -14,8 +14,8 @@ from typing import Any
 from django.db import connections
 from django.db.models import Model
 
+from events.columns import EVENT_COLUMNS, INSERT_INTO, event_row
 from events.declarations import BACKFILL, EVENTS
-from events.history.rows import EVENT_COLUMNS, event_row
 from events.models import (
     CurrentState,
     CurrentStateDelta,
@@ -54,14 +54,14 @@ FROM unnest(%s::text[], %s::text[]) AS moved (old, new) WHERE leaf.event_id = mo
 """
 _DROP_LEAVES = "DELETE FROM events_forwardextremity WHERE event_id = ANY(%s::text[])"
 _CLOSE_GAPS = "DELETE FROM events_backwardextremity WHERE room_id = %s AND event_id = ANY(%s::text[])"
-_OPEN_GAPS = """
-INSERT INTO events_backwardextremity (room_id, event_id)
+_OPEN_GAPS = f"""
+{INSERT_INTO["events_backwardextremity"]}
 SELECT %(room)s, prev FROM unnest(%(prevs)s::text[]) AS prev
 WHERE NOT EXISTS (SELECT FROM events_event e WHERE e.event_id = prev AND e.room_id = %(room)s AND NOT e.outlier)
 ON CONFLICT (room_id, event_id) DO NOTHING RETURNING event_id
 """
-_MARK_GAPS = """
-INSERT INTO events_timelinegap (room_id, stream_ordering, instance_name)
+_MARK_GAPS = f"""
+{INSERT_INTO["events_timelinegap"]}
 SELECT %s, position, %s FROM unnest(%s::bigint[]) AS position
 """
 _WRITE_FILLED = """
@@ -75,8 +75,8 @@ _DROP_STATE = """
 DELETE FROM events_currentstate c USING unnest(%s::text[], %s::text[]) AS gone (type, state_key)
 WHERE c.room_id = %s::text AND c.type = gone.type AND c.state_key = gone.state_key
 """
-_PUT_STATE = """
-INSERT INTO events_currentstate (room_id, type, state_key, event_id, membership)
+_PUT_STATE = f"""
+{INSERT_INTO["events_currentstate"]}
 SELECT * FROM unnest(%s::text[], %s::text[], %s::text[], %s::text[], %s::text[])
 ON CONFLICT (room_id, type, state_key) DO UPDATE SET event_id = excluded.event_id, membership = excluded.membership
 """
@@ -102,16 +102,6 @@ UPDATE events_event SET redacted_by = applied.redaction
 FROM unnest(%s::text[], %s::text[]) AS applied (target, redaction)
 WHERE event_id = applied.target AND redacted_by IS NULL
 """
-#: The columns of rows that are inserted without the stream engine.
-_COLUMNS: dict[type[Model], tuple[str, ...]] = {
-    EventJson: ("event_id", "room_version", "json"),
-    EventAuth: ("event_id", "auth_event_ids"),
-    EventEdge: ("event_id", "prev_event_id"),
-    ForwardExtremity: ("event_id", "room_id"),
-    StateGroup: ("id", "room_id", "prev_group", "chain", "hops", "keys", "rows_to_read"),
-    StateGroupDelta: ("chain", "state_group", "type", "state_key", "event_id"),
-    EventVisibility: ("room_id", "user_id", "kind", "first", "last"),
-}
 _MOST_ROWS = 1_000
 
 
@@ -125,7 +115,7 @@ class _Writing:
     after: list[Statement] = field(default_factory=list)
 
     def add(self, model: type[Model], *values: Any) -> None:
-        """A row, in the order of ``_COLUMNS``."""
+        """A row, in the order of ``events.columns``."""
         self.rows.setdefault(model, []).append(values)
 
     def send(self, reservations: Sequence[tuple[Reservation, Sequence[Fact]]], using: str) -> None:
@@ -150,9 +140,8 @@ class _Writing:
 
     def _inserts(self) -> Iterator[Statement]:
         for model, rows in self.rows.items():
-            columns = _COLUMNS[model]
-            place = f"({', '.join(['%s'] * len(columns))})"
-            head = f"INSERT INTO {model._meta.db_table} ({', '.join(columns)}) VALUES "
+            place = f"({', '.join(['%s'] * len(rows[0]))})"
+            head = f"{INSERT_INTO[model._meta.db_table]} VALUES "
             for first in range(0, len(rows), _MOST_ROWS):
                 part = rows[first : first + _MOST_ROWS]
                 values = [value for row in part for value in row]
@@ -209,7 +198,7 @@ def _needs_no_position(changes: RoomChanges) -> bool:
     """Whether it is one live event whose position nothing but its own row tells, as with most messages."""
     told = (changes.state_changes, changes.ranges, changes.closed, changes.own_place)
     again = (changes.filled.events, changes.visibility_to_rebuild)
-    return len(changes.events) == 1 and not changes.backfilled and not any((*told, *again))
+    return len(changes.events) == 1 and not changes.events[0].backfilled and not any((*told, *again))
 
 
 def _write_lone(
@@ -230,7 +219,7 @@ def _reserve(
     stack: ExitStack, rooms: Sequence[RoomChanges], using: str
 ) -> tuple[Reservation | None, Reservation | None]:
     """Positions for live and for backfilled events, as many as there are, and for states that change by themselves."""
-    backward = sum(changes.backfilled for changes in rooms)
+    backward = sum(event.backfilled for changes in rooms for event in changes.events)
     forward = sum(len(changes.events) + changes.own_place for changes in rooms) - backward
     lives = stack.enter_context(registry.get(EVENTS.name).reserve(forward, using)) if forward else None
     olds = stack.enter_context(registry.get(BACKFILL.name).reserve(backward, using)) if backward else None
@@ -248,10 +237,10 @@ def _all_positions(
 
 def _positions(room_id: str, changes: RoomChanges, ids: Iterator[int], old_ids: list[int]) -> dict[str, int]:
     """Live events in their order; backfilled ones so that the oldest is furthest from zero."""
-    old, others = changes.events[: changes.backfilled], changes.events[changes.backfilled :]
+    old = [event for event in changes.events if event.backfilled]
     taken = [old_ids.pop(0) for _ in old]
     found = {event.event_id: -number for event, number in zip(reversed(old), taken, strict=True)}
-    found |= {event.event_id: next(ids) for event in others}
+    found |= {event.event_id: next(ids) for event in changes.events if not event.backfilled}
     return found | {room_id: next(ids)} if changes.own_place else found
 
 

@@ -4,7 +4,8 @@ import random
 
 import pytest
 
-from events.history.rows import EVENT_COLUMNS, room_history
+from events.columns import EVENT_COLUMNS
+from events.history.rows import room_history
 from events.models import Event
 from events.persist.batch import with_state
 from events.reading.timeline import state_at

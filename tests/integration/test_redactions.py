@@ -6,7 +6,8 @@ import pytest
 from django.db import connections
 from msgspec.structs import replace
 
-from events.history.rows import EVENT_COLUMNS, room_history
+from events.columns import EVENT_COLUMNS
+from events.history.rows import room_history
 from events.integrity.repair import check_room, resync_room
 from events.models import Event, EventVisibility
 from events.models.visibility import VisibleEvent
