@@ -359,7 +359,7 @@ import os, signal, sys
 import django
 django.setup()
 from pipeline.archive import parts as archive_parts, restore as restore_kind
-from pipeline.archive.folders import any_folder
+from pipeline.jobs.folders import any_folder
 from pipeline.jobs.run import run_job
 kind, room_id, folder = sys.argv[1:]
 plain, done = (archive_parts._write, []) if kind == "archive" else (restore_kind.restore_events, [])
