@@ -8,7 +8,7 @@ left.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import asdict, replace
 from typing import Any
@@ -18,6 +18,7 @@ from django.db.models import F
 
 from events.arguments import can_be_stored
 from events.integrity.compare import EVERYTHING, SUBJECTS, concerns
+from events.integrity.repair import all_rooms
 from events.models import CurrentState, Room
 from events.persist.room_cache import forget_kept
 from pipeline.errors import PipelineError, UnusableArguments
@@ -27,7 +28,6 @@ from pipeline.jobs.room_progress import RoomProgress
 from pipeline.jobs.run import JobKind, JobRun
 from pipeline.maintenance.many_rooms import ManyRooms
 from pipeline.maintenance.resync_executor import RoomAnswer
-from streams import registry
 from streams.caching import invalidate_room_state
 from streams.db import driver
 from streams.maintenance import check as inspection
@@ -38,7 +38,6 @@ WHAT = (*SUBJECTS, EVERYTHING, "positions", "caches", "feeds")
 OF_ROOMS = (*SUBJECTS, EVERYTHING)
 """Subjects that are compared room by room, on Spark when there is much to do."""
 _MOST_LISTED = 100
-_ROOMS_AT_ONCE = 1_000
 _LOCK = "SELECT FROM events_room WHERE room_id = %s FOR UPDATE"
 
 
@@ -204,18 +203,19 @@ def resync_caches(room_id: str, using: str) -> bool:
 
 
 def _caches(run: JobRun) -> Mapping[str, Any]:
-    rooms, unknown = 0, []
-    with run.stage("resync caches", _room_count(run.arguments["rooms"], run.using), "rooms") as count:
-        for room_id in _rooms(run.arguments["rooms"], run.using):
+    rooms, there, unknown = run.arguments["rooms"], 0, []
+    total = Room.objects.using(run.using).count() if rooms is None else len(rooms)
+    with run.stage("resync caches", total, "rooms") as count:
+        for room_id in dict.fromkeys(rooms) if rooms is not None else all_rooms(run.using):
             known = can_be_stored(room_id) and (
                 Room.objects.using(run.using).filter(pk=room_id).exists()
                 if run.arguments["dry_run"]
                 else resync_caches(room_id, run.using)
             )
-            rooms += known
+            there += known
             unknown += [] if known else [room_id]
             count.add()
-    return {"rooms": rooms, "unknown": unknown, "left": 0}
+    return {"rooms": there, "unknown": unknown, "left": 0}
 
 
 def _feeds(run: JobRun) -> Mapping[str, Any]:
@@ -239,28 +239,8 @@ def _positions(run: JobRun) -> Mapping[str, Any]:
         cursor = connection.cursor()
         before = {found.stream: found.verdict for found in inspection.inspect_streams(cursor) if not found.well}
         run.note_before(before)
-        for stream in () if run.arguments["dry_run"] else before:
-            inspection.repair(cursor, registry.get(stream))
+        for _ in () if run.arguments["dry_run"] else inspection.repair_streams(cursor):
             count.add()
         after = {found.stream: found.verdict for found in inspection.inspect_streams(cursor) if not found.well}
         run.note_after(after)
     return {"before": before, "after": after, "left": len(after)}
-
-
-def _room_count(rooms: Sequence[str] | None, using: str) -> int:
-    return Room.objects.using(using).count() if rooms is None else len(rooms)
-
-
-def _rooms(rooms: Sequence[str] | None, using: str) -> Iterator[str]:
-    """The named rooms, or all in the order of their IDs, some at a time."""
-    if rooms is not None:
-        yield from dict.fromkeys(rooms)
-        return
-    last = ""
-    while True:
-        after = Room.objects.using(using).filter(room_id__gt=last).order_by("room_id")
-        found = list(after.values_list("room_id", flat=True)[:_ROOMS_AT_ONCE])
-        if not found:
-            return
-        yield from found
-        last = found[-1]
