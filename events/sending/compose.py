@@ -65,7 +65,9 @@ class Place:
 
 
 def compose(new: NewEvent, place: Place, key: SigningKey | None = None) -> ParsedEvent:
-    """Returns the finished event. Raises ``EventRefused`` for invalid input, ``EventNotAllowed`` if the rules forbid the event.
+    """Returns the finished event.
+
+    Raises ``EventRefused`` for invalid input, and ``EventNotAllowed`` if the rules forbid the event.
     """
     _check(new, key)
     parts = _parts(new, place)

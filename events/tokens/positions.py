@@ -26,10 +26,10 @@ _NUMBERS = "SELECT stream, id, instance_name FROM streams_streamposition"
 
 
 def current_token(streams: Collection[str] = (EVENTS.name,), using: str | None = None) -> SyncToken:
-    """Returns the current positions of these streams in this process: the token of an answer that includes all facts up to
-    them.
+    """Returns the current positions of these streams in this process.
 
-    Call it before the snapshot of the answer is taken (``streams.db.consistent_read``).
+    An answer with this token includes all facts up to these positions. Call it before the snapshot of the answer is taken
+    (``streams.db.consistent_read``).
     """
     parts = {name: registry.get(name).current(using).token() for name in streams}
     with _cursor(using) as cursor:

@@ -19,12 +19,12 @@ from events.room.graph import is_accepted
 from events.room.state_assignment import RoomStates, Stored
 from events.stored_states import parsed_events
 from events.visibility.open_ranges import check_open_ranges
-from events.visibility.ranges import VisibilityRow, in_order
-from events.visibility.recompute import GraphRanges, tell_the_same
+from events.visibility.ranges import VisibilityRow
+from events.visibility.recompute import GraphRanges
 from state.groups.deltas import GroupBuilder, StateKey
 from state.rules.room_versions import room_version
 
-__all__ = ["accepted_places", "ranges_anew", "rebuild_visibility", "stored_ranges", "tell_the_same"]
+__all__ = ["ranges_anew", "rebuild_visibility"]
 
 #: A room's events with a place in the graph, as they came.
 _EVENTS = """
@@ -46,10 +46,6 @@ SELECT g.id, g.prev_group, d.type, d.state_key, d.event_id FROM state_stategroup
 LEFT JOIN state_stategroupdelta d ON d.chain = g.chain AND d.state_group = g.id
 WHERE g.room_id = %(room)s ORDER BY g.id
 """
-_ACCEPTED = """
-SELECT stream_ordering FROM events_event
-WHERE room_id = %s AND NOT outlier AND NOT soft_failed AND rejected_reason IS NULL ORDER BY stream_ordering
-"""
 _DELETE = "DELETE FROM events_eventvisibility WHERE room_id = %s"
 
 
@@ -70,19 +66,6 @@ def rebuild_visibility(room_id: str, using: str = "default") -> bool:
     )
     Room.objects.using(using).filter(pk=room_id).update(visibility_unresolved=rows is None)
     return rows is not None
-
-
-def stored_ranges(room_id: str, using: str = "default") -> list[VisibilityRow]:
-    """Returns the stored ranges, by stream positions."""
-    rows = EventVisibility.objects.using(using).filter(room_id=room_id)
-    return in_order(VisibilityRow(*row) for row in rows.values_list("user_id", "kind", "first", "last"))
-
-
-def accepted_places(room_id: str, using: str = "default") -> list[int]:
-    """Returns the positions of a room's accepted events, ascending."""
-    with connections[using].cursor() as cursor:
-        cursor.execute(_ACCEPTED, [room_id])
-        return [place for (place,) in cursor.fetchall()]
 
 
 def ranges_anew(room_id: str, using: str = "default") -> list[VisibilityRow] | None:
