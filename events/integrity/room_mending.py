@@ -233,7 +233,7 @@ class _Repair:
 
     def _write_ranges(self) -> None:
         self._run(_DROP_RANGES, self._room_id)
-        known = self._computed.ranges if self._computed.current_group is not None else None
+        known = self._computed.known_ranges
         if known is not None:
             check_open_ranges(self._cursor, self._room_id, known)
         rows = [(row.user_id, row.kind, row.first, row.last) for row in known or ()]

@@ -1,9 +1,9 @@
-"""Events come in one by one: forward extremities, the current state, and what soft-fails by it (pure).
+"""Forward extremities, current state and soft failure, while events arrive one by one (pure).
 
-Forward extremities are called leaves here. Rejected, soft-failed and backfilled events are *looked through*: they never become
-leaves, and what they refer to stays a leaf until an accepted live event reaches it. Nothing is reached through an outlier.
-``Leaves`` is the one rule for events that come in, imports, rebuilding and checking. A batch begins with the leaves that the
-room has, a whole history with none.
+Rejected, soft-failed and backfilled events are *transparent*: they never become forward extremities, and the events they
+refer to stay forward extremities until an accepted live event reaches them. ``Leaves`` is the only implementation of that
+rule. Live events, imports, rebuilds and checks all use it. A whole history and the next batch of a stored room run the same
+code. A batch begins with the room's forward extremities.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _Id_contra = TypeVar("_Id_contra", contravariant=True)
 
 
 class Arriving(Node[_Id_co], Protocol[_Id_co]):
-    """What arriving depends on in an event."""
+    """The fields of an event that matter when it arrives."""
 
     @property
     def soft_failure_given(self) -> bool: ...
 
 
 class GroupsAfter(Protocol[_Id_contra]):
-    """The group after an event, or null."""
+    """A map from an event to the state group after it."""
 
     def get(self, event_id: _Id_contra, /) -> int | None: ...
 
@@ -43,10 +43,10 @@ class GroupsAfter(Protocol[_Id_contra]):
 class Leaves(Generic[Id]):
     """The forward extremities of a room while its events arrive one by one.
 
-    An event *counts* when it is accepted and live. In a room without such an event accepted backfilled ones count; the first live
-    one ends that, and their leaves with it. The leaves are the events that count and that no other one reaches: from an event
-    that counts its prev events are reached, and from reached events that do not count theirs. So the order of arrival decides
-    nothing, nor does whether an event came by itself or in a batch.
+    An event *counts* if it is accepted and live. While a room has no such event, accepted backfilled events count. The
+    first live one ends that, and removes their forward extremities. Forward extremities are the events that count and are
+    not reached. An event that counts reaches its prev events. A reached event that does not count passes this on to its
+    own prev events. So the result does not depend on the order of arrival, or on how events are divided into batches.
     """
 
     def __init__(
@@ -57,11 +57,11 @@ class Leaves(Generic[Id]):
         *,
         live: bool = False,
     ) -> None:
-        """To go on with a stored room: its leaves, and events to come that are reached.
+        """Continues a stored room: its forward extremities, and IDs of events still to come that are reached already.
 
-        ``find`` finds, among some events, those of the graph that do not count, as far as anything that matters is reached
-        through them; without it those that have arrived are remembered. ``reached`` is added to. ``live``: an accepted live
-        event is here, or is going to be.
+        ``find`` returns, of some events, those in the graph that do not count, as far as anything relevant is reached
+        through them. Without it the events that have arrived are remembered. ``reached`` is extended. ``live``: an
+        accepted live event is stored, or is part of this batch.
         """
         self.live = live
         self._reached: MutableSet[Id] = set() if reached is None else reached
@@ -71,13 +71,13 @@ class Leaves(Generic[Id]):
         self.current: dict[Id, None] = dict.fromkeys(current)
 
     def counts(self, node: Node[Id]) -> bool:
-        """Whether it may be a leaf, and reaches others."""
+        """Returns true if the event may be a forward extremity, and reaches others."""
         return is_accepted(node) and not (node.backfilled and self.live)
 
     def add(self, node: Node[Id]) -> tuple[bool, list[Id]]:
-        """An event of the graph arrives; returns whether it is a leaf now, and the leaves that are none any more.
+        """Adds an event of the graph. Returns whether it is a forward extremity now, and the events that no longer are.
 
-        One that does not count changes nothing until it is reached.
+        An event that does not count changes nothing until it is reached.
         """
         gone = self._begin() if not self.live and not node.backfilled and is_accepted(node) else []
         if self._here is not None and (node.backfilled or not is_accepted(node)):
@@ -91,9 +91,9 @@ class Leaves(Generic[Id]):
         return is_leaf, gone
 
     def replace_all(self, event_id: Id, prev_event_ids: Collection[Id]) -> bool:
-        """The short way of ``add`` for an event that counts and builds on just the current leaves: it is the only one then.
+        """Takes the fast path of ``add`` for an event that counts and builds on exactly the current forward extremities.
 
-        False: it does not, or is no leaf itself; nothing is done.
+        The event becomes the only one. Returns false, and does nothing, if the event builds on others or is reached itself.
         """
         if not self._are_current(prev_event_ids) or event_id in self._reached:
             return False
@@ -104,14 +104,14 @@ class Leaves(Generic[Id]):
         return True
 
     def _are_current(self, event_ids: Collection[Id]) -> bool:
-        """Whether just these are the leaves."""
+        """Returns true if these are exactly the forward extremities."""
         current = self.current
         if len(event_ids) != len(current):
             return False
         return all(map(current.__contains__, event_ids))
 
     def _begin(self) -> list[Id]:
-        """The first accepted live event: backfilled ones count no more, and what they reached is not reached."""
+        """Starts over with the first accepted live event: backfilled events no longer count, so they reach nothing."""
         self.live = True
         gone = list(self.current)
         self.current.clear()
@@ -119,7 +119,7 @@ class Leaves(Generic[Id]):
         return gone
 
     def _reach_below(self, node: Node[Id]) -> list[Id]:
-        """It counts, or is reached: its prev events are leaves no more, nor are those below what is looked through."""
+        """Removes the prev events of an event that counts or is reached, and continues below events that do not count."""
         gone = []
         below = [node]
         while below:
@@ -139,7 +139,10 @@ class Leaves(Generic[Id]):
 
 
 class Arrivals(Generic[Id]):
-    """The leaves of a room and the group of its current state (``current``; null: not known) while events come in."""
+    """The forward extremities of a room and the group of its current state while events arrive.
+
+    ``current`` is that group, or null if it is not known.
+    """
 
     def __init__(
         self,
@@ -149,9 +152,9 @@ class Arrivals(Generic[Id]):
         after: GroupsAfter[Id],
         fails: Callable[[Arriving[Id], State], bool],
     ) -> None:
-        """``leaves`` may have some already; ``here`` are events that came before and are referred to, and is added to.
+        """``here`` holds earlier events that are referred to, and is extended. ``after`` maps events to the groups after them.
 
-        ``after`` are the groups after events. ``fails`` tells whether an event may not stand on a state.
+        ``fails`` returns true if a state does not allow an event.
         """
         self.leaves = leaves
         self._states = states
@@ -163,7 +166,7 @@ class Arrivals(Generic[Id]):
         self.current = self._merged()
 
     def take(self, event: Arriving[Id]) -> None:
-        """An event of the graph, with its verdict."""
+        """Adds an event of the graph with its verdict."""
         self._here.add(event.event_id)
         is_leaf, gone = self.leaves.add(event)
         self._groups.change(self._after, [event.event_id] if is_leaf else [], gone)
@@ -171,9 +174,9 @@ class Arrivals(Generic[Id]):
             self.current = self._merged()
 
     def take_on_leaves(self, event_id: Id, prev_event_ids: Collection[Id]) -> bool:
-        """The short way of ``soft_fails`` and ``take`` for an accepted event that builds on just the current leaves.
+        """Takes the fast path of ``soft_fails`` and ``take`` for an accepted event on exactly the current forward extremities.
 
-        Most do. False: this one does not, and nothing is done.
+        Most events are of that kind. Returns false, and does nothing, for others.
         """
         if not self.leaves.replace_all(event_id, prev_event_ids):
             return False
@@ -183,7 +186,7 @@ class Arrivals(Generic[Id]):
         return True
 
     def finish(self) -> int | None:
-        """The group of the current state, worked out in any case."""
+        """Returns the group of the current state, even if there were too many forward extremities to follow it."""
         self.current = self._merged()
         return self.current
 
@@ -192,10 +195,10 @@ class Arrivals(Generic[Id]):
         return next(iter(counts)) if len(counts) == 1 else self._states.merged(counts)
 
     def soft_fails(self, event: Arriving[Id], before: int | None = None) -> bool:
-        """Whether an event does that arrives now.
+        """Returns true if an event that arrives now is soft-failed.
 
-        Asked of accepted events that do not build on just the current leaves and come after their prev events; ``before`` is
-        the group before one above a gap, as told from outside: it counts as well.
+        It is called for accepted events that come after their prev events and do not build on exactly the current forward
+        extremities. ``before`` is the given group before an event above a gap. That state is resolved with the current one.
         """
         if event.soft_failure_given or event.soft_failed or event.rejected_reason is not None or self.current is None:
             return event.soft_failed
@@ -216,7 +219,7 @@ class EventArrivals(Arrivals[str]):
         super().__init__(states, leaves, set(here), states.after, self._judged)
 
     def add(self, event: ParsedEvent) -> ParsedEvent:
-        """A live event of the graph; returns it with its verdict, which ``RoomStates.events`` has too."""
+        """Adds an event of the graph. Returns it with its verdict, which is stored in ``RoomStates.events`` as well."""
         if self.leaves.live and is_accepted(event) and self.take_on_leaves(event.event_id, event.prev_event_ids):
             return event
         told = event.event_id in self._states.on_given
@@ -230,13 +233,16 @@ class EventArrivals(Arrivals[str]):
 
 
 class _LeafGroups(Generic[Id]):
-    """How many leaves have which group (null: not known), so that a room of many leaves takes no search."""
+    """The number of forward extremities in each group (null: unknown group).
+
+    A room with many forward extremities needs no search this way.
+    """
 
     def __init__(self) -> None:
         self.counts: dict[int | None, int] = {}
 
     def change(self, after: GroupsAfter[Id], new: Iterable[Id], gone: Iterable[Id]) -> None:
-        """Leaves come and go."""
+        """Counts the forward extremities that were added and removed."""
         for events, change in ((new, 1), (gone, -1)):
             for event_id in events:
                 group = after.get(event_id)

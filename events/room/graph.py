@@ -1,6 +1,7 @@
-"""The graph of a room: causal order, cycles and gaps (pure).
+"""The event graph of a room: causal order, cycles and gaps (pure).
 
-Edges lead from an event to its prev events. Outliers have no place in the graph. Everything is linear in events and edges.
+Edges lead from an event to its prev events, and where the order matters to its auth events. Outliers are not in the graph.
+Everything here is linear in events and edges.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _Id_co = TypeVar("_Id_co", bound=Hashable, covariant=True)
 
 
 class Verdict(Protocol):
-    """What became of an event."""
+    """The outcome for an event: outlier, rejected or soft-failed."""
 
     @property
     def outlier(self) -> bool: ...
@@ -39,7 +40,7 @@ class Verdict(Protocol):
 
 
 class Node(Verdict, Protocol[_Id_co]):
-    """What the graph knows of an event."""
+    """The fields of an event that the graph needs."""
 
     @property
     def event_id(self) -> _Id_co: ...
@@ -50,7 +51,7 @@ class Node(Verdict, Protocol[_Id_co]):
 
 
 class NodeWithAuth(Verdict, Protocol[_Id_co]):
-    """An event with all that it refers to."""
+    """An event with all references: prev events and auth events."""
 
     @property
     def event_id(self) -> _Id_co: ...
@@ -61,22 +62,22 @@ class NodeWithAuth(Verdict, Protocol[_Id_co]):
 
 
 def is_accepted(node: Verdict) -> bool:
-    """True for an event that counts in timelines and as a leaf."""
+    """Returns true for an event that is shown in timelines and may be a forward extremity."""
     return not (node.outlier or node.soft_failed or node.rejected_reason is not None)
 
 
 def refers_to(node: NodeWithAuth[Id]) -> tuple[Id, ...]:
-    """What has to come before an event: its prev and auth events. An outlier has no place in the graph: only the latter."""
+    """Returns the events that must come before this one: prev and auth events. An outlier has only auth events."""
     return node.auth_event_ids if node.outlier else (*node.prev_event_ids, *node.auth_event_ids)
 
 
 def causal_order(
     nodes: Sequence[NodeWithAuth[str]], *, auth: bool = False, also: Mapping[str, Iterable[str]] | None = None
 ) -> tuple[list[int], list[int]]:
-    """Indexes so that prev events come first, else as given; and the indexes that lie on or above a cycle.
+    """Returns the indexes in causal order, else as given, and the indexes that lie on or above a cycle.
 
-    With ``auth`` the auth events of an event come first too, and so do those that ``also`` names for it. Events that are not
-    among ``nodes`` do not matter, nor do the prev events of outliers, which have no place in the graph.
+    With ``auth`` the auth events of an event come before it too, and so do the events that ``also`` lists for it.
+    References to events outside ``nodes`` are ignored, and so are the prev events of outliers.
     """
     if len(nodes) == 1 and not also:  # an event does not name itself (``events.format.parsing``)
         return [0], []
@@ -87,7 +88,7 @@ def causal_order(
 
 
 def _in_causal_order(nodes: Sequence[NodeWithAuth[str]], auth: bool, also: Mapping[str, Iterable[str]]) -> bool:
-    """True when every event stands behind all that it refers to, as in most histories: that takes a look and no heap."""
+    """Returns true if every event comes after all its references, as in most histories. This is cheaper than sorting."""
     inside = {node.event_id for node in nodes}
     for node in nodes:  # ``inside`` has the event itself and those that come later
         if not inside.isdisjoint(node.prev_event_ids) and not node.outlier:
@@ -107,12 +108,12 @@ def cycles(
     auth: bool = False,
     also: Mapping[str, Iterable[str]] | None = None,
 ) -> list[int]:
-    """Of the indexes that ``causal_order`` has left over, those on a cycle or between two; the others lie above."""
+    """Returns those of the indexes left over by ``causal_order`` that lie on a cycle or between two. The others lie above."""
     return on_cycles(left, _below(nodes, auth, also or {}).__getitem__) if left else []
 
 
 def _below(nodes: Sequence[NodeWithAuth[str]], auth: bool, also: Mapping[str, Iterable[str]]) -> list[list[int]]:
-    """Per index the indexes of the events that it refers to."""
+    """Returns for each index the indexes that its event refers to."""
     index = {node.event_id: number for number, node in enumerate(nodes)}
     found = []
     for node in nodes:
@@ -126,9 +127,10 @@ Below = Callable[[int], Iterable[int]]
 
 
 def numbers_in_order(count: int, below: Below, members: Iterable[int] | None = None) -> tuple[array[int], array[int]]:
-    """The numbers 0 to ``count`` - 1 so that those below come first, else ascending; and those on or above a cycle.
+    """Returns 0 to ``count`` - 1 in causal order, else ascending, and the numbers on or above a cycle.
 
-    ``members``: only these (ascending); what they refer to besides does not matter. Takes some bytes for each number and edge.
+    With ``members`` (ascending) only these are ordered, and references to others are ignored. Takes some bytes for each
+    number and edge.
     """
     numbers = range(count) if members is None else array("q", members)
     inside = _Marked(count, numbers)
@@ -146,7 +148,7 @@ def numbers_in_order(count: int, below: Below, members: Iterable[int] | None = N
 
 
 def _turned(count: int, below: Below, inside: _Marked) -> tuple[array[int], Callable[[int], Iterable[int]]]:
-    """How many members each member refers to, and the members that refer to a number, one behind the other in one array."""
+    """Returns the number of members that each member refers to, and a function for the reverse edges, kept in one array."""
     waiting, ends = array("i", bytes(4 * count)), array("q", bytes(8 * (count + 1)))
     for number in inside:
         for other in below(number):
@@ -164,7 +166,7 @@ def _turned(count: int, below: Below, inside: _Marked) -> tuple[array[int], Call
 
 
 class _Marked:
-    """Some of the numbers below a limit, in a byte each."""
+    """A set of numbers below a limit, one byte each."""
 
     def __init__(self, count: int, numbers: Iterable[int]) -> None:
         self._numbers = numbers
@@ -180,7 +182,7 @@ class _Marked:
 
 
 def on_cycles(left: Collection[int], below: Below) -> list[int]:
-    """Of the numbers that ``numbers_in_order`` has left over, those on a cycle or between two; the others lie above."""
+    """Returns those of the numbers left over by ``numbers_in_order`` that lie on a cycle or between two. The others lie above."""
     staying = set(left)
     above = dict.fromkeys(staying, 0)
     for number in staying:
@@ -200,7 +202,7 @@ def on_cycles(left: Collection[int], below: Below) -> list[int]:
 
 
 def backward_extremities(nodes: Iterable[Node[str]]) -> list[str]:
-    """The gaps: prev events of events in the graph that are not in the graph themselves, each once."""
+    """Returns the missing prev events of events in the graph, each once."""
     inside = {node.event_id for node in nodes if not node.outlier}
     gaps = {prev: None for node in nodes if not node.outlier for prev in node.prev_event_ids if prev not in inside}
     return list(gaps)

@@ -6,7 +6,7 @@ import pytest
 
 from events.notifier import routing
 from events.notifier.routing import CONCERNS_NOBODY, Kind, concerns_of, followed, room_in, say_concerns
-from streams.catalog import declarations
+from streams.catalog.declarations import declarations
 
 ROOM, ALICE = "!r:x", "@alice:x"
 EVENT = ["$1", ROOM, "m.room.message", None, None, None, None, False]
