@@ -216,7 +216,8 @@ class Leaves(Generic[Id]):
     An event *counts* when it is accepted and live. In a room without such an event accepted backfilled ones count; the first live
     one ends that, and their leaves with it. The leaves are the events that count and that no other one reaches: from an event
     that counts its prev events are reached, and from reached events that do not count theirs. So the order of arrival decides
-    nothing, nor does whether an event came by itself or in a batch.
+    nothing, nor does whether an event came by itself or in a batch. Where the state before an event was told from outside,
+    ``reaches`` may leave prev events out.
     """
 
     def __init__(
@@ -226,14 +227,16 @@ class Leaves(Generic[Id]):
         find: Callable[[Collection[Id]], Iterable[Node[Id]]] | None = None,
         *,
         live: bool = False,
+        reaches: Callable[[Node[Id]], Iterable[Id]] = lambda node: node.prev_event_ids,
     ) -> None:
         """To go on with a stored room: its leaves, and events to come that are reached.
 
         ``find`` finds, among some events, those of the graph that do not count, as far as anything that matters is reached
         through them; without it those that have arrived are remembered. ``reached`` is added to. ``live``: an accepted live
-        event is here, or is going to be.
+        event is here, or is going to be. ``reaches`` tells which of its prev events an event reaches.
         """
         self.live = live
+        self._reaches = reaches
         self._reached: MutableSet[Id] = set() if reached is None else reached
         self._find = self._of_here if find is None else find
         self._here: dict[Id, Node[Id]] | None = {} if find is None else None
@@ -293,7 +296,7 @@ class Leaves(Generic[Id]):
         gone = []
         below = [node]
         while below:
-            new = [prev for prev in below.pop().prev_event_ids if prev not in self._reached]
+            new = [prev for prev in self._reaches(below.pop()) if prev not in self._reached]
             for prev in new:
                 self._reached.add(prev)
                 if prev in self.current:

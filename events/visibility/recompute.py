@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from events.format.parsing import ParsedEvent
 from events.format.redaction import REDACTION, may_redact
 from events.room.extremities import EventArrivals
-from events.room.graph import Leaves, causal_order, is_accepted
+from events.room.graph import Leaves, Node, causal_order, is_accepted
 from events.room.state_assignment import RoomStates
 from events.visibility.ranges import Step, VisibilityRanges, VisibilityRow, in_order
 from state.groups.deltas import GroupBuilder
@@ -123,6 +123,11 @@ def _in_order(events: Sequence[ParsedEvent]) -> list[ParsedEvent]:
     return [events[number] for number in (*order, *left)]
 
 
+def _came_before(prev: ParsedEvent, event: ParsedEvent) -> bool:
+    """Whether a live event was here when another one came; nobody knows the order in which old ones came."""
+    return 0 < (prev.stream_ordering or 0) < (event.stream_ordering or 0)
+
+
 class GraphRanges:
     """The events of a room with a place in the graph as they came, their verdicts and states known: who sees what.
 
@@ -165,7 +170,12 @@ class GraphRanges:
         def find(event_ids: Collection[str]) -> list[ParsedEvent]:
             return [by_id[event_id] for event_id in event_ids if event_id in by_id]
 
-        arrivals = EventArrivals(self._states, Leaves(find=find, live=last is not None))
+        def reaches(node: Node[str]) -> Sequence[str]:
+            event = by_id[node.event_id]
+            earlier = {prev for prev in event.prev_event_ids if prev in by_id and _came_before(by_id[prev], event)}
+            return self._states.reached(event, self._states.before.get(event.event_id), earlier)
+
+        arrivals = EventArrivals(self._states, Leaves(find=find, live=last is not None, reaches=reaches))
         found: dict[str, int | None] = {}
         for event in _in_order([event for event in self._graph if not event.backfilled]):
             arrivals.add(event)
