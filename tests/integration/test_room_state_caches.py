@@ -13,8 +13,7 @@ from django.db import transaction
 from events.format.parsing import ParsedEvent
 from events.integrity.repair import resync_room
 from events.models import Event, EventJson, Room
-from events.persist.batch import Persisted
-from events.persist.receiving import with_state
+from events.persist.batch import Persisted, with_state
 from streams import registry
 from streams.core import invalidation
 from streams.core.invalidation import any_depends_on_room_state

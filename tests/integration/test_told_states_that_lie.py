@@ -5,13 +5,15 @@ import random
 import pytest
 
 from events.integrity.repair import check_room
-from events.persist.receiving import with_state
+from events.persist.batch import with_state
 from events.sending.send import LocalRoom
-from events.visibility.rebuild import accepted_places, ranges_anew, rebuild_visibility, stored_ranges, tell_the_same
+from events.visibility.rebuild import ranges_anew, rebuild_visibility
+from events.visibility.recompute import tell_the_same
 from tests.integration.test_extremities import with_its_state
 from tests.integration.test_room_check import generated, states_of
 from tests.support.made_rooms import ALICE, EVE, public_room
 from tests.support.persisted_rooms import current_state, incoming, leaves, persist, persist_all, replayed_state
+from tests.support.ranges import accepted_places, stored_ranges
 
 pytestmark = pytest.mark.django_db(transaction=True)
 LEVELS = ("m.room.power_levels", "")
