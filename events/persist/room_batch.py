@@ -32,7 +32,7 @@ from events.visibility.rule import known_visibility
 from events.visibility.viewer import HISTORY_VISIBILITY, history_visibility, membership
 from state.groups.deltas import StateKey
 from state.rules.auth_selection import CREATE, POWER_LEVELS
-from state.rules.room_versions import room_version
+from state.rules.room_versions import Resolution, room_version
 
 __all__ = ["RoomBatch", "RoomChanges"]
 
@@ -164,7 +164,19 @@ class RoomBatch:
         self._note_redacted(states, self._batch)
         groups = {self.stored.after[leaf] for leaf in self.stored.leaves if leaf in self.stored.after}
         states.bases = sorted(groups)[-_BASES:] if given else ()
+        self._guard(states)
         return states
+
+    def _guard(self, states: RoomStates) -> None:
+        """Before room version 2 resolution believes the least deep of several entries, and senders choose depths.
+
+        So an entry of a told state whose auth events are kept back would win over the one that is here.
+        """
+        if states.version.resolution is not Resolution.V1 or not any(event.outlier for event in self._batch):
+            return
+        current = states.merged(self.stored.after.get(leaf) for leaf in self.stored.leaves)
+        if current is not None:
+            states.judge.known = states.state(current)
 
     def _note_redacted(self, states: RoomStates, events: Sequence[ParsedEvent]) -> None:
         """Find out what is redacted by now of the power levels and third party invites that the events are judged by."""
