@@ -90,11 +90,12 @@ class Command(SiteCommand):
         if as_json:
             self.stdout.write(json.dumps(view.as_json(), ensure_ascii=False))
             return
-        began, ended = (at.isoformat(" ", "seconds") if at else "" for at in (view.began_at, view.ended_at))
+        row = view.job
+        began, ended = (at.isoformat(" ", "seconds") if at else "" for at in (row.started_at, row.finished_at))
         told = {
-            "kind": view.kind, "state": view.word, "arguments": json.dumps(view.arguments, ensure_ascii=False),
-            "asked by": view.asked_by, "progress": view.progress, "began": began, "ended": ended, "took": view.took,
-            "error": view.error, "summary": json.dumps(view.summary, ensure_ascii=False) if view.summary is not None else "",
+            "kind": row.kind, "state": view.word, "arguments": json.dumps(row.arguments, ensure_ascii=False),
+            "asked by": row.asked_by, "progress": view.progress, "began": began, "ended": ended, "took": view.took,
+            "error": row.error, "summary": json.dumps(row.summary, ensure_ascii=False) if row.summary is not None else "",
         }  # fmt: skip
         for name, text in told.items():
             if text:
@@ -132,8 +133,8 @@ class Command(SiteCommand):
         for view in views:
             job, kind, word, *rest = view.cells()
             table.add_row(job, Text(kind), Text(word, _STYLES.get(word, "")), *map(Text, rest))
-            if view.error:
-                table.add_row("", "", "", Text(printable(view.error)[:_MOST_OF_ERROR]))
+            if view.job.error:
+                table.add_row("", "", "", Text(printable(view.job.error)[:_MOST_OF_ERROR]))
         Console().print(table)
 
 
