@@ -11,17 +11,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
-from django.db import DatabaseError
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from pipeline.errors import QueueFull, UnknownJob, UnknownKind, UnusableArguments
+from pipeline.errors import UnusableArguments
+from pipeline.jobs.command import told_errors
 from pipeline.jobs.rows import CancelOutcome, cancel_job
 from pipeline.jobs.run import job_kinds, queue_job
 from pipeline.jobs.view import JobView, job_view, job_views
 from streams.conf import stream_settings
-from streams.db import driver
 from streams.maintenance.subjects import asked_by
 from streams.runtime.command_line import SiteCommand
 from streams.runtime.terminal import printable
@@ -64,7 +63,7 @@ class Command(SiteCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         """Do what the action says."""
         using = stream_settings().database
-        try:
+        with told_errors():
             match options["action"]:
                 case "show":
                     self._show(options["job"], options["show_json"], using)
@@ -78,12 +77,6 @@ class Command(SiteCommand):
                         self.stdout.write(f"{name}: {kind.help}")
                 case _:
                     self._list(options["limit"], options["json"], using)
-        except (UnusableArguments, UnknownKind) as error:
-            raise CommandError(str(error), returncode=2) from error
-        except (UnknownJob, QueueFull) as error:
-            raise CommandError(str(error), returncode=1) from error
-        except (DatabaseError, driver.DatabaseError) as error:
-            raise CommandError(driver.explain(error), returncode=1) from error
 
     def _show(self, job: int, as_json: bool, using: str) -> None:
         view = job_view(job, using)
