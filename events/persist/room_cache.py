@@ -252,7 +252,8 @@ class StoredRoom:
         own = {event.event_id for event in batch}
         prevs = {prev for event in batch for prev in event.prev_event_ids} - own
         self.adopt_after({*prevs, *self.leaves})
-        self.events.load([*prevs, *(other for event in batch for other in event.auth_event_ids if other not in own)])
+        auths = [other for event in batch for other in event.auth_event_ids if other not in own]
+        self.events.load([*prevs, *auths])
 
     def adopt_after(self, event_ids: Collection[str]) -> None:
         """Learn the groups after these events; what is no event of this room is not here, whatever names it."""
