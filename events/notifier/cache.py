@@ -149,10 +149,10 @@ class HotMemory:
             self._counts["refused"] += 1
             return None
 
-    def leave(self, waiter: HotWaiter) -> None:
-        """It waits no more."""
+    def leave(self, waiter: HotWaiter) -> bool:
+        """It waits no more; False when it was woken before."""
         with self._lock:
-            self._waiters.leave(waiter)
+            return self._waiters.leave(waiter)
 
     def everybody(self) -> list[HotWaiter]:
         """Those who wait, all of them; they wait no more."""
@@ -246,6 +246,8 @@ class HotMemory:
         users = {entity for kind, entity in concerns if kind is not Kind.ROOM}
         rooms = {entity for kind, entity in concerns if kind is Kind.ROOM}
         # None: somebody began to wait just now.
-        taken = self._waiters.take_all() if met is None else self._waiters.take(users, rooms.union(*met.values()))
+        taken = (
+            self._waiters.take_all() if met is None else self._waiters.take_concerned(users, rooms.union(*met.values()))
+        )
         self._counts["woken"] += len(taken)
         return taken
