@@ -12,15 +12,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from events.notifier.room_cache import RoomsOfUsers
 from events.notifier.routing import Concern, Kind, followed
 from events.notifier.stream_cache import At, HotStream, Lane
 from events.notifier.waiters import HotWaiter, HotWaiters
-from streams.core.cache_store import MISSING, Ticket
+from streams.core.cache_store import MISSING, CacheStore, Ticket
 from streams.core.tokens import VectorToken
 
-__all__ = ["HotFigures", "HotMemory", "Look", "Read"]
+__all__ = ["ROOMS_PER_USER", "HotFigures", "HotMemory", "Look", "Read", "rooms_of_users"]
 
+#: So many rooms per user that may be remembered are kept, of all users together.
+ROOMS_PER_USER = 100
 #: Streams whose rows about a user make the rooms that are remembered of that user old.
 _ABOUT_MEMBERSHIPS = ("events", "caches")
 #: What was read of a lane.
@@ -56,6 +57,11 @@ class Look:
         return not self.memberships_changed and self.changed is not None and not self.changed
 
 
+def rooms_of_users(most_users: int) -> CacheStore:
+    """Returns a store of sets of rooms by user; bounded by users, and by rooms of all together."""
+    return CacheStore(most_users * ROOMS_PER_USER, lambda rooms: max(ROOMS_PER_USER, len(rooms)))
+
+
 class HotMemory:
     """The memory; every method takes the lock for itself."""
 
@@ -63,7 +69,7 @@ class HotMemory:
         self.is_kept = False
         self.streams: Mapping[str, HotStream] = {}
         self._lock = threading.Lock()
-        self._rooms = RoomsOfUsers(limit)
+        self._rooms = rooms_of_users(limit)
         self._waiters = HotWaiters(waiter_limit)
         self._counts: Counter[str] = Counter()
 
