@@ -10,6 +10,7 @@ import inspect
 import os
 import re
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,9 +23,9 @@ HEAD = """# Models
 Every table of the rooms `events`, `state`, `streams` and `pipeline`, as other Django projects can import it
 ([how to](../how-to/use-the-models-from-another-service.md)). Written by `script/models_page.py` from the code.
 
-Models with *questions* have a manager `read` beside Django's `objects`: it answers them, each by an index, and refuses to write;
-`Model.read.writable()` gives the same rows to be written. Text columns are ordered by code point. *Identifier*: a Matrix
-identifier of at most 255 bytes, without NUL.
+Models with *questions* have a manager `read` beside Django's `objects`. It answers each question by an index and
+refuses to write; `Model.read.writable()` gives the same rows for writing. Text columns are ordered by code point.
+*Identifier*: a Matrix identifier of at most 255 bytes, without NUL.
 """
 _KINDS = {
     "AutoField": "integer",
@@ -99,7 +100,7 @@ def page() -> str:
     parts = [HEAD]
     for room in ROOMS:
         config = apps.get_app_config(room)
-        parts.append(f"## {room}\n\n{_sentences(sys.modules[config.models_module.__name__].__doc__)}\n")  # type: ignore[union-attr]
+        parts.append(f"## {room}\n\n{_paragraphs(sys.modules[config.models_module.__name__].__doc__)}\n")  # type: ignore[union-attr]
         models = sorted(config.get_models(), key=lambda model: model.__name__)
         parts += [_section(model) for model in models]
     return "\n".join(parts)
@@ -107,11 +108,19 @@ def page() -> str:
 
 def _section(model: Any) -> str:
     lines = [f"### {model.__name__}", "", f"`{model.__module__}.{model.__name__}`, table `{model._meta.db_table}`.", ""]
-    lines += [_sentences(model.__doc__), "", "| field | kind | |", "|---|---|---|"]
+    lines += [_paragraphs(model.__doc__), "", "| field | kind | |", "|---|---|---|"]
     lines += [_row(field) for field in model._meta.concrete_fields]
+    for field in model._meta.concrete_fields:
+        if _has_many_choices(field):
+            lines += [
+                "",
+                f"Values of `{field.name}`:",
+                "",
+                *(f"* `{value}`: {label}" for value, label in field.choices),
+            ]
     indexes = list(_indexes(model))
     if indexes:
-        lines += ["", "Indexed by " + "; ".join(indexes) + "."]
+        lines += ["", _wrapped("Indexed by " + "; ".join(indexes) + ".")]
     questions = list(_questions(model))
     if questions:
         lines += ["", "Questions:", "", *questions]
@@ -123,9 +132,15 @@ def _row(field: Any) -> str:
     if field.null:
         kind += ", or null"
     about = [str(field.help_text)] if field.help_text else []
-    if field.choices:
+    if _has_many_choices(field):
+        about.append("one of the values below")
+    elif field.choices:
         about.append(", ".join(f"`{value}` {label}" for value, label in field.choices))
     return f"| `{field.name}` | {kind} | {_cell('; '.join(about) or words_of(field))} |"
+
+
+def _has_many_choices(field: Any) -> bool:
+    return len(field.choices or ()) > 6
 
 
 def words_of(field: Any) -> str:
@@ -191,7 +206,7 @@ def _questions(model: Any) -> Iterator[str]:
         if not name.startswith("_") and inspect.isfunction(function):
             known = [p for n, p in inspect.signature(function).parameters.items() if n != "self"]
             asked = ", ".join(_parameter(parameter) for parameter in known)
-            yield f"* `{model.__name__}.read.{name}({asked})`: {_sentences(function.__doc__)}"
+            yield _wrapped(f"* `{model.__name__}.read.{name}({asked})`: {_sentences(function.__doc__)}", indent="  ")
 
 
 def _parameter(parameter: inspect.Parameter) -> str:
@@ -203,6 +218,16 @@ def _parameter(parameter: inspect.Parameter) -> str:
 def _sentences(docstring: str | None) -> str:
     """A docstring as Markdown: double backquotes are single ones there."""
     return re.sub(r"``(.+?)``", r"`\1`", inspect.cleandoc(docstring or ""), flags=re.DOTALL)
+
+
+def _paragraphs(docstring: str | None) -> str:
+    """The same with lines of a page's length."""
+    parts = _sentences(docstring).split("\n\n")
+    return "\n\n".join(_wrapped(part) if max(map(len, part.splitlines()), default=0) > 120 else part for part in parts)
+
+
+def _wrapped(text: str, indent: str = "") -> str:
+    return textwrap.fill(text, 118, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def _cell(text: str) -> str:

@@ -10,6 +10,7 @@ import argparse
 import os
 import re
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,9 +18,8 @@ PROJECT = Path(__file__).resolve().parent.parent
 PAGE = PROJECT / "docs" / "reference" / "options.md"
 HEAD = """# Options of every command
 
-Each command with all that it takes, as its `--help` tells it. Written by `script/options_page.py` from the code.
-[Commands](commands.md) tells them in one table, with what they print. Exit status of all: 0 all well; 1 found or left something
-wrong; 2 unusable arguments.
+Each command with its arguments, as `--help` shows them. Written by `script/options_page.py` from the code.
+[Commands](commands.md) is the overview, with output and exit status.
 """
 
 
@@ -30,8 +30,8 @@ def page() -> str:
     parsers = _subparsers(whole_parser())
     parts = [HEAD]
     for name, command in own_commands().items():
-        parts += [f"\n## {name}\n\n{_plain(parsers[name].description)}\n", _tables(name, parsers[name])]
-        shown = "\n".join(f"manage.py {typed}\n    {does}" for typed, does in command.told_examples())
+        parts += [f"\n## {name}\n\n{_paragraph(parsers[name].description)}\n", _tables(name, parsers[name])]
+        shown = "\n".join(f"manage.py {typed}\n{_wrapped(does, '    ')}" for typed, does in command.told_examples())
         parts.append(f"\n```text\n{shown}\n```\n")
     return "".join(parts)
 
@@ -43,7 +43,7 @@ def _tables(typed: str, parser: argparse.ArgumentParser) -> str:
     for name, sub in _subparsers(parser).items():
         parts.append(f"\n### {typed} {name}\n")
         if sub.description:
-            parts.append(f"\n{_plain(sub.description)}\n")
+            parts.append(f"\n{_paragraph(sub.description)}\n")
         parts.append(_tables(f"{typed} {name}", sub))
     return "".join(parts)
 
@@ -71,7 +71,27 @@ def _row(action: argparse.Action) -> str:
         typed = f"{names} {value}" if takes else names
     must = "; needed" if action.option_strings and action.required else ""
     escaped = typed.replace("|", "\\|")
-    return f"| `{escaped}` | {_plain((action.help or '') % {'default': action.default})}{must} |\n"
+    return f"| `{escaped}` | {_plain(_short((action.help or '') % {'default': action.default}))}{must} |\n"
+
+
+def _short(text: str) -> str:
+    """The first sentences, as many as a cell takes: Django's own options say more."""
+    kept, *more = re.split(r"(?<=\.) ", " ".join(text.split()))
+    for sentence in more:
+        if len(kept) + len(sentence) > 180:
+            break
+        kept += f" {sentence}"
+    return kept
+
+
+def _paragraph(text: str | None) -> str:
+    return _wrapped(_plain(text))
+
+
+def _wrapped(text: str, indent: str = "") -> str:
+    return textwrap.fill(
+        text, 118, initial_indent=indent, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def _plain(text: str | None) -> str:

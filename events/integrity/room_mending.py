@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from events.columns import INSERT_INTO
 from events.errors import RangesDisagree
 from events.integrity.compare import COLUMNS_OF_THE_EVENT, Difference, RoomReport, compare, concerns, differences
 from events.integrity.expected_rows import Computed, compute, stored_before
@@ -23,13 +24,13 @@ from state.groups.deltas import GroupBuilder, StoredGroup
 __all__ = ["Found", "Mended", "find_damage", "left_as_it_is", "mend_room"]
 
 _LOCK = "SELECT FROM events_room WHERE room_id = %s FOR UPDATE"
-_PUT_STATE = """
-INSERT INTO events_currentstate (room_id, type, state_key, event_id, membership) VALUES (%s, %s, %s, %s, %s)
+_PUT_STATE = f"""
+{INSERT_INTO["events_currentstate"]} VALUES (%s, %s, %s, %s, %s)
 ON CONFLICT (room_id, type, state_key) DO UPDATE SET event_id = excluded.event_id, membership = excluded.membership
 """
 _DROP_STATE = "DELETE FROM events_currentstate WHERE room_id = %s AND type = %s AND state_key = %s"
-_PUT_AUTH = """
-INSERT INTO events_eventauth (event_id, auth_event_ids) VALUES (%s, %s)
+_PUT_AUTH = f"""
+{INSERT_INTO["events_eventauth"]} VALUES (%s, %s)
 ON CONFLICT (event_id) DO UPDATE SET auth_event_ids = excluded.auth_event_ids
 """
 _SET_GROUPS = """
@@ -51,16 +52,16 @@ WITH RECURSIVE used AS (
 ) DELETE FROM state_stategroupdelta d USING gone WHERE d.chain = gone.chain AND d.state_group = gone.id
 """
 _DROP_RANGES = "DELETE FROM events_eventvisibility WHERE room_id = %s"
-_PUT_RANGES = """
-INSERT INTO events_eventvisibility (room_id, user_id, kind, first, last)
+_PUT_RANGES = f"""
+{INSERT_INTO["events_eventvisibility"]}
 SELECT %s, * FROM unnest(%s::text[], %s::text[], %s::bigint[], %s::bigint[])
 """
 _PUT_GROUPS = """
 INSERT INTO state_stategroup (room_id, id, prev_group, chain, hops, keys, rows_to_read)
 SELECT %s, * FROM unnest(%s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[])
 """
-_PUT_DELTAS = """
-INSERT INTO state_stategroupdelta (chain, state_group, type, state_key, event_id)
+_PUT_DELTAS = f"""
+{INSERT_INTO["state_stategroupdelta"]}
 SELECT * FROM unnest(%s::bigint[], %s::bigint[], %s::text[], %s::text[], %s::text[])
 """
 #: What processes keep of the room's content is no longer what is stored.
@@ -203,9 +204,7 @@ class _Repair:
                 "DELETE FROM events_eventedge WHERE event_id = %s AND prev_event_id = %s", found.key, found.stored
             )
         else:
-            self._run(
-                "INSERT INTO events_eventedge (event_id, prev_event_id) VALUES (%s, %s)", found.key, found.computed
-            )
+            self._run(f"{INSERT_INTO['events_eventedge']} VALUES (%s, %s)", found.key, found.computed)
 
     def _auth(self, found: Difference) -> None:
         if found.computed is None:
@@ -234,7 +233,7 @@ class _Repair:
 
     def _write_ranges(self) -> None:
         self._run(_DROP_RANGES, self._room_id)
-        known = self._computed.ranges if self._computed.current_group is not None else None
+        known = self._computed.known_ranges
         if known is not None:
             check_open_ranges(self._cursor, self._room_id, known)
         rows = [(row.user_id, row.kind, row.first, row.last) for row in known or ()]

@@ -7,7 +7,7 @@ process did makes what is kept wrong. Assumes the caller's transaction with the 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,8 @@ from msgspec.structs import replace
 
 from events.format.parsing import ParsedEvent
 from events.persist.lock_and_read import EventFacts, GroupFacts, RoomReading
-from events.room.graph import Leaves, Node
+from events.room.extremities import Leaves
+from events.room.graph import Node
 from events.room.state_assignment import Stored
 from events.stored_states import parsed_events
 from state.groups.deltas import GroupBuilder, StateKey, StoredGroup
@@ -99,7 +100,7 @@ SELECT event_id FROM events_event WHERE event_id = ANY(%s) AND redacted_by IS NO
 """
 
 
-class StoredEvents(MutableMapping[str, ParsedEvent]):
+class StoredEvents(dict[str, ParsedEvent]):
     """Every stored event by its ID, read when first asked for; what is set here hides what is stored.
 
     What a process keeps of a room is used in that room alone, and until stored content of the room is rewritten: then its
@@ -107,26 +108,27 @@ class StoredEvents(MutableMapping[str, ParsedEvent]):
     """
 
     def __init__(self, using: str, room_id: str = "", generation: int = 0, reading: RoomReading | None = None) -> None:
+        super().__init__()
         self._using = using
         self._reading = reading if reading is not None else RoomReading()
         self.kept_under = using, room_id, generation
-        self._here: dict[str, ParsedEvent | None] = {}
+        self._absent: set[str] = set()
 
     def load(self, event_ids: Iterable[str]) -> None:
         """Read these at once."""
         asked, facts = self._reading.asked, self._reading.events
         missing = []
         for event_id in event_ids:
-            if event_id in self._here:
+            if dict.__contains__(self, event_id) or event_id in self._absent:
                 continue
             if event_id in asked and event_id not in facts:
-                self._here[event_id] = None
+                self._absent.add(event_id)
                 continue
             kept = _events.get((self.kept_under, event_id))
             if kept is None:
                 missing.append(event_id)
             else:
-                self._here[event_id] = _with_facts(kept, facts[event_id]) if event_id in facts else kept
+                self[event_id] = _with_facts(kept, facts[event_id]) if event_id in facts else kept
         if missing:
             self._read(list(dict.fromkeys(missing)))
 
@@ -139,44 +141,37 @@ class StoredEvents(MutableMapping[str, ParsedEvent]):
             self._reading.asked.update(unknown)
         here = [event_id for event_id in event_ids if event_id in known]
         parsed = parsed_events(here, self._using)
-        self._here.update(dict.fromkeys(event_ids))
+        self._absent.update(event_ids)
+        self._absent.difference_update(here)
         for event_id in here:
             event = replace(parsed[event_id], json=b"", rejection_given=True, soft_failure_given=True)
-            self._here[event_id] = event = _with_facts(event, known[event_id])
+            self[event_id] = event = _with_facts(event, known[event_id])
             self._keep(event)
 
     def keep_new(self, event: ParsedEvent) -> None:
-        """As ``StoredRoom.keep_event``."""
+        """A new event is likely to be referred to next; called when it is committed."""
         self._keep(replace(event, json=b"", stream_ordering=None, rejection_given=True, soft_failure_given=True))
 
     def _keep(self, event: ParsedEvent) -> None:
         if not event.outlier:
             _events.put((self.kept_under, event.event_id), event)
 
-    def __getitem__(self, event_id: str) -> ParsedEvent:
-        if event_id not in self._here:
-            self.load([event_id])
-        found = self._here[event_id]
+    def __missing__(self, event_id: str) -> ParsedEvent:
+        self.load([event_id])
+        found = super().get(event_id)
         if found is None:
             raise KeyError(event_id)
         return found
 
+    def get(self, event_id: str, default: Any = None) -> Any:
+        """The event, or ``default`` where it is not stored."""
+        try:
+            return self[event_id]
+        except KeyError:
+            return default
+
     def __contains__(self, event_id: object) -> bool:
-        if event_id not in self._here and isinstance(event_id, str):
-            self.load([event_id])
-        return self._here.get(event_id) is not None  # type: ignore[call-overload]
-
-    def __setitem__(self, event_id: str, event: ParsedEvent) -> None:
-        self._here[event_id] = event
-
-    def __delitem__(self, event_id: str) -> None:
-        del self._here[event_id]
-
-    def __iter__(self) -> Iterator[str]:
-        return (event_id for event_id, event in self._here.items() if event is not None)
-
-    def __len__(self) -> int:
-        return sum(event is not None for event in self._here.values())
+        return self.get(str(event_id)) is not None
 
 
 def _with_facts(event: ParsedEvent, facts: EventFacts) -> ParsedEvent:
@@ -264,14 +259,15 @@ class StoredRoom:
             _states.put((self.using, group), kept)
         return kept
 
-    def keep_event(self, event: ParsedEvent) -> None:
-        """A new event is likely to be referred to next; called when it is committed."""
-        self.events.keep_new(event)
-
     def keep_state(self, group: int, number: int) -> None:
         """The state of a new group is likely to be asked for next."""
         state = self.builder.expand(number)
         _states.put((self.using, group), state)
+
+    def in_graph(self, event_id: str) -> bool:
+        """Whether this is an event of the room with a place in its graph."""
+        found = self.events.get(event_id)
+        return found is not None and not found.outlier and found.room_id == self.room_id
 
     def as_stored(self, create_event_id: str | None) -> Stored:
         """The room as ``RoomStates`` goes on with it."""

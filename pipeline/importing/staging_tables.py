@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg2
 
-from events.history.rows import EVENT_COLUMNS
+from events.columns import EVENT_COLUMNS
 from streams.db.long_transactions import NO_LIMITS_IN_SESSION
 
 if TYPE_CHECKING:

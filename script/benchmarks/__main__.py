@@ -1,13 +1,16 @@
-"""Runs benchmarks by name, on a database of their own that is gone afterwards."""
+"""Runs benchmarks by name, each in a process and on a database of its own that is gone afterwards."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 from importlib import import_module
+
+from script.benchmarks import figures
 
 NAMES = (
     "appends",
@@ -35,14 +38,26 @@ NAMES = (
 
 
 def main() -> int:
-    """Run those that were named, or all."""
+    """Runs those that were named, or all."""
     parser = argparse.ArgumentParser(prog="script/bench", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="name", help=f"one of: {', '.join(NAMES)} (all)")
     parser.add_argument("--facts", type=int, help="facts that followers of 'catchup' are behind (200000)")
+    parser.add_argument(
+        "--page", action="store_true", help="only write the page of figures, from build/bench and docs/figures"
+    )
     given = parser.parse_args()
+    if given.page:
+        taken = figures.keep_newer()
+        figures.write(NAMES)
+        print(f"{figures.PAGE.relative_to(figures.PROJECT)} is written; new results: {', '.join(taken) or 'none'}")
+        return 0
     names = given.names or NAMES
     if unknown := set(names) - set(NAMES):
         parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}")
+    if len(names) > 1:  # two of them may store the same room
+        facts = ["--facts", str(given.facts)] if given.facts else []
+        run = [sys.executable, "-m", "script.benchmarks"]
+        return max(subprocess.run([*run, name, *facts], check=False).returncode for name in names)
     folder = tempfile.mkdtemp(prefix="replsite-bench-")
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "replsite.settings")
     os.environ["REPLSITE_DATA_DIR"] = folder
@@ -55,8 +70,7 @@ def main() -> int:
 
         django.setup()
         call_command("migrate", verbosity=0)
-        for name in names:
-            import_module(f"script.benchmarks.{name}").main()
+        import_module(f"script.benchmarks.{names[0]}").main()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return 0

@@ -54,6 +54,7 @@ class Report:
         machine = {
             "cores": os.cpu_count(),
             "python": platform.python_version(),
+            "load": round(os.getloadavg()[0], 1),
             "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         }
         path = RESULTS / f"{self.name}.json"

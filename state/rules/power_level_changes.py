@@ -1,7 +1,7 @@
-"""Who may change which power levels (pure).
+"""The auth rules of m.room.power_levels: which levels a sender may change (pure).
 
-Rule 10 of the auth rules: levels must be readable, nobody grants or takes what is above the own level, and nobody
-changes the level of another who has as much.
+This is rule 10 of the auth rules. Levels must be readable. A sender grants or takes no level above the own one, and does not
+change the level of another user who has at least as much.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _NAMED = ("users_default", "events_default", "state_default", "ban", "kick", "re
 
 
 def level_change_refusal(sender: str, new: Mapping[str, Any], levels: PowerLevels) -> str | None:
-    """Why ``sender`` may not replace ``levels`` by a power level event with this content; null: it is allowed."""
+    """Returns why ``sender`` may not replace ``levels`` by a power levels event with this content, or null."""
     version = levels.version
     reason = _unreadable(new, version) or _names_creators(new, levels)
     if reason is not None or levels.content is None:
@@ -42,7 +42,7 @@ def _names_creators(new: Mapping[str, Any], levels: PowerLevels) -> str | None:
 
 
 def _unreadable(content: Mapping[str, Any], version: RoomVersion) -> str | None:
-    """The first thing that is not a level where one should be."""
+    """Returns the first value that should be a level and is none, or null."""
     if reason := _unreadable_users(content.get("users", {}), version):
         return reason
     for place in ("events", "notifications"):
@@ -76,7 +76,7 @@ def _checked(place: str, version: RoomVersion) -> bool:
 def _changes(
     old: Mapping[str, Any], new: Mapping[str, Any], version: RoomVersion
 ) -> Iterator[tuple[str, str, Any, Any]]:
-    """(place, key, old value, new value) of every level that either content names."""
+    """Yields (place, key, old value, new value) for every level that either content names."""
     for name in _NAMED:
         yield name, "", old.get(name), new.get(name)
     for place in ("users", "events", "notifications"):

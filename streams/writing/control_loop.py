@@ -23,11 +23,12 @@ from streams.reading import cache_feed
 from streams.reading.pokes import CHANNEL, Poke, PokeJudge
 from streams.reading.possible_positions import possible_positions
 from streams.reading.trust import OneTimeWords
-from streams.runtime.logs import get_logger
+from streams.runtime.logs import Condition, get_logger
 from streams.runtime.wake_up import WakeUp
 from streams.writing import dead_writers, heartbeat
 from streams.writing.in_doubt import MOST_LOCKS_KEPT
-from streams.writing.writer import Condition, WriterProcess
+from streams.writing.writer import Condition as WriterCondition
+from streams.writing.writer import WriterProcess
 
 if TYPE_CHECKING:
     from streams.core.tracker import PositionTracker
@@ -63,6 +64,7 @@ SELECT pg_notify(%(channel)s, stream || ' ' || %(name)s::text || ' ' || abs(posi
        CASE WHEN %(lasting)s::boolean THEN set_config('synchronous_commit', 'on', true) END
 FROM moved
 """
+_QUEUE_FULL = "end the session that LISTENs and keeps a transaction open; the server's log names it"
 
 
 class Background:
@@ -79,6 +81,9 @@ class Background:
         self._announced: dict[str, tuple[int, int]] = {}
         self._idle_due = self._beat_due = self._turn_due = 0.0
         self._signalled = False
+        self._queue_full = Condition(
+            log, "writer.announcements_wait", "writer.announcements_go_on", writer=writer.pattern
+        )
 
     # --- called by other threads ----------------------------------------------------------------------------------
 
@@ -134,7 +139,7 @@ class Background:
             try:
                 if self._writer.has_lock:
                     self._turn(wake_up)
-                elif self._writer.condition is Condition.FENCED:
+                elif self._writer.condition is WriterCondition.FENCED:
                     self._pause(RETRY_SECONDS)
                     self._announced = {}
                     self._writer.hold_again()
@@ -312,21 +317,25 @@ class Background:
         if not due:
             return
         signs = [lookup.get(stream).sign for stream in due]
-        driver.execute_prepared(
-            cursor,
-            _ANNOUNCE,
-            {
-                "streams": list(due),
-                "positions": [at * sign for (at, _), sign in zip(due.values(), signs, strict=True)],
-                "sequences": [lookup.get(stream).declaration.sequence for stream in due],
-                "last_writes": [last * sign for (_, last), sign in zip(due.values(), signs, strict=True)],
-                "words": [self._words.take(stream) for stream in due],
-                "name": self._writer.name,
-                "lease": self._writer.lease,
-                "channel": driver.channel(cursor, CHANNEL),
-                "lasting": self._may_be_forgotten(due),
-            },
-        )
+        given = {
+            "streams": list(due),
+            "positions": [at * sign for (at, _), sign in zip(due.values(), signs, strict=True)],
+            "sequences": [lookup.get(stream).declaration.sequence for stream in due],
+            "last_writes": [last * sign for (_, last), sign in zip(due.values(), signs, strict=True)],
+            "words": [self._words.take(stream) for stream in due],
+            "name": self._writer.name,
+            "lease": self._writer.lease,
+            "channel": driver.channel(cursor, CHANNEL),
+            "lasting": self._may_be_forgotten(due),
+        }
+        try:
+            driver.execute_prepared(cursor, _ANNOUNCE, given)
+        except driver.notify_queue_full as error:
+            self._queue_full.begins(error, do=_QUEUE_FULL)
+            driver.notify_queue_usage(cursor)
+            self._turn_due = now + RETRY_SECONDS
+            return
+        self._queue_full.ends()
         if cursor.rowcount < len(due):
             self._check_sequences(cursor, due)
         self._announced.update(due)

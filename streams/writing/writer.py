@@ -225,6 +225,7 @@ class WriterProcess:
                 held = leases.take(cursor, pattern, _identity(), stream_settings().lease_timeout_seconds)
                 cursor.execute(f"LISTEN {driver.channel(cursor, CHANNEL)}")
                 cursor.execute(_ANNOUNCEMENTS_WAIT_LESS)
+                driver.notify_queue_usage(cursor)  # a queue that was full would refuse to take what enters its streams
         except BaseException:
             control.close()
             raise

@@ -6,8 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from events.models import Event, EventVisibility, VisibleEvent
 from replsite.status.verdicts import WriterWord
 from streams.core.tracker import PositionTracker, TrackerState
+from tests.support.made_rooms import ALICE, BOB, MadeRoom
+from tests.support.persisted_rooms import incoming, persist
 
 PAGES = Path(__file__).resolve().parents[2] / "docs"
 
@@ -70,3 +73,37 @@ def test_dead_writers_are_shown_by_words_that_there_are() -> None:
     text = (PAGES / "explanation" / "dead-writers.md").read_text()
     shown = {word for cell in re.findall(r"shown as ([^|;]*)", text) for word in re.findall(r"`([a-z ]+)`", cell)}
     assert shown and shown <= {word.value for word in WriterWord}
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_worked_example_of_visibility_is_true() -> None:
+    made = MadeRoom(ruled=True)
+    made.state("m.room.join_rules", "", {"join_rule": "public"})
+    made.member(BOB, "join")
+    made.message()
+    made.state("m.room.history_visibility", "", {"history_visibility": "joined"})
+    made.message()
+    made.member(BOB, "leave")
+    made.message()
+    persist([incoming(event) for event in made.events])
+    names = {None: "room", ALICE: "Alice", BOB: "Bob"}
+    places = {position: n for n, position in enumerate(_positions(), start=1)} | {None: "null"}
+    stored = [
+        [f"`{row.kind}`", names[row.user_id], str(places[row.first]), str(places[row.last])]
+        for row in EventVisibility.objects.order_by("first", "kind")
+    ]
+    assert [
+        cells[:4] for cells in table_rows("explanation/visibility.md", "| kind | whose | first | last | why |")
+    ] == stored
+    seen = {
+        name: {event.stream_ordering for event in VisibleEvent.objects.filter(user_id=user)}
+        for user, name in names.items()
+        if user
+    }
+    for event, alice, bob, _ in table_rows("explanation/visibility.md", "| event | Alice | Bob | why |"):
+        position = _positions()[int(event) - 1]
+        assert [position in seen["Alice"], position in seen["Bob"]] == [alice == "sees it", bob == "sees it"], event
+
+
+def _positions() -> list[int]:
+    return list(Event.objects.order_by("stream_ordering").values_list("stream_ordering", flat=True))

@@ -3,9 +3,10 @@
 import pytest
 from django.db.models import Model
 
+from events.columns import EVENT_COLUMNS
 from events.format.parsing import parse_event
 from events.format.strict_json import decode_event
-from events.history.rows import EVENT_COLUMNS, room_history
+from events.history.rows import room_history
 from events.models import (
     CurrentState,
     CurrentStateDelta,

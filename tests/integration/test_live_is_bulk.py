@@ -4,9 +4,10 @@ import random
 
 import pytest
 
-from events.history.rows import EVENT_COLUMNS, room_history
+from events.columns import EVENT_COLUMNS
+from events.history.rows import room_history
 from events.models import Event
-from events.persist.receiving import with_state
+from events.persist.batch import with_state
 from events.reading.timeline import state_at
 from events.room.state_assignment import RoomStates
 from state.rules.room_versions import room_version

@@ -11,8 +11,7 @@ from events.format.signatures import SigningKey, event_is_signed
 from events.integrity.repair import check_room, resync_room
 from events.maintenance.censor import censor
 from events.models import Event, EventJson
-from events.persist.batch import Incoming
-from events.persist.receiving import with_state
+from events.persist.batch import Incoming, with_state
 from events.persist.room_cache import forget_kept
 from events.reading.event_json import load_events
 from events.stored_states import parsed_events

@@ -40,7 +40,7 @@ from events.models import (
     TimelineGap,
     VisibleEvent,
 )
-from events.persist.receiving import with_state
+from events.persist.batch import with_state
 from events.persist.room_cache import forget_kept
 from events.reading import pages
 from events.reading.state_at import states_at

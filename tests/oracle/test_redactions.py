@@ -8,8 +8,8 @@ import json
 import pytest
 from msgspec.structs import replace
 
+from events.columns import EVENT_COLUMNS
 from events.format.signatures import event_is_signed
-from events.history.rows import EVENT_COLUMNS
 from events.models import EventJson
 from events.reading.event_json import load_events
 from state.rules.room_versions import room_version

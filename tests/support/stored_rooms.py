@@ -12,8 +12,9 @@ from django.db import connection
 from django.db.models import Model
 from psycopg2.extras import execute_values
 
+from events.columns import EVENT_COLUMNS
 from events.format.parsing import ParsedEvent
-from events.history.rows import EVENT_COLUMNS, RoomResult, room_history
+from events.history.rows import RoomResult, room_history
 from events.models import (
     BackwardExtremity,
     CurrentState,

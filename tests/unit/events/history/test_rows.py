@@ -6,8 +6,9 @@ from collections import defaultdict
 import pytest
 from msgspec.structs import replace
 
+from events.columns import EVENT_COLUMNS
 from events.errors import HistoryError
-from events.history.rows import EVENT_COLUMNS, RoomResult, room_history
+from events.history.rows import RoomResult, room_history
 from events.room.state_assignment import CYCLE
 from tests.support.made_rooms import ALICE, BOB, EVE, MadeRoom, public_room
 

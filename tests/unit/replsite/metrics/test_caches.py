@@ -8,7 +8,8 @@ from unittest.mock import patch
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from replsite.metrics.caches import CACHES, CacheCollector
+from replsite.metrics.process import ProcessCollector
+from replsite.metrics.table import PLAIN
 from streams.core import invalidation
 from streams.core.cache_store import CacheStore
 
@@ -23,8 +24,8 @@ def store() -> Iterator[CacheStore]:
 
 def scrape() -> set[str]:
     registry = CollectorRegistry()
-    registry.register(CacheCollector())
-    return {line for line in generate_latest(registry).decode().splitlines() if not line.startswith("#")}
+    registry.register(ProcessCollector())
+    return {line for line in generate_latest(registry).decode().splitlines() if line.startswith("replsite_cache")}
 
 
 def test_counts_are_exported(store):
@@ -51,4 +52,4 @@ def test_nothing_is_said_where_nothing_is_cached(store):
 
 
 def test_all_names_are_described():
-    assert {family.name for family in CacheCollector().describe()} == {metric.name for metric in CACHES}
+    assert {family.name for family in ProcessCollector().describe()} == {metric.name for metric in PLAIN}

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from events.history.rows import EVENT_COLUMNS, room_history
+from events.columns import EVENT_COLUMNS
+from events.history.rows import room_history
 from state.errors import StepTooLarge
 from state.groups.compaction import Compression, Need, WrittenRows
 from state.groups.deltas import HOPS_LIMIT, ROWS_PER_KEY_LIMIT, SPARE_ROWS
